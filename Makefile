@@ -9,14 +9,14 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := adapter asynchrony audit blobs calibration dashboard delta diloco forgers gas history index inference orchestrator redteam resume rpc-faults shardcast simulator sync tasks toploc trainer worker
+BENCHES := adapter asynchrony audit blobs calibration dashboard delta diloco forgers gas history hostile index inference orchestrator redteam resume rpc-faults shardcast simulator sync tasks toploc trainer worker
 
-.PHONY: setup vllm lock check fmt test test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
+.PHONY: setup vllm lock check fmt test test-vllm test-all audit coverage-contracts mutate-contracts mutate demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
 
 setup: $(VENV)/.installed node_modules/.installed
 
 # What the build hook compiles: a change there installs again.
-KERNEL := $(wildcard tools/build_kernel.py protocol/muster/*/native/*.[ch])
+KERNEL := $(wildcard tools/build_kernel.py core/muster/*/native/*.[ch])
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(KERNEL)
 	@PYTHON='$(PYTHON)' tools/prerequisites
@@ -49,7 +49,7 @@ lock: .envs/uv/.installed
 # The vLLM engine on a CPU, in an environment of its own: 2.5 GB, some minutes.
 vllm: .envs/vllm/.installed
 
-.envs/vllm/.installed: protocol/muster/inference/vllm/requirements-cpu.txt
+.envs/vllm/.installed: core/muster/inference/vllm/requirements-cpu.txt
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
 	@touch $@
@@ -59,10 +59,11 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/deptry --no-ansi protocol client orchestrator trainer devnet
+	$(BIN)/deptry --no-ansi core client orchestrator trainer app lab
 	tools/forge fmt --check
 	tools/forge build --quiet
 	$(BIN)/python contracts/script/export_artifacts.py --check
+	$(BIN)/python tools/count_lines.py
 
 fmt: setup
 	$(BIN)/ruff check --fix --quiet . || true
@@ -88,6 +89,10 @@ audit: setup
 
 coverage-contracts: setup
 	contracts/script/coverage.sh
+
+# Half an hour for 200 mutants of the Python that money and proofs depend on.
+mutate: setup
+	$(BIN)/python tools/mutate.py $(ARGS)
 
 # Hours; `make mutate-contracts ARGS='--sample 150'` draws some.
 mutate-contracts: setup
@@ -158,6 +163,10 @@ bench-dashboard: setup
 # Ten minutes and 6 GB: a million submissions are written into two databases first.
 bench-orchestrator: setup
 	$(BIN)/python benchmarks/orchestrator.py $(ARGS)
+
+# Some minutes, as root: relays' links are emulated. ARGS="network files" leaves them out.
+bench-hostile: setup
+	$(BIN)/python benchmarks/hostile.py $(ARGS)
 
 bench-history: setup
 	$(BIN)/python benchmarks/history.py

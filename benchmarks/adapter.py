@@ -22,11 +22,16 @@ from muster.protocol.ids import PolicyVersion, RunId, Step
 from muster.protocol.recipe import AdapterRecipe, Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.rollouts import Rollout
 from muster.shardcast import ChunkStore, Manifest
-from muster.shardcast.delta_fetch import DELTA_FILE, rebuild
-from muster.trainer.adapter_shelf import open_shelf
+from muster.shardcast.fetcher import DELTA_FILE, rebuild
 from muster.trainer.base_model import ModelShape, WarmStart, build_base_model
-from muster.trainer.learner import Learner
-from muster.trainer.policies import BASE, WEIGHTS_FILE, PolicyShelf, policy_files
+from muster.trainer.learn.learner import Learner
+from muster.trainer.publish.policies import (
+    BASE,
+    WEIGHTS_FILE,
+    PolicyShelf,
+    open_shelf,
+    policy_files,
+)
 
 PLOT = Path(__file__).parents[1] / "docs" / "images" / "adapter.svg"
 SHAPE = ModelShape(hidden=384, layers=6, heads=6)

@@ -30,12 +30,12 @@ from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
 from muster.tasks import Graded, Problem, TaskSet, render_prompt, verify
-from muster.tasks.sort_digits import make_split
+from muster.tasks.toys import split_sort
 from muster.trainer.base_model import build_base_model
 from muster.trainer.config import load_recipe
-from muster.trainer.evaluate import Evaluator
-from muster.trainer.learner import Learner
-from muster.trainer.policies import BASE, PolicyShelf
+from muster.trainer.learn.learner import Learner
+from muster.trainer.measure.evaluate import Evaluator
+from muster.trainer.publish.policies import BASE, PolicyShelf
 
 ROOT = Path(__file__).parents[1]
 LEVELS = (0, 1, 2, 4)
@@ -107,7 +107,7 @@ def train(folder: Path, recipe: Recipe, sets: tuple[TaskSet, TaskSet], age: int)
 
 def measure(seed: int, recipe: Recipe, levels: tuple[int, ...]) -> dict[int, list[Point]]:
     """Return the curve of every level for one base model and task split."""
-    sets = make_split(2048, 256, seed)
+    sets = split_sort(2048, 256, seed)
     curves = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -22,7 +22,6 @@ from typing import Any
 
 import httpx
 from report import machine, print_table, write
-from sqlalchemy import insert
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit" / "orchestrator"))
@@ -32,9 +31,9 @@ from dashboard_stage import History, evaluation_figures, served, store, training
 from orchestrator_bench import open_bench
 from orchestrator_fakes import Network
 
-from muster.orchestrator.db.engine import Database
-from muster.orchestrator.db.models import MetricsRow
-from muster.orchestrator.services.projection import Projection
+from muster.orchestrator.dashboard.training import keep_figures
+from muster.orchestrator.db.database import Database
+from muster.orchestrator.projection import Projection
 from muster.protocol.messages import Verdict
 from muster.protocol.recipe import TrainingRecipe
 
@@ -76,8 +75,8 @@ async def report_training(database: Database) -> None:
     ]
     for row in rows[::10]:
         row["figures"] = {**row["figures"], **evaluation_figures(row["step"], STEPS)}
-    async with database.write() as session:
-        await session.execute(insert(MetricsRow), rows)
+    async with database.transaction() as asked:
+        await asked.ask(*(keep_figures(row["step"], row["figures"], 0) for row in rows))
 
 
 def pages(projection: Projection) -> dict[str, str]:

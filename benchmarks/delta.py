@@ -32,7 +32,7 @@ from delta_steps import Setting, build_model, train
 from report import machine, print_table, write
 
 from muster.shardcast.delta import States, apply_delta, write_delta
-from muster.shardcast.delta_kernel import load_kernel
+from muster.shardcast.delta_block import load_kernel
 from muster.shardcast.digests import state_hash
 
 SETTINGS = [Setting(1e-6, 1), Setting(3e-7, 1), Setting(1e-6, 8), Setting(3e-7, 8)]

@@ -19,10 +19,10 @@ from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.rollouts import Rollout
-from muster.tasks.sort_digits import prompt_of
+from muster.tasks.toys import sort_prompt
 from muster.trainer.base_model import ModelShape, WarmStart, build_base_model
-from muster.trainer.learner import Learner
-from muster.trainer.policies import PolicyShelf
+from muster.trainer.learn.learner import Learner
+from muster.trainer.publish.policies import PolicyShelf
 
 PROBLEMS, SAMPLES = 32, 16
 SHAPE = ModelShape(layers=4, hidden=256, heads=4, initializer_range=0.02)
@@ -89,7 +89,7 @@ def _groups(
 ) -> list[list[Rollout]]:
     """Return a step's samples, graded."""
     texts = [f"{rng.randrange(10**4):04d}" for _ in range(PROBLEMS)]
-    prompts = [engine.encode(prompt_of(text)) for text in texts]
+    prompts = [engine.encode(sort_prompt(text)) for text in texts]
     requests = [
         Request(prompt, rng.getrandbits(64), recipe.sampling.temperature, 6)
         for prompt in prompts

@@ -29,13 +29,13 @@ from matplotlib import pyplot
 from report import machine, print_table, write
 
 from muster.inference.transformers_engine import TransformersEngine
-from muster.lifecycle.ports import free_port
+from muster.lifecycle import free_port
 from muster.protocol.encoding import file_hash
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.rollouts import encode_rollouts
 from muster.trainer.base_model import build_base_model
-from muster.trainer.policies import BASE, PolicyShelf
+from muster.trainer.publish.policies import BASE, PolicyShelf
 
 SITE = Path(__file__).with_name("diloco_site.py")
 PLOT = Path(__file__).parents[1] / "docs" / "images" / "diloco.svg"

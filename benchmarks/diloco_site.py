@@ -11,7 +11,7 @@ import json
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,17 @@ from muster.protocol.encoding import keccak
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.recipe import Recipe
-from muster.trainer.buffer import FileBuffer
-from muster.trainer.checkpoint import Checkpoints, Identity
-from muster.trainer.learner import Learner
+from muster.trainer.learn.learner import Learner
 from muster.trainer.loop import Parts, Trainer
-from muster.trainer.meeting import Meeting, Place
-from muster.trainer.metrics import MetricsLog, MetricsPoster, Unshown
-from muster.trainer.outer import OuterStep
-from muster.trainer.policies import BASE, PolicyShelf
-from muster.trainer.publish import Unpublished
-from muster.trainer.sites import SiteLearner
-from muster.trainer.stream import StreamReader
+from muster.trainer.measure.metrics import MetricsLog, MetricsPoster, Unshown
+from muster.trainer.publish.policies import BASE, PolicyShelf
+from muster.trainer.publish.publisher import Unpublished
+from muster.trainer.recover.checkpoint import Checkpoints, Identity
+from muster.trainer.sites.meeting import Meeting, MeetingPlace
+from muster.trainer.sites.outer import OuterStep
+from muster.trainer.sites.site_learner import SiteLearner
+from muster.trainer.stream.reader import StreamReader
+from muster.trainer.stream.submissions import FileBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,15 @@ class CountingLearner(SiteLearner):
         """As a site does."""
         figures = super().step(step, groups)
         steps = int(max(v for n, v in self.state().items() if n.endswith(".step")))
-        line = {"step": int(step), "sites": len(self.members), "inner_steps": steps}
+        line = {
+            "step": int(step),
+            "sites": len(self.members),
+            "inner_steps": steps,
+            "outer_bytes": self.outer_bytes,
+            "heal_bytes": self.heal_bytes,
+        }
         with self.path.open("a") as file:
-            file.write(json.dumps(line | asdict(self.traffic)) + "\n")
+            file.write(json.dumps(line) + "\n")
         return figures
 
 
@@ -107,7 +113,7 @@ async def train(folder: Path, site: int, sites: int, port: int) -> None:
         learner = CountingLearner(
             learner,
             Meeting(
-                Place(site, "127.0.0.1", port, alive_s=3, wait_s=120),
+                MeetingPlace(site, "127.0.0.1", port, alive_s=3, wait_s=120),
                 expected=sites,
                 secret=bytes(32),
             ),

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from report import machine, print_table, write
 
 from muster.toploc import ChunkResult, build_proofs, verify_proofs
-from muster.toploc.screening import DECOYS
+from muster.toploc.chunks import DECOYS
 
 Values = npt.NDArray[np.float32]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import pyarrow
 
+from muster.app.devnet.anvil import Anvil
 from muster.chain import (
     Chain,
     ChainView,
@@ -28,8 +29,7 @@ from muster.chain.outgoing import Unsigned
 from muster.chain.view_parts import BatchView
 from muster.client.stake import join_bench, join_run, take_seat
 from muster.deploy import DeployParameters, deploy_contracts
-from muster.devnet.anvil import Anvil
-from muster.protocol.chain_fees import Footprint, fastlz_length
+from muster.lab.economics.chain_fees import Footprint, fastlz_length
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step

@@ -28,11 +28,11 @@ from typing import Any
 import psutil
 from report import machine, print_table, write
 
+from muster.app.devnet.anvil import Anvil
 from muster.chain import Chain, ChainView, EventReader, apply_poll
 from muster.chain.abi import contract_abi
 from muster.chain.rpc import Rpc, from_hex
 from muster.deploy import DeployParameters, deploy_contracts
-from muster.devnet.anvil import Anvil
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Address, RunId, to_address
@@ -186,7 +186,7 @@ async def read_all(chain: Chain, anvil: Anvil) -> Reading:
 async def read_with_web3(anvil: Anvil, vault: Address, first: int, last: int) -> Reading:
     """Have web3.py read the first share of the blocks."""
     last = first + (last - first + 1) // REFERENCE_SHARE - 1
-    abi = HERE.parent / "protocol/muster/chain/artifacts/StakeVault.json"
+    abi = HERE.parent / "core/muster/chain/artifacts/StakeVault.json"
     command = [*REFERENCE, anvil.rpc_url, vault, str(abi), str(first), str(last)]
     clock = Clock(anvil)
     done = await asyncio.to_thread(

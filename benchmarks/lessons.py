@@ -23,11 +23,11 @@ from typing import Any
 from report import machine, print_table, write
 from rich.console import Console
 
+from muster.app.demo.display import Progress
+from muster.app.demo.keys import cast
+from muster.app.demo.network import Network, NetworkOptions
+from muster.app.demo.story import start
 from muster.chain import ChainView, read_view
-from muster.devnet.demo import start
-from muster.devnet.display import Progress
-from muster.devnet.keys import cast
-from muster.devnet.network import Network, NetworkOptions
 from muster.protocol.messages import Verdict
 from muster.trainer.config import load_recipe
 

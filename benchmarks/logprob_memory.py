@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from muster.trainer.logprob import Head, token_logprobs, token_objective
+from muster.trainer.learn.logprob import Head, token_logprobs, token_objective
 
 TOKENS, WIDTH, VOCABULARY = 2048, 1024, 151_936
 

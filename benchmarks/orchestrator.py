@@ -37,9 +37,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from postgres_server import PostgresServer
 
+from muster.app.devnet.anvil import Anvil
 from muster.chain import Chain
 from muster.deploy import DeployParameters, deploy_contracts
-from muster.devnet.anvil import Anvil
 from muster.protocol.messages import Ticket
 
 LIMIT_MS = 100.0

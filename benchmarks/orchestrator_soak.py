@@ -21,7 +21,7 @@ from pathlib import Path
 from orchestrator_node import Stage
 from orchestrator_phases import measure, measure_pages, staged
 
-from muster.api.limits import NONCE_LIFE_S
+from muster.api.signing import NONCE_LIFE_S
 
 WINDOW_S = 10.0
 FILE_BYTES = 20_000

@@ -22,14 +22,13 @@ import uvloop
 from dashboard import CHUNK, STEPS, pages, report_training
 from dashboard_stage import History, store_rows
 from orchestrator_fakes import RUN, Network
-from sqlalchemy import text
 
-from muster.orchestrator.db.engine import Database
+from muster.orchestrator.clock import ChainClock
+from muster.orchestrator.db.database import open_database
+from muster.orchestrator.leadership import Leadership
+from muster.orchestrator.projection import Projection
 from muster.orchestrator.server import serve_until_stopped
-from muster.orchestrator.services.clock import ChainClock
-from muster.orchestrator.services.context import Services, build_services
-from muster.orchestrator.services.leadership import Leadership
-from muster.orchestrator.services.projection import Projection
+from muster.orchestrator.services import Services, build_services
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
@@ -80,7 +79,7 @@ def _place(folder: Path, name: str) -> Path | str:
 
 async def fill(places: list[Path | str], history: History, submissions: int) -> None:
     """Write a history into every database, chunk by chunk."""
-    databases = [await Database.open(place) for place in places]
+    databases = [await open_database(place) for place in places]
     for done in range(0, submissions, CHUNK):
         count = min(CHUNK, submissions - done)
         steps = max(1, STEPS * count // submissions)
@@ -91,8 +90,7 @@ async def fill(places: list[Path | str], history: History, submissions: int) -> 
     for database in databases:
         await report_training(database)
         if database.is_shared:
-            async with database.write() as session:
-                await session.execute(text("CHECKPOINT"))
+            await database.search(("CHECKPOINT", ()))
         await database.close()
     # In service the disk has long had the past; here it would still be written beside the load.
     os.sync()
@@ -107,7 +105,7 @@ async def serve(folder: Path, number: int, place: Path | str, network: Network) 
     network.chain.time = int(time.time())
     chain_clock = ChainClock()
     chain_clock.update(network.chain.time)
-    database = await Database.open(place)
+    database = await open_database(place)
     services = await build_services(
         settings,
         chain=network.chain,

@@ -19,18 +19,18 @@ from typing import Any
 import torch
 from report import machine, print_table, write
 
-from muster.devnet.redteam.catalogue import ATTACKS
-from muster.devnet.redteam.honest import (
+from muster.lab.redteam.catalogue import ATTACKS
+from muster.lab.redteam.honest import (
     WANTED,
     HonestResult,
     conclude_honest,
     play_honest,
     read_judged,
 )
-from muster.devnet.redteam.report import PAGE, code, draw_curves, this_run, write_page
-from muster.devnet.redteam.runner import read_trials, run
-from muster.devnet.redteam.stage import Stage
-from muster.devnet.redteam.trials import AttackResult
+from muster.lab.redteam.report import PAGE, code, draw_curves, this_run, write_page
+from muster.lab.redteam.runner import read_trials, run
+from muster.lab.redteam.stage import Stage
+from muster.lab.redteam.trials import AttackResult
 
 FOLDER = Path("runs/redteam")
 RECORD = FOLDER / "trials.jsonl"

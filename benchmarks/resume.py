@@ -13,10 +13,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
+INTEGRATION = Path(__file__).parents[1] / "tests" / "integration"
+sys.path[:0] = [str(INTEGRATION), str(INTEGRATION / "trainer")]
 
-from report import machine, print_table, write
-from trainer_kills import KillReport, kill_and_compare, killable
+from report import machine, print_table, write  # noqa: E402
+from trainer_kills import KillReport, kill_and_compare, killable  # noqa: E402
 
 STEPS_PER_KILL = 2
 

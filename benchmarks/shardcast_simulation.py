@@ -1,4 +1,4 @@
-"""A broadcast to many clients, simulated chunk by chunk; relays are chosen by the real SourceBook.
+"""A broadcast to many clients, simulated chunk by chunk; relays are chosen by the real RelayScores.
 
     python benchmarks/shardcast_simulation.py
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from muster.shardcast.sources import SourceBook
+from muster.shardcast.transfer import RelayScores
 
 
 class Shape(NamedTuple):
@@ -65,7 +65,7 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
         self._nodes: dict[str, _Node] = {}
-        self._upstreams: dict[str, SourceBook] = {}
+        self._upstreams: dict[str, RelayScores] = {}
         self._done_s: dict[str, float] = {}
         self._build()
 
@@ -94,7 +94,7 @@ class Simulation:
 
     def _add(self, name: str, upstreams: list[str]) -> None:
         self._nodes[name] = _Node()
-        self._upstreams[name] = SourceBook(upstreams, rng=self._rng)
+        self._upstreams[name] = RelayScores(upstreams, rng=self._rng)
 
     def _at(self, time_s: float, action: Callable[[float], None]) -> None:
         heapq.heappush(self._events, (time_s, next(self._order), action))

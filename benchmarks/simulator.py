@@ -20,11 +20,10 @@ from typing import Any
 
 from report import RESULTS, machine, print_table, write
 
-from muster.devnet.drawing import save_scale
-from muster.devnet.simulator.figures import figures_of
-from muster.devnet.simulator.network import simulate
-from muster.devnet.simulator.scenario import Scenario
-from muster.devnet.simulator.world import World
+from muster.lab.simulator.figures import figures_of
+from muster.lab.simulator.network import simulate
+from muster.lab.simulator.scenario import Scenario
+from muster.lab.simulator.world import World
 
 ROOT = Path(__file__).parents[1]
 SIZES = ((30, 5), (100, 10), (300, 20), (1000, 40), (3000, 60), (10_000, 100))
@@ -81,6 +80,37 @@ def _apart(workers: int, validators: int) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def save_scale(path: Path, sizes: list[dict[str, Any]]) -> None:
+    """Write what simulated networks cost as PNG: latency, processor time and gas over workers.
+
+    `sizes` are figures of `muster.lab.simulator.figures`, by rising number of workers.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    workers = [size["workers"] for size in sizes]
+    figure, (latency, cost, chain) = pyplot.subplots(1, 3, figsize=(12, 4), dpi=120)
+    for name, colour in (("median", "#4c72b0"), ("p95", "#dd8452")):
+        latency.plot(workers, [s["to_verdict_s"][name] for s in sizes], "o-", label=name, c=colour)
+    latency.set(title="upload to verdict", ylabel="virtual seconds", ylim=(0, None))
+    for kind in ("orchestrator", "validator", "worker"):
+        each = [1000 * s["cpu_s"].get(kind, 0.0) / max(s["submissions"], 1) for s in sizes]
+        cost.plot(workers, each, "o-", label=kind)
+    cost.set(title="processor time per submission", ylabel="milliseconds", yscale="log")
+    chain.plot(workers, [s["gas_per_submission"] for s in sizes], "o-", label="gas", c="#55a868")
+    chain.set(title="chain per submission", ylabel="gas", yscale="log")
+    for axes in (latency, cost, chain):
+        axes.set(xlabel="workers", xscale="log")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    pyplot.close(figure)
 
 
 def _rows(found: list[dict[str, Any]]) -> list[list[str]]:

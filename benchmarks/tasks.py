@@ -164,7 +164,7 @@ def _math_verify(count: int = 900) -> tuple[float, float]:
     math.shared_engine = lambda: two
     two = engine.Engine(2)
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda _: two.compare([("x", "x")]), range(2)))
+        list(threads.map(lambda _: two.ask({"pairs": [("x", "x")]}), range(2)))
         flood = _flood(count)
         started, spent_before = time.monotonic(), _cpu_s()
         grades = list(threads.map(lambda case: verify(case[0], case[1]), flood))
@@ -203,11 +203,11 @@ def _latest(count: int = 24) -> float:
     def late_by(pairs: Sequence[tuple[str, str]]) -> float:
         started = time.monotonic()
         with suppress(engine.EngineUnavailable):
-            two.compare(list(pairs))
+            two.ask({"pairs": list(pairs)})
         return time.monotonic() - started - engine.DEADLINE_S
 
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda _: two.compare([("x", "x")]), range(2)))
+        list(threads.map(lambda _: two.ask({"pairs": [("x", "x")]}), range(2)))
         found = list(threads.map(late_by, [hard] * count))
     two.close()
     engine.DEADLINE_S, engine.CPU_S = before, cpu_before

@@ -31,7 +31,7 @@ from trl_work import GROUP, LONGEST, PROMPTS, TRL, Side, build_model, draw_step,
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.rollouts import Rollout
-from muster.trainer.learner import Learner
+from muster.trainer.learn.learner import Learner
 
 HERE = Path(__file__).parent
 OURS = [sys.executable, str(Path(__file__))]

@@ -23,10 +23,10 @@ from typing import Any
 import psutil
 from report import machine, print_table, write
 
+from muster.app.demo.keys import Member, Role, cast
+from muster.app.demo.network import Network, NetworkOptions
+from muster.app.demo.processes import Child
 from muster.chain import ChainView, read_view
-from muster.devnet.keys import Member, Role, cast
-from muster.devnet.network import Network, NetworkOptions
-from muster.devnet.processes import Child
 from muster.protocol.ids import RunId
 from muster.protocol.messages import Verdict
 
@@ -103,7 +103,7 @@ async def start_plain(network: Network, run_id: RunId, member: Member) -> Child:
     return await network.processes.start(
         f"{member.name}-plain",
         [
-            *("muster.devnet", "worker", "run", "--run", str(run_id)),
+            *("muster.app", "worker", "run", "--run", str(run_id)),
             *("--worker", member.wallet.address, "--keystore", str(network.keystore(member.node))),
             *("--rpc", network.rpc, "--deployments", str(network.options.deployments)),
             *("--orchestrator", network.orchestrator_url),

@@ -22,15 +22,13 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import sys_tags
 
-TOPLOC = Path("protocol/muster/toploc/native")
-SHARDCAST = Path("protocol/muster/shardcast/native")
-TASKS = Path("protocol/muster/tasks/native")
+TOPLOC = Path("core/muster/toploc/native")
+SHARDCAST = Path("core/muster/shardcast/native")
+TASKS = Path("core/muster/tasks/native")
 FOLDERS = {TOPLOC: "TOPLOC proofs", SHARDCAST: "weight deltas", TASKS: "hashes of task sets"}
 """What is computed in Python where a folder's library is missing."""
 DATA = {
     "configs": "muster/settings/presets",
-    "benchmarks/results/gas.json": "muster/devnet/gas.json",
-    "benchmarks/results/redteam.json": "muster/devnet/redteam.json",
 }
 """Where a wheel has what a checkout has elsewhere; an editable installation would copy it."""
 FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"]
@@ -60,7 +58,7 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]  # of hatchling'
                 self.app.display_warning(f"{what} will be computed in Python, slowly: {error}")
                 continue
             if version != "editable":
-                inside = folder.relative_to("protocol") / library.name
+                inside = folder.relative_to("core") / library.name
                 build_data["force_include"][str(library)] = str(inside)
                 build_data["pure_python"] = False
                 build_data["tag"] = f"py3-none-{next(sys_tags()).platform}"

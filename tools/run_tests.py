@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -24,10 +25,11 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / "runs" / "tests"
-SERVICES = ("tests/unit/client", "tests/unit/devnet", "tests/unit/orchestrator")
+SERVICES = ("tests/unit/client", "tests/unit/app", "tests/unit/orchestrator")
 MODELS = ("tests/unit/inference", "tests/unit/trainer")
 TRAINERS = tuple(
-    str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/integration/test_trainer_*.py"))
+    str(path.relative_to(ROOT))
+    for path in sorted(ROOT.glob("tests/integration/trainer/test_trainer_*.py"))
 )
 
 
@@ -50,6 +52,10 @@ AT_ONCE = 4
 LOOK_S, PROGRESS_S = 0.2, 15.0
 SHOWN_LINES = 60
 """Of the log of a part that failed."""
+SILENT_S = 600.0
+"""A part that prints nothing for longer is stuck: it is ended, and says where its threads are."""
+DUMP_S = 5.0
+"""What writing that down may take."""
 _FORGE_RESULT = re.compile(r"(\d+) tests? passed, (\d+) failed, (\d+) skipped")
 _PYTEST_PROGRESS = re.compile(r"\[ *(\d+)/(\d+)\]")
 
@@ -61,6 +67,25 @@ class Part:
     name: str
     process: subprocess.Popen[bytes]
     log: Path
+    printed: int = 0
+    printed_at: float = field(default_factory=time.monotonic)
+
+    def is_silent(self, now: float) -> bool:
+        """Whether it has printed nothing for too long."""
+        if (size := self.log.stat().st_size) != self.printed:
+            self.printed, self.printed_at = size, now
+        return now - self.printed_at > SILENT_S
+
+    def abort(self) -> None:
+        """End it, with all that it started; pytest's process dumps the stacks of its threads."""
+        self.process.send_signal(signal.SIGABRT)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(DUMP_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        with self.log.open("a") as log:
+            print(f"nothing was printed for {SILENT_S:g} s: see the threads above", file=log)
 
     @property
     def progress(self) -> str:
@@ -91,7 +116,12 @@ def command_of(name: str, options: list[str]) -> list[str]:
 def start(name: str, options: list[str]) -> Part:
     """Start a part in a process group of its own."""
     log = LOGS / f"{name}.log"
-    environment = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONFAULTHANDLER": "1",
+        **os.environ,
+    }
     (LOGS / f"{name}.xml").unlink(missing_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -144,6 +174,8 @@ def watch(waiting: list[str], options: list[str], running: list[Part], out: Text
             running.append(start(waiting.pop(0), options))
         time.sleep(LOOK_S)
         now = time.monotonic()
+        for part in [part for part in running if part.is_silent(now)]:
+            part.abort()
         for part in [part for part in running if part.process.poll() is not None]:
             running.remove(part)
             results.append(finish(part, now - began, out))

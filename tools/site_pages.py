@@ -85,7 +85,7 @@ def made_pages() -> Iterator[tuple[str, str]]:
     document = json.loads((DOCS / "reference" / "openapi.json").read_text())
     yield "reference/http-api.md", http_page(document)
     for package in PACKAGES:
-        names = exported(ROOT / "protocol" / "muster" / package / "__init__.py")
+        names = exported(ROOT / "core" / "muster" / package / "__init__.py")
         yield f"reference/python/{package}.md", python_page(f"muster.{package}", names)
     for module in MODULES:
         yield f"reference/python/{module}.md", python_page(f"muster.{module}", [])

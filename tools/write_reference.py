@@ -22,15 +22,15 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from muster.app.run_file import VARIABLES, RunFile
 from muster.client.audit.contradictions import RULES
-from muster.client.audit.export import COLUMNS
+from muster.client.audit.export import TABLES
 from muster.client.contracts.network import AMOUNTS
 from muster.client.quantities import format_duration, format_tokens
-from muster.client.relay import RelaySettings
+from muster.client.relay.mirroring import RelaySettings
 from muster.client.settings import ValidatorSettings, WorkerSettings
 from muster.deploy import BOUNDS, PROFILES, Bound, DeployParameters
-from muster.devnet.run_file import VARIABLES, RunFile
-from muster.orchestrator.app import openapi_document
+from muster.orchestrator.http.app import openapi_document
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.recipe import (
     AdapterRecipe,
@@ -44,7 +44,7 @@ from muster.protocol.recipe import (
     VerifierIdentity,
 )
 from muster.trainer.config import TrainerSettings
-from muster.trainer.metric_names import EVALUATION, PREFIX, STEP, Figure
+from muster.trainer.measure.figures import EVALUATION, PREFIX, STEP, Figure
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 MADE = "*Written by `make docs` from the code; changes here are lost.*"
@@ -132,10 +132,10 @@ def _table(model: type[BaseModel]) -> str:
     return "\n".join(["| field | type | default | bounds | |", "|---|---|---|---|---|", *rows])
 
 
-def _sentences(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    """Yield each field and the text under it, of the class and those it extends."""
+def _sentences(model: type) -> Iterator[tuple[str, str]]:
+    """Yield each field and the text under it, of the class and those that it extends."""
     for owner in reversed(model.__mro__):
-        if not issubclass(owner, BaseModel) or owner is BaseModel:
+        if owner in (object, dict, BaseModel):
             continue
         body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
         assert isinstance(body, ast.ClassDef)
@@ -204,8 +204,8 @@ def audit_page() -> str:
     kinds = "\n".join(f"| `{kind}` | {_escaped(rule)} |" for kind, rule in RULES.items())
     tables = "\n".join(
         f"\n### {name}\n\n| column | meaning |\n|---|---|\n"
-        + "\n".join(f"| `{column}` | {_escaped(text)} |" for column, text in columns.items())
-        for name, columns in COLUMNS.items()
+        + "\n".join(f"| `{column}` | {_escaped(text)} |" for column, text in _sentences(row))
+        for name, row in TABLES.items()
     )
     return f"""# What an audit finds and exports
 

@@ -37,7 +37,7 @@ if [ "$what" != halmos ]; then
 fi
 if [ "$what" != slither ]; then
   cp -R "$root/contracts/test/symbolic" contracts/test/symbolic
-  for contract in StakeVaultSymbolic TreesSymbolic; do
+  for contract in StakeVaultSymbolic RecordsSymbolic TreesSymbolic; do
     halmos --contract "$contract" --loop 40 --solver-timeout-assertion 300s
   done
 fi

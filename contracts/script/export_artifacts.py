@@ -1,7 +1,7 @@
 """Writes what Python needs of the contracts: ABI and creation bytecode, and typed methods.
 
-    export_artifacts.py          compile, then write protocol/muster/chain/artifacts/<Contract>.json
-                                 and protocol/muster/chain/contracts.py
+    export_artifacts.py          compile, then write core/muster/chain/artifacts/<Contract>.json
+                                 and core/muster/chain/contracts.py
     export_artifacts.py --check  compile, then fail when what is committed differs
 
 Running Muster needs the artifacts only, never a compiler. They are made of the document that
@@ -19,10 +19,10 @@ from typing import Any
 
 from typed_contracts import MODULE, render_module
 
-from muster.client.contracts.sources import standard_json
+from muster.client.contracts.deployed import standard_json
 
 ROOT = Path(__file__).resolve().parents[2]
-ARTIFACTS = ROOT / "protocol" / "muster" / "chain" / "artifacts"
+ARTIFACTS = ROOT / "core" / "muster" / "chain" / "artifacts"
 CONTRACTS = (
     "MusterToken",
     "JuryPool",

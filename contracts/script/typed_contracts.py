@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULE = ROOT / "protocol" / "muster" / "chain" / "contracts.py"
+MODULE = ROOT / "core" / "muster" / "chain" / "contracts.py"
 LINE, INDENT, QUOTES = 100, 8, '"""'
 CALLED = {
     "MusterToken": "allowance approve balanceOf DOMAIN_SEPARATOR faucet nonces totalSupply"
@@ -83,7 +83,8 @@ def _imports(classes: str) -> str:
     used = set(re.findall(r"\b[A-Z]\w+", re.sub(r'""".*?"""|"\w+"', "", classes, flags=re.DOTALL)))
     homes = {
         "collections.abc": {"Sequence"},
-        "muster.chain.calls": {"Contract", "Receipt"},
+        "muster.chain.abi": {"Contract"},
+        "muster.chain.events": {"Receipt"},
         "muster.protocol.ids": {"Address", "Hash32", "PolicyVersion", "RunId", "Step"},
         "muster.protocol.messages": {"Submission", "Verdict"},
     }

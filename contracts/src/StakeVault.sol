@@ -227,7 +227,13 @@ contract StakeVault is IStakeVault {
             position: verdict.position,
             status: EscrowStatus.Held
         });
-        ++_accounts[runId][owner].held;
+        StoredAccount storage account = _accounts[runId][owner];
+        uint8 held = account.held;
+        require(held != type(uint8).max, VaultTooManyEscrows(runId, owner));
+        // Cannot overflow: just compared.
+        unchecked {
+            account.held = held + 1;
+        }
         workers.jailForLowStake(runId, owner);
     }
 

@@ -297,7 +297,7 @@ contract GasTest is CourtTest {
         _postAcceptedOfAlice(BATCH);
         _passChallengeWindow();
         _claim(_batchId, _records, 0, 1);
-        _lastGas("claim_first_slot", 96_500);
+        _lastGas("claim_first_slot", 96_000);
     }
 
     function test_gas_claim_later_slot() public {

@@ -54,7 +54,7 @@ from muster.protocol.messages import (
     Verdict,
     pack_records,
 )
-from muster.protocol.schedule import batch_seed, draw_order, is_reaudited
+from muster.protocol.schedule import batch_seed, draw_order, is_reaudited, place_of_history
 from muster.protocol.seeds import (
     Purpose,
     draw,
@@ -369,7 +369,7 @@ def batch() -> dict[str, Any]:
             {
                 "record": hex0x(r.to_bytes()),
                 "leaf": hex0x(leaves[i]),
-                "is_exact_fraud": r.is_exact_fraud,
+                "is_exact_fraud": Ruling(r.verdict, r.reason).is_exact,
                 "proof": [hex0x(node) for node in merkle_proof(leaves, i)],
                 "worker_id": r.worker_id,
                 "step": r.step,
@@ -539,6 +539,7 @@ def schedule_case(batch_id: int, validators: int) -> dict[str, Any]:
         "seed": hex0x(seed),
         "seated": seated,
         "order": list(draw_order(seed, seated)),
+        "history_places": [place_of_history(seed, count) for count in range(1, 17)],
         "reaudited": [i for i, each in many if is_reaudited(each)],
     }
 

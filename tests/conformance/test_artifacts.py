@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ARTIFACTS = ROOT / "protocol" / "muster" / "chain" / "artifacts"
+ARTIFACTS = ROOT / "core" / "muster" / "chain" / "artifacts"
 CONTRACTS = ARTIFACTS.parent / "contracts.py"
 NAMES = sorted(path.stem for path in ARTIFACTS.glob("*.json"))
 

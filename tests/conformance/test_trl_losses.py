@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from muster.protocol.objective import ObjectiveRecipe
-from muster.trainer.losses import Tokens, Totals, token_loss, total
+from muster.trainer.learn.losses import Tokens, Totals, token_loss, total
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "trl_losses.json").read_text())
 MASK = torch.tensor(VECTORS["inputs"]["mask"], dtype=torch.bool)

@@ -173,6 +173,8 @@ def test_schedule_is_what_other_libraries_draw(case: dict[str, Any]) -> None:
         for validator in case["seated"]
     }
     assert [drawn[name] for name in sorted(drawn)] == case["order"]
+    place = int.from_bytes(foreign_hash(["bytes32", "uint256"], [seed, 2])[:8], "big")
+    assert [place % count for count in range(1, 17)] == case["history_places"]
     shares = (foreign_hash(["bytes32", "uint256"], [seed_of(i), 0])[:8] for i in range(256))
     below = [i for i, share in enumerate(shares) if int.from_bytes(share, "big") < 0.05 * 2**64]
     assert below == case["reaudited"]

@@ -13,7 +13,7 @@ from installed import TOO_MUCH, Installed
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from muster.devnet.cli import PACKAGE
+from muster.app.cli import PACKAGE
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from muster.devnet.demo import keep_open, settle, start, take_model, train
-from muster.devnet.display import Progress
-from muster.devnet.facts import gather_facts
-from muster.devnet.keys import cast
-from muster.devnet.network import Network, NetworkOptions
-from muster.devnet.report import build_report
+from muster.app.demo.display import Progress
+from muster.app.demo.facts import gather_facts
+from muster.app.demo.keys import cast
+from muster.app.demo.network import Network, NetworkOptions
+from muster.app.demo.report import build_report
+from muster.app.demo.story import keep_open, settle, start, take_model, train
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "configs" / "demo.toml"
@@ -101,7 +101,7 @@ async def _walk_guide(network: Network, folder: Path) -> None:
     assert len(lines) == 5
     for line in lines:
         words = shlex.split(line.replace("http://127.0.0.1:8600", network.orchestrator_url))
-        command = [sys.executable, "-c", "from muster.devnet.cli import main; main()", *words[1:]]
+        command = [sys.executable, "-c", "from muster.app.cli import main; main()", *words[1:]]
         given = await asyncio.create_subprocess_exec(
             *command,
             env=environment,
@@ -134,7 +134,7 @@ async def _stranger_earns(network: Network, folder: Path) -> None:
 
 async def _join(line: str, folder: Path) -> None:
     """Work with the one line until something is accepted."""
-    main = [sys.executable, "-c", "from muster.devnet.cli import main; main()"]
+    main = [sys.executable, "-c", "from muster.app.cli import main; main()"]
     joining = await asyncio.create_subprocess_exec(
         *main,
         *shlex.split(line)[1:],

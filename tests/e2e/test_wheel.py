@@ -15,7 +15,8 @@ import psutil
 import pytest
 from installed import TOO_MUCH, Installed
 
-from muster.devnet.cli import muster as root_command
+from muster.app.cli import SECTIONS
+from muster.app.cli import muster as root_command
 
 ROOT = Path(__file__).parents[2]
 DEMO_TIMEOUT_S = 300
@@ -39,7 +40,7 @@ COMMANDS = leaves(root_command)
 
 def test_what_runs_is_the_wheel_and_no_checkout(complete: Installed) -> None:
     python = complete.program.with_name("python")
-    code = "import muster.devnet.cli as a, muster.protocol as b; print(a.__file__, b.__file__)"
+    code = "import muster.app.cli as a, muster.protocol as b; print(a.__file__, b.__file__)"
     done = subprocess.run(
         [python, "-P", "-c", code], cwd="/", capture_output=True, text=True, check=True
     )
@@ -49,17 +50,15 @@ def test_what_runs_is_the_wheel_and_no_checkout(complete: Installed) -> None:
 def test_data_is_found(complete: Installed) -> None:
     python, prefix = complete.program.with_name("python"), complete.program.parents[1]
     code = (
-        "from muster.settings.presets import find_preset; from muster.chain.abi import CONTRACTS;"
+        "from muster.settings.options import find_preset; from muster.chain.abi import CONTRACTS;"
         "from muster.toploc import kernel; from muster.tasks.hacks import all_hacks;"
-        "from muster.devnet.detection import RESULTS; from muster.settings import DEPLOYMENTS;"
-        "print(find_preset('intellect2-long'), RESULTS, DEPLOYMENTS, len(CONTRACTS),"
+        "from muster.settings import DEPLOYMENTS;"
+        "print(find_preset('intellect2-long'), DEPLOYMENTS, len(CONTRACTS),"
         " kernel.load() is not None, len(all_hacks()) > 10)"
     )
     done = subprocess.run([python, "-c", code], cwd="/", capture_output=True, text=True, check=True)
-    preset, results, *found = done.stdout.split()
+    preset, *found = done.stdout.split()
     assert Path(preset).is_relative_to(prefix)
-    assert Path(results).is_relative_to(prefix)
-    assert Path(results).exists()
     assert found == ["~/.muster/deployments", "9", "True", "True"]
     shared = prefix / "share" / "muster"
     assert (shared / "ops" / "systemd" / "muster-worker.service").exists()
@@ -81,7 +80,7 @@ def test_every_command_works_or_says_what_it_needs(
 ) -> None:
     installed: Installed = request.getfixturevalue(environment)
     program = (
-        "import contextlib, io, json, sys; from muster.devnet.cli import main\n"
+        "import contextlib, io, json, sys; from muster.app.cli import main\n"
         "for words in map(str.split, sys.stdin.read().splitlines()):\n"
         "    sys.argv = ['muster', *words]; err = io.StringIO(); code = 0\n"
         "    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):\n"
@@ -111,10 +110,13 @@ def test_every_command_works_or_says_what_it_needs(
         if not is_sound(subprocess.CompletedProcess(words, code, "", said))
     ]
     assert unsound == []
-    assert [r for r in results if r[0][-1] == "--help" and r[1] != 0] == []
+    helpless = {words[0]: said for words, code, said in results if words[-1] == "--help" and code}
+    assert set(helpless) == set(STUDIES)
+    assert all("run it from there" in said for said in helpless.values())
 
 
-LONG = {("simulate",), ("redteam",), ("completion",), ("init",), ("relay", "run")}
+STUDIES = SECTIONS["Study, from a checkout"]
+LONG = {("completion",), ("init",), ("relay", "run")}
 """Begin to work as they are: hours of it, questions at a terminal, a server."""
 
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from muster.app.devnet.anvil import Anvil
 from muster.chain import (
     Chain,
     ChainView,
@@ -21,7 +22,6 @@ from muster.chain.rpc import Rpc
 from muster.chain.structs import ZERO_ADDRESS
 from muster.client.stake import join_bench, join_run, take_seat
 from muster.deploy import DeployParameters, deploy_contracts
-from muster.devnet.anvil import Anvil
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
@@ -199,6 +199,12 @@ class Scenario:
         signatures = [self.signed_outcomes(batch_id, root, packed, each) for each in ordered]
         header = (await self.view()).batches[batch_id].header()
         await self.of(sender).ledger.post_outcomes(header, packed, b"".join(signatures))
+
+    async def judge(self, submission: Submission, record: OutcomeRecord) -> int:
+        """Commit a submission and post its outcome; return the batch."""
+        batch_id = await self.commit([submission])
+        await self.post(batch_id, [submission], [record])
+        return batch_id
 
     async def proof(self, batch_id: int, position: int) -> OutcomeProof:
         return (await self.view()).batches[batch_id].prove(position)

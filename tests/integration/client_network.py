@@ -5,17 +5,18 @@ a network is opened on another run.
 from __future__ import annotations
 
 import asyncio
-import importlib
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from worlds import client_world as world
+
+from muster.app.devnet.anvil import Anvil
 from muster.chain import Chain, ChainView, RunConfig, RunTerms, read_view
+from muster.client.connections import EngineFactory
 from muster.client.juror.process import run_juror
-from muster.client.seat import EngineFactory
 from muster.client.settings import JurorSettings, NodeSettings, ValidatorSettings, WorkerSettings
 from muster.client.stake import join_bench, join_run, take_from_faucet, take_seat
 from muster.client.validator.loop import ValidatorLoop
@@ -23,7 +24,6 @@ from muster.client.validator.process import run_validator
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.process import run_worker
 from muster.deploy import DeployParameters, deploy_contracts
-from muster.devnet.anvil import Anvil
 from muster.orchestrator.process import serve
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of, digest, sign
@@ -36,9 +36,6 @@ from muster.tasks import TaskSet
 from muster.toploc import Calibration
 from muster.wallet import Wallet
 
-# The unit tests' run of a model that is a hash function.
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "client"))
-world = importlib.import_module("client_world")
 CALIBRATION, TASK_SET = world.CALIBRATION, world.TASK_SET
 
 

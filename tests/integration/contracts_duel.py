@@ -17,8 +17,8 @@ from contracts_stage import SOURCES, ZERO, Stage, Words
 
 from muster.chain.rpc import Rpc
 from muster.chain.structs import NodeConsent, PauseCause, Permit
-from muster.devnet.simulator.model.network import Network
-from muster.devnet.simulator.model.words import (
+from muster.lab.simulator.model.network import Network
+from muster.lab.simulator.model.words import (
     BENCH,
     HELD,
     NOBODY,
@@ -28,7 +28,7 @@ from muster.devnet.simulator.model.words import (
     Run,
     Terms,
 )
-from muster.devnet.simulator.model.work import (
+from muster.lab.simulator.model.work import (
     Batch,
     Case,
     Claim,

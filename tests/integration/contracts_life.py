@@ -13,9 +13,9 @@ from contracts_duel import JURORS, NODES, VALIDATORS, WALLET, WORKERS, Calls
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from muster.devnet.simulator.model.network import Network
-from muster.devnet.simulator.model.words import BENCH, NOBODY, Fixed, Name, Run, Terms
-from muster.devnet.simulator.model.work import (
+from muster.lab.simulator.model.network import Network
+from muster.lab.simulator.model.words import BENCH, NOBODY, Fixed, Name, Run, Terms
+from muster.lab.simulator.model.work import (
     ACCEPTED,
     FRAUD,
     INCOMPLETE,

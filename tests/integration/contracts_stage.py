@@ -14,7 +14,7 @@ from typing import Any
 
 from muster.chain import Deployment
 from muster.chain import structs as chain
-from muster.chain.abi import contract_abi
+from muster.chain.abi import contract_abi, decode_revert
 from muster.chain.contracts import (
     ContributionLedger,
     DisputeCourt,
@@ -29,10 +29,9 @@ from muster.chain.contracts import (
 )
 from muster.chain.conversion import to_abi
 from muster.chain.events import Event, EventTable
-from muster.chain.reverts import decode_revert
 from muster.chain.rpc import Rpc, from_hex
-from muster.devnet.simulator.model.words import NO_OFFENCE, NOBODY, Name, Place, Run, Terms
-from muster.devnet.simulator.model.work import (
+from muster.lab.simulator.model.words import NO_OFFENCE, NOBODY, Name, Place, Run, Terms
+from muster.lab.simulator.model.work import (
     Claim,
     Header,
     Leased,

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from contracts_duel import Calls
 from contracts_life import EVER, FIXED, TERMS, record_of
 
-from muster.devnet.simulator.model.words import NOBODY, Name, Run
-from muster.devnet.simulator.model.work import (
+from muster.lab.simulator.model.words import NOBODY, Name, Run
+from muster.lab.simulator.model.work import (
     ACCEPTED,
     FRAUD,
     REJECTED,

@@ -28,8 +28,8 @@ from chain_scenario import (
 )
 from click.testing import CliRunner, Result
 
+from muster.app.cli import muster
 from muster.chain import Chain, save_deployment
-from muster.devnet.cli import muster
 from muster.wallet import save_wallet
 
 PASSWORD = "secret"

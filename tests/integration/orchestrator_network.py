@@ -17,11 +17,11 @@ from eth_account import Account
 
 from muster.api import Lease, OrchestratorApi
 from muster.api.answers import SubmissionState
+from muster.app.demo.warm import WarmProcess
+from muster.app.devnet.anvil import Anvil
 from muster.chain import Chain, Deployment, LeasedWork, RunConfig, RunTerms
 from muster.client.stake import join_run, take_seat
 from muster.deploy import DeployParameters, deploy_contracts
-from muster.devnet.anvil import Anvil
-from muster.devnet.warm import WarmProcess
 from muster.orchestrator.process import serve
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of, digest, sign
@@ -36,7 +36,7 @@ from muster.protocol.messages import (
     Verdict,
 )
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
-from muster.tasks.sort_digits import make_task_set
+from muster.tasks.toys import make_sort
 from muster.wallet import Wallet
 
 TOKEN = 10**18
@@ -53,7 +53,7 @@ RECIPE = Recipe(
     ),
     training=TrainingRecipe(submissions_per_step=4),
 )
-TASKS = make_task_set(4, seed=0)
+TASKS = make_sort(4, seed=0)
 DOCUMENTS = {keccak(d): d for d in (RECIPE.to_bytes(), b"calibration")}
 DOCUMENTS[TASKS.hash()] = TASKS.to_bytes()
 
@@ -304,11 +304,11 @@ class Process:
         }
         words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
         self._process = await WarmProcess.start(
-            ["muster.devnet", "orchestrator", "run", *words],
+            ["muster.app", "orchestrator", "run", *words],
             settings.ready_file.with_suffix(".log"),
             {"MUSTER_PASSWORD": "secret"},
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not settings.ready_file.exists():
                 assert self._process.returncode is None
                 await asyncio.sleep(0.05)
@@ -324,4 +324,4 @@ class Process:
         """End it with SIGTERM; it must be quick and clean."""
         assert self._process is not None
         self._process.terminate()
-        assert await asyncio.wait_for(self._process.wait(), 3) == 0
+        assert await asyncio.wait_for(self._process.wait(), 10) == 0

@@ -24,9 +24,9 @@ from typing import Any
 
 import aiohttp
 
+from muster.app.devnet.anvil import Anvil
 from muster.chain import SendJournal, SendPolicy, TransactionSender
 from muster.chain.rpc import Rpc, from_hex
-from muster.devnet.anvil import Anvil
 from muster.protocol.eip712 import address_of
 from muster.protocol.ids import to_address
 

@@ -16,14 +16,14 @@ from typing import Any
 from aiohttp import web
 from chain_scenario import HONEST, ORCHESTRATOR, OWNER, TRAINER, VALIDATORS, Scenario, accepted
 
+from muster.app.demo.warm import WarmProcess
 from muster.chain import save_deployment
-from muster.devnet.warm import WarmProcess
 from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.ids import PolicyVersion, RunId, Step
 from muster.protocol.messages import Submission
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.rollouts import Rollout, encode_rollouts
-from muster.tasks.sort_digits import make_split
+from muster.tasks.toys import split_sort
 from muster.toploc import Calibration
 from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimits
 from muster.trainer.base_model import WarmStart, build_base_model
@@ -132,7 +132,7 @@ class TrainerNetwork:
         await asyncio.to_thread(
             build_base_model, self.folder / "model", seed=0, warm_start=warm_start
         )
-        tasks, held_out = make_split(32, 16, 0)
+        tasks, held_out = split_sort(32, 16, 0)
         (self.folder / "tasks.jsonl").write_bytes(tasks.to_bytes())
         (self.folder / "held-out.jsonl").write_bytes(held_out.to_bytes())
         (self.folder / "calibration.json").write_bytes(CALIBRATION.to_bytes())
@@ -213,13 +213,13 @@ class TrainerNetwork:
         words, env = self.command(name)
         words += flags
         if ranks == 1:
-            command, path = ["muster.devnet", *words], self.folder / f"{name}.log"
+            command, path = ["muster.app", *words], self.folder / f"{name}.log"
             return await WarmProcess.start(command, path, env)
         # torchrun would take --run for an abbreviation of a flag of its own.
         launcher = f"-m torch.distributed.run --standalone --nproc-per-node {ranks} --no-python --"
         with (self.folder / f"{name}.log").open("a") as log:
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, *launcher.split(), sys.executable, "-m", "muster.devnet", *words),
+                *(sys.executable, *launcher.split(), sys.executable, "-m", "muster.app", *words),
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **env},

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from muster.devnet.redteam.stage import Stage
+from muster.lab.redteam.stage import Stage
 
 
 @pytest.fixture(scope="session")

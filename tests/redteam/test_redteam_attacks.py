@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from muster.devnet.redteam.catalogue import ATTACKS, ELSEWHERE
-from muster.devnet.redteam.report import PAGE, read_claims
-from muster.devnet.redteam.runner import run
-from muster.devnet.redteam.stage import Stage
+from muster.lab.redteam.catalogue import ATTACKS, ELSEWHERE
+from muster.lab.redteam.report import PAGE, read_claims
+from muster.lab.redteam.runner import run
+from muster.lab.redteam.stage import Stage
 
 CLAIMS = read_claims(PAGE) if PAGE.exists() else {}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from muster.devnet.redteam import byruns
-from muster.devnet.redteam.report import PAGE
+from muster.lab.redteam import byruns
+from muster.lab.redteam.report import PAGE
 
 
 def test_every_attack_by_a_hostile_run_fails() -> None:

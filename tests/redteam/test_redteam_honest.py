@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.devnet.redteam.cells import (
+from muster.inference.measuring import VALIDATORS, WORKERS
+from muster.inference.vllm.process import find_python
+from muster.lab.redteam.cells import (
     ONE_LENGTH,
     RUNS,
     SEVERAL_LENGTHS,
@@ -20,8 +22,8 @@ from muster.devnet.redteam.cells import (
     Panel,
     panels,
 )
-from muster.devnet.redteam.gain import Terms
-from muster.devnet.redteam.honest import (
+from muster.lab.redteam.gain import Terms
+from muster.lab.redteam.honest import (
     WANTED,
     HonestMatrix,
     Judged,
@@ -32,11 +34,9 @@ from muster.devnet.redteam.honest import (
     read_judged,
     upper_bound,
 )
-from muster.devnet.redteam.report import Run, write_page
-from muster.devnet.redteam.runner import read_trials
-from muster.devnet.redteam.stage import Stage
-from muster.inference.vllm.environment import find_python
-from muster.inference.ways import VALIDATORS, WORKERS
+from muster.lab.redteam.report import Run, write_page
+from muster.lab.redteam.runner import read_trials
+from muster.lab.redteam.stage import Stage
 from muster.protocol.errors import EngineError
 
 ALL = RUNS + VLLM_RUNS

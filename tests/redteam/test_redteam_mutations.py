@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from muster.client.validator import checks, judging, slots
-from muster.devnet.redteam import contracts, economy, forging, judges, reorg
-from muster.devnet.redteam.catalogue import ATTACKS
-from muster.devnet.redteam.runner import failures, run
-from muster.devnet.redteam.stage import Stage
-from muster.devnet.redteam.trials import Attack
-from muster.orchestrator.services.nonces import NonceStore
+from muster.client.validator import batches, checks, judging
+from muster.lab.redteam import contracts, economy, forging, judges, reorg
+from muster.lab.redteam.catalogue import ATTACKS
+from muster.lab.redteam.runner import failures, run
+from muster.lab.redteam.stage import Stage
+from muster.lab.redteam.trials import Attack
+from muster.orchestrator.http.signers import NonceStore
 from muster.protocol.encoding import file_hash, keccak
 from muster.shardcast import fetcher
 from muster.shardcast.chunks import VerifyingSink
@@ -45,7 +45,7 @@ def no_signatures(patch: Patch) -> None:
 
 
 def no_slots(patch: Patch) -> None:
-    patch.setattr(slots.SlotIndex, "is_used", lambda *_, **__: False)
+    patch.setattr(batches.SlotIndex, "is_used", lambda *_, **__: False)
 
 
 def any_text_is_right(patch: Patch) -> None:
@@ -55,10 +55,11 @@ def any_text_is_right(patch: Patch) -> None:
 def no_memory_of_nonces(patch: Patch) -> None:
     """Neither in memory nor in the database, which notices it second."""
 
-    async def take(*_: Any) -> None:
+    async def keep(*_: Any) -> None:
         pass
 
-    patch.setattr(NonceStore, "use", take)
+    patch.setattr(NonceStore, "take", lambda *_: None)
+    patch.setattr(NonceStore, "keep", keep)
 
 
 def no_statistics(patch: Patch) -> None:

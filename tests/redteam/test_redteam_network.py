@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from muster.app.demo.adversary import KINDS
 from muster.chain import ChainView
-from muster.devnet.adversary import KINDS
-from muster.devnet.redteam.network import (
+from muster.lab.redteam.network import (
     EXPECTED,
     HONEST,
     PLAYED,
@@ -19,8 +19,8 @@ from muster.devnet.redteam.network import (
     _wallet,
     outcome_on_chain,
 )
-from muster.devnet.redteam.patience import STALLED_CPU_S, STALLED_S, Patience, Starts
-from muster.devnet.redteam.stage import Stage
+from muster.lab.redteam.patience import STALLED_CPU_S, STALLED_S, Patience, Starts
+from muster.lab.redteam.stage import Stage
 from muster.protocol.errors import ChainError
 from muster.protocol.messages import Reason, Verdict
 

@@ -10,11 +10,11 @@ from random import Random
 import pytest
 from click.testing import CliRunner
 
-from muster.devnet.redteam.command import redteam
-from muster.devnet.redteam.gain import Gain, Terms
-from muster.devnet.redteam.runner import failures, read_trials, run, shares
-from muster.devnet.redteam.stage import Stage, Worker
-from muster.devnet.redteam.trials import (
+from muster.lab.redteam.command import redteam
+from muster.lab.redteam.gain import Gain, Terms
+from muster.lab.redteam.runner import failures, read_trials, run, shares
+from muster.lab.redteam.stage import Stage, Worker
+from muster.lab.redteam.trials import (
     Attack,
     Outcome,
     Trial,
@@ -139,7 +139,7 @@ def test_a_missing_defence_is_noticed(stage: Stage) -> None:
 
 
 def test_a_record_is_read_back_and_gone_on_with(stage: Stage, tmp_path: Path) -> None:
-    from muster.devnet.redteam.catalogue import ATTACKS
+    from muster.lab.redteam.catalogue import ATTACKS
 
     record = tmp_path / "trials.jsonl"
     chosen = [ATTACKS["A39"]]
@@ -154,7 +154,7 @@ def test_a_record_is_read_back_and_gone_on_with(stage: Stage, tmp_path: Path) ->
 
 
 def test_the_same_seed_draws_the_same_trials(stage: Stage) -> None:
-    from muster.devnet.redteam.catalogue import ATTACKS
+    from muster.lab.redteam.catalogue import ATTACKS
 
     def lines(seed: int) -> list[dict[str, object]]:
         out = io.StringIO()
@@ -177,7 +177,7 @@ def test_command_lists_and_refuses_what_it_does_not_know() -> None:
 def test_command_fails_when_a_defence_does(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
     import contextlib
 
-    from muster.devnet.redteam import command
+    from muster.lab.redteam import command
 
     broken = Attack("A1", "t", "d", "hard", (Variant("a", lambda _s, _r: Outcome(False)),))
     monkeypatch.setattr(command, "_chosen", lambda _names: [broken])

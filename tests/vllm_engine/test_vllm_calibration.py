@@ -12,8 +12,7 @@ from muster.inference.calibrate import calibrate_model
 from muster.inference.engine import Request
 from muster.inference.honest import measure_honest
 from muster.inference.limits import FLOORS, chunk_limits, sampler_limits
-from muster.inference.measuring import Bench, VllmBench, one_token
-from muster.inference.plan import NumberFormat, Plan
+from muster.inference.measuring import Bench, NumberFormat, Party, Plan, one_token
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import VllmEngine
 from muster.protocol.errors import EngineError
@@ -41,7 +40,7 @@ def test_further_work_of_either_engine_is_inside_the_limits_of_a_calibration_wit
     transformers, vllm = TransformersEngine(dtype), VllmEngine(dtype)
     for engine in (transformers, vllm):
         engine.load_policy(policies[0], PolicyVersion(0))
-    bench, other = Bench(transformers, RECIPE), VllmBench(vllm, RECIPE)
+    bench, other = Bench(transformers, RECIPE), Party(f"vLLM {dtype}", vllm, RECIPE)
     honest = measure_honest(bench, [other], asked(0), Plan(RECIPE, profile="quick"))
     assert f"vLLM {dtype} batched, validated {dtype} batched" in honest.errors
     assert f"{dtype} batched, validated vLLM {dtype} batched" in honest.errors

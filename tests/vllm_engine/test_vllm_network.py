@@ -13,7 +13,7 @@ from client_network import PARAMETERS, RECIPE, V0, WORKERS, Network, Run, open_n
 from conformance_validator import PROOF, least_limits
 from conftest import vllm_processes
 
-from muster.client.seat import make_engine
+from muster.client.connections import make_engine
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.messages import Verdict
 

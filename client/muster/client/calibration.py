@@ -1,17 +1,25 @@
-"""`muster calibrate`: from a run owner's files to what a calibration needs."""
+"""What `muster calibrate` is made of and shows: a run owner's files, a table, a drawing."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from muster.inference.limits import detection, submission_size
 from muster.protocol.errors import ConfigError, MusterError
+from muster.protocol.intervals import rate_bound, wilson
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.tasks import TaskSet, render_prompt
+from muster.toploc.calibration import Measurement
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
 
 MOST_PROMPTS = 256
 """Prompts a calibration samples from; more add little."""
@@ -75,3 +83,142 @@ def _read(file: Path) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+
+
+SERIES = {
+    "weights in int": "integer weights",
+    "weights with": "noisy weights",
+    "neighbour policy": "neighbour versions",
+    "key-value cache": "rounded cache",
+    "true proofs": "cheap tokens, true proofs",
+}
+"""What is drawn as one line, by a part of its rows' names."""
+FORGED = "that computed nothing"
+"""What forgers are called together."""
+ONE_TOKEN = ", one token only"
+"""How the names of cheats on the shortest completions end."""
+WORK_WIDTH = 27
+"""Columns of a way's name."""
+
+
+def make_table(measured: Sequence[Measurement], recipe: Recipe) -> Table:
+    """Return the measurements as a table of 80 columns that fits a screen.
+
+    One row for all honest ways, one for all forgers that computed nothing, one for each kind of
+    cheat: of several ways, the one that is noticed least. Shares have 95 % intervals. A submission
+    is noticed when at least one of its samples is.
+    """
+    from rich.table import Table
+
+    size = submission_size(recipe)
+    table = Table(box=None, pad_edge=False, title_justify="left", title_style="bold")
+    table.title = f"Noticed, of {len(measured)} ways to work (95 % intervals)"
+    table.add_column("work", max_width=WORK_WIDTH)
+    for name in ("trials", "noticed", f"submissions of {size}"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_row(*_honest_cells([row for row in measured if row.kind == "honest"]))
+    for rows in _kinds_of(measured):
+        table.add_row(*_cells(rows, size))
+    return table
+
+
+def _kinds_of(measured: Sequence[Measurement]) -> list[list[Measurement]]:
+    """Return the cheats by kind, the least noticed of each first."""
+    kinds: dict[str, list[Measurement]] = {}
+    for row in measured:
+        if row.kind != "honest":
+            name = FORGED if row.kind == "nothing" else _series(row).removesuffix(ONE_TOKEN)
+            kinds.setdefault(name, []).append(row)
+    return [sorted(rows, key=lambda r: -r.accepted / r.trials) for rows in kinds.values()]
+
+
+def _honest_cells(rows: Sequence[Measurement]) -> list[str]:
+    trials = sum(row.trials for row in rows)
+    failed = trials - sum(row.accepted for row in rows)
+    bound = (
+        f"< {rate_bound(max(1, trials)):.1e}" if not failed else _interval(*wilson(failed, trials))
+    )
+    return [f"honest, {len(rows)} pairs of ways", str(trials), f"{failed} ({bound})", ""]
+
+
+def _cells(rows: Sequence[Measurement], size: int) -> list[str]:
+    least = rows[0]
+    failed = least.trials - least.accepted
+    noticed = f"{failed / least.trials:.1%} ({_interval(*wilson(failed, least.trials))})"
+    name = least.name
+    if len(rows) > 1:
+        kind = FORGED if least.kind == "nothing" else "of this kind"
+        name = f"{name} (least noticed of {len(rows)} {kind})"
+    trials = f"{least.trials} {least.judged}s"
+    if least.judged == "chunk" or least.kind == "nothing":
+        return [name, trials, noticed, ""]
+    return [name, trials, noticed, _interval(*detection(least, size))]
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{low:.1%} to {high:.1%}"
+
+
+def save_drawing(path: Path, measured: Sequence[Measurement], recipe: Recipe, title: str) -> None:
+    """Write detection against strength as SVG or PNG, by the file's ending.
+
+    Left: the share of single samples noticed, against how far the cheat's model is from the policy.
+    Right: the same of whole submissions, per cheat.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    # The same measurements give the same file.
+    matplotlib.rcParams["svg.hashsalt"] = "muster"
+    matplotlib.rcParams["svg.fonttype"] = "none"
+    from matplotlib import pyplot
+
+    rows = [r for r in measured if r.judged == "sample" and r.kind in ("cheap", "other")]
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(13, 1.2 + 0.24 * len(rows)), width_ratios=(3, 2), layout="constrained"
+    )
+    _draw_power(left, [row for row in rows if row.strength])
+    _draw_submissions(right, rows, submission_size(recipe))
+    figure.suptitle(title)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(figure)
+
+
+def _draw_power(axes: Any, rows: Sequence[Measurement]) -> None:
+    for label in dict.fromkeys(map(_series, rows)):
+        members = sorted((r for r in rows if _series(r) == label), key=lambda r: r.strength or 0)
+        shares = [1 - r.accepted / r.trials for r in members]
+        bounds = [wilson(r.trials - r.accepted, r.trials) for r in members]
+        errors = [
+            [max(0.0, s - low) for s, (low, _) in zip(shares, bounds, strict=True)],
+            [max(0.0, high - s) for s, (_, high) in zip(shares, bounds, strict=True)],
+        ]
+        style = "o-" if len(members) > 1 else "s"
+        axes.errorbar(
+            [r.strength for r in members], shares, yerr=errors, fmt=style, label=label, capsize=2
+        )
+    axes.set(
+        xscale="log",
+        xlabel="KL divergence from the policy, nats per token",
+        ylabel="samples noticed",
+        ylim=(-0.03, 1.03),
+    )
+    axes.grid(alpha=0.3)
+    if rows:
+        axes.legend(fontsize="small", loc="lower right")
+
+
+def _series(row: Measurement) -> str:
+    return next((label for part, label in SERIES.items() if part in row.name), row.name)
+
+
+def _draw_submissions(axes: Any, rows: Iterable[Measurement], size: int) -> None:
+    ordered = sorted(rows, key=lambda r: r.accepted / r.trials, reverse=True)
+    bounds = [detection(row, size) for row in ordered]
+    places = range(len(ordered))
+    axes.barh(places, [low for low, _ in bounds], color="#4c72b0")
+    axes.barh(
+        places, [high - low for low, high in bounds], left=[low for low, _ in bounds], alpha=0.3
+    )
+    axes.set_yticks(places, [row.name for row in ordered], fontsize="small")
+    axes.set(xlim=(0, 1), xlabel=f"submissions of {size} noticed (pale: 95 % interval)")

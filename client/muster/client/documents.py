@@ -38,22 +38,12 @@ class DocumentSource(Protocol):
         ...
 
 
-async def fetch_recipe(source: DocumentSource, pinned: Hash32) -> Recipe:
-    """Return the run's recipe; raises EncodingError when it is malformed."""
-    return Recipe.from_bytes(await _fetch(source, pinned, "recipe"))
+async def fetch_rules(source: DocumentSource, config: RunConfig, folder: Path) -> Rules:
+    """Return a run's documents as `read_rules` does, however long the orchestrator is away.
 
-
-async def fetch_task_set(source: DocumentSource, pinned: Hash32, folder: Path) -> TaskSet:
-    """Return the run's task set, kept in `folder` from then on.
-
-    Raises EncodingError or TaskError when it is malformed.
+    Raises ApiError for a refusal.
     """
-    return await await_orchestrator(lambda: _task_set(source, pinned, folder))
-
-
-async def fetch_calibration(source: DocumentSource, pinned: Hash32) -> Calibration:
-    """Return the run's calibration; raises EncodingError when it is malformed."""
-    return Calibration.from_bytes(await _fetch(source, pinned, "calibration"))
+    return await await_orchestrator(lambda: read_rules(source, config, folder))
 
 
 async def read_rules(source: DocumentSource, config: RunConfig, folder: Path) -> Rules:
@@ -87,10 +77,6 @@ async def await_orchestrator(ask: Callable[[], Awaitable[T]]) -> T:
             continue
         outage.recovered()
         return answer
-
-
-async def _fetch(source: DocumentSource, pinned: Hash32, what: str) -> bytes:
-    return await await_orchestrator(lambda: _read(source, pinned, what))
 
 
 async def _read(source: DocumentSource, pinned: Hash32, what: str) -> bytes:

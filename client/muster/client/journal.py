@@ -1,4 +1,4 @@
-"""A durable append-only log of JSON objects: what a process must remember before it signs.
+"""A durable append-only log of JSON objects: the memory of a process that signs.
 
 An entry is on disk (written and fsynced) when `append` returns. A torn last line, which a crash can
 leave, never counted; any other damage is refused, because forgetting a signature costs stake.
@@ -22,7 +22,7 @@ from muster.protocol.errors import ConfigError, EncodingError, StorageError
 class Journal(ABC):
     """One log file, held by one process at a time; a context manager.
 
-    What it remembers is the subclass's: state that `take_in` needs exists before `__init__` here.
+    The subclass holds the memory: state that `take_in` needs exists before `__init__` here.
     """
 
     def __init__(self, path: Path) -> None:
@@ -71,7 +71,7 @@ class Journal(ABC):
         os.fsync(self._file.fileno())
 
     def _open(self) -> FileIO:
-        # No buffer: what a full disk did not take must not be written with the next entry.
+        # No buffer: bytes that a full disk refused must not be written with the next entry.
         file = self._path.open("a+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
+from collections.abc import Awaitable, Callable, Set
 
 from muster.protocol.errors import (
     ApiError,
     ChainError,
     ChainUnreachable,
+    ConfigError,
+    ContractRevert,
     EngineError,
     MusterError,
     PolicyUnavailable,
@@ -54,7 +58,7 @@ class Outage:
             fields = {"error": str(error) or type(error).__name__}
             if isinstance(error, MusterError) and error.hint:
                 fields["hint"] = error.hint
-            # Whoever follows the chain says that it is away, for the whole process.
+            # The follower of the chain reports its loss once, for the whole process.
             level = logging.DEBUG if isinstance(error, ChainUnreachable) else logging.WARNING
             logger.log(
                 level, f"{self._what} is not available, trying again until it is", extra=fields
@@ -117,3 +121,57 @@ def _dependency(error: MusterError) -> str:
     if isinstance(error, StorageError):
         return "the disk"
     return "the chain" if isinstance(error, ChainError) else "the engine"
+
+
+class Steps:
+    """Takes steps on chain. One that fails is tried again later, and reported once."""
+
+    def __init__(self, clock: Callable[[], float], *, retry_s: float, overtaken: Set[str]) -> None:
+        """`retry_s` is the shortest time between two tries of a step; `overtaken` are the refusals
+        which say that somebody else was first, or that the chain's clock is not where ours is.
+        """
+        self._clock = clock
+        self._retry_s = retry_s
+        self._overtaken = overtaken
+        self._not_before: dict[tuple[object, str], float] = {}
+        self._reported = set[tuple[object, str]]()
+
+    def is_due(self, about: object, what: str) -> bool:
+        """Return whether a step was not tried just before."""
+        return self._clock() >= self._not_before.get((about, what), 0.0)
+
+    async def take(
+        self, about: object, what: str, act: Callable[[], Awaitable[object]], **fields: object
+    ) -> None:
+        """Take a step about something, unless it was tried just before."""
+        if not self.is_due(about, what):
+            return
+        # Also after success: until the event is read back, the step still looks undone.
+        self._not_before[about, what] = self._clock() + self._retry_s
+        try:
+            await act()
+        except (*SURVIVED, ConfigError) as error:
+            fields |= {"error": str(error)} | ({"hint": error.hint} if error.hint else {})
+            if isinstance(error, ContractRevert) and error.name in self._overtaken:
+                logger.debug(f"{what} was overtaken", extra=fields)
+            else:
+                is_refused = isinstance(error, ContractRevert)
+                said = f"{what} {'was refused' if is_refused else 'has to wait'}"
+                self.report(about, said, **fields)
+
+    def report(self, about: object, what: str, **fields: object) -> None:
+        """Warn about something once."""
+        level = logging.DEBUG if (about, what) in self._reported else logging.WARNING
+        self._reported.add((about, what))
+        logger.log(level, what, extra=fields)
+
+
+async def serve_forever(serve: Callable[[], Awaitable[None]], pause_s: float) -> None:
+    """Serve again and again until cancelled, through the loss of what that needs."""
+    while True:
+        try:
+            await serve()
+        except SURVIVED as error:
+            # Whoever follows the chain, and whoever leases, says what is away.
+            logger.debug("nothing can be done now", extra={"error": str(error)})
+        await asyncio.sleep(pause_s)

@@ -11,12 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from muster.chain import Chain, ChainView, Claim, PauseCause, Receipt, RunTerms, RunView
-from muster.client.quantities import (
-    format_duration,
-    format_slashes,
-    format_time,
-    format_tokens,
-)
+from muster.client.quantities import format_duration, format_slashes, format_time, format_tokens
 from muster.protocol.errors import ConfigError, ContractRevert, NotYet
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import Verdict
@@ -58,6 +53,16 @@ class Act:
     """The same for programs; amounts in wei as text."""
 
 
+def _one_step(
+    facts: dict[str, Any],
+    call: str,
+    send: Callable[[Chain], Awaitable[Receipt]],
+    delay_s: int = 0,
+    **values: Any,
+) -> Act:
+    return Act(facts, (Step(call, send),), delay_s, values)
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """Who does something to which run."""
@@ -67,7 +72,6 @@ class Subject:
     view: ChainView
     """Everything on it."""
     run: RunView
-    """The run."""
     account: Address
     """Who does it."""
     now: int
@@ -149,19 +153,17 @@ async def reclaim(subject: Subject) -> Act:
     later = None
     if run.reserved_wei and not is_due:
         later = f"{format_tokens(run.reserved_wei)} at most, from {format_time(due_at)}"
-    return Act(
-        {
-            "pays": f"{format_tokens(amount)} tokens to its owner {run.owner}",
-            "later": later,
-        },
-        (Step("RewardEscrow.reclaim", lambda chain: chain.escrow.reclaim(run.run_id)),),
-        values={"amount_wei": str(amount)},
+    return _one_step(
+        {"pays": f"{format_tokens(amount)} tokens to its owner {run.owner}", "later": later},
+        "RewardEscrow.reclaim",
+        lambda chain: chain.escrow.reclaim(run.run_id),
+        amount_wei=str(amount),
     )
 
 
 async def recover(subject: Subject) -> Act:
-    """Return the release of what was set aside for outcomes that are final and not accepted;
-    anyone may ask for it.
+    """Return the release of tokens that were set aside for outcomes that are final and not
+    accepted; anyone may ask for it.
     """
     candidates = [
         batch.claim([position])
@@ -211,17 +213,8 @@ def _recover_step(claims: Sequence[Claim]) -> Step:
 # Pause, close
 
 
-async def pause(subject: Subject) -> Act:
-    """Return the pause of submissions."""
-    return _switch(subject, paused=True)
-
-
-async def resume(subject: Subject) -> Act:
-    """Return the end of the pause of submissions."""
-    return _switch(subject, paused=False)
-
-
-def _switch(subject: Subject, *, paused: bool) -> Act:
+async def set_paused(subject: Subject, paused: bool) -> Act:
+    """Return the pause of submissions, or its end."""
     subject.require_owner()
     run_id = subject.run.run_id
     if subject.run.paused is paused:
@@ -229,19 +222,15 @@ def _switch(subject: Subject, *, paused: bool) -> Act:
         raise ConfigError(
             f"run {run_id} is {said} already", hint=f"the other way: muster run {command} {run_id}"
         )
-    facts = {
-        "submissions": "no batch can be committed" if paused else "batches can be committed again",
-        "stays": "what is committed is judged, paid and slashed" if paused else None,
-    }
-    return Act(
-        facts,
-        (
-            Step(
-                "RunRegistry.setSubmissionsPaused",
-                lambda chain: chain.runs.set_submissions_paused(run_id, paused),
-            ),
-        ),
-        values={"paused": paused},
+    return _one_step(
+        {
+            "submissions": f"{'no batch' if paused else 'batches'} can be committed"
+            + ("" if paused else " again"),
+            "stays": "what is committed is judged, paid and slashed" if paused else None,
+        },
+        "RunRegistry.setSubmissionsPaused",
+        lambda chain: chain.runs.set_submissions_paused(run_id, paused),
+        paused=paused,
     )
 
 
@@ -264,20 +253,17 @@ async def pause_slashing(subject: Subject, evidence: Hash32) -> Act:
             f"{format_time(next_at)}",
             hint="the same command may do it then",
         )
-    return Act(
+    return _one_step(
         {
             "slashing": f"stops for {format_duration(pause_s)}, and goes on by itself",
             "windows": "of fraud verdicts that the pause meets are counted from its end",
             "next": f"pause of slashing in {format_duration(pause_s + cooldown_s)} at the earliest",
             "evidence": "0x" + evidence.hex(),
         },
-        (
-            Step(
-                "RunRegistry.pauseSlashing",
-                lambda chain: chain.runs.pause_slashing(run.run_id, PauseCause.OTHER, 0, evidence),
-            ),
-        ),
-        values={"pause_s": pause_s, "evidence": "0x" + evidence.hex()},
+        "RunRegistry.pauseSlashing",
+        lambda chain: chain.runs.pause_slashing(run.run_id, PauseCause.OTHER, 0, evidence),
+        pause_s=pause_s,
+        evidence="0x" + evidence.hex(),
     )
 
 
@@ -285,15 +271,17 @@ async def close(subject: Subject) -> Act:
     """Return the end of a run."""
     subject.require_owner()
     run, period_s = subject.run, await subject.chain.escrow.claim_period()
-    return Act(
+    return _one_step(
         {
             "run": f"{run.run_id} ends, for good: no batch, no policy, no change after that",
             "yours": f"{format_tokens(run.available_wei)} tokens at once (muster run reclaim)",
             "workers'": f"{format_tokens(run.reserved_wei)} tokens, which they may claim for "
             f"{format_duration(period_s)}; yours is what is left then",
         },
-        (Step("RunRegistry.closeRun", lambda chain: chain.runs.close_run(run.run_id)),),
-        values={"available_wei": str(run.available_wei), "claim_period_s": period_s},
+        "RunRegistry.closeRun",
+        lambda chain: chain.runs.close_run(run.run_id),
+        available_wei=str(run.available_wei),
+        claim_period_s=period_s,
     )
 
 
@@ -313,22 +301,20 @@ async def propose_change(subject: Subject, changed: dict[str, int | None]) -> Ac
     _require_allowed(now, terms, len(run.validators))
     delay_s = await subject.chain.runs.change_delay()
     replaces = run.proposed and "the terms that were announced before, which are dropped"
-    return Act(
+    return _one_step(
         {
             **_differences(now, terms),
             "replaces": replaces,
             "until then": "the present terms hold, and `muster run change --cancel` takes it back",
             "then": "anyone makes it so: muster run change --apply",
         },
-        (
-            Step(
-                "RunRegistry.proposeChange",
-                lambda chain: chain.runs.propose_change(run.run_id, terms),
-            ),
-        ),
+        "RunRegistry.proposeChange",
+        lambda chain: chain.runs.propose_change(run.run_id, terms),
         delay_s,
-        {"price_per_unit_wei": str(terms.price_per_unit), "quorum": terms.quorum}
-        | {"fraud_ppm": terms.fraud_ppm, "exact_fraud_ppm": terms.exact_fraud_ppm},
+        price_per_unit_wei=str(terms.price_per_unit),
+        quorum=terms.quorum,
+        fraud_ppm=terms.fraud_ppm,
+        exact_fraud_ppm=terms.exact_fraud_ppm,
     )
 
 
@@ -371,9 +357,10 @@ async def cancel_change(subject: Subject) -> Act:
     run = subject.run
     if run.proposed is None:
         raise _nothing_announced(run)
-    return Act(
+    return _one_step(
         {"dropped": "the announced terms; the present ones go on"},
-        (Step("RunRegistry.cancelChange", lambda chain: chain.runs.cancel_change(run.run_id)),),
+        "RunRegistry.cancelChange",
+        lambda chain: chain.runs.cancel_change(run.run_id),
     )
 
 
@@ -395,9 +382,10 @@ async def apply_change(subject: Subject) -> Act:
             "validators",
             hint="the owner invites more first: muster run invite",
         )
-    return Act(
+    return _one_step(
         {**_differences(run.config.terms, terms), "for": "batches that are committed from now on"},
-        (Step("RunRegistry.applyChange", lambda chain: chain.runs.apply_change(run.run_id)),),
+        "RunRegistry.applyChange",
+        lambda chain: chain.runs.apply_change(run.run_id),
     )
 
 
@@ -411,49 +399,27 @@ def _nothing_announced(run: RunView) -> ConfigError:
 # People
 
 
-async def rotate_trainer(subject: Subject, fresh: Address) -> Act:
-    """Return the change of the run's trainer."""
+_AFTER_ROTATION = {
+    "trainer": ("stop", "the old trainer's process first: it can publish no more"),
+    "orchestrator": ("lost", "work on the old one's tickets that is not committed yet"),
+}
+
+
+async def rotate(subject: Subject, role: str, fresh: Address) -> Act:
+    """Return the change of the run's `trainer` or of its `orchestrator`."""
     subject.require_owner()
-    run_id, old = subject.run.run_id, subject.run.config.trainer
-    _require_other("trainer", old, fresh)
-    return Act(
-        {
-            "trainer": f"{old} becomes {fresh}",
-            "stop": "the old trainer's process first: it can publish no more",
-        },
-        (
-            Step(
-                "RunRegistry.rotateTrainer",
-                lambda chain: chain.runs.rotate_trainer(run_id, old, fresh),
-            ),
-        ),
-        values={"old": old, "new": fresh},
-    )
-
-
-async def rotate_orchestrator(subject: Subject, fresh: Address) -> Act:
-    """Return the change of the run's orchestrator."""
-    subject.require_owner()
-    run_id, old = subject.run.run_id, subject.run.config.orchestrator
-    _require_other("orchestrator", old, fresh)
-    return Act(
-        {
-            "orchestrator": f"{old} becomes {fresh}",
-            "lost": "work on the old one's tickets that is not committed yet",
-        },
-        (
-            Step(
-                "RunRegistry.rotateOrchestrator",
-                lambda chain: chain.runs.rotate_orchestrator(run_id, old, fresh),
-            ),
-        ),
-        values={"old": old, "new": fresh},
-    )
-
-
-def _require_other(what: str, old: Address, fresh: Address) -> None:
+    run_id, old = subject.run.run_id, getattr(subject.run.config, role)
     if old == fresh:
-        raise ConfigError(f"{fresh} is the run's {what} already", hint="name another account")
+        raise ConfigError(f"{fresh} is the run's {role} already", hint="name another account")
+
+    async def send(chain: Chain) -> Receipt:
+        if role == "trainer":
+            return await chain.runs.rotate_trainer(run_id, old, fresh)
+        return await chain.runs.rotate_orchestrator(run_id, old, fresh)
+
+    name, follows = _AFTER_ROTATION[role]
+    facts = {role: f"{old} becomes {fresh}", name: follows}
+    return _one_step(facts, f"RunRegistry.rotate{role.title()}", send, old=old, new=fresh)
 
 
 async def invite(subject: Subject, validator: Address, invited: bool) -> Act:
@@ -473,16 +439,12 @@ async def invite(subject: Subject, validator: Address, invited: bool) -> Act:
         f"its seat, with {format_tokens(needed)} tokens at least: muster validator join --run "
         f"{run.run_id}"
     )
-    return Act(
-        {"invites" if invited else "no longer": f"{validator}"}
-        | ({"it takes": takes} if invited else {}),
-        (
-            Step(
-                "RunRegistry.invite",
-                lambda chain: chain.runs.invite(run.run_id, validator, invited),
-            ),
-        ),
-        values={"validator": validator, "invited": invited},
+    return _one_step(
+        {"invites": f"{validator}", "it takes": takes} if invited else {"no longer": validator},
+        "RunRegistry.invite",
+        lambda chain: chain.runs.invite(run.run_id, validator, invited),
+        validator=validator,
+        invited=invited,
     )
 
 
@@ -496,17 +458,13 @@ async def dismiss(subject: Subject, validator: Address) -> Act:
             hint="they are: " + (", ".join(run.validators) or "none"),
         )
     quorum, seats = run.config.terms.quorum, len(run.validators) - 1
-    return Act(
+    return _one_step(
         {
             "dismisses": f"{validator}; its stake stays its own",
             "quorum": f"{quorum} of {seats}"
             + (": nothing can be judged until another sits" if quorum > seats else ""),
         },
-        (
-            Step(
-                "RunRegistry.dismiss",
-                lambda chain: chain.runs.dismiss(run.run_id, validator),
-            ),
-        ),
-        values={"validator": validator},
+        "RunRegistry.dismiss",
+        lambda chain: chain.runs.dismiss(run.run_id, validator),
+        validator=validator,
     )

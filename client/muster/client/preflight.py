@@ -16,36 +16,24 @@ from muster.chain import (
     WorkerAccount,
     WorkerStatus,
 )
-from muster.chain.quantities import from_hex
+from muster.chain.rpc import from_hex
 from muster.client.quantities import format_coins
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, RpcError
 from muster.protocol.ids import Address, RunId
 
-GAS = {
-    "stake": 320_000,
-    "validator join": 400_000,
-    "juror join": 300_000,
-    "unstake": 200_000,
-    "rejoin": 150_000,
-    "rotate": 200_000,
-    "vote": 400_000,
-    "show": 400_000,
-    "dispute": 500_000,
+GAS_AND_BYTES = {
+    "stake": (320_000, 900),
+    "validator join": (400_000, 600),
+    "juror join": (300_000, 500),
+    "unstake": (200_000, 400),
+    "rejoin": (150_000, 200),
+    "rotate": (200_000, 600),
+    "vote": (400_000, 600),
+    "show": (400_000, 8000),
+    "dispute": (500_000, 3000),
 }
-"""What each command may use: measured with room to spare (`make bench-gas`)."""
-DATA_BYTES = {
-    "stake": 900,
-    "validator join": 600,
-    "juror join": 500,
-    "unstake": 400,
-    "rejoin": 200,
-    "rotate": 600,
-    "vote": 600,
-    "show": 8000,
-    "dispute": 3000,
-}
-"""What each command may sign, in bytes with room to spare; tests hold those that are measured."""
+"""What each command may use of gas, and sign in bytes, with room to spare (`make bench-gas`)."""
 
 OP_ORACLE = "0x420000000000000000000000000000000000000F"
 """GasPriceOracle of every OP stack chain; elsewhere there is nothing at this address."""
@@ -79,11 +67,11 @@ async def gas_money(chain: Chain, command: str) -> GasMoney:
     """Return what a command may cost now, the fee for its data on an L1 included where one is due.
 
     An OP stack chain says it (`GasPriceOracle.getL1Fee`, `getOperatorFee`), an Arbitrum chain as
-    well (`NodeInterface.gasEstimateL1Component`). Data of the command's size is asked about that
-    does not compress, so the answer is an upper bound. Whatever another chain has at those
-    addresses is no answer of theirs, and nothing is added.
+    well (`NodeInterface.gasEstimateL1Component`). The question is about data of the command's size
+    that does not compress, so the answer is an upper bound. Another chain may have anything at
+    those addresses: an answer of another form adds nothing.
     """
-    return await money_for(chain, GAS[command], DATA_BYTES[command])
+    return await money_for(chain, *GAS_AND_BYTES[command])
 
 
 async def money_for(chain: Chain, gas: int, size_bytes: int) -> GasMoney:

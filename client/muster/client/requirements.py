@@ -54,7 +54,8 @@ def require_covered(calibration: Calibration, engine: str) -> None:
 def require_pinned_engine(requirements: list[str] | None = None) -> None:
     """Raise ConfigError when what runs the model is not the version that this software pins.
 
-    `requirements` are the package's own; what is not installed is left to who needs it.
+    `requirements` are the package's own. A package that is not installed is passed over: the
+    command that imports it reports that.
     """
     for name, pinned in _pins(metadata.requires(PACKAGE) if requirements is None else requirements):
         try:

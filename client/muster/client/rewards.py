@@ -1,6 +1,6 @@
 """What a worker has earned: final accepted outcomes that are not paid, their proofs, the claims.
 
-Everything comes from the chain alone. What nobody judged is not paid: see `muster explain`.
+Everything comes from the chain alone. Unjudged work is not paid: see `muster explain`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class Earning:
     position: int
     """Its place there."""
     record: OutcomeRecord
-    """The outcome."""
 
     def proof(self) -> OutcomeProof:
         """Return the outcome with its Merkle proof, as contracts take it."""
@@ -56,7 +55,6 @@ class Earnings:
     """A worker's accepted outcomes in one run, by what can be done about them."""
 
     run_id: RunId
-    """The run."""
     claimable: tuple[Earning, ...]
     """Final and unpaid."""
     pending: tuple[Earning, ...]
@@ -70,8 +68,8 @@ class Earnings:
 
 
 def candidate_outcomes(view: ChainView, run_id: RunId, worker: Address) -> list[Earning]:
-    """Return the worker's outcomes in a run that may be worth something, oldest first: recorded as
-    accepted, or disputed. A slot is paid once, so its first acceptance counts.
+    """Return the worker's outcomes in a run that are recorded as accepted, or disputed, oldest
+    first. A slot is paid once, so its first acceptance counts.
     """
     account = view.workers.get(worker)
     found: dict[tuple[int, int], Earning] = {}
@@ -143,9 +141,8 @@ def _claims(earnings: Sequence[Earning]) -> Iterator[Claim]:
 def describe_earnings(
     earnings: Earnings, worker: Address, transactions: Sequence[str]
 ) -> dict[str, Any]:
-    """Return what programs want to know about earnings, as JSON values.
-
-    With transactions, which claimed all that was claimable, as things are after them.
+    """Return earnings as JSON values. `transactions` have claimed all that was claimable: the
+    report is about the time after them.
     """
     report: dict[str, Any] = {"run": earnings.run_id, "worker": worker}
     if transactions:

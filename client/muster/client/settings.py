@@ -21,7 +21,7 @@ Urls = Annotated[tuple[str, ...], BeforeValidator(_urls)]
 
 
 class EngineSettings(Settings):
-    """What every process has that follows the chain and runs a model."""
+    """The settings of every process that follows the chain and runs a model."""
 
     rpc: str = DEFAULT_RPC
     """URL of an RPC endpoint of the chain; several, between commas, are compared."""

@@ -3,16 +3,20 @@
 A source is the base URL of an orchestrator, of a relay's file room or of any server with the same
 paths. Most are named by strangers, on chain: nothing that one says is believed, and none costs
 more than a bounded time and a bounded number of bytes. A source that hangs delays the next by a
-few seconds only. Redirects are not followed.
+few seconds only. A source may send us elsewhere for something that has a hash, as orchestrators do
+whose files are in a bucket: a few times, without our signature, and never into a private network
+that the source is not in.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import re
 import secrets
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +27,9 @@ import httpx
 from pydantic import ValidationError
 
 from muster.api import BatchContents, BatchEntry, OrchestratorApi, RunInfo
-from muster.api.limits import MAX_ANSWER_BYTES, MAX_FILE_BYTES, MAX_SMALL_ANSWER_BYTES
+from muster.api.client import MAX_ANSWER_BYTES, MAX_SMALL_ANSWER_BYTES
 from muster.api.network import is_private, url_fault
+from muster.api.requests import MAX_FILE_BYTES
 from muster.api.signing import sign_request
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import file_hash, hex0x, keccak
@@ -45,10 +50,21 @@ MAX_SOURCES = 64
 """Sources that are asked about one thing, whoever named them."""
 LANES = 4
 """Sources that are asked at the same time at most."""
+MAX_REDIRECTS = 3
+"""How often one answer may send us on."""
+MAX_PLACE_CHARS = 4096
+"""Longest URL that we are sent to; presigned ones are long."""
 MAX_REFUSAL_BYTES = 4096
-"""What is read of a refusal."""
+"""Most bytes that are read of a refusal."""
+SOURCES_HINT = "name more sources with --source URL: the run's orchestrator, or its relays"
+DOCUMENTS_HINT = (
+    "relays have no task set, recipe or calibration: name an orchestrator with --source URL, "
+    "or any server that shows a copy of its --documents as /v1/documents/HASH"
+)
 _CODE = re.compile(r"[a-z_]{1,40}")
 _REFUSED = (401, 403)
+_ELSEWHERE = (301, 302, 303, 307, 308)
+_EMBEDS_IPV4 = ipaddress.ip_network("64:ff9b::/96")
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError, MusterError)
 
 
@@ -68,7 +84,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """Whose signature goes to a source that answers nobody else, as orchestrators do."""
+    """The account that signs the question to a source that answers nobody else: an orchestrator."""
 
     key: bytes
     """The account that asks."""
@@ -76,6 +92,20 @@ class Signer:
     """Of the ContributionLedger."""
     audience: Address
     """The run's orchestrator."""
+
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Returns the addresses of a host and port; raises OSError when it has none."""
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """Return the addresses of a host, as the system knows them."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError("no name that there could be") from error
+    return [str(address[0]) for *_, address in found]
 
 
 class Sources:
@@ -90,12 +120,15 @@ class Sources:
         signer: Signer | None = None,
         patience: Patience | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        resolver: Resolve = resolve,
     ) -> None:
         """`urls` are our own; `named` are strangers', of which malformed ones are passed over, and
         those that lead to this machine or its network unless `allows_private`.
         """
         theirs = [url for url in named if _is_askable(url, allows_private=allows_private)]
         self.urls = list(dict.fromkeys(url.rstrip("/") for url in [*urls, *theirs]))[:MAX_SOURCES]
+        self._own = frozenset(url.rstrip("/") for url in urls)
+        self._allows_private, self._resolve = allows_private, resolver
         self._signer = signer
         self._patience = patience or Patience()
         self._transport = transport
@@ -121,7 +154,7 @@ class Sources:
         path = f"/v1/files/{hex0x(submission_file_hash)}"
 
         async def ask(url: str) -> bytes:
-            data = await self._get(url + path, MAX_FILE_BYTES)
+            data = await self._get(url + path, MAX_FILE_BYTES, follows=url)
             if file_hash(data) != submission_file_hash:
                 raise _lied("its file has another hash")
             return data
@@ -165,12 +198,13 @@ class Sources:
         """Return a document by its Keccak-256; raises ApiError when no source has it."""
 
         async def ask(url: str) -> bytes:
-            data = await self._get(f"{url}/v1/documents/{hex0x(document_hash)}", MAX_ANSWER_BYTES)
+            path = f"/v1/documents/{hex0x(document_hash)}"
+            data = await self._get(url + path, MAX_ANSWER_BYTES, follows=url)
             if keccak(data) != document_hash:
                 raise _lied("its document has another hash")
             return data
 
-        return await self._first(f"the document {hex0x(document_hash)}", ask)
+        return await self._first(f"the document {hex0x(document_hash)}", ask, hint=DOCUMENTS_HINT)
 
     async def download(self, document_hash: Hash32, path: Path, *, max_bytes: int) -> None:
         """Write a task set to a file; raises ApiError when no source has it."""
@@ -183,7 +217,8 @@ class Sources:
                 raise _lied("its task set has another root")
 
         what = f"the task set {hex0x(document_hash)}"
-        await self._first(what, ask, lanes=1, source_s=self._patience.document_s)
+        patience_s = self._patience.document_s
+        await self._first(what, ask, lanes=1, source_s=patience_s, hint=DOCUMENTS_HINT)
 
     async def run_info(self, run_id: RunId, url: str) -> RunInfo | None:
         """Return what a source says about a run when it is an orchestrator, else None."""
@@ -228,10 +263,11 @@ class Sources:
         *,
         lanes: int = LANES,
         source_s: float | None = None,
+        hint: str = SOURCES_HINT,
     ) -> T:
         """Return the first answer that passes; each lane goes on with the next source not asked."""
         if not self.urls:
-            raise _nobody(what, {})
+            raise _nobody(what, {}, hint)
         found: list[T] = []
         refused: dict[str, str] = {}
         waiting = iter(self.urls)
@@ -255,24 +291,65 @@ class Sources:
         except* _Found:
             pass
         if not found:
-            raise _nobody(what, refused)
+            raise _nobody(what, refused, hint)
         return found[0]
 
-    async def _get(self, url: str, max_bytes: int) -> bytes:
-        """Return an answer's body; a source that wants to know who asks is told."""
+    async def _get(self, url: str, max_bytes: int, *, follows: str | None = None) -> bytes:
+        """Return an answer's body; a source that refuses strangers gets a signed question.
+
+        `follows` is the source that may send us elsewhere, for an answer that its hash checks.
+        """
         status, body = await self._once(url, max_bytes, {})
         if status in _REFUSED and self._signer is not None:
             status, body = await self._once(url, max_bytes, self._signed(url, self._signer))
+        place = url
+        for _ in range(MAX_REDIRECTS if follows is not None else 0):
+            if status not in _ELSEWHERE or follows is None:
+                break
+            place = _place(place, body)
+            status, body = await self._elsewhere(follows, place, max_bytes)
         if status != 200:
             raise _lied(f"answered {status}", status=status)
         return body
 
+    async def _elsewhere(self, source: str, place: str, max_bytes: int) -> tuple[int, bytes]:
+        """Ask where a source sent us, without our signature. The address that was checked is asked:
+        a name may lead elsewhere the next time.
+        """
+        url = httpx.URL(place)
+        addresses = await self._resolve(host := url.raw_host.decode("ascii"), url.port or 0)
+        is_public = all(map(_is_public, addresses))
+        if not addresses or not (is_public or await self._is_inside(source)):
+            raise _lied("it sends us into a private network")
+        # A connection is for one name: another may be at the same address.
+        headers = {"host": url.netloc.decode("ascii"), "connection": "close"}
+        pinned = url.copy_with(host=addresses[0])
+        return await self._once(str(pinned), max_bytes, headers, name=host)
+
+    async def _is_inside(self, source: str) -> bool:
+        """Return whether a source may send us into a private network: one of our own there."""
+        if self._allows_private:
+            return True
+        if source not in self._own:
+            return False
+        url = httpx.URL(source)
+        return not any(map(_is_public, await self._resolve(url.host, url.port or 0)))
+
     async def _once(
-        self, url: str, max_bytes: int, headers: Mapping[str, str]
+        self, url: str, max_bytes: int, headers: Mapping[str, str], *, name: str | None = None
     ) -> tuple[int, bytes]:
+        """Return status and body, or, for a redirect, the place instead of the body. `name` is the
+        host's name when the URL has its address.
+        """
         parts: list[bytes] = []
         size = 0
-        async with self._http.stream("GET", url, headers=dict(headers)) as response:
+        extensions = {"sni_hostname": name} if name else None
+        async with self._http.stream(
+            "GET", url, headers=dict(headers), extensions=extensions
+        ) as response:
+            if response.status_code in _ELSEWHERE:
+                place = response.headers.get("location", "")
+                return response.status_code, place.encode("utf-8", "replace")
             if response.status_code != 200:
                 return response.status_code, b""
             if response.headers.get("content-encoding", "identity") != "identity":
@@ -312,8 +389,33 @@ def _is_askable(url: str, *, allows_private: bool) -> bool:
     return allows_private or not is_private(url)
 
 
+def _place(asked: str, location: bytes) -> str:
+    """Return where an answer sends us: nowhere less private than where we asked."""
+    try:
+        place = str(httpx.URL(asked).join(location.decode()))
+    except (httpx.InvalidURL, ValueError):
+        place = ""
+    if len(place) > MAX_PLACE_CHARS or url_fault(place, ("https", httpx.URL(asked).scheme)):
+        raise _lied("it sends us to no place to fetch from")
+    return place
+
+
+def _is_public(text: str) -> bool:
+    """Return whether an address is of the internet, also when another one is written in it."""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    read: list[ipaddress.IPv4Address | ipaddress.IPv6Address] = [address]
+    if isinstance(address, ipaddress.IPv6Address):
+        read += [inner for inner in (address.ipv4_mapped, address.sixtofour) if inner]
+        if address in _EMBEDS_IPV4:
+            read.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    return all(each.is_global and not each.is_multicast for each in read)
+
+
 def _words(error: Exception) -> str:
-    """Return why a source failed in a few words; what it wrote itself is left out."""
+    """Return why a source failed in a few words, without its own words."""
     if isinstance(error, (ApiError, ProtocolError)):
         return str(error)[:200]
     if isinstance(error, ValidationError):
@@ -339,11 +441,11 @@ def _lied(message: str, *, status: int = 502) -> ApiError:
     return ApiError(message, status=status, code="bad_source")
 
 
-def _nobody(what: str, refused: Mapping[str, str]) -> ApiError:
+def _nobody(what: str, refused: Mapping[str, str], hint: str) -> ApiError:
     said = "; ".join(f"{url}: {why}" for url, why in list(refused.items())[:4])
     return ApiError(
         f"no source shows {what}" + (f" ({said})" if said else ""),
         status=503,
         code="no_source",
-        hint="name more sources with --source URL: the run's orchestrator, or its relays",
+        hint=hint,
     )

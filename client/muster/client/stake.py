@@ -1,24 +1,87 @@
-"""Stake of an account for a run, and how it becomes a worker, a validator or a juror.
+"""Stake of an account for a run: how it is put in and comes back, and what can be lost of it.
 
 A worker joins a run in one transaction: its key signs an ERC-2612 permit, its node's key a consent
 (`NodeRegistration`); both travel in `WorkerRegistry.join`. Stake is kept by run: no other can cost
-it. Jurors stake for the network's bench, which is run 0.
+it. Jurors stake for the network's bench, which is run 0. Stake that is asked for unbonds for a
+while, during which earlier work can still be slashed; then a second call withdraws it. The vault
+has one date for what unbonds of one run: asking for more moves it. Nothing else holds stake back.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster.chain import Chain, NodeConsent, Permit, Receipt, RunTerms, WorkerStatus
+from muster.chain import (
+    Chain,
+    CourtTerms,
+    Member,
+    NodeConsent,
+    Permit,
+    Receipt,
+    RunTerms,
+    StakeAccount,
+    WorkerStatus,
+)
 from muster.chain.structs import ZERO_ADDRESS
-from muster.client.exposure import of_worker
-from muster.client.quantities import format_duration, format_tokens
+from muster.client.preflight import require_cold, require_member
+from muster.client.quantities import (
+    format_duration,
+    format_share,
+    format_slashes,
+    format_time,
+    format_tokens,
+)
 from muster.protocol.eip712 import digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, keccak
-from muster.protocol.errors import ConfigError
+from muster.protocol.errors import ConfigError, NotYet
 from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.jury import BENCH
 from muster.protocol.messages import NodeRegistration
 from muster.wallet import Wallet
+
+
+def of_worker(run_id: RunId, terms: RunTerms, stake_wei: int) -> list[str]:
+    """Return what a worker can lose in a run where it has so much at stake."""
+    return [
+        f"at most these {format_tokens(stake_wei)} tokens, to this run only: "
+        f"{format_slashes(terms.fraud_ppm, terms.exact_fraud_ppm)}, by a quorum of its validators",
+        "a jury of the network can overturn that; what is lost is burned and insured, never its "
+        "judges'",
+        f"your node's signature on two files for one slot of run {run_id} costs what an exact "
+        "fraud does",
+    ]
+
+
+def of_validator(run_id: RunId, court: CourtTerms, stake_wei: int) -> list[str]:
+    """Return what a validator can lose in a run where it has so much at stake."""
+    return [
+        f"at most these {format_tokens(stake_wei)} tokens, to this run only: "
+        f"{format_share(court.wrong_verdict_ppm)} for each batch of which a jury overturned what "
+        "you signed",
+        f"all of it for two different outcomes of one batch of run {run_id}; nothing for silence, "
+        "or for saying that a file could not be had",
+    ]
+
+
+def of_juror(court: CourtTerms, stake_wei: int) -> list[str]:
+    """Return what a juror can lose with so much at stake on the bench."""
+    return [
+        f"at most these {format_tokens(stake_wei)} tokens, for absence only: "
+        f"{format_share(court.absence_ppm)} for each case that draws you and gets no vote",
+        "no run can touch it, and a vote costs nothing, whichever it is",
+    ]
+
+
+def exposure_of(run_id: RunId, terms: RunTerms) -> list[str]:
+    """Return in a line for each party what it can lose at most in a run."""
+    slashes = format_slashes(terms.fraud_ppm, terms.exact_fraud_ppm)
+    return [
+        f"worker: what it staked for run {run_id}, for fraud that its node signed ({slashes})",
+        "validator: what it staked for this run, for what it signed and a jury overturned",
+        "owner: what the run holds, for accepted units, and for jurors where its validators erred",
+        "anyone else: nothing, and nobody loses anything by silence",
+    ]
+
 
 CONSENT_S = 3600
 """How long permit and consent hold: long enough for a slow chain, short enough to lapse."""
@@ -107,9 +170,9 @@ class StakeOffer:
 async def stake_offer(
     chain: Chain, account: Address, run_id: RunId, amount_wei: int | None, *, with_node: bool
 ) -> StakeOffer:
-    """Return what staking for a run would do; without an amount, what is missing there.
+    """Return what staking for a run would do; without an amount it is the missing stake.
 
-    Raises ConfigError for a run or an account that it cannot be done for.
+    Raises ConfigError when the run is unknown, or the account cannot stake for it.
     """
     terms, number = await terms_of_run(chain, run_id)
     required = await chain.workers.required_stake()
@@ -250,8 +313,8 @@ async def _allow(chain: Chain, wei: int) -> None:
 async def consent_of(
     chain: Chain, worker: Address, node: Wallet | None, deadline: int
 ) -> NodeConsent:
-    """Return the node's signature that it works for the worker, good until the deadline; that of
-    no node keeps the one that the worker has.
+    """Return the node's signature that it works for the worker, good until the deadline. Without a
+    node the consent is empty, and the worker keeps its node.
     """
     if node is None:
         return NodeConsent(ZERO_ADDRESS, 0, b"")
@@ -279,3 +342,160 @@ async def sign_permit(chain: Chain, owner: Wallet, amount_wei: int, deadline: in
     separator = await chain.token.domain_separator()
     signature = sign(keccak(b"\x19\x01" + separator + permit), owner.key)
     return Permit(deadline, signature[64], Hash32(signature[:32]), Hash32(signature[32:64]))
+
+
+_LEAVES = ("Active", "Jailed")
+"""Statuses from which a worker exits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """An account that wants stake of a run back, as it stands."""
+
+    account: Address
+    """Whose stake it is."""
+    run_id: RunId
+    """The run that it is for."""
+    member: Member
+    """What it is there, when it is a worker."""
+    stake: StakeAccount
+    """Its stake there."""
+    required_wei: int
+    """Active stake that its role takes; 0 without one."""
+    unbonding_s: int
+    """Seconds from asking to having."""
+    is_validator: bool
+    """Whether it has a seat."""
+    now: int
+    """The chain's time."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether unbonding stake can be withdrawn now."""
+        return self.stake.unbonding_wei > 0 and self.now >= self.stake.withdrawable_at
+
+    def require_due(self) -> None:
+        """Raise NotYet when the unbonding stake cannot be withdrawn."""
+        if self.is_due:
+            return
+        left = format_duration(self.stake.withdrawable_at - self.now)
+        raise NotYet(
+            f"{format_tokens(self.stake.unbonding_wei)} tokens can be withdrawn from "
+            f"{format_time(self.stake.withdrawable_at)}, in {left}",
+            hint="the same command withdraws them then; --amount or --all asks for more",
+        )
+
+    def amount(self, asked_wei: int | None) -> int:
+        """Return how much starts to unbond; raises ConfigError when there is not that much."""
+        active = self.stake.active_wei
+        if active == 0:
+            raise ConfigError(
+                f"{self.account} has no active stake in run {self.run_id}",
+                hint="is it the right keystore and run? muster worker status shows a worker's runs",
+            )
+        if asked_wei is not None and asked_wei > active:
+            raise ConfigError(
+                f"{format_tokens(asked_wei)} tokens are asked for, "
+                f"{format_tokens(active)} are staked for run {self.run_id}",
+                hint="--all takes everything",
+            )
+        return active if asked_wei is None else asked_wei
+
+    def exits(self, amount_wei: int) -> bool:
+        """Whether taking so much out means that a worker leaves the run, or a validator its
+        seat.
+        """
+        everything = amount_wei == self.stake.active_wei
+        return everything and (self.is_validator or self.member.status in _LEAVES)
+
+    def describe(self, amount_wei: int) -> str:
+        """Return when how much comes back, and what follows."""
+        active = format_tokens(self.stake.active_wei)
+        lines = [
+            f"account  {self.account}",
+            f"unbonds  {format_tokens(amount_wei)} of {active} tokens in run {self.run_id}",
+            f"back     from {format_time(self.now + self.unbonding_s)}, in "
+            f"{format_duration(self.unbonding_s)}; until then earlier work can still be slashed",
+        ]
+        if self.stake.unbonding_wei:
+            lines.append(
+                f"note     {format_tokens(self.stake.unbonding_wei)} tokens that unbond already "
+                "wait until then too"
+            )
+        role = "seat    " if self.is_validator else "worker  "
+        if self.exits(amount_wei):
+            what = "is given up" if self.is_validator else "leaves this run: no more tickets of it"
+            lines.append(f"{role} {what}. Earned rewards stay claimable")
+        elif self.stake.active_wei - amount_wei < self.required_wei:
+            what = "is lost" if self.is_validator else "is jailed"
+            lines.append(f"{role} {what}: it must hold {format_tokens(self.required_wei)} tokens")
+        return "\n".join(lines)
+
+
+async def leaving(chain: Chain, account: Address, run_id: RunId) -> Leaving:
+    """Return how an account's stake in a run stands; raises ConfigError for a node's key."""
+    await require_cold(chain, account)
+    is_validator = run_id != BENCH and await chain.runs.is_validator(run_id, account)
+    member = await chain.workers.member_of(run_id, account)
+    required = 0
+    if is_validator:
+        required = await chain.runs.required_validator_stake()
+    elif member.status in _LEAVES:
+        required = await chain.workers.required_stake()
+    elif run_id == BENCH and await chain.jurors.is_juror(account):
+        raise ConfigError(
+            f"{account} is on the bench", hint="first: muster juror leave; it unbonds the stake"
+        )
+    return Leaving(
+        account=account,
+        run_id=run_id,
+        member=member,
+        stake=await chain.vault.account_of(run_id, account),
+        required_wei=required,
+        unbonding_s=await chain.vault.unbonding_period(),
+        is_validator=is_validator,
+        now=await chain.now(),
+    )
+
+
+async def unbond(chain: Chain, state: Leaving, amount_wei: int) -> Receipt:
+    """Start to take stake out, and return the receipt. A worker or validator that takes all of it
+    leaves the run.
+    """
+    if not state.exits(amount_wei):
+        return await chain.vault.request_unbond(state.run_id, amount_wei)
+    if state.is_validator:
+        return await chain.runs.leave_seat(state.run_id)
+    return await chain.workers.exit(state.run_id)
+
+
+async def come_back(chain: Chain, account: Address, run_id: RunId) -> Receipt:
+    """Make a jailed or leaving worker of a run active again, under the run's present terms; raises
+    NotYet or ConfigError when it cannot be.
+    """
+    member = await require_member(chain, account, run_id)
+    if member.status in ("Active", "Banned"):
+        raise ConfigError(
+            f"{account} is {member.status.lower()} in run {run_id}",
+            hint="there is nothing to come back from"
+            if member.status == "Active"
+            else "a ban ends only when a jury overturns a verdict: muster explain, muster dispute",
+        )
+    now, active = await chain.now(), await chain.vault.active_stake(run_id, account)
+    if now < member.jailed_until:
+        raise NotYet(
+            f"{account} is in jail until {format_time(member.jailed_until)}, for "
+            f"{format_duration(member.jailed_until - now)} more",
+            hint="the same command works then",
+        )
+    required = await chain.workers.required_stake()
+    if active < required:
+        missing = format_tokens(required - active)
+        raise ConfigError(
+            f"{account} stakes {format_tokens(active)} tokens in run {run_id}, a worker must hold "
+            f"{format_tokens(required)}",
+            hint=f"first: muster stake --run {run_id} --keystore FILE --amount {missing}",
+        )
+    await require_steady(chain, run_id)
+    _, terms = await chain.runs.terms_of(run_id)
+    return await chain.workers.come_back(run_id, terms)

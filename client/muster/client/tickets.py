@@ -1,12 +1,14 @@
-"""Whether a ticket holds: everything an orchestrator says is checked against the chain.
+"""Whether a ticket holds, and what it derives: problems, prompts, lengths and sampling seeds.
 
-Pure. Workers refuse false tickets before they generate, because they would sign work that must be
-rejected; validators reject submissions that rest on one.
+Pure. Everything an orchestrator says is checked against the chain. Workers refuse false tickets
+before they generate, because they would sign work that must be rejected; validators reject
+submissions that rest on one. Workers generate what a ticket derives and validators compare with
+it, so neither chooses anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,6 +16,9 @@ from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.errors import SignatureError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Submission, Ticket
+from muster.protocol.recipe import SamplingRecipe
+from muster.protocol.seeds import problem_indices, sample_seed, target_length, ticket_seed
+from muster.tasks import Problem, TaskSet, render_prompt
 
 MAX_TICKET_LIFE_S = 24 * 3600
 """A deadline further ahead than this is absurd: a node would be bound to one ticket for days."""
@@ -40,7 +45,7 @@ class KnownPolicy:
     root: Hash32
     """Root of its manifest."""
     beacon: Hash32
-    """What the worker's seeds under it are drawn from, see `MemberView.beacon_under`."""
+    """The hash that the worker's seeds under it are drawn from, see `MemberView.beacon_under`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,6 @@ class TicketTerms:
     orchestrator: Address
     """Whose signature counts."""
     run_id: RunId
-    """The run."""
     worker: Address
     """The staking wallet that holds the ticket."""
     policies: Mapping[PolicyVersion, KnownPolicy]
@@ -61,7 +65,7 @@ class TicketTerms:
 
 def ticket_fault(ticket: Ticket, signature: bytes, terms: TicketTerms) -> TicketFault | None:
     """Return why a ticket does not hold, or None."""
-    if not _is_signed_by_orchestrator(ticket, signature, terms):
+    if ticket_signer(ticket, signature, terms.domain) != terms.orchestrator:
         return TicketFault.SIGNATURE
     if ticket.run_id != terms.run_id:
         return TicketFault.RUN
@@ -115,13 +119,6 @@ def slot_and_policy(message: Ticket | Submission) -> tuple[int | str, ...]:
     )
 
 
-def _is_signed_by_orchestrator(ticket: Ticket, signature: bytes, terms: TicketTerms) -> bool:
-    try:
-        return recover(digest(terms.domain, ticket.struct_hash()), signature) == terms.orchestrator
-    except SignatureError:
-        return False
-
-
 def _work(ticket: Ticket) -> tuple[object, ...]:
     """Return what the rollouts of a ticket depend on: all but its deadline."""
     return (
@@ -133,3 +130,76 @@ def _work(ticket: Ticket) -> tuple[object, ...]:
         ticket.policy_root,
         ticket.beacon,
     )
+
+
+_TOKENS_PER_CHARACTER = 8
+_SPECIAL_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One problem of a ticket and its samples."""
+
+    problem: Problem
+    target_length: int
+    """Length budget in tokens, -1 without one."""
+    prompt_tokens: tuple[int, ...]
+    """The rendered prompt."""
+    seeds: tuple[int, ...]
+    """Sampling seed of each sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Everything a ticket asks for."""
+
+    policy_version: PolicyVersion
+    """The policy that must generate."""
+    groups: tuple[Group, ...]
+    """In ticket order."""
+
+
+def derive(
+    ticket: Ticket,
+    sampling: SamplingRecipe,
+    task_set: TaskSet,
+    encode: Callable[[str], tuple[int, ...]],
+) -> Assignment:
+    """Return the assignment of a ticket; `encode` turns a prompt's text into token ids.
+
+    Raises EncodingError when the task set holds fewer problems than one submission needs.
+    """
+    seed, size = _seed_of(ticket), sampling.samples_per_problem
+    groups = []
+    for j, (problem, length) in enumerate(_chosen(seed, sampling, task_set)):
+        groups.append(
+            Group(
+                problem=problem,
+                target_length=length,
+                prompt_tokens=tuple(encode(render_prompt(problem, length))),
+                seeds=tuple(sample_seed(seed, j, i, size) for i in range(size)),
+            )
+        )
+    return Assignment(ticket.policy_version, tuple(groups))
+
+
+def most_prompt_tokens(ticket: Ticket, sampling: SamplingRecipe, task_set: TaskSet) -> int:
+    """Return a bound on the tokens of a ticket's longest prompt, whatever the tokenizer: it may
+    normalise a character into several, never into so many.
+    """
+    chosen = _chosen(_seed_of(ticket), sampling, task_set)
+    longest = max(len(render_prompt(problem, length)) for problem, length in chosen)
+    return _TOKENS_PER_CHARACTER * longest + _SPECIAL_TOKENS
+
+
+def _seed_of(ticket: Ticket) -> Hash32:
+    return ticket_seed(ticket.run_id, ticket.beacon, ticket.worker, ticket.step, ticket.index)
+
+
+def _chosen(
+    seed: Hash32, sampling: SamplingRecipe, task_set: TaskSet
+) -> Iterator[tuple[Problem, int]]:
+    """Yield a ticket's problems with their length budgets, in order."""
+    chosen = problem_indices(seed, sampling.problems_per_submission, len(task_set))
+    for j, number in enumerate(chosen):
+        yield task_set[number], target_length(seed, j, sampling.target_lengths)

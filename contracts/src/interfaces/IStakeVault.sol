@@ -15,6 +15,8 @@ interface IStakeVaultErrors {
     error VaultOffenceSettled(bytes32 escrowId);
     /// @notice Thrown when an escrow belongs to another outcome than the one that asks for it.
     error VaultWrongLeaf(bytes32 escrowId, uint64 batchId, uint32 position);
+    /// @notice Thrown when 255 escrows of an account are held: a further offence waits until one is settled.
+    error VaultTooManyEscrows(uint64 runId, address owner);
     /// @notice Thrown at construction when stake could leave before its work is judged.
     error VaultUnbondingTooShort(uint256 unbondingPeriod, uint256 required);
     /// @notice Thrown when shares or parts per million do not add up.

@@ -10,15 +10,15 @@ library MultiProofLib {
     /// @dev Returns the root that `leaves` at strictly ascending `positions` of a tree of `width` leaves have with
     ///      their `siblings`, and whether the positions are in order and in the tree and every sibling is used.
     ///      Siblings are those nodes on the way that cannot be computed, level by level, left to right.
-    ///      The root of what is not valid means nothing.
+    ///      The root of what is not valid means nothing. Assumes one position for each leaf.
     function rootOf(bytes32[] memory leaves, uint32[] calldata positions, uint256 width, bytes32[] calldata siblings)
         internal
         pure
         returns (bytes32 root, bool valid)
     {
         uint256 count = leaves.length;
-        if (count == 0 || !_areInOrder(positions, width)) return (0, false);
         if (count == 1) return _rootOfOne(leaves[0], positions[0], width, siblings);
+        if (count == 0 || !_areInOrder(positions, width)) return (0, false);
         bytes32[] memory nodes = new bytes32[](count);
         uint256[] memory places = new uint256[](count);
         for (uint256 i = 0; i < count; ++i) {
@@ -37,6 +37,7 @@ library MultiProofLib {
         pure
         returns (bytes32, bool)
     {
+        if (place >= width) return (0, false);
         uint256 used;
         // Cannot overflow: width and place have 32 bits.
         unchecked {

@@ -31,7 +31,7 @@ contract StakeVaultSymbolic is Test {
     address private constant WORKER = address(0xA11CE);
     address private constant OTHER = address(0xB0B);
     address private constant INSURANCE = address(0x1275);
-    uint256 private constant SUPPLY = type(uint128).max;
+    uint256 private constant SUPPLY = type(uint88).max;
     uint256 private constant PPM = 1_000_000;
 
     MusterToken private _token;

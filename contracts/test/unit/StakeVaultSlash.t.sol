@@ -66,6 +66,20 @@ contract StakeVaultSlashTest is VaultTest {
         vault.hold(fraud, PPM);
     }
 
+    /// @dev One byte counts them. Whoever reports the next offence is told what to wait for, and then succeeds.
+    function test_hold_reverts_when255EscrowsAreHeld_untilOneIsSettled() public {
+        _deposit(runId, alice, 1 ether);
+        for (uint64 tag = 0; tag < 255; ++tag) {
+            _hold(alice, tag, 0);
+        }
+        vm.expectRevert(abi.encodeWithSelector(IStakeVaultErrors.VaultTooManyEscrows.selector, runId, alice));
+        _hold(alice, 255, PPM);
+        _hold(bob, 255, PPM);
+        _release(alice, 0, address(0));
+        assertEq(_hold(alice, 255, PPM), 1 ether, "the offence was not lost");
+        assertEq(_heldOf(alice), 255, "held");
+    }
+
     function testFuzz_hold_takesTheSameShareOfBoth_roundedUp(uint256 active, uint256 unbonding, uint256 ppm) public {
         (active, unbonding) = _boundStake(active, unbonding);
         ppm = bound(ppm, 0, PPM);

@@ -1,8 +1,8 @@
-"""What the run's owner may do to a running orchestrator: over a unix socket of its own, if at all.
+"""The owner's commands to a running orchestrator, over a unix socket, if one is configured.
 
-There are no passwords: whoever may open the socket is the user that runs the process. Nothing here
-can be reached from the network, and nothing here is in the public application. What is switched
-here holds for this process until it ends; replicas are told one by one.
+There are no passwords: only the user that runs the process may open the socket. The network cannot
+reach it, and the public application has none of these routes. A switch holds for this process until
+it ends; each replica has its own.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import func, select, update
 
 from muster.api.answers import AccountAddress
-from muster.orchestrator.api.deps import ServicesDep
-from muster.orchestrator.api.errors import add_error_handlers
-from muster.orchestrator.db.models import LeaseRow, SubmissionRow
-from muster.orchestrator.services.context import Services
-from muster.orchestrator.services.refusals import refuse
+from muster.orchestrator.db import statements
+from muster.orchestrator.http.errors import add_error_handlers, refuse
+from muster.orchestrator.http.requests import ServicesDep
+from muster.orchestrator.services import Services
 from muster.protocol.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/admin")
+
+_END_LEASES = (
+    "UPDATE leases SET deadline = ? WHERE node = ? AND is_filled = false AND deadline >= ?"
+    " RETURNING id"
+)
 
 
 class _Order(BaseModel):
@@ -47,20 +50,16 @@ class LogLevel(_Order):
 @router.get("/counters")
 async def counters(services: ServicesDep) -> dict[str, Any]:
     """Return what an owner wants to know first."""
-    async with services.database.read() as session:
-        submissions = await session.scalar(select(func.count()).select_from(SubmissionRow))
-        leases = await session.scalar(
-            select(func.count())
-            .select_from(LeaseRow)
-            .where(LeaseRow.is_filled.is_(False), LeaseRow.deadline >= services.chain_clock.now())
-        )
+    [[(submissions,)], [(leases,)]] = await services.database.search(
+        statements.received_submissions(), statements.unfilled(now=services.chain_clock.now())
+    )
     committed, judged = services.projection.batch_counts
     return {
         "run": services.run_id,
-        "leases_are_paused": services.switches.leases_are_paused,
+        "leases_are_paused": services.leases.are_paused,
         "log_level": logging.getLevelName(logging.getLogger().getEffectiveLevel()),
-        "open_leases": leases or 0,
-        "submissions": submissions or 0,
+        "open_leases": leases,
+        "submissions": int(submissions),
         "batches_committed": committed,
         "batches_judged": judged,
         "pending_transactions": await services.chain.pending_transactions(),
@@ -85,14 +84,9 @@ async def resume_leases(services: ServicesDep) -> dict[str, Any]:
 async def drop_lease(node: AccountAddress, services: ServicesDep) -> dict[str, Any]:
     """End a node's lease now, so that it gets another ticket; the signed one stays good in time."""
     now = services.chain_clock.now()
-    async with services.database.write() as session:
-        ended = await session.execute(
-            update(LeaseRow)
-            .where(LeaseRow.node == node, LeaseRow.is_filled.is_(False), LeaseRow.deadline >= now)
-            .values(deadline=now - 1)
-            .returning(LeaseRow.id)
-        )
-        dropped = len(ended.all())
+    async with services.database.transaction() as asked:
+        [ended] = await asked.ask((_END_LEASES, (now - 1, node, now)))
+    dropped = len(ended)
     logger.warning("lease dropped by the owner", extra={"node": node, "count": dropped})
     return {"dropped": dropped}
 
@@ -123,7 +117,7 @@ async def rebuild(services: ServicesDep) -> dict[str, Any]:
 
 
 def _switch(services: Services, paused: bool) -> dict[str, Any]:
-    services.switches.leases_are_paused = paused
+    services.leases.are_paused = paused
     logger.warning("leases switched by the owner", extra={"are_paused": paused})
     return {"leases_are_paused": paused}
 

@@ -1,4 +1,4 @@
-"""`muster orchestrator`: the command line of the orchestrator."""
+"""`muster orchestrator`: the command line, of the process and of its owner."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from typing import Any
 
 import click
 
-from muster.orchestrator.admin_cli import admin
+from muster.protocol.errors import ApiError
 from muster.settings.options import CONFIRMATIONS_HELP, FILE, PASSWORD_HELP, chain_options
 
 
 @click.group()
 def orchestrator() -> None:
     """Lease work and record outcomes."""
-
-
-orchestrator.add_command(admin)
 
 
 @orchestrator.command()
@@ -61,3 +58,88 @@ def run(config: Path | None, **flags: Any) -> None:
     )
     key = open_wallet(settings.keystore, settings.password_file).key
     uvloop.run(serve(settings, key))
+
+
+@click.group()
+@click.option(
+    "--socket", "path", metavar="FILE", envvar="MUSTER_ORCHESTRATOR_ADMIN_SOCKET",
+    help="The admin_socket of the orchestrator.",
+)  # fmt: skip
+@click.pass_context
+def admin(context: click.Context, path: str | None) -> None:
+    """Look after a running orchestrator, over its owner's socket."""
+    context.obj = path
+
+
+@admin.command("drop-lease")
+@click.argument("node")
+@click.pass_obj
+def drop_lease(path: str | None, node: str) -> None:
+    """End a node's lease now, so that it gets another ticket."""
+    from muster.protocol.ids import to_address
+
+    _order(path, "DELETE", f"leases/{to_address(node)}")
+
+
+@admin.command("log-level")
+@click.argument("level", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]))
+@click.pass_obj
+def log_level(path: str | None, level: str) -> None:
+    """Log more, or less."""
+    _order(path, "PUT", "log-level", {"level": level})
+
+
+def _plain(name: str, method: str, what: str, meaning: str) -> None:
+    """Add a command that takes nothing."""
+    command = click.pass_obj(lambda path: _order(path, method, what))
+    admin.command(name, help=meaning)(command)
+
+
+_plain("counters", "GET", "counters", "Print what it does now.")
+_plain(
+    "pause", "POST", "leases/pause",
+    "Give no tickets from now on; what is leased may still be uploaded.",
+)  # fmt: skip
+_plain("resume", "POST", "leases/resume", "Give tickets again.")
+_plain("collect", "POST", "retention", "Drop files that nobody can need any more, now.")
+_plain("rebuild", "POST", "rebuild", "Derive again what follows from the chain's events.")
+
+
+def _order(path: str | None, method: str, what: str, body: dict[str, Any] | None = None) -> None:
+    """Send an order and print what came of it; raises ApiError."""
+    import json
+
+    import httpx
+
+    if path is None:
+        # Not required of the group: each command's help is shown without it.
+        raise click.UsageError("Missing option '--socket' before the command.")
+    if not Path(path).is_socket():
+        raise _absent(path, "there is no such socket")
+    transport = httpx.HTTPTransport(uds=path)
+    try:
+        with httpx.Client(transport=transport, base_url="http://owner", timeout=60.0) as http:
+            answer = http.request(method, f"/admin/{what}", json=body)
+    except httpx.TransportError as error:
+        raise _absent(path, str(error)) from error
+    if answer.status_code >= 400:
+        problem = answer.json()["error"]
+        raise ApiError(
+            problem["message"],
+            status=answer.status_code,
+            code=problem["code"],
+            hint=problem["hint"],
+        )
+    click.echo(json.dumps(answer.json(), indent=2))
+
+
+def _absent(path: str, why: str) -> ApiError:
+    return ApiError(
+        f"no orchestrator listens on {path}: {why}",
+        status=503,
+        code="unreachable",
+        hint="does it run as this user, with this admin_socket?",
+    )
+
+
+orchestrator.add_command(admin)

@@ -5,10 +5,10 @@ One rollout, from task to payment (docs/architecture.md):
      1. publish     the trainer cuts the policy into chunks and anchors its root on chain
      2. broadcast   relays mirror the chunks
      3. fetch       a worker pulls and verifies them
-  >  4. lease       the worker gets a signed ticket                 services/leases.py
+  >  4. lease       the worker gets a signed ticket                 leases/leases.py
      5. generate    it samples and commits to its hidden states
-  >  6. submit      its file is taken in; a batch's root goes on chain   services/intake.py, commit
-  >  7. validate    validators fetch the batch and sign outcomes    services/outcomes.py
+  >  6. submit      its file is taken in; a batch's root goes on chain   intake/intake.py, commit
+  >  7. validate    validators fetch the batch and sign outcomes    outcomes/outcomes.py
   >  8. record      a quorum's outcomes are posted                  record
      9. train       the trainer consumes what was accepted
   > 10. settle      fraud is executed, and finalised after its window    settle, report
@@ -29,17 +29,17 @@ from functools import partial
 from typing import NoReturn
 
 from muster.chain import Batch, OutcomeProof, PauseCause, apply_poll
+from muster.orchestrator.clock import Backoff, loop_time, wait_for
+from muster.orchestrator.dashboard.status import to_json
+from muster.orchestrator.intake.retention import Retention
+from muster.orchestrator.leadership import Leadership
 from muster.orchestrator.metrics import TRANSACTIONS
+from muster.orchestrator.outcomes.doubles import Double
+from muster.orchestrator.outcomes.outcomes import Agreed
 from muster.orchestrator.ports import ReaderPort
-from muster.orchestrator.services.breaker import LOOK_INTERVAL_S
-from muster.orchestrator.services.clock import Backoff, loop_time, wait_for
-from muster.orchestrator.services.context import Services
-from muster.orchestrator.services.doubles import Double
-from muster.orchestrator.services.leadership import Leadership
-from muster.orchestrator.services.outcomes import Agreed
-from muster.orchestrator.services.retention import Retention
-from muster.orchestrator.services.settlement import Place
-from muster.orchestrator.services.status import to_json
+from muster.orchestrator.services import Services
+from muster.orchestrator.settle.breaker import LOOK_INTERVAL_S
+from muster.orchestrator.settle.settlement import Place
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError, ChainError, ContractRevert, StorageError
 

@@ -1,7 +1,8 @@
-"""What the orchestrator asks of the chain's connection: `muster.chain` fits, so do test fakes."""
+"""The methods of the chain's connection that the orchestrator calls; test fakes have them too."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from muster.chain import Batch, Deployment, OutcomeProof, PauseCause, Poll
@@ -143,3 +144,31 @@ class ReaderPort(Protocol):
 
     async def poll(self) -> Poll:
         """Return the events since the last call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Figures that a deployment fixes for good; times in seconds."""
+
+    stake_per_unit: int
+    """Wei of active stake behind one unit in flight."""
+    outcome_deadline_s: int
+    """After a commitment, until which outcomes are due."""
+    appeal_s: int
+    """After that, until which workers may call judges of the network."""
+    challenge_s: int
+    """During which an outcome may be challenged."""
+    slash_cooldown_s: int
+    """After a pause of slashing, before which there is no other."""
+
+
+async def read_constants(chain: ChainPort) -> Constants:
+    """Return what the contracts say of themselves."""
+    ledger = chain.ledger
+    return Constants(
+        stake_per_unit=await ledger.stake_per_unit(),
+        outcome_deadline_s=await ledger.outcome_deadline(),
+        appeal_s=await ledger.appeal_time(),
+        challenge_s=await ledger.challenge_window(),
+        slash_cooldown_s=await chain.runs.slash_cooldown(),
+    )

@@ -1,22 +1,28 @@
-"""The orchestrator process: connects, catches up with the chain, opens its disk, serves."""
+"""The orchestrator process: connects, catches up with the chain, opens its disk, serves.
+
+The documents that a run pins on chain are checked against their hashes first. Recipe and
+calibration are read into memory. A task set, which may be large, stays on disk.
+"""
 
 from __future__ import annotations
 
 import gc
 import logging
 import time
+from pathlib import Path
 
-from muster.chain import Chain, ChainView, EventReader, find_run
-from muster.orchestrator.db.engine import Database
-from muster.orchestrator.db.places import is_url
+from muster.chain import Chain, ChainView, EventReader, RunConfig, find_run
+from muster.orchestrator.clock import ChainClock
+from muster.orchestrator.db.database import open_database
+from muster.orchestrator.db.failures import is_url
+from muster.orchestrator.leadership import Leadership
 from muster.orchestrator.server import serve_until_stopped
-from muster.orchestrator.services.clock import ChainClock
-from muster.orchestrator.services.context import build_services
-from muster.orchestrator.services.documents import load_documents
-from muster.orchestrator.services.leadership import Leadership
+from muster.orchestrator.services import Documents, build_services
 from muster.orchestrator.settings import OrchestratorSettings
-from muster.protocol.errors import ConfigError
-from muster.protocol.ids import RunId
+from muster.protocol.encoding import hex0x, keccak
+from muster.protocol.errors import ConfigError, MusterError
+from muster.protocol.ids import Hash32, RunId
+from muster.tasks import document_root
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +51,7 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
                 hint="create it with `muster run create`",
             )
         documents = load_documents(settings.documents, run.config)
-        database = await Database.open(settings.database)
+        database = await open_database(settings.database)
         try:
             services = await build_services(
                 settings,
@@ -66,3 +72,49 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
             await serve_until_stopped(services, reader, leadership)
         finally:
             await database.close()
+
+
+def load_documents(folder: Path, config: RunConfig) -> Documents:
+    """Return the run's recipe, calibration and task set by hash.
+
+    Raises ConfigError when one is missing or is not what the chain pins.
+    """
+    return {
+        config.recipe_hash: _load(folder, "recipe", config.recipe_hash),
+        config.calibration_hash: _load(folder, "calibration", config.calibration_hash),
+        config.task_set_hash: _task_set(folder, config.task_set_hash),
+    }
+
+
+def _load(folder: Path, name: str, pinned: Hash32) -> bytes:
+    path = _find(folder, name, pinned)
+    data = path.read_bytes()
+    if keccak(data) != pinned:
+        raise _other(path, name, folder)
+    return data
+
+
+def _task_set(folder: Path, pinned: Hash32) -> Path:
+    path = _find(folder, "task set", pinned)
+    try:
+        found = document_root(path)
+    except MusterError as error:
+        raise _other(path, "task set", folder) from error
+    if found != pinned:
+        raise _other(path, "task set", folder)
+    return path
+
+
+def _find(folder: Path, name: str, pinned: Hash32) -> Path:
+    for path in (folder / pinned.hex(), folder / hex0x(pinned)):
+        if path.is_file():
+            return path
+    raise ConfigError(f"the run's {name} {pinned.hex()} is not in {folder}", hint=_hint(folder))
+
+
+def _other(path: Path, name: str, folder: Path) -> ConfigError:
+    return ConfigError(f"{path} is not the {name} that the chain pins", hint=_hint(folder))
+
+
+def _hint(folder: Path) -> str:
+    return f"put it into {folder} under that name; `muster run create` wrote it (--documents)"

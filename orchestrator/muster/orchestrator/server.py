@@ -14,12 +14,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from muster.orchestrator.admin import admin_listener, create_admin_app
-from muster.orchestrator.app import create_app
-from muster.orchestrator.connections import protocol_of
+from muster.orchestrator.http.app import create_app
+from muster.orchestrator.http.connections import protocol_of
+from muster.orchestrator.leadership import Leadership
 from muster.orchestrator.loop import run as run_loop
 from muster.orchestrator.ports import ReaderPort
-from muster.orchestrator.services.context import Services
-from muster.orchestrator.services.leadership import Leadership
+from muster.orchestrator.services import Services
 from muster.orchestrator.settings import OrchestratorSettings
 
 logger = logging.getLogger(__name__)

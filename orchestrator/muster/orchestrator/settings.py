@@ -33,7 +33,7 @@ class OrchestratorSettings(Settings):
     the folder; keys, region and endpoint come from AWS_* in the environment."""
     retention_s: Annotated[int, Field(ge=0)] | None = None
     """Seconds for which a submission's file is kept once its outcome is final, no case or slash
-    about it is open and no step may train on it; None for ever."""
+    about it is open and no step may train on it, or its batch is void; None for ever."""
     database: str | Path = Path("orchestrator.sqlite3")
     """SQLite file, or the `postgresql://` URL of a database that replicas share; either may be
     deleted while nothing uses it."""
@@ -88,14 +88,17 @@ class OrchestratorSettings(Settings):
     """Addresses and networks of reverse proxies whose X-Forwarded-For counts, separated by
     commas."""
     max_listeners: Annotated[int, Field(ge=1, le=10_000)] = 64
-    """Most open event streams."""
+    """Most open event streams; for one more, the oldest ends of the network and address that has
+    most."""
     max_listeners_per_host: Annotated[int, Field(ge=1)] = 16
     """Most open event streams of one network address; more are answered 429."""
     max_connections: Annotated[int, Field(ge=1)] = 2000
-    """Most open connections; more are answered 503."""
+    """Most open connections; for one more, that one is closed which is waited for longest of the
+    network and address that has most. Connections that somebody with a role in the run has signed
+    on, up to three quarters of all and 16 of one signer, stay."""
     max_connections_per_host: Annotated[int, Field(ge=1)] = 512
-    """Most open connections of one network address that is no trusted proxy; more are answered
-    429."""
+    """Most open connections of one network address that is no trusted proxy and has signed nothing
+    on them; for one more, the one is closed which is waited for longest."""
     header_timeout_s: Annotated[float, Field(gt=0)] = 15.0
     """How long a request's headers may take to arrive."""
     body_timeout_s: Annotated[float, Field(gt=0)] = 120.0

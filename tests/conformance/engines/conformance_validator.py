@@ -12,8 +12,8 @@ from conformance_policy import HIDDEN, VOCABULARY
 
 from muster.inference.engine import Completion, InferenceEngine, Prefill, Request
 from muster.inference.limits import FLOORS, chunk_limits, sampler_limits
-from muster.inference.plan import NumberFormat
-from muster.inference.replaying import replay
+from muster.inference.measuring import NumberFormat
+from muster.inference.sampling import replay
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import ChunkResult, verify_proofs_many
 from muster.toploc.calibration import CalibratedModel, Calibration

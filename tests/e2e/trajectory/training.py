@@ -25,9 +25,9 @@ from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.rollouts import Rollout, encode_rollouts
 from muster.trainer.base_model import WarmStart, build_base_model
-from muster.trainer.learner import Learner
-from muster.trainer.policies import BASE, PolicyShelf
-from muster.trainer.stream import Cursor, StreamReader
+from muster.trainer.learn.learner import Learner
+from muster.trainer.publish.policies import BASE, PolicyShelf
+from muster.trainer.stream.reader import Cursor, StreamReader
 
 PINNED = Path(__file__).with_name("trajectory.json")
 STEPS = 6

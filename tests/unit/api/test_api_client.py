@@ -9,7 +9,7 @@ import pytest
 
 from muster.api import Lease, NoWork, OrchestratorApi
 from muster.api.client import ATTEMPTS
-from muster.api.limits import MAX_FILE_BYTES
+from muster.api.requests import MAX_FILE_BYTES
 from muster.api.signing import NONCE_HEADER, SUBMISSION_HEADER, verify_request
 from muster.protocol.eip712 import Domain, address_of
 from muster.protocol.encoding import file_hash, hex0x, keccak
@@ -46,15 +46,15 @@ def answer(value: object, status: int = 200) -> Handler:
 
 def verified(request: httpx.Request) -> httpx.Request:
     """The request, if its signature covers exactly what arrived."""
-    verify_request(
+    headers = verify_request(
         request.headers,
         domain=DOMAIN,
         audience=AUDIENCE,
         method=request.method,
         path=request.url.raw_path.decode(),
-        body_hash=file_hash(request.content),
         now=NOW,
     )
+    assert headers.body_hash == file_hash(request.content)
     return request
 
 

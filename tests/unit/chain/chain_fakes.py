@@ -13,7 +13,7 @@ from eth_abi.abi import encode
 from eth_utils.abi import collapse_if_tuple
 
 from muster.chain import Deployment, Event
-from muster.chain.abi import ARTIFACTS, CONTRACTS, snake_case
+from muster.chain.abi import ARTIFACTS, CONTRACTS, contract_abi, snake_case
 from muster.chain.conversion import SolidityEnum
 from muster.chain.rpc import Rpc
 from muster.protocol.encoding import keccak
@@ -22,6 +22,8 @@ from muster.protocol.ids import Address, Hash32, to_address
 
 CHAIN_ID = 31337
 TX = "0x" + "ab" * 32
+EMITTERS = {e.name: contract for contract in CONTRACTS for e in contract_abi(contract).events}
+"""The contract of each event."""
 
 
 def address(number: int) -> Address:
@@ -71,6 +73,15 @@ def encode_log(contract: str, name: str, args: dict[str, Any]) -> dict[str, Any]
         "topics": ["0x" + topic.hex() for topic in topics],
         "data": "0x" + encode(data_types, data).hex(),
     }
+
+
+def deposit(owner: int, amount: int = 1) -> dict[str, Any]:
+    args = {"run_id": 1, "owner": address(owner), "amount": amount, "active": amount}
+    return encode_log("StakeVault", "Deposited", args)
+
+
+def owners(events: list[Event]) -> list[int]:
+    return [int(event.args["owner"], 16) for event in events]
 
 
 def placed(log: dict[str, Any], block: Block, index: int, *, timed: bool = True) -> dict[str, Any]:
@@ -234,12 +245,12 @@ class History:
     block: int = 1
     log_index: int = 0
 
-    def add(self, contract: str, name: str, /, *, same_block: bool = False, **args: Any) -> Event:
+    def add(self, name: str, /, *, same_block: bool = False, **args: Any) -> Event:
         if self.events and not same_block:
             self.block, self.log_index = self.block + 1, -1
         self.log_index = self.log_index + 1 if self.events else 0
         event = Event(
-            contract=contract,
+            contract=EMITTERS[name],
             name=name,
             args=args,
             block_number=self.block,

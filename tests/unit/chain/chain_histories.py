@@ -10,7 +10,7 @@ from chain_fakes import History, address
 from muster.chain import ChainView, Offence, RunConfig, RunTerms
 from muster.chain.structs import ZERO_ADDRESS, SlashSubject
 from muster.protocol.encoding import keccak
-from muster.protocol.ids import Address, PolicyVersion, RunId, Step
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
 from muster.protocol.jury import Ruling
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict, pack_records
 
@@ -58,6 +58,7 @@ def outcome(
     )
 
 
+BATCH_ROOT = keccak(b"batch")
 RECORDS = [outcome(1, 0), outcome(2, 0, Verdict.FRAUD), outcome(1, 1, Verdict.REJECTED)]
 LEAF, ESCROW = RECORDS[1].leaf(1, 1), keccak(b"escrow of the fraud")
 FRAUD = SlashSubject(RUN, CHEATER, Offence.EXACT_FRAUD, 1 << 32, 1, 1)
@@ -82,27 +83,26 @@ RELEASED = {
 
 
 def join(history: History, worker: Address, worker_id: int, node: Address, stake: int) -> None:
-    history.add("WorkerRegistry", "WorkerRegistered", worker=worker, worker_id=worker_id)
-    history.add("WorkerRegistry", "NodeBound", same_block=True, worker=worker, node=node)
+    history.add("WorkerRegistered", worker=worker, worker_id=worker_id)
+    history.add("NodeBound", same_block=True, worker=worker, node=node)
     joined = {"run_id": RUN, "worker": worker, "terms": 1, "active_from": history.block + 2}
-    history.add("WorkerRegistry", "WorkerJoined", same_block=True, **joined)
+    history.add("WorkerJoined", same_block=True, **joined)
     deposited = {"run_id": RUN, "owner": worker, "amount": stake, "active": stake}
-    history.add("StakeVault", "Deposited", same_block=True, **deposited)
+    history.add("Deposited", same_block=True, **deposited)
 
 
 def create_run(history: History) -> None:
     """A run whose validators were invited and took their seats."""
-    history.add("RunRegistry", "RunCreated", run_id=RUN, owner=OWNER, config=CONFIG)
+    history.add("RunCreated", run_id=RUN, owner=OWNER, config=CONFIG)
     for seat, validator in enumerate(VALIDATORS):
         invited = {"run_id": RUN, "validator": validator, "invited": True}
-        history.add("RunRegistry", "ValidatorInvited", same_block=True, **invited)
+        history.add("ValidatorInvited", same_block=True, **invited)
         seated = {"run_id": RUN, "validator": validator, "seat_bit": 1 << seat, "terms": 1}
-        history.add("RunRegistry", "ValidatorSeated", same_block=True, **seated)
+        history.add("ValidatorSeated", same_block=True, **seated)
 
 
 def post(history: History, batch_id: int, records: list[OutcomeRecord]) -> None:
     history.add(
-        "ContributionLedger",
         "OutcomesPosted",
         batch_id=batch_id,
         run_id=RUN,
@@ -114,20 +114,19 @@ def post(history: History, batch_id: int, records: list[OutcomeRecord]) -> None:
     )
 
 
-def commit(history: History, batch_id: int, count: int) -> None:
+def commit(history: History, batch_id: int, count: int, *, root: Hash32 = BATCH_ROOT) -> None:
     history.add(
-        "ContributionLedger",
         "BatchCommitted",
         batch_id=batch_id,
         run_id=RUN,
-        root=keccak(b"batch"),
+        root=root,
         count=count,
         units=300,
         price_per_unit=10,
         terms=1,
         committed_at=history.block + 1,
     )
-    history.add("RewardEscrow", "RewardReserved", same_block=True, run_id=RUN, amount=3000)
+    history.add("RewardReserved", same_block=True, run_id=RUN, amount=3000)
 
 
 def begun() -> History:
@@ -136,7 +135,7 @@ def begun() -> History:
     create_run(history)
     join(history, WORKER, 1, NODE, 1000)
     join(history, CHEATER, 2, OTHER_NODE, 801)
-    history.add("RewardEscrow", "RunFunded", run_id=RUN, **{"from": OWNER}, amount=5000)
+    history.add("RunFunded", run_id=RUN, **{"from": OWNER}, amount=5000)
     publish(history, 0)
     commit(history, 1, 3)
     return history
@@ -144,7 +143,6 @@ def begun() -> History:
 
 def publish(history: History, version: int) -> None:
     history.add(
-        "RunRegistry",
         "CheckpointPublished",
         run_id=RUN,
         version=version,
@@ -154,10 +152,10 @@ def publish(history: History, version: int) -> None:
 
 def slash(history: History) -> None:
     convicted = {"run_id": RUN, "worker": CHEATER, "escrow_id": ESCROW}
-    history.add("WorkerRegistry", "WorkerBanned", **convicted)
-    history.add("StakeVault", "Slashed", same_block=True, **SLASHED)
+    history.add("WorkerBanned", **convicted)
+    history.add("Slashed", same_block=True, **SLASHED)
     executed = {"worker": CHEATER, "position": 1, "amount": 401}
-    history.add("ContributionLedger", "FraudExecuted", same_block=True, **FINALISED, **executed)
+    history.add("FraudExecuted", same_block=True, **FINALISED, **executed)
 
 
 def full() -> History:
@@ -165,17 +163,9 @@ def full() -> History:
     history = begun()
     post(history, 1, RECORDS)
     slash(history)
-    history.add("StakeVault", "SlashReleased", **RELEASED)
-    history.add("ContributionLedger", "FraudFinalised", same_block=True, **FINALISED)
-    history.add(
-        "RewardEscrow",
-        "RewardClaimed",
-        run_id=RUN,
-        worker=WORKER,
-        slots=1,
-        units=100,
-        amount=1000,
-    )
+    history.add("SlashReleased", **RELEASED)
+    history.add("FraudFinalised", same_block=True, **FINALISED)
+    history.add("RewardClaimed", run_id=RUN, worker=WORKER, slots=1, units=100, amount=1000)
     return history
 
 
@@ -204,13 +194,12 @@ def seat_jurors(history: History, count: int) -> list[Address]:
     """So many jurors join the network's bench."""
     jurors = [address(60 + i) for i in range(count)]
     for place, juror in enumerate(jurors):
-        history.add("JuryPool", "JurorJoined", juror=juror, place=place)
+        history.add("JurorJoined", juror=juror, place=place)
     return jurors
 
 
 def open_case(history: History, case_id: bytes, recorded: int, places: int) -> None:
     history.add(
-        "DisputeCourt",
         "CaseOpened",
         case_id=case_id,
         batch_id=1,
@@ -226,7 +215,6 @@ def open_case(history: History, case_id: bytes, recorded: int, places: int) -> N
 
 def claim(history: History, claimant: Address, ruling: int, case_id: bytes = LEAF) -> None:
     history.add(
-        "DisputeCourt",
         "Claimed",
         same_block=True,
         case_id=case_id,
@@ -245,13 +233,13 @@ def dispute(
     jurors = seat_jurors(history, len(votes))
     open_case(history, LEAF, recorded, len(votes))
     claim(history, CLAIMANT, ACCEPTED)
-    history.add("DisputeCourt", "JuryDrawn", case_id=LEAF, jurors=tuple(jurors))
+    history.add("JuryDrawn", case_id=LEAF, jurors=tuple(jurors))
     for juror in jurors:
         secret = {"juror": juror, "commitment": keccak(juror.encode())}
-        history.add("DisputeCourt", "VoteCommitted", case_id=LEAF, **secret)
+        history.add("VoteCommitted", case_id=LEAF, **secret)
     for juror, vote in zip(jurors, votes, strict=True):
-        history.add("DisputeCourt", "VoteRevealed", **revealed(juror, vote))
+        history.add("VoteRevealed", **revealed(juror, vote))
     settled = {"claimant": CLAIMANT, "right": status == OVERTURNED, "returned": 10}
-    history.add("DisputeCourt", "ClaimSettled", case_id=LEAF, **settled)
+    history.add("ClaimSettled", case_id=LEAF, **settled)
     closed = {"status": status, "ruling": ruling, "reporter": CLAIMANT, "fee": 3}
-    history.add("DisputeCourt", "CaseClosed", same_block=True, case_id=LEAF, **closed)
+    history.add("CaseClosed", same_block=True, case_id=LEAF, **closed)

@@ -9,7 +9,7 @@ from eth_abi.grammar import parse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.chain.codec import compile_decoder
+from muster.chain.conversion import compile_decoder
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import to_address
 

@@ -86,8 +86,7 @@ async def test_a_node_that_knows_no_contract_yet_is_asked_again() -> None:
     assert await node.chain().vault.active_stake(RunId(1), address(1)) == 5
 
 
-async def test_other_rpc_errors_pass_through() -> None:
-    node = FakeNode()
+async def test_other_rpc_errors_pass_through(node: FakeNode) -> None:
     with pytest.raises(RpcError, match="method not found"):
         await Chain(node.rpc, DEPLOYMENT).token.nonces(address(1))
 
@@ -103,8 +102,7 @@ async def test_view_revert_without_data_is_a_revert() -> None:
         await node.chain().token.nonces(address(1))
 
 
-async def test_head_is_read() -> None:
-    node = FakeNode()
+async def test_head_is_read(node: FakeNode) -> None:
     node.mine()
     chain = Chain(node.rpc, DEPLOYMENT)
     assert await chain.block_number() == 1
@@ -125,8 +123,7 @@ async def test_chain_without_key_has_no_account_and_cannot_write() -> None:
 
 
 @pytest.mark.parametrize("timed", [True, False])
-async def test_receipt_carries_the_events_of_our_contracts(timed: bool) -> None:
-    node = FakeNode()
+async def test_receipt_carries_the_events_of_our_contracts(node: FakeNode, timed: bool) -> None:
     block = node.mine()
     args = {"batch_id": 4, "run_id": 1, "root": bytes(32), "count": 1, "units": 9}
     args |= {"price_per_unit": 3, "terms": 1, "committed_at": 5}

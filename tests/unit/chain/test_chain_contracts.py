@@ -14,12 +14,11 @@ from chain_fakes import DEPLOYMENT, FakeNode
 
 from muster.chain import Chain, structs
 from muster.chain import contracts as module
-from muster.chain.abi import CONTRACTS, artifact, snake_case
-from muster.chain.calls import Contract
+from muster.chain.abi import CONTRACTS, Contract, artifact, snake_case
 from muster.protocol import messages
 
 ROOT = Path(__file__).resolve().parents[3]
-PROGRAMS = ("protocol", "client", "orchestrator", "trainer", "devnet")
+PROGRAMS = ("core", "client", "orchestrator", "trainer", "app", "lab")
 CLIENTS = {
     name: type(value).__name__
     for name, value in vars(Chain(FakeNode().rpc, DEPLOYMENT)).items()
@@ -51,7 +50,7 @@ def uncalled(names: set[str]) -> set[str]:
     """Return those of the names that no program calls."""
     for program in PROGRAMS:
         for path in (ROOT / program).rglob("*.py"):
-            if path.name != "contracts.py":
+            if path != Path(inspect.getfile(module)):
                 names = names - set(called(path.read_text()))
     return names
 

@@ -116,8 +116,7 @@ async def test_pauses_grow_in_an_outage_up_to_a_bound() -> None:
     assert 7.5 <= naps.pauses[-1] <= 15
 
 
-async def test_error_of_the_listener_ends_the_follower() -> None:
-    node = FakeNode()
+async def test_error_of_the_listener_ends_the_follower(node: FakeNode) -> None:
     node.mine(deposit(1))
 
     async def on_change(_events: list[Event]) -> None:

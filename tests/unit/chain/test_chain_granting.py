@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from muster.chain import granting
-from muster.chain.granting import HttpRefusal, Portion
-from muster.chain.rpc import Rpc
+from muster.chain import rpc as rpc_module
+from muster.chain.rpc import HttpRefusal, Portion, Rpc
 from muster.protocol.errors import ChainUnreachable, RpcError
 
 Post = Callable[[Any], Any]
@@ -19,7 +18,7 @@ Post = Callable[[Any], Any]
 
 @pytest.fixture(autouse=True)
 def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(granting, "_PAUSE_S", (0.001, 0.002))
+    monkeypatch.setattr(rpc_module, "_PAUSE_S", (0.001, 0.002))
 
 
 def rpc_of(answer: Post, *, timeout_s: float = 1.0) -> Rpc:

@@ -7,20 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chain_fakes import FakeNode, address, encode_log
+from chain_fakes import FakeNode, deposit, owners
 
-from muster.chain import ChainView, Event, EventReader, read_view, reader
+from muster.chain import ChainView, EventReader, read_view, reader
 from muster.chain.log_store import log_file
 from muster.protocol.errors import ChainUnreachable
-
-
-def deposit(owner: int) -> dict[str, Any]:
-    args = {"run_id": 1, "owner": address(owner), "amount": 1, "active": 1}
-    return encode_log("StakeVault", "Deposited", args)
-
-
-def owners(events: list[Event]) -> list[int]:
-    return [int(event.args["owner"], 16) for event in events]
 
 
 @pytest.fixture

@@ -6,17 +6,12 @@ import copy
 from typing import Any
 
 import pytest
-from chain_fakes import DEPLOYMENT, FakeNode, address, encode_log
+from chain_fakes import DEPLOYMENT, FakeNode, address, deposit, owners
 
 from muster.chain import Deployment, EventReader
 from muster.chain.quorum import QuorumRpc, open_rpc
 from muster.chain.rpc import Rpc
 from muster.protocol.errors import ChainInconsistent, ChainUnreachable, ConfigError, RpcError
-
-
-def deposit(owner: int) -> dict[str, Any]:
-    args = {"run_id": 1, "owner": address(owner), "amount": 1, "active": 1}
-    return encode_log("StakeVault", "Deposited", args)
 
 
 class Nodes:
@@ -40,8 +35,7 @@ class Nodes:
             node.mine(*copy.deepcopy(logs))
 
     async def owners(self) -> list[int]:
-        poll = await EventReader(self).poll()
-        return [int(event.args["owner"], 16) for event in poll.events]
+        return owners((await EventReader(self).poll()).events)
 
 
 def silent(node: FakeNode) -> None:

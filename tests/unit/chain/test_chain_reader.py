@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from chain_fakes import DEPLOYMENT, FakeNode, address, encode_log
+from chain_fakes import DEPLOYMENT, FakeNode, address, deposit, encode_log, owners
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -16,18 +16,9 @@ from muster.chain.reader import LAG_POLLS
 from muster.protocol.errors import ChainInconsistent, ChainUnreachable, RpcError
 
 
-def deposit(owner: int, amount: int = 1) -> dict[str, Any]:
-    args = {"run_id": 1, "owner": address(owner), "amount": amount, "active": amount}
-    return encode_log("StakeVault", "Deposited", args)
-
-
 def transfer() -> dict[str, Any]:
     args = {"from": address(1), "to": address(2), "value": 1}
     return encode_log("MusterToken", "Transfer", args)
-
-
-def owners(events: list[Event]) -> list[int]:
-    return [int(event.args["owner"], 16) for event in events]
 
 
 def known_events(node: FakeNode) -> list[tuple[int, bytes, int]]:
@@ -39,8 +30,7 @@ def known_events(node: FakeNode) -> list[tuple[int, bytes, int]]:
     ]
 
 
-async def test_poll_returns_events_in_chain_order() -> None:
-    node = FakeNode()
+async def test_poll_returns_events_in_chain_order(node: FakeNode) -> None:
     node.mine(deposit(1), deposit(2))
     node.mine(deposit(3))
     poll = await EventReader(node).poll()
@@ -49,8 +39,7 @@ async def test_poll_returns_events_in_chain_order() -> None:
     assert (poll.head.number, poll.head.hash) == (2, node.blocks[2].hash)
 
 
-async def test_poll_returns_only_what_is_new() -> None:
-    node = FakeNode()
+async def test_poll_returns_only_what_is_new(node: FakeNode) -> None:
     node.mine(deposit(1))
     reader = EventReader(node)
     assert owners((await reader.poll()).events) == [1]
@@ -59,8 +48,7 @@ async def test_poll_returns_only_what_is_new() -> None:
     assert owners((await reader.poll()).events) == [2]
 
 
-async def test_reader_starts_at_the_deployment_or_where_told() -> None:
-    node = FakeNode()
+async def test_reader_starts_at_the_deployment_or_where_told(node: FakeNode) -> None:
     node.blocks[0].logs.append(deposit(9))
     for owner in (1, 2, 3):
         node.mine(deposit(owner))
@@ -68,14 +56,12 @@ async def test_reader_starts_at_the_deployment_or_where_told() -> None:
     assert owners((await EventReader(node, from_block=3).poll()).events) == [3]
 
 
-async def test_token_transfers_are_not_read() -> None:
-    node = FakeNode()
+async def test_token_transfers_are_not_read(node: FakeNode) -> None:
     node.mine(transfer(), deposit(1))
     assert owners((await EventReader(node).poll()).events) == [1]
 
 
-async def test_quiet_poll_asks_one_question() -> None:
-    node = FakeNode()
+async def test_quiet_poll_asks_one_question(node: FakeNode) -> None:
     reader = EventReader(node)
     await reader.poll()
     node.calls.clear()
@@ -83,16 +69,14 @@ async def test_quiet_poll_asks_one_question() -> None:
     assert node.calls == ["eth_getBlockByNumber"] * 2
 
 
-async def test_times_come_from_logs_when_they_carry_them() -> None:
-    node = FakeNode()
+async def test_times_come_from_logs_when_they_carry_them(node: FakeNode) -> None:
     block = node.mine(deposit(1))
     (event,) = (await EventReader(node).poll()).events
     assert event.block_timestamp == block.timestamp
     assert "eth_getBlockByHash" not in node.calls
 
 
-async def test_times_are_asked_once_per_block_when_logs_lack_them() -> None:
-    node = FakeNode()
+async def test_times_are_asked_once_per_block_when_logs_lack_them(node: FakeNode) -> None:
     node.timed_logs = False
     first, second = node.mine(*map(deposit, range(5))), node.mine(deposit(9))
     events = (await EventReader(node).poll()).events
@@ -103,8 +87,7 @@ async def test_times_are_asked_once_per_block_when_logs_lack_them() -> None:
 # ------------------------------------------------------------------------ ranges
 
 
-async def test_smaller_ranges_are_asked_when_the_endpoint_limits_them() -> None:
-    node = FakeNode()
+async def test_smaller_ranges_are_asked_when_the_endpoint_limits_them(node: FakeNode) -> None:
     for owner in range(40):
         node.mine(deposit(owner + 1))
     node.max_range = 3
@@ -165,16 +148,14 @@ async def test_unanswered_range_is_shorter_in_the_next_poll(
     assert spans[0] == 4
 
 
-async def test_single_block_that_is_refused_is_an_error() -> None:
-    node = FakeNode()
+async def test_single_block_that_is_refused_is_an_error(node: FakeNode) -> None:
     node.mine(deposit(1))
     node.max_range = 0
     with pytest.raises(RpcError, match="max block range"):
         await EventReader(node).poll()
 
 
-async def test_failed_poll_changes_nothing() -> None:
-    node = FakeNode()
+async def test_failed_poll_changes_nothing(node: FakeNode) -> None:
     node.mine(deposit(1))
     reader = EventReader(node)
     node.failures = [OSError()]
@@ -183,8 +164,7 @@ async def test_failed_poll_changes_nothing() -> None:
     assert owners((await reader.poll()).events) == [1]
 
 
-async def test_poll_that_fails_between_ranges_is_repeated_whole() -> None:
-    node = FakeNode()
+async def test_poll_that_fails_between_ranges_is_repeated_whole(node: FakeNode) -> None:
     for owner in range(8):
         node.mine(deposit(owner + 1))
     node.max_range = 2
@@ -205,23 +185,20 @@ async def test_poll_that_fails_between_ranges_is_repeated_whole() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, {}, "x", [{}], [5], [{"topics": []}]])
-async def test_malformed_logs_are_the_endpoints_fault(answer: Any) -> None:
-    node = FakeNode()
+async def test_malformed_logs_are_the_endpoints_fault(node: FakeNode, answer: Any) -> None:
     node.mine(deposit(1))
     node.methods["eth_getLogs"] = lambda _query: answer
     with pytest.raises(ChainUnreachable):
         await EventReader(node).poll()
 
 
-async def test_log_with_damaged_data_is_the_endpoints_fault() -> None:
-    node = FakeNode()
+async def test_log_with_damaged_data_is_the_endpoints_fault(node: FakeNode) -> None:
     node.mine({**deposit(1), "data": "0x12"})
     with pytest.raises(ChainUnreachable, match="malformed log"):
         await EventReader(node).poll()
 
 
-async def test_endpoint_without_a_head_is_unreachable() -> None:
-    node = FakeNode()
+async def test_endpoint_without_a_head_is_unreachable(node: FakeNode) -> None:
     node.methods["eth_getBlockByNumber"] = lambda _number, _full: None
     with pytest.raises(ChainUnreachable, match="no latest block"):
         await EventReader(node).poll()
@@ -230,8 +207,7 @@ async def test_endpoint_without_a_head_is_unreachable() -> None:
 # ------------------------------------------------------------------------- reorg
 
 
-async def test_reorganisation_rewinds_to_the_newest_block_that_stands() -> None:
-    node = FakeNode()
+async def test_reorganisation_rewinds_to_the_newest_block_that_stands(node: FakeNode) -> None:
     for owner in (1, 2, 3, 4):
         node.mine(deposit(owner))
     reader = EventReader(node)
@@ -242,8 +218,7 @@ async def test_reorganisation_rewinds_to_the_newest_block_that_stands() -> None:
     assert (poll.rewound_to, owners(poll.events)) == (2, [7])
 
 
-async def test_chain_that_got_shorter_rewinds_without_new_events() -> None:
-    node = FakeNode()
+async def test_chain_that_got_shorter_rewinds_without_new_events(node: FakeNode) -> None:
     for owner in (1, 2, 3):
         node.mine(deposit(owner))
     reader = EventReader(node)
@@ -258,8 +233,7 @@ async def test_chain_that_got_shorter_rewinds_without_new_events() -> None:
     assert owners((await reader.poll()).events) == [8]
 
 
-async def test_reorganisation_of_everything_rewinds_before_the_start() -> None:
-    node = FakeNode()
+async def test_reorganisation_of_everything_rewinds_before_the_start(node: FakeNode) -> None:
     node.mine(deposit(1))
     reader = EventReader(node)
     await reader.poll()
@@ -270,8 +244,7 @@ async def test_reorganisation_of_everything_rewinds_before_the_start() -> None:
     assert (poll.rewound_to, owners(poll.events)) == (0, [2])
 
 
-async def test_reorganisation_of_64_blocks_is_followed() -> None:
-    node = FakeNode()
+async def test_reorganisation_of_64_blocks_is_followed(node: FakeNode) -> None:
     for owner in range(100):
         node.mine(deposit(owner + 1))
     reader, view = EventReader(node), ChainView()
@@ -285,8 +258,7 @@ async def test_reorganisation_of_64_blocks_is_followed() -> None:
     assert len(view.stakes) == 36 + 70
 
 
-async def test_blocks_are_read_once_they_are_confirmed() -> None:
-    node = FakeNode()
+async def test_blocks_are_read_once_they_are_confirmed(node: FakeNode) -> None:
     node.mine(deposit(1))
     reader = EventReader(node, confirmations=2)
     assert (await reader.poll()).events == []
@@ -310,8 +282,7 @@ async def test_blocks_are_read_once_they_are_confirmed() -> None:
     assert (poll.rewound_to, owners(poll.events)) == (1, [7, 8])
 
 
-async def test_chain_that_moves_while_it_is_read_is_read_again() -> None:
-    node = FakeNode()
+async def test_chain_that_moves_while_it_is_read_is_read_again(node: FakeNode) -> None:
     node.mine(deposit(1))
     logs, moved = node.methods["eth_getLogs"], [False]
 
@@ -328,8 +299,7 @@ async def test_chain_that_moves_while_it_is_read_is_read_again() -> None:
     assert owners(poll.events) == [2]
 
 
-async def test_chain_that_never_rests_is_given_up() -> None:
-    node = FakeNode()
+async def test_chain_that_never_rests_is_given_up(node: FakeNode) -> None:
     node.mine(deposit(1))
     logs = node.methods["eth_getLogs"]
 
@@ -343,8 +313,7 @@ async def test_chain_that_never_rests_is_given_up() -> None:
         await EventReader(node).poll()
 
 
-async def test_block_that_vanishes_before_its_time_is_asked_is_read_again() -> None:
-    node = FakeNode()
+async def test_block_that_vanishes_before_its_time_is_asked_is_read_again(node: FakeNode) -> None:
     node.timed_logs = False
     node.mine(deposit(1))
     blocks, gone = node.methods["eth_getBlockByHash"], [True]
@@ -352,8 +321,7 @@ async def test_block_that_vanishes_before_its_time_is_asked_is_read_again() -> N
     assert owners((await EventReader(node).poll()).events) == [1]
 
 
-async def test_reader_continues_from_known_blocks() -> None:
-    node = FakeNode()
+async def test_reader_continues_from_known_blocks(node: FakeNode) -> None:
     node.mine(deposit(1))
     view = ChainView()
     apply_poll(view, await EventReader(node).poll())
@@ -362,8 +330,7 @@ async def test_reader_continues_from_known_blocks() -> None:
     assert (poll.rewound_to, owners(poll.events)) == (None, [2])
 
 
-async def test_reader_notices_that_known_blocks_are_gone() -> None:
-    node = FakeNode()
+async def test_reader_notices_that_known_blocks_are_gone(node: FakeNode) -> None:
     node.mine(deposit(1))
     node.mine(deposit(2))
     view = ChainView()

@@ -5,8 +5,7 @@ from chain_fakes import abi_entries, address
 from eth_abi.abi import encode
 from eth_utils.abi import collapse_if_tuple
 
-from muster.chain.abi import CONTRACTS
-from muster.chain.reverts import HINTS, decode_revert, error_table
+from muster.chain.abi import CONTRACTS, HINTS, decode_revert, error_table
 from muster.protocol.encoding import keccak
 
 

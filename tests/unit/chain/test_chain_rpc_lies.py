@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from chain_fakes import FakeNode, address, encode_log
+from chain_fakes import FakeNode, address, deposit, encode_log
 from hypothesis import given
 from hypothesis import strategies as st
 from sender_fakes import TO, Pool
@@ -19,11 +19,6 @@ from muster.chain.reader import LAG_POLLS
 from muster.chain.rpc import Rpc
 from muster.protocol.errors import ChainError, ChainInconsistent, ChainUnreachable, WrongChain
 from muster.protocol.ids import Hash32
-
-
-def deposit(owner: int) -> dict[str, Any]:
-    args = {"run_id": 1, "owner": address(owner), "amount": 1, "active": 1}
-    return encode_log("StakeVault", "Deposited", args)
 
 
 def transfer() -> dict[str, Any]:
@@ -116,8 +111,7 @@ async def test_header_that_does_not_follow_its_parent_is_noticed() -> None:
         await EventReader(node).poll()
 
 
-async def test_long_history_is_checked_at_some_blocks_and_at_beacons() -> None:
-    node = FakeNode()
+async def test_long_history_is_checked_at_some_blocks_and_at_beacons(node: FakeNode) -> None:
     args = {"run_id": 1, "version": 0, "manifest_root": Hash32(b"\1" * 32)}
     node.mine(encode_log("RunRegistry", "CheckpointPublished", args))
     for owner in range(1, 3 * MOST_HEADERS):

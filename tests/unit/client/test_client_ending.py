@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from client_chain import make_batch, make_view
-from client_desk import Desk, make_record
-from client_world import CALIBRATION, NOW, RECIPE, RULES, RUN, VERSION, make_ticket
+from worlds.client_chain import make_batch, make_place, make_view
+from worlds.client_desk import Desk, make_record
+from worlds.client_world import CALIBRATION, NOW, RECIPE, RULES, RUN, VERSION, make_ticket
 
-from muster.client.ending import is_over, settled_at
+from muster.client.chain_facts import is_over, settled_at
 from muster.client.validator.loop import ValidatorLoop
 from muster.client.worker import loop as worker_loop
 from muster.protocol.messages import Verdict
@@ -163,10 +163,9 @@ class Seated(ValidatorLoop):
 
         windows = SimpleNamespace(outcome_deadline_s=DEADLINE_S, challenge_window_s=WINDOW_S)
         rules = type(RULES)(trained(VERSION), RULES.task_set, CALIBRATION)
-        self.place: Any = SimpleNamespace(
-            run_id=RUN, view=view, windows=windows, rules=rules, now=now, keep_going=keep_going
+        super().__init__(
+            make_place(view=view, windows=windows, rules=rules, now=now, keep_going=keep_going)
         )
-        self._has_said_over = False
 
 
 async def test_a_validator_stays_until_nothing_can_be_challenged(
@@ -175,9 +174,9 @@ async def test_a_validator_stays_until_nothing_can_be_challenged(
     loop = Seated(view_of(judged(1)))
     with caplog.at_level(logging.INFO):
         loop.time = NOW + 60 + WINDOW_S - 1
-        assert not await loop._has_ended()
+        assert not await loop.has_ended()
         loop.time += 1
-        assert await loop._has_ended()
+        assert await loop.has_ended()
     assert caplog.messages == ["run over, staying for challenges"]
 
 
@@ -186,13 +185,13 @@ async def test_a_validator_stays_while_the_run_goes_on_or_a_case_is_open() -> No
     view = view_of(judged(1), cases=[case])
     loop = Seated(view)
     loop.time = NOW + 10**6
-    assert not await loop._has_ended()
+    assert not await loop.has_ended()
     case.closed = True
-    assert await loop._has_ended()
+    assert await loop.has_ended()
     view.runs[RUN].latest_version = VERSION - 1
-    assert not await loop._has_ended()
+    assert not await loop.has_ended()
 
 
 async def test_a_validator_that_keeps_going_stays() -> None:
     loop = Seated(view_of(), keep_going=True)
-    assert not await loop._has_ended()
+    assert not await loop.has_ended()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from client_chain import make_view
-from client_world import BEACON, DOMAIN, NODE_KEY, OTHER_KEY, ROOT, RUN, VERSION, WORKER
+from worlds.client_chain import make_view
+from worlds.client_world import BEACON, DOMAIN, NODE_KEY, OTHER_KEY, ROOT, RUN, VERSION, WORKER
 
 from muster.chain import CheckpointView, Event, RunConfig, RunTerms, WorkerStatus
-from muster.client.facts import HistoryView, Standing, ticket_terms
+from muster.client.chain_facts import HistoryView, MemberAtBlock, ticket_terms
 from muster.client.tickets import KnownPolicy
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
@@ -60,24 +60,24 @@ def view() -> HistoryView:
     ("before", "standing"),
     [
         (11, None),
-        (12, Standing(1, NODE, WorkerStatus.ACTIVE, 13)),
-        (20, Standing(1, NODE, WorkerStatus.ACTIVE, 13)),
-        (21, Standing(1, NEW_NODE, WorkerStatus.ACTIVE, 13)),
-        (31, Standing(1, NEW_NODE, WorkerStatus.JAILED, 13)),
-        (41, Standing(1, NEW_NODE, WorkerStatus.ACTIVE, 42)),
-        (50, Standing(1, NEW_NODE, WorkerStatus.ACTIVE, 42)),
-        (51, Standing(1, NEW_NODE, WorkerStatus.BANNED, 42)),
+        (12, MemberAtBlock(1, NODE, WorkerStatus.ACTIVE, 13)),
+        (20, MemberAtBlock(1, NODE, WorkerStatus.ACTIVE, 13)),
+        (21, MemberAtBlock(1, NEW_NODE, WorkerStatus.ACTIVE, 13)),
+        (31, MemberAtBlock(1, NEW_NODE, WorkerStatus.JAILED, 13)),
+        (41, MemberAtBlock(1, NEW_NODE, WorkerStatus.ACTIVE, 42)),
+        (50, MemberAtBlock(1, NEW_NODE, WorkerStatus.ACTIVE, 42)),
+        (51, MemberAtBlock(1, NEW_NODE, WorkerStatus.BANNED, 42)),
     ],
 )
 def test_standing_is_that_of_the_block_asked_for(
-    view: HistoryView, before: int, standing: Standing | None
+    view: HistoryView, before: int, standing: MemberAtBlock | None
 ) -> None:
     assert view.standing(FIRST, WORKER, before=before) == standing
 
 
 def test_later_events_change_nothing_about_earlier_blocks() -> None:
     view = HistoryView()
-    seen: dict[int, Standing | None] = {}
+    seen: dict[int, MemberAtBlock | None] = {}
     for event in HISTORY:
         view.apply(event)
         seen[event.block_number + 1] = view.standing(FIRST, WORKER, before=event.block_number + 1)
@@ -86,7 +86,9 @@ def test_later_events_change_nothing_about_earlier_blocks() -> None:
 
 def test_rewound_events_are_forgotten(view: HistoryView) -> None:
     view.rewind(35)
-    assert view.standing(FIRST, WORKER, before=99) == Standing(1, NEW_NODE, WorkerStatus.JAILED, 13)
+    assert view.standing(FIRST, WORKER, before=99) == MemberAtBlock(
+        1, NEW_NODE, WorkerStatus.JAILED, 13
+    )
     view.rewind(5)
     assert view.standing(FIRST, WORKER, before=99) is None
 
@@ -98,9 +100,9 @@ def test_stranger_has_no_standing_and_nobody_has_one_in_another_run(view: Histor
 
 
 def test_worker_is_active_from_its_activation_block_while_its_status_is() -> None:
-    active = Standing(1, NODE, WorkerStatus.ACTIVE, 12)
+    active = MemberAtBlock(1, NODE, WorkerStatus.ACTIVE, 12)
     assert [active.is_active(block) for block in (11, 12, 13)] == [False, True, True]
-    assert not Standing(1, NODE, WorkerStatus.EXITING, 12).is_active(13)
+    assert not MemberAtBlock(1, NODE, WorkerStatus.EXITING, 12).is_active(13)
 
 
 def test_ticket_terms_are_the_chains() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from client_desk import Desk, run_until
-from client_world import DOMAIN, NODE_KEY, RUN
+from worlds.client_desk import Desk, run_until
+from worlds.client_world import DOMAIN, NODE_KEY, RUN
 
 from muster.api import HeartbeatAnswer
 from muster.client.hardware import Machine, measure, report, shortcomings

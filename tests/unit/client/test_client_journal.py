@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_world import make_submission, make_ticket
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds.client_world import make_submission, make_ticket
 
 from muster.client import journal as journals
 from muster.client.journal import Journal, write_durably

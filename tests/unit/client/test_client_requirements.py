@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import metadata
 
 import pytest
-from client_world import CALIBRATION, RECIPE
 from pydantic import ValidationError
+from worlds.client_world import CALIBRATION, RECIPE
 
 from muster.client.requirements import (
     engine_name,

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from worlds.internet import Answer, Internet, says
 
 from muster.api import BatchEntry
-from muster.client.sources import MAX_SOURCES, Patience, Signer, Sources
+from muster.client.sources import (
+    MAX_REDIRECTS,
+    MAX_SOURCES,
+    Patience,
+    Resolve,
+    Signer,
+    Sources,
+    resolve,
+)
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import file_hash, hex0x, keccak
 from muster.protocol.errors import ApiError
@@ -39,32 +48,6 @@ ENTRY = BatchEntry(
     received_at=5,
 )
 QUICK = Patience(connect_s=5, source_s=0.2, hedge_s=0.01, document_s=5)
-Answer = Callable[[httpx.Request], httpx.Response]
-
-
-class Internet(httpx.AsyncBaseTransport):
-    """Hosts by name; whoever is not there refuses the connection."""
-
-    def __init__(self, **hosts: Answer) -> None:
-        self.hosts = hosts
-        self.asked: list[str] = []
-        self.requests: list[httpx.Request] = []
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.asked.append(request.url.host)
-        await request.aread()
-        self.requests.append(request)
-        answer = self.hosts.get(request.url.host.split(".")[0])
-        if answer is None:
-            raise httpx.ConnectError("refused", request=request)
-        response = answer(request)
-        if response.headers.get("x-hangs"):
-            await asyncio.Event().wait()
-        return response
-
-
-def says(body: bytes, status: int = 200, **headers: str) -> Answer:
-    return lambda _: httpx.Response(status, stream=httpx.ByteStream(body), headers=headers)
 
 
 def hangs(_: httpx.Request) -> httpx.Response:
@@ -91,7 +74,7 @@ async def test_a_file_is_had_from_the_first_that_shows_it() -> None:
         says(FILE + b"!"),
         says(b""),
         says(FILE, 404),
-        says(FILE, 302, location="http://two.example/"),
+        says(FILE, 302, location="http://bucket.example/"),
         says(FILE, **{"content-encoding": "gzip"}),
         hangs,
     ],
@@ -100,8 +83,197 @@ async def test_a_file_is_had_from_the_first_that_shows_it() -> None:
 async def test_a_file_is_had_from_another_when_one_lies(liar: Answer) -> None:
     internet = Internet(one=liar, two=says(FILE))
 
-    async with Sources(url("none", "one", "two"), transport=internet, patience=QUICK) as sources:
+    async with Sources(
+        url("none", "one", "two"), transport=internet, patience=QUICK, resolver=at("1.1.1.1")
+    ) as sources:
         assert await sources.file(file_hash(FILE)) == FILE
+
+
+def at(*addresses: str) -> Resolve:
+    """Every name leads to these addresses."""
+
+    async def resolve(_host: str, _port: int) -> Sequence[str]:
+        return addresses
+
+    return resolve
+
+
+# Elsewhere
+
+
+def sends(place: str | bytes, status: int = 307) -> Answer:
+    raw = place.encode() if isinstance(place, str) else place
+    return lambda _: httpx.Response(status, headers=[(b"location", raw)])
+
+
+NEAR = at("1.1.1.1")
+
+
+async def elsewhere(
+    internet: Internet,
+    source: str = "https://one.example",
+    *,
+    resolver: Resolve = NEAR,
+    **options: Any,
+) -> bytes:
+    async with Sources(
+        [source], transport=internet, patience=QUICK, resolver=resolver, **options
+    ) as sources:
+        return await sources.file(file_hash(FILE))
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_file_is_fetched_where_a_source_sends_us(status: int) -> None:
+    place = "https://bucket.example:8443/run1/file?X-Amz-Signature=ab%2Fc&X-Amz-SignedHeaders=host"
+    internet = Internet(one=sends(place, status), bucket=says(FILE))
+
+    assert await elsewhere(internet) == FILE
+
+    request = internet.requests[-1]
+    assert internet.asked == ["one.example", "bucket.example"]
+    assert (request.url.host, request.headers["host"]) == ("1.1.1.1", "bucket.example:8443")
+    assert request.url.query == b"X-Amz-Signature=ab%2Fc&X-Amz-SignedHeaders=host"
+
+
+async def test_a_place_may_be_relative_and_send_on_a_few_times() -> None:
+    def steps(request: httpx.Request) -> httpx.Response:
+        place = {"/a": "b", "/b": "/c"}.get(request.url.path, "/a")
+        is_there = request.url.path == "/c"
+        return (says(FILE) if is_there else sends(place))(request)
+
+    internet = Internet(one=steps)
+    assert await elsewhere(internet) == FILE
+    assert [request.url.path for request in internet.requests[1:]] == ["/a", "/b", "/c"]
+
+
+async def test_our_signature_goes_to_the_source_alone() -> None:
+    def asks_who(request: httpx.Request) -> httpx.Response:
+        is_signed = "x-muster-signature" in request.headers
+        return (sends("https://bucket.example/") if is_signed else says(b"", 401))(request)
+
+    internet = Internet(one=asks_who, bucket=says(FILE))
+    signer = Signer(b"\x01" * 32, Domain(31337, WORKER), WORKER)
+    assert await elsewhere(internet, signer=signer) == FILE
+    signed = [any("muster" in name for name in r.headers) for r in internet.requests]
+    assert signed == [False, True, False]
+    assert "authorization" not in internet.requests[-1].headers
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "",
+        "http://bucket.example/",
+        "ftp://bucket.example/",
+        "file:///etc/passwd",
+        "https://user:word@bucket.example/",
+        "https://bucket.example:0/",
+        "https://bucket.example:99999999/",
+        "https:///",
+        "https://[::1/",
+        "https://bucket.example/" + "a" * 5000,
+        b"https://b\xfccket.example/",
+    ],
+)
+async def test_what_is_no_place_to_fetch_from_is_not_asked(place: str | bytes) -> None:
+    internet = Internet(one=sends(place), bucket=says(FILE))
+    with pytest.raises(ApiError, match="no source shows the file"):
+        await elsewhere(internet)
+    assert "bucket.example" not in internet.asked
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "10.1.2.3",
+        "169.254.169.254",
+        "0.0.0.0",
+        "224.0.0.1",
+        "::1",
+        "::ffff:10.0.0.1",
+        "64:ff9b::7f00:1",
+        "2002:7f00:1::",
+        "fe80::1%eth0",
+        "fd00::1",
+    ],
+)
+async def test_a_public_source_does_not_lead_us_into_a_private_network(address: str) -> None:
+    """Also by a name, of which one address is public; and whoever names it."""
+
+    async def resolver(host: str, _port: int) -> list[str]:
+        return ["1.1.1.1"] if host.startswith("one") else ["1.1.1.1", address]
+
+    for place in ("https://bucket.example/", "https://127.0.0.1/", "https://2130706433/"):
+        internet = Internet(one=sends(place), bucket=says(FILE), **{"127": says(FILE)})
+
+        with pytest.raises(ApiError, match="into a private network"):
+            await elsewhere(internet, resolver=resolver)
+        assert internet.asked == ["one.example"]
+
+
+async def test_a_name_without_an_address_is_asked_for_nothing() -> None:
+    internet = Internet(one=sends("https://bucket.example/"), bucket=says(FILE))
+    with pytest.raises(ApiError, match="no source shows the file"):
+        await elsewhere(internet, resolver=at())
+    assert internet.asked == ["one.example"]
+
+
+async def test_a_name_that_nobody_can_have_has_no_address() -> None:
+    with pytest.raises(OSError, match="no name"):
+        await resolve("a" * 64 + ".example", 443)
+
+
+async def test_a_source_of_our_own_network_may_lead_us_there_and_a_strangers_may_not() -> None:
+    internet = Internet(one=sends("https://bucket.example/"), bucket=says(FILE))
+    assert await elsewhere(internet, resolver=at("10.0.0.7")) == FILE
+    for allowed in (True, False):
+        async with Sources(
+            named=["https://one.example"],
+            allows_private=allowed,
+            transport=internet,
+            patience=QUICK,
+            resolver=at("10.0.0.7"),
+        ) as sources:
+            if allowed:
+                assert await sources.file(file_hash(FILE)) == FILE
+            else:
+                with pytest.raises(ApiError, match="into a private network"):
+                    await sources.file(file_hash(FILE))
+
+
+@pytest.mark.parametrize(
+    ("bucket", "why"),
+    [
+        (sends("https://one.example/"), "answered 307"),
+        (says(FILE + b"!"), "another hash"),
+        (says(FILE * 9), "exceeds"),
+        (says(FILE, **{"content-encoding": "gzip"}), "packed"),
+        (says(FILE, 403), "answered 403"),
+        (hangs, "timed out"),
+    ],
+    ids=["loop", "other", "endless", "packed", "refused", "hangs"],
+)
+async def test_a_place_that_lies_costs_no_more_than_a_source_that_lies(
+    bucket: Answer, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.client.sources.MAX_FILE_BYTES", 2 * len(FILE))
+    internet = Internet(one=sends("https://bucket.example/"), bucket=bucket)
+    with pytest.raises(ApiError, match=why):
+        await elsewhere(internet)
+    assert len(internet.asked) <= 1 + MAX_REDIRECTS
+
+
+async def test_what_has_no_hash_is_not_fetched_elsewhere() -> None:
+    body = ENTRY.model_dump_json().encode()
+    internet = Internet(one=sends("https://bucket.example/"), bucket=says(body))
+    async with Sources(
+        url("one"), transport=internet, patience=QUICK, resolver=at("1.1.1.1")
+    ) as sources:
+        with pytest.raises(ApiError, match="answered 307"):
+            await sources.work(SUBMISSION.leaf())
+        assert await sources.run_info(RunId(1), url("one")[0]) is None
+    assert set(internet.asked) == {"one.example"}
 
 
 @pytest.mark.parametrize("liar", [says(FILE + b"!"), hangs], ids=["other", "hangs"])
@@ -219,6 +391,23 @@ async def test_a_batch_is_had_with_all_its_submissions() -> None:
             await sources.batch(7, Hash32(bytes(32)), 1)
         with pytest.raises(ApiError, match="other submissions"):
             await sources.batch(7, root, 2)
+
+
+async def test_who_lacks_documents_is_told_that_relays_have_none(tmp_path: Path) -> None:
+    """Jurors meet it when a run's orchestrator is gone."""
+    relay = Internet(one=says(b"", 404))
+    async with Sources(url("one"), transport=relay, patience=QUICK) as sources:
+        for ask in (
+            sources.document(keccak(b"recipe")),
+            sources.download(keccak(b"tasks"), tmp_path / "tasks", max_bytes=10),
+        ):
+            with pytest.raises(ApiError, match="no source shows the") as caught:
+                await ask
+            assert "relays have no task set" in (caught.value.hint or "")
+            assert "--source URL" in (caught.value.hint or "")
+        with pytest.raises(ApiError, match="no source shows the") as caught:
+            await sources.file(file_hash(FILE))
+        assert "or its relays" in (caught.value.hint or "")
 
 
 async def test_a_document_is_checked_against_its_hash() -> None:

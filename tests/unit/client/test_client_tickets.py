@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from client_world import NOW, OTHER_KEY, VERSION, make_terms, make_ticket, sign_ticket
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds.client_world import NOW, OTHER_KEY, VERSION, make_terms, make_ticket, sign_ticket
 
 from muster.client.tickets import MAX_TICKET_LIFE_S, TicketFault, lease_fault, ticket_fault
 from muster.protocol.encoding import keccak

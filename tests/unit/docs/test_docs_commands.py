@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from muster.devnet.cli import muster
+from muster.app.cli import muster
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 CONTRACTS = ROOT / "docs" / "contracts.md"
 SECURITY = ROOT / "docs" / "security.md"
-ARTIFACTS = sorted((ROOT / "protocol" / "muster" / "chain" / "artifacts").glob("*.json"))
+ARTIFACTS = sorted((ROOT / "core" / "muster" / "chain" / "artifacts").glob("*.json"))
 ERC20 = {"approve", "transfer", "transferFrom", "permit", "EIP712DomainChanged"}
 """Standard, and left to the standard."""
 

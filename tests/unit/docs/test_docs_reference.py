@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import BaseModel, Field
+from scripts import load_script
 
 ROOT = Path(__file__).parents[3]
 
 
-def _writer() -> Any:
-    path = ROOT / "tools" / "write_reference.py"
-    spec = importlib.util.spec_from_file_location("write_reference", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-WRITER = _writer()
+WRITER = load_script("tools/write_reference.py")
 
 
 @pytest.mark.parametrize("name", WRITER.PAGES)

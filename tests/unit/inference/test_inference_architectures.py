@@ -21,8 +21,7 @@ from transformers import (
 )
 
 from muster.inference.engine import Request
-from muster.inference.replaying import replay
-from muster.inference.sampling import gumbel_noise
+from muster.inference.sampling import gumbel_noise, replay
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe

@@ -17,10 +17,9 @@ from muster.inference import substitutes
 from muster.inference.calibrate import CalibrationRun, calibrate_model
 from muster.inference.engine import Completion, Request
 from muster.inference.limits import FLOORS, Floors
-from muster.inference.plan import Plan
-from muster.inference.replaying import replay
+from muster.inference.measuring import VALIDATORS, WORKERS, Plan
+from muster.inference.sampling import replay
 from muster.inference.transformers_engine import TransformersEngine
-from muster.inference.ways import VALIDATORS, WORKERS
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe, Recipe, SamplingRecipe, TrainingRecipe
@@ -94,6 +93,8 @@ def test_honest_work_passes_and_forgers_that_computed_nothing_do_not(run: Calibr
 def test_history_allows_what_honest_ways_strain(run: CalibrationRun) -> None:
     worst = max(row.strain for row in run.table if row.kind == "honest")
     assert run.calibration.history.honest_strain >= 2 * worst
+    assert run.calibration.history.honest_loss < 0.01
+    assert run.calibration.history.honest_lean < 0.9
     assert all(row.strain > 0.5 for row in run.table if row.kind == "cheap")
 
 

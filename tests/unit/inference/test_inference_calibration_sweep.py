@@ -14,10 +14,8 @@ import base_models
 
 from muster.inference.calibrate import calibrate_model
 from muster.inference.engine import Request
-from muster.inference.measuring import Bench
-from muster.inference.plan import Plan
+from muster.inference.measuring import Bench, Plan, Way
 from muster.inference.transformers_engine import TransformersEngine
-from muster.inference.ways import Way
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.intervals import rate_bound
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe

@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from muster.inference.engine import Completion, InferenceEngine, Prefill, Request
 from muster.inference.policy_files import require_supported
-from muster.inference.replaying import replay
-from muster.inference.sampling import gumbel_noise
+from muster.inference.sampling import gumbel_noise, replay
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion

@@ -22,12 +22,10 @@ from transformers import (
 
 from muster.inference import lean_rows as lean_rows_module
 from muster.inference import substitutes
-from muster.inference.batches import pad_right
 from muster.inference.engine import Request
-from muster.inference.forward import Forward
+from muster.inference.forward import Forward, pad_right
 from muster.inference.lean_model import LeanModel
-from muster.inference.lean_rows import LeanRows
-from muster.inference.probing import lean_model
+from muster.inference.lean_rows import LeanRows, lean_model
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
@@ -246,7 +244,7 @@ def test_other_attention_kernel_is_used_when_asked_for(lean_engine: Transformers
 def test_changed_weights_are_decoded(lean_engine: TransformersEngine) -> None:
     asked = [Request((1, 2, 3), seed, 1.0, 20) for seed in range(8)]
     before = lean_engine.generate(asked, proof=ProofRecipe())
-    with substitutes.weights(substitutes.noise(0.5))(lean_engine.model, 0):
+    with substitutes.noise(0.5)(lean_engine.model, 0):
         changed = lean_engine.generate(asked, proof=ProofRecipe())
         lean_engine.lean = False
         assert [c.tokens for c in changed] == [

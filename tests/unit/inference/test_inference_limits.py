@@ -110,7 +110,17 @@ def test_count_spares_honest_samples_of_machines_that_turn_twice_as_many(seed: i
 
 @pytest.mark.parametrize(("strain", "expected"), [(0.0, 0.02), (0.1, 0.2), (0.8, 0.9)])
 def test_history_allows_twice_the_worst_mean_strain(strain: float, expected: float) -> None:
-    assert history_limits([0.0, strain]).honest_strain == pytest.approx(expected)
+    assert history_limits([0.0, strain], [], []).honest_strain == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("seen", "expected"), [(0.0, 1e-4), (0.003, 0.006), (0.8, 0.9)])
+def test_history_allows_twice_the_worst_mean_loss(seen: float, expected: float) -> None:
+    assert history_limits([0.0], [seen, 0.0], []).honest_loss == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("seen", "expected"), [(0.0, 0.25), (0.2, 0.4), (0.8, 0.9)])
+def test_history_allows_twice_the_worst_lean(seen: float, expected: float) -> None:
+    assert history_limits([0.0], [], [seen]).honest_lean == pytest.approx(expected)
 
 
 def exact_tail(trials: int, rate: float, at_least: int) -> float:

@@ -10,9 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.inference import device_sampling, sampling
-from muster.inference.replaying import ReplayResult, replay
-from muster.inference.sampling import gumbel_noise
+from muster.inference import sampler, sampling
+from muster.inference.sampling import ReplayResult, gumbel_noise, replay
 
 Logits = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
@@ -127,14 +126,13 @@ def test_memory_beyond_the_logits_is_bounded_at_a_vocabulary_of_151936() -> None
 
 
 @given(seed=seeds_64, temperature=st.sampled_from([0.3, 1.0, 1.7]), block=st.sampled_from([7, 999]))
-def test_torch_replays_the_same(seed: int, temperature: float, block: int) -> None:
-    logits, tokens = sampled(seed, tokens=8)
-    claimed = [*tokens[:5], -1, 2**80, 3]
+def test_torch_chooses_the_same(seed: int, temperature: float, block: int) -> None:
+    logits, _ = sampled(seed, tokens=8)
+    temperatures = np.full(8, temperature, np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_sampling, "BLOCK_ELEMENTS", block)
-        margins, expected = device_sampling.replay_rows(
-            torch.from_numpy(logits), claimed, [seed] * 8, range(8), temperature
+        patch.setattr(sampler, "DEVICE_ELEMENTS", block)
+        ids = sampler.device_choices(
+            torch.from_numpy(logits), [seed] * 8, range(8), torch.from_numpy(temperatures)
         )
-    ours = replay([logits], [[*tokens[:5], -1, 99, 3]], [seed], temperature)
-    assert margins.tolist() == pytest.approx(ours.margins[0].tolist(), abs=1e-5)
-    assert expected.tolist() == ours.expected[0].tolist()
+    ours, _ = sampling.winners(logits, [seed] * 8, range(8), temperatures)
+    assert ids.tolist() == ours.tolist()

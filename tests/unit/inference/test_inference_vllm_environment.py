@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from muster.inference.vllm import environment
-from muster.inference.vllm.environment import (
+from muster.inference.vllm import process
+from muster.inference.vllm.process import (
+    CHILD,
     PYTHON_VARIABLE,
     REQUIREMENTS,
     VERSION,
     find_python,
+    package_folders,
     process_environment,
     require_version,
     version_at,
 )
-from muster.inference.vllm.process import CHILD, package_folders
 from muster.protocol.errors import EngineError
 
 
@@ -31,7 +32,7 @@ def test_a_named_environment_comes_first() -> None:
 
 
 def test_missing_environment_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_DEFAULT", Path("/nowhere/bin/python"))
+    monkeypatch.setattr(process, "_DEFAULT", Path("/nowhere/bin/python"))
     with pytest.raises(EngineError, match="vLLM is not installed") as missing:
         find_python({})
     assert missing.value.hint is not None
@@ -122,7 +123,7 @@ from importlib import metadata
 child = runpy.run_path(sys.argv[1])
 child["make_importable"](sys.argv[2:])
 import muster.inference.vllm.host, muster.inference.vllm.capture
-import muster.inference.policy_files, muster.inference.device_sampling
+import muster.inference.policy_files, muster.inference.sampler
 owners = metadata.packages_distributions()
 print(*{name for module in list(sys.modules) for name in owners.get(module.split(".")[0], ())})
 """

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.inference.engine import Completion, Request
-from muster.inference.vllm import messages
-from muster.inference.vllm.channel import (
+from muster.inference.vllm import frames
+from muster.inference.vllm.frames import (
     MAX_BODY_BYTES,
     MAX_HEADER_BYTES,
     Channel,
@@ -113,18 +113,18 @@ def carried(frame: Frame) -> Frame:
 
 @given(REQUESTS)
 def test_requests_round_trip(requests: list[Request]) -> None:
-    assert messages.requests_of(carried(messages.generate_frame(requests, 32, 128))) == requests
+    assert frames.requests_of(carried(frames.generate_frame(requests, 32, 128))) == requests
 
 
 @given(st.lists(st.tuples(TOKENS, TOKENS)))
 def test_samples_round_trip(samples: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
-    assert messages.samples_of(carried(messages.prefill_frame(samples))) == samples
+    assert frames.samples_of(carried(frames.prefill_frame(samples))) == samples
 
 
 @given(st.integers(0, 3), TOKENS, st.lists(st.binary(max_size=9)))
 def test_completions_round_trip(place: int, tokens: tuple[int, ...], proofs: list[bytes]) -> None:
-    frame = carried(messages.completion_frame(place, Completion(tokens, proofs)))
-    assert messages.completion_of(frame, [9] * 4) == (place, Completion(tokens, proofs))
+    frame = carried(frames.completion_frame(place, Completion(tokens, proofs)))
+    assert frames.completion_of(frame, [9] * 4) == (place, Completion(tokens, proofs))
 
 
 LIES = [
@@ -142,17 +142,17 @@ LIES = [
 
 @pytest.mark.parametrize("lie", LIES)
 def test_completion_that_answers_something_else_is_caught(lie: dict[str, object]) -> None:
-    frame = messages.completion_frame(3, Completion((1, 2, 3), [b"a", b"bc"]))
-    assert messages.completion_of(frame, [9] * 4)[0] == 3
+    frame = frames.completion_frame(3, Completion((1, 2, 3), [b"a", b"bc"]))
+    assert frames.completion_of(frame, [9] * 4)[0] == 3
     with pytest.raises(ChannelBroken):
-        messages.completion_of(Frame({**frame.header, **lie}, frame.body), [9] * 4)
+        frames.completion_of(Frame({**frame.header, **lie}, frame.body), [9] * 4)
 
 
 def test_rows_round_trip() -> None:
     hidden = np.arange(6, dtype=np.uint16).reshape(2, 3)
     logits = np.linspace(-1, 1, 10, dtype=np.float32).reshape(2, 5)
-    place, start, patterns, scores = messages.rows_of(
-        carried(messages.rows_frame(7, 4, hidden, logits)), 3, 5
+    place, start, patterns, scores = frames.rows_of(
+        carried(frames.rows_frame(7, 4, hidden, logits)), 3, 5
     )
     assert (place, start) == (7, 4)
     assert patterns.tolist() == hidden.tolist()
@@ -161,25 +161,25 @@ def test_rows_round_trip() -> None:
 
 @pytest.mark.parametrize("lie", [{"rows": 1}, {"rows": 0}, {"rows": -2}, {"start": "x"}])
 def test_rows_of_another_size_are_caught(lie: dict[str, object]) -> None:
-    frame = messages.rows_frame(0, 0, np.zeros((2, 3), np.uint16), np.zeros((2, 5), np.float32))
+    frame = frames.rows_frame(0, 0, np.zeros((2, 3), np.uint16), np.zeros((2, 5), np.float32))
     with pytest.raises(ChannelBroken):
-        messages.rows_of(Frame({**frame.header, **lie}, frame.body), 3, 5)
+        frames.rows_of(Frame({**frame.header, **lie}, frame.body), 3, 5)
 
 
 @pytest.mark.parametrize(
     "lie", [{"hidden_size": 0}, {"vocab_size": None}, {"eos_token_ids": 3}, {"context": "x"}]
 )
 def test_facts_that_cannot_be_are_caught(lie: dict[str, object]) -> None:
-    facts = messages.Facts(4, 11, frozenset({10}), 64)
-    assert messages.Facts.from_header(facts.to_header()) == facts
+    facts = frames.Facts(4, 11, frozenset({10}), 64)
+    assert frames.Facts.from_header(facts.to_header()) == facts
     with pytest.raises(ChannelBroken):
-        messages.Facts.from_header({**facts.to_header(), **lie})
+        frames.Facts.from_header({**facts.to_header(), **lie})
 
 
-@given(st.lists(st.integers(1, messages.BATCH_TOKENS * 2)))
+@given(st.lists(st.integers(1, frames.BATCH_TOKENS * 2)))
 def test_parts_cover_all_samples_within_the_bound(counts: list[int]) -> None:
-    parts = list(messages.parts(counts))
+    parts = list(frames.parts(counts))
     assert [i for part in parts for i in range(part.start, part.stop)] == list(range(len(counts)))
     for part in parts:
         held = counts[part]
-        assert len(held) == 1 or sum(held) <= messages.BATCH_TOKENS
+        assert len(held) == 1 or sum(held) <= frames.BATCH_TOKENS

@@ -21,8 +21,8 @@ def answers(frame: Any, folder: Path) -> Iterator[Any]:
     import numpy as np
 
     from muster.inference.engine import Completion
-    from muster.inference.vllm import messages
-    from muster.inference.vllm.channel import Frame
+    from muster.inference.vllm import frames
+    from muster.inference.vllm.frames import Frame
 
     mode = (folder / "mode").read_text()
     notes = folder.parent / "asked"
@@ -34,7 +34,7 @@ def answers(frame: Any, folder: Path) -> Iterator[Any]:
         if mode == "refuses":
             yield Frame({"kind": "refused", "message": "no such model", "hint": "another"})
             return
-        facts = messages.Facts(HIDDEN, VOCAB, frozenset({EOS}), CONTEXT)
+        facts = frames.Facts(HIDDEN, VOCAB, frozenset({EOS}), CONTEXT)
         yield Frame({"kind": "done", "in_place": False, **facts.to_header()})
         return
     with notes.open("a") as file:
@@ -44,16 +44,16 @@ def answers(frame: Any, folder: Path) -> Iterator[Any]:
     if frame.kind == "encode":
         yield Frame({"kind": "done", "tokens": list(frame.body)})
     elif frame.kind == "prefill":
-        for place, (_, completion) in enumerate(messages.samples_of(frame)):
+        for place, (_, completion) in enumerate(frames.samples_of(frame)):
             rows = len(completion) - (fails and how == "forgets rows")
             hidden = np.full((rows, HIDDEN), completion[0], np.uint16)
             logits = np.tile(np.array(completion[:rows], np.float32)[:, None], (1, VOCAB))
             for start in range(0, rows, 2):
                 part = slice(start, start + 2)
-                yield messages.rows_frame(place, start, hidden[part], logits[part])
+                yield frames.rows_frame(place, start, hidden[part], logits[part])
         yield Frame({"kind": "done"})
     elif frame.kind == "generate":
-        requests = messages.requests_of(frame)
+        requests = frames.requests_of(frame)
         for place, request in reversed(list(enumerate(requests))):
             if fails and place == 1:
                 yield from failure(how)
@@ -61,12 +61,12 @@ def answers(frame: Any, folder: Path) -> Iterator[Any]:
             if fails and how == "answers too much":
                 tokens = (0,) * (request.max_new_tokens + 1)
             if not (fails and how == "forgets" and place == 0):
-                yield messages.completion_frame(place, Completion(tokens, [b"a", b"bc"]))
+                yield frames.completion_frame(place, Completion(tokens, [b"a", b"bc"]))
         yield Frame({"kind": "done"})
 
 
 def failure(how: str) -> Iterator[Any]:
-    from muster.inference.vllm.channel import Frame
+    from muster.inference.vllm.frames import Frame
 
     if how == "dies":
         sys.stderr.write("Killed\n")
@@ -89,7 +89,7 @@ def failure(how: str) -> Iterator[Any]:
 def main() -> None:
     import socket
 
-    from muster.inference.vllm.channel import Channel, ChannelBroken
+    from muster.inference.vllm.frames import Channel, ChannelBroken
 
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     folder = Path("/nowhere")

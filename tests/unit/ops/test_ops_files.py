@@ -16,7 +16,7 @@ import click
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from muster.devnet.cli import muster
+from muster.app.cli import muster
 
 ROOT = Path(__file__).parents[3]
 UNITS = sorted((ROOT / "ops" / "systemd").glob("*.service"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import sys
 from collections import Counter
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from scripts import load_script
 from skips import ALLOWED, SkipList
 
 SCRIPT = Path(__file__).parents[3] / "tools" / "run_tests.py"
@@ -23,12 +23,7 @@ REPORT = """<testsuites><testsuite>
 @pytest.fixture
 def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, with a folder of its own for logs."""
-    spec = importlib.util.spec_from_file_location("run_tests", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "run_tests", module)
-    spec.loader.exec_module(module)
+    module = load_script("tools/run_tests.py")
     monkeypatch.setattr(module, "LOGS", tmp_path)
     return module
 
@@ -94,6 +89,17 @@ def test_end_of_a_failed_part_is_shown(
     assert status == 1
     assert "assert 1 == 2" in said
     assert said.splitlines()[-1] == "tests: 1 passed, 1 failed, 0 skipped"
+
+
+def test_part_that_is_stuck_is_ended_and_says_where(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SILENT_S", 2.0)
+    stuck = "import time\ndef waits_for_ever(): time.sleep(600)\nwaits_for_ever()"
+    status, said = play(runner, monkeypatch, one=stuck)
+    assert (status, said.splitlines()[-1]) == (1, "tests: 0 passed, 1 failed, 0 skipped")
+    assert "in waits_for_ever" in said
+    assert "nothing was printed for 2 s" in said
 
 
 def test_failures_and_errors_of_a_report_are_counted(runner: ModuleType, tmp_path: Path) -> None:

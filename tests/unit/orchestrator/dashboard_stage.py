@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import math
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,12 +18,11 @@ from typing import Any
 import uvicorn
 from orchestrator_bench import Bench
 from orchestrator_fakes import ACCEPTED, RUN, Network, escrow_of, slash_of
-from sqlalchemy import insert
 
 from muster.chain import Offence
 from muster.chain.structs import SlashSubject
-from muster.orchestrator.db.engine import Database, continue_numbers
-from muster.orchestrator.db.models import BatchRow, HeartbeatRow, LeaseRow, SubmissionRow
+from muster.orchestrator.db.database import Database
+from muster.orchestrator.db.statements import Statement, continue_numbers
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, Step, to_address
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, Verdict
@@ -168,6 +168,7 @@ class History:
             "step": submission.step,
             "index": submission.index,
             "units": submission.units,
+            "leaf": submission.leaf(),
             "submission": submission.to_json(),
             "signature": bytes(65),
             "ticket": ticket.to_json(),
@@ -261,11 +262,11 @@ class History:
 async def store(history: History, bench: Bench, *, beats: bool = True, lease: bool = True) -> None:
     """Put a history's rows, files, heartbeats and a lease where the orchestrator keeps them."""
     await store_rows(history, bench.services.database)
-    async with bench.services.database.write() as session:
+    async with bench.services.database.transaction() as asked:
         if beats:
-            await session.execute(insert(HeartbeatRow), list(_beats(history, bench)))
+            await asked.ask(*(insert("heartbeats", beat) for beat in _beats(history, bench)))
         if lease:
-            await session.execute(insert(LeaseRow), [_lease(history, bench)])
+            await asked.ask(insert("leases", _lease(history, bench)))
     await bench.services.heartbeats.load()
     for digest, body in history.files.items():
         (bench.services.settings.files / f"{digest.hex()}.parquet").write_bytes(body)
@@ -273,12 +274,20 @@ async def store(history: History, bench: Bench, *, beats: bool = True, lease: bo
 
 async def store_rows(history: History, database: Database) -> None:
     """Write a history's batches and submissions."""
-    async with database.write() as session:
-        if history.batches:
-            await session.execute(insert(BatchRow), history.batches)
+    async with database.transaction() as asked:
+        await asked.ask(*(insert("batches", batch) for batch in history.batches))
         for start in range(0, len(history.rows), 10_000):
-            await session.execute(insert(SubmissionRow), history.rows[start : start + 10_000])
-        await continue_numbers(session)
+            rows = history.rows[start : start + 10_000]
+            await asked.ask(*(insert("submissions", row) for row in rows))
+        if database.is_shared:
+            await asked.ask(continue_numbers())
+
+
+def insert(table: str, row: dict[str, Any]) -> Statement:
+    """Write a row down; documents are JSON."""
+    columns, marks = ", ".join(f'"{name}"' for name in row), ", ".join("?" * len(row))
+    values = (json.dumps(v) if isinstance(v, dict) else v for v in row.values())
+    return f"INSERT INTO {table} ({columns}) VALUES ({marks})", tuple(values)
 
 
 def _beats(history: History, bench: Bench) -> Iterator[dict[str, Any]]:

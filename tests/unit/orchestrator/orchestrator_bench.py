@@ -6,20 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
 import psycopg
 from fastapi import FastAPI
 from orchestrator_fakes import NOW, RUN, Network, submission_for
-from sqlalchemy import create_engine
 
 from muster.api import Lease, OrchestratorApi
-from muster.orchestrator.app import create_app
-from muster.orchestrator.db.engine import Database, migrate
+from muster.orchestrator.clock import Backoff, ChainClock
+from muster.orchestrator.db.database import open_database
+from muster.orchestrator.http.app import create_app
 from muster.orchestrator.loop import (
     commit_once,
     follow_once,
@@ -28,8 +26,7 @@ from muster.orchestrator.loop import (
     report_once,
     settle_once,
 )
-from muster.orchestrator.services.clock import Backoff, ChainClock
-from muster.orchestrator.services.context import Services, build_services
+from muster.orchestrator.services import Services, build_services
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of
 from muster.protocol.messages import Reason, Submission, Verdict
@@ -159,17 +156,6 @@ def delete_database(folder: Path) -> None:
             connection.execute("CREATE SCHEMA public")
 
 
-@cache
-def _migrated() -> bytes:
-    """Return an empty SQLite database with all tables: what `Database.open` would make in 0.1 s."""
-    with TemporaryDirectory() as folder:
-        engine = create_engine(f"sqlite:///{folder}/database")
-        with engine.begin() as connection:
-            migrate(connection)
-        engine.dispose()
-        return Path(folder, "database").read_bytes()
-
-
 @asynccontextmanager
 async def open_bench(
     folder: Path,
@@ -191,9 +177,7 @@ async def open_bench(
     chain_clock = ChainClock(monotonic=lambda: 0.0)
     chain_clock.update(network.chain.time)
     built = OrchestratorSettings(**(values | settings))
-    if isinstance(built.database, Path) and not built.database.exists():
-        built.database.write_bytes(_migrated())
-    database = await Database.open(built.database)
+    database = await open_database(built.database)
     try:
         services = await build_services(
             built,

@@ -50,7 +50,7 @@ from muster.protocol.recipe import (
     SamplingRecipe,
     TrainingRecipe,
 )
-from muster.tasks.sort_digits import make_task_set
+from muster.tasks.toys import make_sort
 
 RUN = RunId(1)
 NOW = 1_700_000_000
@@ -445,8 +445,9 @@ class Network:
         training: TrainingRecipe | None = None,
         hardware: HardwareRecipe | None = None,
         breaker: BreakerRecipe | None = None,
+        keys: Keys | None = None,
     ) -> None:
-        self.keys = Keys()
+        self.keys = keys or Keys()
         self.recipe = Recipe(
             name="a run",
             sampling=SamplingRecipe(
@@ -457,11 +458,12 @@ class Network:
             # There are three workers: only tests of the breaker trip it.
             breaker=breaker or BreakerRecipe(min_workers=4),
         )
-        calibration, tasks = b"calibration", make_task_set(4, seed=0)
+        calibration, tasks = b"calibration", make_sort(4, seed=0)
         self.documents = {keccak(d): d for d in (self.recipe.to_bytes(), calibration)}
         self.documents[tasks.hash()] = tasks.to_bytes()
         self.chain = FakeChain(address_of(self.keys.orchestrator))
         self.view = ChainView()
+        self.events: list[Event] = []
         config = RunConfig(
             trainer=address_of(self.keys.trainer),
             orchestrator=address_of(self.keys.orchestrator),
@@ -562,6 +564,7 @@ class Network:
     def apply(self, contract: str, name: str, **args: Any) -> Event:
         """Let something happen on chain that the orchestrator reads at once."""
         event = self.chain.emit(contract, name, **args)
+        self.events.append(event)
         self.view.apply(event)
         return event
 

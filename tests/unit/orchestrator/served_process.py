@@ -12,8 +12,17 @@ from subprocess import PIPE, Popen
 from typing import Any
 
 import psutil
+from orchestrator_fakes import Keys, Network
 
-START_S = 30
+from muster.protocol.encoding import keccak
+
+KEYS = Keys(
+    orchestrator=keccak(b"orchestrator"),
+    trainer=keccak(b"trainer"),
+    validators=[keccak(b"validator %d" % n) for n in range(3)],
+    nodes=[keccak(b"node %d" % n) for n in range(3)],
+)
+"""Whose requests the process serves; its clock stands still at `NOW`."""
 
 
 @contextmanager
@@ -43,7 +52,9 @@ async def main(folder: Path, settings: dict[str, Any]) -> None:
         print(ready.read_text().strip(), flush=True)  # noqa: T201
 
     async with (
-        open_bench(folder, port=0, ready_file=ready, poll_s=0.1, **settings) as bench,
+        open_bench(
+            folder, Network(keys=KEYS), port=0, ready_file=ready, poll_s=0.1, **settings
+        ) as bench,
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(announce())

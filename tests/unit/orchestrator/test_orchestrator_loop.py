@@ -12,9 +12,9 @@ from orchestrator_bench import Bench, open_bench
 from orchestrator_fakes import Network
 
 from muster.chain import Poll
+from muster.orchestrator.http.feed import Notice
 from muster.orchestrator.loop import announce, commit, follow, record, run, settle
-from muster.orchestrator.services.context import Services
-from muster.orchestrator.services.feed import Notice
+from muster.orchestrator.services import Services
 from muster.protocol.errors import ChainError, ChainUnreachable, RpcError
 from muster.protocol.messages import Reason, Verdict
 from muster.protocol.recipe import TrainingRecipe

@@ -155,6 +155,6 @@ def test_every_submission_is_committed_exactly_once_whatever_happens(
 
     with tempfile.TemporaryDirectory() as folder:
         if kind == "postgresql":
-            PLACES[Path(folder)] = postgres.create("migrated")
+            PLACES[Path(folder)] = postgres.create("empty")
         asyncio.run(live(Path(folder)))
         PLACES.pop(Path(folder), None)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from orchestrator_fakes import RUN, Emitter, Network
 
 from muster.chain import Event
-from muster.orchestrator.services.projection import Progress, Projection
+from muster.orchestrator.projection import Progress, Projection
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
@@ -144,6 +146,21 @@ def test_first_outcome_of_a_file_stands_when_it_was_judged_twice() -> None:
     judged = fed.judged(keccak((0).to_bytes(4, "big")))
     assert judged is not None
     assert (judged.batch_id, judged.verdict) == (1, Verdict.ACCEPTED)
+
+
+def test_outcome_of_a_misdeclared_batch_gives_way_to_the_next() -> None:
+    derived, emit = projection()
+    refused = replace(record(1, Verdict.REJECTED), reason=Reason.BATCH_MISDECLARED, units=0)
+    accepted, again = record(1, Verdict.ACCEPTED), record(1, Verdict.REJECTED)
+    for batch_id, each in enumerate([refused, accepted, again], start=1):
+        events = [committed(emit, batch_id, keccak(bytes([batch_id])), 1)]
+        events.append(posted(emit, batch_id, [each]))
+        for event in events:
+            derived.view.apply(event)
+        derived.apply(events)
+    judged = derived.judged(accepted.file_hash)
+    assert judged is not None
+    assert judged.record == accepted
 
 
 @given(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.protocol.breaker import CorrelatedFailure, check_of, correlated_failure
+from muster.protocol.breaker import CorrelatedFailure, correlated_failure
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
@@ -136,4 +136,4 @@ def test_a_share_of_one_never_trips() -> None:
     ("reason", "check"), [(Reason.NONE, 0), (Reason.WRONG_SEED, 3), (Reason.SAMPLER_MISMATCH, 7)]
 )
 def test_reasons_belong_to_their_check(reason: Reason, check: int) -> None:
-    assert check_of(reason) == check
+    assert reason.check == check

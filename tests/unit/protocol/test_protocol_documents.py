@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
+from muster.protocol.documents import Document, DocumentPart, Since
 from muster.protocol.encoding import canonical_json, parse_canonical_json
 from muster.protocol.errors import EncodingError
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
+from muster.toploc.calibration import Calibration
 
 RECIPE = Recipe(
     name="demo",
@@ -125,3 +129,66 @@ def test_recipe_refuses_documents_that_rely_on_defaults() -> None:
     del document["training"]["clip_epsilon"]
     with pytest.raises(EncodingError, match="re-encode"):
         Recipe.from_bytes(canonical_json(document))
+
+
+# ------------------------------------------------------------------------- schema versions
+
+KEPT = Path(__file__).with_name("documents")
+"""One document of each schema version, as it was pinned, under its hash."""
+KINDS: dict[str, type[Document]] = {"recipe": Recipe, "calibration": Calibration}
+
+
+@pytest.mark.parametrize("path", sorted(KEPT.iterdir()), ids=lambda path: path.name)
+def test_document_that_was_pinned_in_any_version_is_read(path: Path) -> None:
+    kind, version, digest, _ = path.name.split(".")
+    document = KINDS[kind].from_bytes(path.read_bytes())
+    assert (str(document.schema_version), document.hash().hex()) == (version, digest)
+
+
+def test_every_version_of_a_document_is_kept() -> None:
+    kept = {tuple(path.name.split(".")[:2]) for path in KEPT.iterdir()}
+    assert kept == {("recipe", "1"), ("calibration", "3")}
+    for kind, document in KINDS.items():
+        newest = str(document.model_fields["schema_version"].default)
+        assert (kind, newest) in kept
+
+
+class _Part(DocumentPart):
+    first: int
+    second: Annotated[int, Field(ge=0), Since(2)] = 0
+
+
+class _Grown(Document):
+    """A document whose second version has two more fields."""
+
+    NAME = "test"
+    MAX_BYTES = 1000
+
+    schema_version: Annotated[int, Field(ge=1, le=2)] = 2
+    parts: tuple[_Part, ...]
+    later: Annotated[str, Since(2)] = ""
+
+
+OLD = b'{"parts":[{"first":1}],"schema_version":1}'
+NEW = b'{"later":"","parts":[{"first":1,"second":0}],"schema_version":2}'
+
+
+@pytest.mark.parametrize("data", [OLD, NEW])
+def test_document_is_written_in_its_own_version(data: bytes) -> None:
+    document = _Grown.from_bytes(data)
+    assert document.to_bytes() == data
+    assert (document.later, document.parts) == ("", (_Part(first=1),))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (NEW.replace(b":2}", b":1}"), "re-encode"),
+        (OLD.replace(b":1}]", b':1,"second":3}]'), "second came with schema version 2, this is 1"),
+        (OLD.replace(b":1}", b":2}", 2), "re-encode"),
+        (NEW.replace(b":2}", b":3}"), "less than or equal to 2"),
+    ],
+)
+def test_document_that_is_not_of_its_version_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(EncodingError, match=reason):
+        _Grown.from_bytes(data)

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from muster.chain.conversion import lenient_reason
 from muster.protocol.messages import Reason, Verdict
-from muster.protocol.reasons import CHECKS, VERDICTS, WORDS, checks_of, words_of
+from muster.protocol.reasons import CHECKS, VERDICTS, checks_of, words_of
 
 
 @pytest.mark.parametrize("reason", Reason)
 def test_every_reason_has_a_meaning_and_a_way_on(reason: Reason) -> None:
-    assert WORDS[reason].meaning
-    assert WORDS[reason].advice or reason is Reason.NONE
+    assert reason.words.meaning
+    assert reason.words.advice or reason is Reason.NONE
 
 
 def test_every_verdict_has_its_consequence() -> None:

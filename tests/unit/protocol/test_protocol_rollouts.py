@@ -17,6 +17,7 @@ from muster.protocol.errors import EncodingError
 from muster.protocol.rollouts import (
     SCHEMA,
     SCHEMA_WITH_REPLIES,
+    Bounds,
     Rollout,
     Spans,
     count_units,
@@ -125,7 +126,7 @@ def test_a_row_out_of_range_is_refused(change: dict[str, Any], message: str) -> 
 
 def test_more_rows_than_allowed_are_refused() -> None:
     with pytest.raises(EncodingError, match="2 rows, allowed are 1 to 1"):
-        decode_rollouts(FILE, max_rows=1)
+        decode_rollouts(FILE, Bounds(rows=1))
 
 
 def test_no_rows_are_refused() -> None:

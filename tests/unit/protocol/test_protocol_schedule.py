@@ -251,9 +251,10 @@ def test_split_committee_calls_everybody_at_once() -> None:
 
 
 def test_slow_committee_calls_everybody_after_two_timeouts() -> None:
-    alarm = said(BENCH[0], BAD, at=10)
-    assert plan(2, 12, alarm, at=2 * T + 9).stage is Stage.ESCALATED
-    assert plan(2, 12, alarm, at=2 * T + 10).stage is Stage.ALL
+    alarm = said(BENCH[0], BAD, at=5), said(BENCH[1], at=10)
+    assert plan(2, 12, *alarm, at=9).stage is Stage.QUORUM
+    assert plan(2, 12, *alarm, at=2 * T + 9).stage is Stage.ESCALATED
+    assert plan(2, 12, *alarm, at=2 * T + 10).stage is Stage.ALL
 
 
 def test_everybody_decides_by_majority_or_in_the_end_by_the_largest_group() -> None:
@@ -284,8 +285,40 @@ def test_shortly_before_the_deadline_any_quorum_is_enough() -> None:
 
 def test_impatient_orchestrator_escalates_sooner() -> None:
     quick = replace(TIMING, timeout_s=10)
-    calls = plan_calls(BENCH, 2, quick, BEGIN + 30, [said(BENCH[0], BAD, at=10)])
+    words = [said(BENCH[0], BAD, at=5), said(BENCH[1], at=10)]
+    calls = plan_calls(BENCH, 2, quick, BEGIN + 30, words)
     assert calls.stage is Stage.ALL
+
+
+def test_alarm_waits_for_who_takes_the_place_of_a_silent_one() -> None:
+    alarm, replacement = said(BENCH[0], BAD), said(BENCH[2], at=T + 5)
+    assert plan(2, 12, alarm, at=T + 1).called == tuple(BENCH[:3])
+    assert plan(2, 12, alarm, replacement, at=T + 4).stage is Stage.QUORUM
+    assert plan(2, 12, alarm, replacement, at=T + 5).stage is Stage.ESCALATED
+    # By age alone more are called in the end, whoever is silent.
+    assert plan(2, 12, alarm, at=2 * T).stage is Stage.ESCALATED
+
+
+def test_alarm_of_a_bench_too_small_to_replace_the_silent_one_is_heard() -> None:
+    quick = replace(TIMING, timeout_s=10)
+    words = [said(BENCH[0], BAD), said(BENCH[2], BAD, at=15)]
+    assert plan_calls(BENCH[:3], 2, quick, BEGIN + 15, words).decision == BAD
+
+
+@given(
+    st.permutations(BENCH),
+    st.lists(st.sampled_from([GOOD, BAD, OTHER]), min_size=12, max_size=12),
+    st.integers(1, 5),
+    st.integers(0, T - 1),
+)
+def test_calls_tell_nobody_who_has_yet_to_speak_what_others_said(
+    spoke: list[Address], records: list[Hash32], quorum: int, at: int
+) -> None:
+    lazy = BENCH[quorum - 1]
+    others = [v for v in spoke if v != lazy]
+    honest = plan(quorum, 12, *(said(v, at=at) for v in others), at=at)
+    words = [said(v, r, at=at) for v, r in zip(others, records, strict=False)]
+    assert plan(quorum, 12, *words, at=at).called == honest.called == tuple(BENCH[:quorum])
 
 
 # Whatever is said

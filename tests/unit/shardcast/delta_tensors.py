@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hypothesis import strategies as st
+from shardcast_policies import write_files
 
 from muster.protocol.ids import Hash32
 from muster.shardcast.delta import States, apply_delta, write_delta
@@ -41,14 +42,6 @@ def safetensors(tensors: Mapping[str, TensorBytes], metadata: str = "pt") -> byt
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + b"".join(t.data for t in tensors.values())
-
-
-def write_files(folder: Path, files: Files) -> dict[str, Path]:
-    """Write a version to a folder; returns its paths by name."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    return {name: folder / name for name in files}
 
 
 def states_of(parent: Mapping[str, Path], files: Mapping[str, Path]) -> States:

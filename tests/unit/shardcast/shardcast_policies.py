@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+
+import httpx
 
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
-from muster.shardcast import ChunkStore, Manifest
+from muster.shardcast import ChunkStore, Manifest, ShardServer
 
 RUN = RunId(7)
 SIGNATURE = bytes(65)
@@ -27,25 +31,26 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> dict[str, Path]:
 
 
 def publish(
-    store: ChunkStore,
-    files: Mapping[str, bytes],
-    version: int = 1,
-    *,
-    replace: bool = False,
-    anchor_every: int = 0,
+    store: ChunkStore, files: Mapping[str, bytes], version: int = 1, *, anchor_every: int = 0
 ) -> Manifest:
     """Publish {name: bytes} in 1 KiB chunks."""
-    return store.publish(
-        write_files(store.folder.parent / f"source-{version}", files),
-        run_id=RUN,
-        version=PolicyVersion(version),
-        stream_from=0,
-        stream_to=0,
-        sign=fake_signature,
-        chunk_bytes=CHUNK_BYTES,
-        replace=replace,
-        anchor_every=anchor_every,
-    )
+    paths = write_files(store.folder.parent / f"source-{version}", files)
+    return publish_paths(store, paths, version, anchor_every=anchor_every)
+
+
+def publish_paths(
+    store: ChunkStore, paths: Mapping[str, Path], version: int = 1, **options: Any
+) -> Manifest:
+    """Publish files; `options` are those of `ChunkStore.publish`."""
+    usual: dict[str, Any] = {
+        "run_id": RUN,
+        "version": PolicyVersion(version),
+        "stream_from": 0,
+        "stream_to": 0,
+        "sign": fake_signature,
+        "chunk_bytes": CHUNK_BYTES,
+    }
+    return store.publish(paths, **(usual | options))
 
 
 def read_back(store: ChunkStore, manifest: Manifest) -> dict[str, bytes]:
@@ -63,6 +68,11 @@ def chunk(store: ChunkStore, digest: Hash32) -> bytes:
     return region.read()
 
 
+def delta_of(store: ChunkStore, manifest: Manifest) -> bytes:
+    """Return a version's delta as the store holds it."""
+    return b"".join(chunk(store, span.digest) for span in manifest.delta_spans())
+
+
 def fill(store: ChunkStore, source: ChunkStore, manifest: Manifest) -> None:
     """Copy the chunks that a begun version lacks from another store."""
     for span in store.missing(manifest):
@@ -70,3 +80,13 @@ def fill(store: ChunkStore, source: ChunkStore, manifest: Manifest) -> None:
         sink.write([chunk(source, span.digest)])
         sink.commit()
         sink.close()
+
+
+@asynccontextmanager
+async def serving(store: ChunkStore, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve a store; yields a client of it. `options` are those of `ShardServer`."""
+    async with (
+        ShardServer(store, **options) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=5) as client,
+    ):
+        yield client

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from delta_tensors import Files, applied, delta_between, sizes_of, write_files
+from delta_tensors import Files, applied, delta_between, sizes_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shardcast_policies import write_files
 
 from muster.protocol.errors import AdapterError, DeltaError
 from muster.shardcast.adapter import (
@@ -211,22 +212,9 @@ def test_merge_before_the_adapter_is_there_is_refused(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------- adapters to read
 
 
-def test_adapter_over_the_base_is_accepted(tmp_path: Path) -> None:
+def test_adapter_says_its_base_and_what_it_changes(tmp_path: Path) -> None:
     adapter = Adapter(write_files(tmp_path / "a", adapter_files()))
-    base = read_tensors(write_files(tmp_path / "b", base_files())["model.safetensors"])
-    adapter.require_over({tensor.name: tensor for tensor in base})
     assert (adapter.base, set(adapter.merges)) == ("0xba5e", {WEIGHT})
-
-
-def test_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
-    adapter = Adapter(write_files(tmp_path / "a", adapter_files()))
-    other = {WEIGHT: ("F32", numbers(1, ROWS, COLUMNS + 1))}
-    base = read_tensors(
-        write_files(tmp_path / "b", {"b.safetensors": shaped(other)})["b.safetensors"]
-    )
-    with pytest.raises(AdapterError, match="the base does not have") as caught:
-        adapter.require_over({tensor.name: tensor for tensor in base})
-    assert caught.value.reason == "base"
 
 
 def _tensors(**changes: tuple[str, np.ndarray] | None) -> bytes:  # type: ignore[type-arg]

@@ -20,10 +20,10 @@ from delta_tensors import (
     sizes_of,
     states_of,
     tensors,
-    write_files,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shardcast_policies import write_files
 
 from muster.protocol.errors import DeltaError
 from muster.protocol.ids import Hash32

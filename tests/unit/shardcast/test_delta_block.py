@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,16 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.protocol.errors import DeltaError
-from muster.shardcast.delta_block import CODED, FORMATS, RAW, SAME, FloatFormat, Patterns
-from muster.shardcast.delta_kernel import (
+from muster.shardcast import delta_block
+from muster.shardcast.delta_block import (
+    CODED,
+    FORMATS,
+    RAW,
+    SAME,
     BlockCodec,
     CompiledCodec,
-    NumpyCodec,
+    FloatFormat,
+    Patterns,
     load_kernel,
+    make_codec,
 )
 
 BF16 = FORMATS["BF16"]
-CODECS: list[Callable[[], BlockCodec]] = [NumpyCodec]
+CODECS: list[Callable[[], BlockCodec]] = [BlockCodec]
 if (library := load_kernel()) is not None:
     CODECS.append(lambda: CompiledCodec(library))
 
@@ -76,7 +85,7 @@ def test_codecs_agree_on_damaged_bytes(
     case: tuple[Patterns, Patterns, FloatFormat], data: st.DataObject
 ) -> None:
     base, fresh, kind = case
-    delta = bytearray(NumpyCodec().encode(base, fresh, kind))
+    delta = bytearray(BlockCodec().encode(base, fresh, kind))
     for _ in range(data.draw(st.integers(1, 3))):
         delta[data.draw(st.integers(0, len(delta) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(delta[: data.draw(st.integers(0, len(delta)))]) if data.draw(st.booleans()) else b""
@@ -187,3 +196,37 @@ def test_every_cut_of_a_block_is_refused(codec: BlockCodec, kind: FloatFormat) -
     for length in range(len(delta)):
         with pytest.raises(DeltaError):
             codec.decode(base, delta[:length], kind)
+
+
+# The compiled block codec is used where it was made from these very sources, else numpy is
+
+
+needs_kernel = pytest.mark.skipif(load_kernel() is None, reason="no compiled kernel")
+
+
+@needs_kernel
+def test_compiled_codec_is_in_use() -> None:
+    assert isinstance(make_codec(), CompiledCodec)
+
+
+def test_numpy_is_used_where_no_kernel_was_compiled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = load_kernel(tmp_path)
+    monkeypatch.setattr(delta_block, "load_kernel", lambda: library)
+    assert not isinstance(make_codec(), CompiledCodec)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "no compiled kernel" in caplog.text
+
+
+@needs_kernel
+def test_kernel_of_other_sources_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(delta_block.KERNEL_FOLDER, tmp_path / "same")
+    shutil.copytree(delta_block.KERNEL_FOLDER, tmp_path / "changed")
+    with (tmp_path / "changed" / "delta.c").open("a") as source:
+        source.write("/* changed */\n")
+    assert load_kernel(tmp_path / "same") is not None
+    assert load_kernel(tmp_path / "changed") is None
+    assert "is stale" in caplog.text

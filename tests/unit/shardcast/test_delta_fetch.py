@@ -6,7 +6,7 @@ import pytest
 
 from muster.protocol.errors import PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
-from muster.shardcast.delta_fetch import MAX_CHAIN, delta_as_file, is_shorter_by_delta, parent_of
+from muster.shardcast.fetcher import MAX_CHAIN, delta_as_file, is_shorter_by_delta, parent_of
 from muster.shardcast.manifest import DELTA, FULL, Manifest, ManifestDelta, ManifestFile
 
 DIGEST = Hash32(bytes(32))

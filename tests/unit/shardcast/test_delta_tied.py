@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 import torch
-from delta_tensors import Files, TensorBytes, safetensors
-from shardcast_policies import chunk, publish, read_back
+from delta_tensors import Files, TensorBytes, applied, safetensors, sizes_of
+from shardcast_policies import delta_of, publish, read_back
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from muster.shardcast import ChunkStore, Manifest
-from muster.shardcast.delta import States, apply_delta
 
 WEIGHTS = "model.safetensors"
 
@@ -41,31 +40,12 @@ def step(model: LlamaForCausalLM) -> None:
         weights.view(-1).view(torch.int16)[::50] += 1
 
 
-def rebuilt(folder: Path, store: ChunkStore, parent: Files, manifests: list[Manifest]) -> Files:
-    """Return what the second version's delta makes of the first's files."""
-    old = {name: folder / f"old-{name}" for name in parent}
-    for name, path in old.items():
-        path.write_bytes(parent[name])
-    (folder / "delta").write_bytes(
-        b"".join(chunk(store, span.digest) for span in manifests[1].delta_spans())
-    )
-    states = States(manifests[0].state_hash, manifests[1].state_hash)
-    sizes = {file.name: file.size for file in manifests[1].files}
-    with (folder / "delta").open("rb") as source:
-        apply_delta(source, old, folder, sizes, states=states)
-    return {name: (folder / name).read_bytes() for name in sizes}
-
-
 def broadcast(folder: Path, first: Files, second: Files) -> tuple[Files, Manifest]:
     """Return the second version as rebuilt from its delta, and its manifest."""
     store = ChunkStore(folder / "store")
-    manifests = [
-        publish(store, files, version, anchor_every=8)
-        for version, files in ((1, first), (2, second))
-    ]
-    made = folder / "made"
-    made.mkdir()
-    return rebuilt(made, store, first, manifests), manifests[1]
+    publish(store, first, 1, anchor_every=8)
+    manifest = publish(store, second, 2, anchor_every=8)
+    return applied(folder, first, delta_of(store, manifest), sizes_of(second)), manifest
 
 
 def test_tied_model_is_still_tied_after_a_delta(tmp_path: Path) -> None:
@@ -76,8 +56,6 @@ def test_tied_model_is_still_tied_after_a_delta(tmp_path: Path) -> None:
     made, manifest = broadcast(tmp_path, first, second)
     assert made == second
     assert manifest.broadcast_bytes < manifest.total_bytes / 10
-    for name, data in made.items():
-        (tmp_path / "made" / name).write_bytes(data)
     loaded = LlamaForCausalLM.from_pretrained(tmp_path / "made", dtype=torch.bfloat16)
     assert loaded.lm_head.weight.data_ptr() == loaded.model.embed_tokens.weight.data_ptr()
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.shardcast.download import MAX_VERSIONS, Fault, _parse_versions
+from muster.shardcast.download import MAX_VERSIONS, Fault, parse_versions
 
 versions = st.lists(st.integers(0, (1 << 32) - 1), max_size=MAX_VERSIONS, unique=True)
 
@@ -14,12 +14,12 @@ versions = st.lists(st.integers(0, (1 << 32) - 1), max_size=MAX_VERSIONS, unique
 @given(versions, st.sampled_from([None, 2]))
 def test_listing_gives_its_versions_newest_first(listed: list[int], indent: int | None) -> None:
     data = json.dumps({"versions": listed}, indent=indent).encode()
-    assert _parse_versions(data) == sorted(listed, reverse=True)
+    assert parse_versions(data) == sorted(listed, reverse=True)
 
 
 @given(st.binary(max_size=200))
 def test_listing_parser_is_total(data: bytes) -> None:
-    parsed = _parse_versions(data)
+    parsed = parse_versions(data)
     assert parsed is Fault.LIED or isinstance(parsed, list)
 
 
@@ -42,15 +42,15 @@ def test_listing_parser_is_total(data: bytes) -> None:
     ],
 )
 def test_listing_is_a_lie_when_it_is_anything_else(data: bytes) -> None:
-    assert _parse_versions(data) is Fault.LIED
+    assert parse_versions(data) is Fault.LIED
 
 
 def test_listing_loses_versions_that_cannot_be() -> None:
-    assert _parse_versions(b'{"versions": [4294967296, 4294967295, 7, 7]}') == [4294967295, 7]
+    assert parse_versions(b'{"versions": [4294967296, 4294967295, 7, 7]}') == [4294967295, 7]
 
 
 def test_listing_is_read_no_further_than_its_limit() -> None:
     data = json.dumps({"versions": list(range(1000))}).encode()
-    parsed = _parse_versions(data)
+    parsed = parse_versions(data)
     assert isinstance(parsed, list)
     assert len(parsed) == MAX_VERSIONS

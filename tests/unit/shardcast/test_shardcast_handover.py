@@ -14,7 +14,7 @@ from shardcast_policies import RUN, SIGNATURE, fill, publish
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import PolicyVersion
 from muster.shardcast import ChunkStore, ShardServer
-from muster.trainer.handover import hand_over, without
+from muster.trainer.publish.publisher import hand_over, without
 
 LAST = PolicyVersion(2)
 NOBODY = "http://127.0.0.1:9"

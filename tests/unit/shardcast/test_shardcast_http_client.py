@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.shardcast.http_client import MAX_HEAD_BYTES, BadAnswer, Head, HttpClient, _parse_head
+from muster.shardcast.http_client import MAX_HEAD_BYTES, BadAnswer, Head, HttpClient, parse_head
 
 Answers = list[list[bytes]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -178,7 +178,7 @@ heads: Callable[..., st.SearchStrategy[bytes]] = st.binary
 @given(heads(max_size=200))
 def test_head_parser_is_total(data: bytes) -> None:
     try:
-        head = _parse_head(data)
+        head = parse_head(data)
     except BadAnswer:
         return
     assert head.length >= 0
@@ -192,4 +192,4 @@ def test_head_parser_reads_what_servers_write(status: int, length: int, keeps: b
         length,
         connection,
     )
-    assert _parse_head(data) == Head(status, length, keeps)
+    assert parse_head(data) == Head(status, length, keeps)

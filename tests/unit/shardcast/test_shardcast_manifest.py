@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,7 +42,18 @@ VALID: dict[str, Any] = {
 DELTA: dict[str, Any] = {"chunks": ["33" * 32], "parent_root": "44" * 32, "size": 9}
 """A delta that VALID may have, with a parent."""
 
-names = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,20}", fullmatch=True)
+names = st.from_regex(r"[a-z0-9_-][a-z0-9._-]{0,20}", fullmatch=True).filter(
+    lambda name: is_file_name(name)
+)
+
+
+def is_file_name(name: str) -> bool:
+    try:
+        return require_file_name(name) == name
+    except EncodingError:
+        return False
+
+
 digests = st.binary(min_size=32, max_size=32).map(Hash32)
 
 
@@ -217,6 +229,7 @@ def file_entry(**changes: object) -> dict[str, object]:
         ({"files": [file_entry(chunks=[ZERO[:-2] + "0x"])]}, "not 64 lower-case"),
         ({"files": [file_entry(), file_entry()]}, "a name comes twice"),
         ({"files": [file_entry(name="b"), file_entry(name="a")]}, "not sorted"),
+        ({"files": [file_entry(name="A"), file_entry(name="a")]}, "differ in case"),
         ({"more": 1}, "exactly the keys"),
     ],
 )
@@ -235,7 +248,7 @@ def test_manifest_is_refused_when_a_field_is_missing(missing: str) -> None:
     "name",
     [
         *("", ".", "..", ".hidden", "../up", "a/b", "a\\b", "/etc/passwd", "a\0b", "a b", "ä"),
-        *("a\n", "x" * 129, "~", "C:", "a%2fb"),
+        *("a\n", "x" * 129, "~", "C:", "a%2fb", "a.", "con", "NUL.json", "com1.x", "e\u0301", "a "),
     ],
 )
 def test_manifest_is_refused_when_a_name_could_leave_its_folder(name: str) -> None:
@@ -279,16 +292,8 @@ def test_manifest_is_refused_unread_when_it_is_too_large() -> None:
 
 
 def test_manifest_cannot_be_encoded_when_it_has_too_many_chunks() -> None:
-    chunks = (Hash32(bytes(32)),) * 20_000
-    manifest = Manifest(
-        run_id=RunId(1),
-        version=PolicyVersion(1),
-        files=(ManifestFile("a", 20_000 * 1024, chunks),),
-        state_hash=Hash32(bytes(32)),
-        stream_from=0,
-        stream_to=0,
-        chunk_bytes=1024,
-    )
+    file = ManifestFile("a", 20_000 * 1024, (Hash32(bytes(32)),) * 20_000)
+    manifest = replace(Manifest.from_bytes(canonical_json(VALID)), files=(file,))
     with pytest.raises(EncodingError, match="exceeds the limit"):
         manifest.to_bytes()
 
@@ -296,16 +301,9 @@ def test_manifest_cannot_be_encoded_when_it_has_too_many_chunks() -> None:
 def test_manifest_is_refused_when_the_files_exceed_the_total() -> None:
     chunk = Hash32(bytes(32))
     files = tuple(ManifestFile(f"f{i}", 1 << 39, (chunk,) * (1 << 13)) for i in range(3))
+    manifest = Manifest.from_bytes(canonical_json(VALID))
     with pytest.raises(EncodingError, match="exceed"):
-        Manifest(
-            run_id=RunId(1),
-            version=PolicyVersion(1),
-            files=files,
-            state_hash=chunk,
-            stream_from=0,
-            stream_to=0,
-            chunk_bytes=64 << 20,
-        )
+        replace(manifest, files=files, chunk_bytes=64 << 20)
 
 
 @given(st.binary())
@@ -316,3 +314,8 @@ def test_digest_parses_back_from_its_hexadecimal(data: bytes) -> None:
 @pytest.mark.parametrize("text", ["", "0x" + "11" * 31, "11" * 31, "11" * 33, "G" * 64, "１" * 64])
 def test_digest_is_none_for_anything_else(text: str) -> None:
     assert parse_digest(text) is None
+
+
+@pytest.mark.parametrize("name", ["conf.json", "nul-model", "com10", "a.b.c", "Model.safetensors"])
+def test_name_that_only_looks_reserved_passes(name: str) -> None:
+    assert require_file_name(name) == name

@@ -14,10 +14,11 @@ from typing import Any
 
 import httpx
 import pytest
+from shardcast_policies import serving
 
 from muster.protocol.ids import Hash32
 from muster.protocol.rollouts import MAX_FILE_BYTES
-from muster.shardcast import ChunkStore, Room, RoomRefusal, ServerLimits, ShardServer
+from muster.shardcast import ChunkStore, Room, RoomRefusal, ServerLimits
 from muster.shardcast import room as rooms
 
 LEAF = Hash32(b"\7" * 32)
@@ -60,10 +61,7 @@ def room(tmp_path: Path, named: Named) -> Room:
 
 @pytest.fixture
 async def http(store: ChunkStore, room: Room) -> AsyncIterator[httpx.AsyncClient]:
-    async with (
-        ShardServer(store, room=room) as server,
-        httpx.AsyncClient(base_url=server.url, timeout=5) as client,
-    ):
+    async with serving(store, room=room) as client:
         yield client
 
 
@@ -146,10 +144,7 @@ async def test_other_methods_and_other_paths_take_nothing(
 
 
 async def test_server_without_a_room_takes_and_shows_nothing(store: ChunkStore) -> None:
-    async with (
-        ShardServer(store) as server,
-        httpx.AsyncClient(base_url=server.url, timeout=5) as client,
-    ):
+    async with serving(store) as client:
         assert (await client.put(path_of(b"a"), content=b"a")).status_code == 405
         assert (await client.get(path_of(b"a"))).status_code == 404
 
@@ -158,10 +153,7 @@ async def test_who_must_show_a_token_must_show_it_here(
     store: ChunkStore, room: Room, named: Named
 ) -> None:
     named.name(b"a")
-    async with (
-        ShardServer(store, room=room, token="secret") as server,
-        httpx.AsyncClient(base_url=server.url, timeout=5) as client,
-    ):
+    async with serving(store, room=room, token="secret") as client:
         assert (await client.put(path_of(b"a"), content=b"a")).status_code == 401
         shown = {"Authorization": "Bearer secret"}
         assert (await client.put(path_of(b"a"), content=b"a", headers=shown)).status_code == 201
@@ -178,10 +170,7 @@ async def test_upload_that_never_ends_is_cut_off_and_leaves_nothing(
         await stays_open.wait()
         yield b"ow"
 
-    async with (
-        ShardServer(store, room=room, limits=ServerLimits(send_s=0.1)) as server,
-        httpx.AsyncClient(base_url=server.url, timeout=5) as client,
-    ):
+    async with serving(store, room=room, limits=ServerLimits(send_s=0.1)) as client:
         sending = asyncio.ensure_future(client.put(path_of(b"slow"), content=slowly()))
         async with asyncio.timeout(5):
             while not list((tmp_path / "room" / "files").iterdir()):

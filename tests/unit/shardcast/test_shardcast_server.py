@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from shardcast_policies import RUN, SIGNATURE, fake_signature, fill, publish
+from shardcast_policies import RUN, SIGNATURE, fake_signature, fill, publish, publish_paths, serving
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion, RunId
@@ -36,14 +36,7 @@ async def http(server: ShardServer) -> AsyncIterator[httpx.AsyncClient]:
 def chunk_path(store: ChunkStore, data: bytes) -> str:
     """Publish `data` as one chunk; returns where it is served."""
     (store.folder / "f").write_bytes(data)
-    manifest = store.publish(
-        {"f": store.folder / "f"},
-        run_id=RUN,
-        version=PolicyVersion(1),
-        stream_from=0,
-        stream_to=0,
-        sign=fake_signature,
-    )
+    manifest = publish_paths(store, {"f": store.folder / "f"}, chunk_bytes=8 << 20)
     return f"/v1/chunks/{manifest.files[0].chunks[0].hex()}"
 
 
@@ -192,21 +185,18 @@ async def test_manifest_published_by_another_process_is_waited_for(
 
 async def test_wait_ends_without_the_version(store: ChunkStore) -> None:
     limits = ServerLimits(wait_s=0.1)
-    async with ShardServer(store, limits=limits) as server, httpx.AsyncClient() as client:
-        answer = await client.get(f"{server.url}/v1/{RUN}/1/manifest?wait=9")
+    async with serving(store, limits=limits) as client:
+        answer = await client.get(f"/v1/{RUN}/1/manifest?wait=9")
         assert answer.status_code == 404
 
 
 async def test_waited_for_version_is_reported(store: ChunkStore) -> None:
     asked: list[tuple[RunId, PolicyVersion]] = []
     limits = ServerLimits(wait_s=0.05)
-    async with (
-        ShardServer(store, limits=limits, wanted=lambda *key: asked.append(key)) as server,
-        httpx.AsyncClient() as client,
-    ):
-        await client.get(f"{server.url}/v1/{RUN}/5/manifest")
+    async with serving(store, limits=limits, wanted=lambda *key: asked.append(key)) as client:
+        await client.get(f"/v1/{RUN}/5/manifest")
         assert asked == []
-        await client.get(f"{server.url}/v1/{RUN}/5/manifest?wait=1")
+        await client.get(f"/v1/{RUN}/5/manifest?wait=1")
         assert asked == [(RUN, 5)]
 
 
@@ -227,18 +217,18 @@ async def test_expected_chunk_is_given_up_when_its_version_is_abandoned(
 ) -> None:
     manifest = publish(origin, {"f": b"never"})
     limits = ServerLimits(wait_s=0.2)
-    async with ShardServer(store, limits=limits) as server, httpx.AsyncClient() as client:
+    async with serving(store, limits=limits) as client:
         digest = store.begin(manifest, SIGNATURE)[0].digest
-        answer = await client.get(f"{server.url}/v1/chunks/{digest.hex()}")
+        answer = await client.get(f"/v1/chunks/{digest.hex()}")
         assert answer.status_code == 404
 
 
 async def test_no_more_requests_wait_than_allowed(store: ChunkStore) -> None:
     limits = ServerLimits(waiting=1)
-    async with ShardServer(store, limits=limits) as server, httpx.AsyncClient() as client:
-        first = asyncio.create_task(client.get(f"{server.url}/v1/{RUN}/1/manifest?wait=5"))
+    async with serving(store, limits=limits) as client:
+        first = asyncio.create_task(client.get(f"/v1/{RUN}/1/manifest?wait=5"))
         await asyncio.sleep(0.05)
-        second = await client.get(f"{server.url}/v1/{RUN}/1/manifest?wait=5")
+        second = await client.get(f"/v1/{RUN}/1/manifest?wait=5")
         assert second.status_code == 404
         publish(store, {"f": b"1"}, 1)
         assert (await first).status_code == 200
@@ -246,20 +236,20 @@ async def test_no_more_requests_wait_than_allowed(store: ChunkStore) -> None:
 
 async def test_token_is_demanded_of_everything_but_health(store: ChunkStore) -> None:
     publish(store, {"f": b"1"}, 1)
-    async with ShardServer(store, token="secret") as server, httpx.AsyncClient() as client:
-        url = f"{server.url}/v1/{RUN}/versions"
+    async with serving(store, token="secret") as client:
+        url = f"/v1/{RUN}/versions"
         assert (await client.get(url)).status_code == 401
         wrong = await client.get(url, headers={"Authorization": "Bearer other"})
         assert wrong.status_code == 401
         right = await client.get(url, headers={"Authorization": "Bearer secret"})
         assert right.status_code == 200
-        assert (await client.get(f"{server.url}/healthz")).status_code == 200
+        assert (await client.get("/healthz")).status_code == 200
 
 
 async def test_address_that_asks_too_much_is_told_to_wait(store: ChunkStore) -> None:
     limits = ServerLimits(requests_per_s=0.1, burst=2)
-    async with ShardServer(store, limits=limits) as server, httpx.AsyncClient() as client:
-        answers = [await client.get(f"{server.url}/healthz") for _ in range(3)]
+    async with serving(store, limits=limits) as client:
+        answers = [await client.get("/healthz") for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
         assert answers[2].headers["retry-after"] == "1"
 
@@ -277,6 +267,25 @@ async def test_connections_of_one_address_are_bounded(store: ChunkStore) -> None
             await asyncio.sleep(0.05)
             assert (await client.get(f"{server.url}/healthz")).status_code == 200
         held[1][1].close()
+
+
+async def test_newcomer_is_served_while_ten_addresses_hold_every_connection(
+    store: ChunkStore,
+) -> None:
+    limits = ServerLimits(connections=20, connections_per_address=4)
+    async with ShardServer(store, limits=limits) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        held = [
+            await asyncio.open_connection(host, int(port), local_addr=(f"127.0.0.{2 + i % 10}", 0))
+            for i in range(20)
+        ]
+        async with httpx.AsyncClient(base_url=server.url, timeout=5) as client:
+            answers = [await client.get("/healthz") for _ in range(20)]
+            assert [answer.status_code for answer in answers] == [200] * 20
+            found = await metrics_of(client)
+        assert found['muster_shardcast_cut_off_total{reason="displaced"}'] == 1
+        for _, writer in held:
+            writer.close()
 
 
 async def test_idle_connection_is_closed(store: ChunkStore) -> None:
@@ -332,7 +341,7 @@ async def test_reader_that_goes_away_leaves_no_trace_in_the_log(
 
     path = chunk_path(store, BIG)
     with monkeypatch.context() as changed:
-        changed.setattr("muster.shardcast.send._send", reset)
+        changed.setattr("muster.shardcast.connections._send", reset)
         with pytest.raises(httpx.RemoteProtocolError):
             await http.get(path)
     assert (await http.get(path)).content == BIG

@@ -1,25 +1,9 @@
 """A simulated broadcast is never faster than its links, and close to them whatever its size."""
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
+from scripts import load_script
 
-
-def load() -> ModuleType:
-    path = Path(__file__).parents[3] / "benchmarks" / "shardcast_simulation.py"
-    spec = importlib.util.spec_from_file_location("shardcast_simulation", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-simulation = load()
+simulation = load_script("benchmarks/shardcast_simulation.py")
 
 
 def over_bound(*, seed: int = 0, **shape: object) -> float:

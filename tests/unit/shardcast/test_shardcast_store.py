@@ -21,6 +21,7 @@ from shardcast_policies import (
     fake_signature,
     fill,
     publish,
+    publish_paths,
     read_back,
     write_files,
 )
@@ -53,16 +54,7 @@ def write_whole(sink: VerifyingSink, pieces: list[bytes]) -> None:
 
 
 def publish_linked(store: ChunkStore, files: Mapping[str, Path]) -> Manifest:
-    return store.publish(
-        files,
-        run_id=RUN,
-        version=V1,
-        stream_from=0,
-        stream_to=0,
-        sign=fake_signature,
-        chunk_bytes=CHUNK_BYTES,
-        link=True,
-    )
+    return publish_paths(store, files, link=True)
 
 
 def policy(seed: int, size: int = 2 * CHUNK_BYTES) -> dict[str, bytes]:
@@ -85,15 +77,8 @@ def test_publish_loses_no_byte_whatever_the_sizes(
 ) -> None:
     store = ChunkStore(tmp_path_factory.mktemp("any") / "store")
     data = os.urandom(size)
-    manifest = store.publish(
-        write_files(store.folder.parent / "source", {"model": data}),
-        run_id=RUN,
-        version=V1,
-        stream_from=3,
-        stream_to=4,
-        sign=fake_signature,
-        chunk_bytes=chunk_bytes,
-    )
+    paths = write_files(store.folder.parent / "source", {"model": data})
+    manifest = publish_paths(store, paths, stream_from=3, stream_to=4, chunk_bytes=chunk_bytes)
     assert read_back(store, manifest) == {"model": data}
     assert (manifest.stream_from, manifest.stream_to) == (3, 4)
 
@@ -134,14 +119,6 @@ def test_publish_is_refused_when_the_version_has_other_content(store: ChunkStore
     assert read_back(store, first) == policy(1)
 
 
-def test_publish_replaces_other_content_when_told_to(store: ChunkStore) -> None:
-    publish(store, policy(1))
-    second = publish(store, policy(2), replace=True)
-    assert store.manifest(RUN, V1) == second
-    assert read_back(store, second) == policy(2)
-    assert stored_files(store) == {("1", name) for name in policy(2)}
-
-
 def test_published_files_may_change_afterwards(store: ChunkStore) -> None:
     manifest = publish(store, POLICY)
     (store.folder.parent / "source-1" / "model.safetensors").write_bytes(b"other")
@@ -152,22 +129,13 @@ def test_published_files_may_change_afterwards(store: ChunkStore) -> None:
 def test_publish_refuses_a_name_that_could_leave_the_folder(store: ChunkStore, name: str) -> None:
     path = write_files(store.folder / "s", {"f": b"1"})["f"]
     with pytest.raises(EncodingError, match="not a plain file name"):
-        store.publish(
-            {name: path}, run_id=RUN, version=V1, stream_from=0, stream_to=0, sign=fake_signature
-        )
+        publish_paths(store, {name: path})
 
 
 def test_publish_leaves_nothing_when_a_file_is_missing(store: ChunkStore, tmp_path: Path) -> None:
     files = write_files(tmp_path / "s", {"a": os.urandom(5000)})
     with pytest.raises(StorageError, match="cannot copy b"):
-        store.publish(
-            {**files, "b": tmp_path / "none"},
-            run_id=RUN,
-            version=V1,
-            stream_from=0,
-            stream_to=0,
-            sign=fake_signature,
-        )
+        publish_paths(store, {**files, "b": tmp_path / "none"})
     assert store.versions(RUN) == []
     assert chunk_names(store) == set()
 
@@ -177,28 +145,14 @@ def test_publish_leaves_nothing_when_signing_fails(store: ChunkStore, tmp_path: 
         raise EncodingError("no key")
 
     with pytest.raises(EncodingError, match="no key"):
-        store.publish(
-            write_files(tmp_path / "s", POLICY),
-            run_id=RUN,
-            version=V1,
-            stream_from=0,
-            stream_to=0,
-            sign=refuse,
-        )
+        publish_paths(store, write_files(tmp_path / "s", POLICY), sign=refuse)
     assert store.versions(RUN) == []
     assert chunk_names(store) == set()
 
 
 def test_publish_refuses_a_signature_of_another_length(store: ChunkStore, tmp_path: Path) -> None:
     with pytest.raises(EncodingError, match="65 bytes"):
-        store.publish(
-            write_files(tmp_path / "s", POLICY),
-            run_id=RUN,
-            version=V1,
-            stream_from=0,
-            stream_to=0,
-            sign=lambda _root: b"short",
-        )
+        publish_paths(store, write_files(tmp_path / "s", POLICY), sign=lambda _root: b"short")
 
 
 def test_store_keeps_the_newest_published_versions_only(store: ChunkStore) -> None:
@@ -224,14 +178,7 @@ def test_store_keeps_the_newest_versions_and_their_chunks_only(
 
 def test_store_keeps_each_run_apart(store: ChunkStore, tmp_path: Path) -> None:
     for run in (1, 2):
-        store.publish(
-            write_files(tmp_path / "s", POLICY),
-            run_id=RunId(run),
-            version=V1,
-            stream_from=0,
-            stream_to=0,
-            sign=fake_signature,
-        )
+        publish_paths(store, write_files(tmp_path / "s", POLICY), run_id=RunId(run))
     store.remove(RunId(1), V1)
     manifest = store.manifest(RunId(2), V1)
     assert manifest is not None
@@ -453,7 +400,7 @@ def test_sweep_spares_fresh_temporary_files_and_takes_stale_ones(store: ChunkSto
     stale.write_bytes(b"2")
     long_ago = time.time() - STALE_AFTER_S - 60
     os.utime(stale, (long_ago, long_ago))
-    store.drop_old()
+    publish(store, POLICY)  # sweeps
     assert chunk_names(store) == {fresh.name}
 
 
@@ -461,7 +408,7 @@ def test_sweep_spares_our_own_unfinished_files_however_wrong_the_clock(store: Ch
     ours = store.chunks.path / temporary_name()
     ours.write_bytes(b"1")
     os.utime(ours, (1, 1))
-    store.drop_old()
+    publish(store, POLICY)  # sweeps
     assert chunk_names(store) == {ours.name}
 
 

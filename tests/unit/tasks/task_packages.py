@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.tasks import registry, set_makers
+from muster.tasks import registry
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, entry_points: str) -> None:
@@ -20,10 +20,10 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, entry_po
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.delitem(__import__("sys").modules, "third_party", raising=False)
     registry.installed_verifiers.cache_clear()
-    set_makers.installed_makers.cache_clear()
+    registry.installed_makers.cache_clear()
 
 
 def forget() -> None:
     """Let the next test see its own packages."""
     registry.installed_verifiers.cache_clear()
-    set_makers.installed_makers.cache_clear()
+    registry.installed_makers.cache_clear()

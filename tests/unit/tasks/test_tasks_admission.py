@@ -11,10 +11,9 @@ from task_packages import forget, install
 from muster.tasks import Problem, TaskSet, admission, trials
 from muster.tasks.admission import Admission, Trial, admit
 from muster.tasks.document import Document, Header
-from muster.tasks.sort_digits import make_task_set
-from muster.tasks.toys import make_arithmetic, make_reverse
+from muster.tasks.toys import make_arithmetic, make_reverse, make_sort
 
-TASKS = make_task_set(6, seed=0)
+TASKS = make_sort(6, seed=0)
 QUICK = Trial(sample=3, hacked=1, deadline_s=30.0)
 HONEST = """
 from muster.tasks import Graded, Undecided, Verifier

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from muster.protocol.errors import TaskError
 from muster.tasks import Grade, Graded, Problem, Undecided, check_task_set, code, verify
 from muster.tasks.code import python_of_sandbox, read_tests
-from muster.tasks.fenced import MAX_PROGRAM_CHARS, last_block
-from muster.tasks.literals import are_equal
+from muster.tasks.completions import MAX_PROGRAM_CHARS, are_equal, last_block
 from muster.tasks.output_prediction import MAX_LITERAL_CHARS, parse_literal
-from muster.tasks.sandbox import Level, SandboxUnavailable, shared_sandbox
+from muster.tasks.sandbox import Job, Level, Limits, Sandbox, SandboxUnavailable, shared_sandbox
 
 SUMS = [
     {"type": "stdin_stdout", "input": "1 2\n", "output": "3\n"},
@@ -109,7 +108,7 @@ def test_fraction_of_tests_is_given_where_the_problem_says_so(level: Level) -> N
         ("while True: pass", False),
         (f"for _ in range(5 * 10**7): pass\n{ADD}", False),
         ("while True: print(1)", True),
-        ("import os\nos.kill(os.getppid(), 9)", False),
+        ("import os\nos.kill(os.getppid(), 9)", True),
     ],
 )
 def test_grade_says_whether_other_machines_agree(
@@ -327,3 +326,35 @@ def test_prediction_without_expected_value_is_not_admitted(gold: str | None) -> 
     with pytest.raises(TaskError):
         check_task_set([prediction(gold)])
     assert isinstance(verify(prediction(gold), "1"), Undecided)
+
+
+@pytest.mark.parametrize(("failures", "expected"), [(1, 1.0), (2, None)])
+def test_machine_that_ends_a_program_tries_once_more_and_judges_nobody(
+    monkeypatch: pytest.MonkeyPatch, failures: int, expected: float | None
+) -> None:
+    run, walls = Sandbox.run, []
+
+    def fail(self: Sandbox, job: Job, limits: Limits, judge: Any = None) -> Any:
+        outcome = run(self, job, limits, judge)  # the judge has seen it
+        walls.append(limits.wall_s)
+        if len(walls) <= failures:
+            raise SandboxUnavailable("this machine was too busy")
+        return outcome
+
+    if shared_sandbox().sandbox is None:
+        pytest.skip(shared_sandbox().description)
+    monkeypatch.setattr(Sandbox, "run", fail)
+    cases = [{"type": "stdin_stdout", "input": str(n), "output": str(n)} for n in (1, 2)]
+    row = Problem(
+        problem_id="a",
+        task_type="verifiable_code",
+        prompt="?",
+        verification_info={"test_cases": cases},
+    )
+    found = verify(row, "```python\nprint(input())\n```")
+    assert walls == [10.0, 40.0]
+    if expected is None:
+        assert isinstance(found, Undecided)
+        assert found.is_disturbance
+    else:
+        assert found == Graded(expected)

@@ -19,13 +19,13 @@ from muster.tasks import (
     Problem,
     Reply,
     Undecided,
+    code,
     dialogue_of,
+    python_tool,
     registry,
     verify,
 )
-from muster.tasks.environments import python_tool
-from muster.tasks.environments.environment import Question, ask_all
-from muster.tasks.environments.python_tool import (
+from muster.tasks.python_tool import (
     MAX_OUTPUT_CHARS,
     PYTHON_TOOL,
     check_tool,
@@ -33,8 +33,9 @@ from muster.tasks.environments.python_tool import (
     reply_with_output,
     run_program,
 )
-from muster.tasks.registry import ENTRY_POINT_GROUP, load_verifiers, verifier_of
+from muster.tasks.registry import VERIFIERS_GROUP, load_verifiers, verifier_of
 from muster.tasks.sandbox import Level, SandboxUnavailable, shared_sandbox
+from muster.tasks.verifier import Question, ask_all
 
 PROBLEM = Problem(problem_id="p", task_type="exact_match_with_python", prompt="37*12=")
 needs_sandbox = pytest.mark.skipif(
@@ -177,7 +178,8 @@ def test_the_same_program_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_sandbox_there_is_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     python_tool._remembered.cache_clear()
-    monkeypatch.setattr(python_tool, "shared_sandbox", lambda: Level(None, "no bubblewrap", ()))
+    for module in (code, python_tool):
+        monkeypatch.setattr(module, "shared_sandbox", lambda: Level(None, "no bubblewrap"))
     with pytest.raises(SandboxUnavailable):
         output_of("print(1)")
     turn = reply_with_output(PROBLEM, (fenced("print(1)"),))
@@ -230,7 +232,7 @@ def test_a_package_brings_a_task_with_an_environment(
 ) -> None:
     (tmp_path / "guess_task.py").write_text(GUESS)
     monkeypatch.syspath_prepend(tmp_path)
-    point = EntryPoint("guess", "guess_task:VERIFIER", ENTRY_POINT_GROUP)
+    point = EntryPoint("guess", "guess_task:VERIFIER", VERIFIERS_GROUP)
     known = load_verifiers([point])
     monkeypatch.setattr(registry, "installed_verifiers", lambda: known)
     problem = PROBLEM.model_copy(update={"task_type": "guess", "gold_standard_solution": "7"})

@@ -67,7 +67,7 @@ def test_installed_package_brings_task_type_verifier_and_task_set(
     installed: Path, tmp_path: Path
 ) -> None:
     tasks = str(tmp_path / "tasks.jsonl")
-    muster = ("-m", "muster.devnet", "tasks")
+    muster = ("-m", "muster.app", "tasks")
     (listed,) = run(installed, *muster, "list", "--json")
     found = {made["set"]: made for made in json.loads(listed)["sets"]}
     assert (found["countdown"]["package"], found["countdown"]["version"]) == (

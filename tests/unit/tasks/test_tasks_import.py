@@ -18,12 +18,18 @@ from test_tasks_documents import PROBLEMS, TASK_SETS
 
 from muster.protocol.errors import ConfigError, EncodingError, StorageError, TaskError
 from muster.tasks import Problem, TaskSet, parquet_rows, row_files
-from muster.tasks.importing import Import, Imported, import_rows
-from muster.tasks.parquet_export import write_parquet
-from muster.tasks.row_files import Unreadable, read_rows
-from muster.tasks.rows import MAX_LITERAL_PARTS, Columns, encode_row, parse_object
-from muster.tasks.sort_digits import make_task_set
-from muster.tasks.writing import Added, DocumentWriter
+from muster.tasks.document import Added, DocumentWriter
+from muster.tasks.importing import (
+    MAX_LITERAL_PARTS,
+    Columns,
+    Import,
+    Imported,
+    encode_row,
+    import_rows,
+    parse_object,
+)
+from muster.tasks.row_files import Unreadable, read_rows, write_parquet
+from muster.tasks.toys import make_sort
 
 ROW = {
     "problem_id": "vm_1",
@@ -156,8 +162,8 @@ def test_writer_writes_the_document_and_its_root(
 def test_writer_in_many_pieces_has_the_root_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.tasks.writing._BUFFER_BYTES", 500)
-    tasks = make_task_set(40, seed=0)
+    monkeypatch.setattr("muster.tasks.document._BUFFER_BYTES", 500)
+    tasks = make_sort(40, seed=0)
     with DocumentWriter(tmp_path / "t", tasks.name, tasks.version) as writer:
         for problem in tasks:
             writer.add(problem.problem_id, problem.to_bytes())
@@ -315,7 +321,7 @@ def test_column_that_json_cannot_hold_is_a_bad_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", [6, 40, 400])
 def test_damaged_parquet_is_refused(tmp_path: Path, cut: int) -> None:
-    write_parquet(make_task_set(300, seed=0), tmp_path / "whole")
+    write_parquet(make_sort(300, seed=0), tmp_path / "whole")
     data = (tmp_path / "whole").read_bytes()
     (tmp_path / "in").write_bytes(data[:-cut])
     with pytest.raises(ConfigError, match="in"):
@@ -362,6 +368,6 @@ def test_row_group_that_says_it_is_huge_is_refused_unread(
 ) -> None:
     monkeypatch.setattr(parquet_rows, "MAX_GROUP_BYTES", 1000)
     monkeypatch.setattr("resource.setrlimit", lambda *_: None)
-    write_parquet(make_task_set(300, seed=0), tmp_path / "in")
+    write_parquet(make_sort(300, seed=0), tmp_path / "in")
     assert parquet_rows.main(str(tmp_path / "in")) == 1
     assert "row group 0 has" in capsys.readouterr().out

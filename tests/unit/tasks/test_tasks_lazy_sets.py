@@ -15,9 +15,9 @@ from muster.protocol.errors import ConfigError, EncodingError, TaskError
 from muster.tasks import Problem, TaskSet, document, root_of_bytes
 from muster.tasks.document import Document, Header
 from muster.tasks.problem import MIN_PROBLEM_BYTES
-from muster.tasks.sort_digits import make_task_set
+from muster.tasks.toys import make_sort
 
-TASKS = make_task_set(50, seed=3)
+TASKS = make_sort(50, seed=3)
 HEADER, *ROWS = TASKS.to_bytes().splitlines(keepends=True)
 
 
@@ -67,7 +67,7 @@ def test_problem_is_proven_and_another_is_not(file: Path) -> None:
     proof = tasks.prove(7)
     assert proof.proves(TASKS[7].to_bytes(), TASKS.hash())
     assert not proof.proves(TASKS[8].to_bytes(), TASKS.hash())
-    assert not proof.proves(TASKS[7].to_bytes(), make_task_set(50, seed=4).hash())
+    assert not proof.proves(TASKS[7].to_bytes(), make_sort(50, seed=4).hash())
 
 
 def test_file_that_changes_after_it_was_opened_is_noticed(file: Path, tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muster.protocol.errors import TaskError
-from muster.tasks import Grade, Graded, Problem, Undecided, check_task_set, verify
+from muster.tasks import Grade, Graded, Problem, Undecided, check_task_set, children, verify
 from muster.tasks.math import engine, limits
 from muster.tasks.math import verifier as math
 from muster.tasks.math.answers import MAX_ITEMS, read_answer
 from muster.tasks.math.comparison import compare
 from muster.tasks.math.engine import Engine, EngineUnavailable
-from muster.tasks.math.extraction import final_answer
-from muster.tasks.math.numerals import parse_number
+from muster.tasks.math.spelling import parse_number
+from muster.tasks.math.verifier import final_answer
 
 PAIRS = [
     json.loads(line)
@@ -86,6 +89,10 @@ def test_pair_is_graded_as_intended_both_ways(pair: dict[str, Any]) -> None:
         ("\\boxed{3} or rather \\boxed{4}", "4"),
         ("\\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
         ("\\boxed{\\{1,2\\}}", "\\{1,2\\}"),
+        ("\\boxed {4}", "4"),
+        ("\\boxed{3} \\boxed \n\t{\\frac {1}{2}}", "\\frac {1}{2}"),
+        ("\\boxed{3} \\boxed {4", None),
+        ("\\boxed{4} as in \\boxed", "4"),
         ("<think>\\boxed{3}</think>\\boxed{4}", "4"),
         ("<think>\\boxed{4}</think> so", None),
         ("\\boxed{3} \\boxed{4", None),
@@ -129,6 +136,151 @@ def test_decimals_are_read_exactly(digits: int, places: int) -> None:
 @given(st.integers(0, 10**15))
 def test_thousands_are_read(value: int) -> None:
     assert parse_number(f"{value:,}") == value
+
+
+@pytest.mark.parametrize("text", ["0,123", "00,123", "1,23", "1,2345", "0 123"])
+def test_thousands_begin_with_a_digit_and_come_in_threes(text: str) -> None:
+    assert parse_number(text) is None
+
+
+# Where a number ends
+
+
+NUMBERS = st.sampled_from(
+    ["5", "-5", "0", "1,000", "3.25", "\\frac{3}{4}", "1\\frac{1}{2}", "7/2", "2^{10}", "1e5"]
+)
+ENDINGS = st.sampled_from(
+    ["", ".", ";", " ", "\\,", "$", "\\text{ cm}", " cm", "\\text{ square feet}", "\\text{ km/h}"]
+)
+GOING_ON = st.sampled_from(
+    r"""
+\ldots
+...
+…
+\dots
+\cdots
+..
+,\ldots
++\ldots
+_3
+_{12}
++
+-
+/
+^
+_
+=
+\cdot
+\times
+\pm
+:
+,
+'
+''
+?
+\%\%
+\text{ or more}
+\text{ maybe}
+\text{ million}
+\text{ or }6
+\infty
++\infty
+x
+\,6
+\$6
+\left6
+{6}
+\\6
+#6
+(6
+]
+ thousand
+ or 6
+ 6
+""".strip("\n").splitlines()
+)
+
+
+@given(NUMBERS, ENDINGS)
+def test_number_with_its_end_is_the_number(number: str, ending: str) -> None:
+    assert grade(number, number + ending) == Graded(1.0)
+    assert grade(number + ending, number) == Graded(1.0)
+
+
+@given(NUMBERS, GOING_ON, ENDINGS)
+def test_number_that_goes_on_is_another_answer(number: str, more: str, ending: str) -> None:
+    assert grade(number, number + more + ending) == Graded(0.0)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6))
+def test_ratio_is_its_fraction(one: int, other: int) -> None:
+    assert grade(f"{one}/{other}", f"{one}:{other}") == Graded(1.0)
+    assert grade(f"{one}:{other}", str(Fraction(one, other))) == Graded(1.0)
+    assert grade(f"{one}:{other}", f"{one + 1}:{other}") == Graded(0.0)
+
+
+@given(st.lists(st.integers(1, 99), min_size=3, max_size=5), st.integers(1, 9))
+def test_ratio_of_several_is_theirs_in_order(parts: list[int], factor: int) -> None:
+    gold = ":".join(map(str, parts))
+    assert grade(gold, ":".join(str(part * factor) for part in parts)) == Graded(1.0)
+    is_same = len(set(parts)) == 1
+    assert grade(gold, ":".join(map(str, [*parts[1:], parts[0]]))) == Graded(float(is_same))
+
+
+ORDINARY = r"""
+12
+-3
+0.5
+\frac{3}{4}
+\frac34
+75\%
+1,000
+2\sqrt{3}
+\sqrt{12}
+6\pi
+x^2+2x+1
+(x+1)^2
+\{1,2\}
+(1,2)
+[1,2)
+3+4i
+2^{10}
+1024
+e^2
+\ln 2
+y=2x+1
+\begin{pmatrix}1\\2\end{pmatrix}
+12\text{ cm}
+90^\circ
+5!
+120
+\binom{5}{2}
+\frac{x}{2}
+0.5x
+|x|
+\log_2 8
+\sin 1
+ab
+x_1+x_2
+2\pi k
+""".strip().splitlines()
+
+
+def test_ordinary_answers_are_graded_as_math_verify_grades_them() -> None:
+    from math_verify import parse
+    from math_verify import verify as verify_symbolic
+
+    parsed = {
+        text: parse(f"\\boxed{{{text}}}", parsing_timeout=None, raise_on_error=True)
+        for text in ORDINARY
+    }
+    differ = {
+        (gold, answer)
+        for gold, answer in combinations_with_replacement(ORDINARY, 2)
+        if grade(gold, answer)
+        != Graded(float(verify_symbolic(parsed[gold], parsed[answer], timeout_seconds=None)))
+    }
+    assert differ == {("\\{1,2\\}", "(1,2)")}  # a point is no set here
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=3), st.integers(-30, 30))
@@ -227,17 +379,14 @@ def two() -> Any:
     """Two engine processes, loaded."""
     found = Engine(2)
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda _: found.compare([("x", "x")]), range(2)))
+        list(threads.map(lambda _: found.ask({"pairs": [("x", "x")]}), range(2)))
     yield found
     found.close()
 
 
 def test_engine_says_which_gold_is_no_expression(two: Engine) -> None:
-    assert two.compare([("x+1", "1+x"), ("x", "\\frac{"), ("\\frac{", "x")]).equal == [
-        True,
-        False,
-        None,
-    ]
+    pairs = [("x+1", "1+x"), ("x", "\\frac{"), ("\\frac{", "x")]
+    assert two.ask({"pairs": pairs}).answer["equal"] == [True, False, None]
 
 
 HARD = "e^{e^{e^{e^{e^{e}}}}}"
@@ -267,7 +416,7 @@ def test_flood_of_hard_answers_is_undecided_in_time_and_kills_no_process(
     def ask(_: int) -> tuple[bool, float]:
         started = time.monotonic()
         try:
-            two.compare([("1", HARD)])
+            two.ask({"pairs": [("1", HARD)]})
         except EngineUnavailable:
             return True, time.monotonic() - started
         return False, time.monotonic() - started
@@ -300,10 +449,81 @@ def test_killed_engine_is_undecided_and_replaced(
     one.close()
 
 
+CHILD = {"out of memory": "raise MemoryError", "too deep": "raise RecursionError"}
+CHILD |= {"stack": "os.kill(os.getpid(), 11)", "processor": "exec('while True: pass')"}
+MACHINE = {"killed": "os.kill(os.getpid(), 9)", "ended": "os.kill(os.getpid(), 15)"}
+MACHINE |= {"no descriptors": "raise OSError(24, '')", "no disk": "raise OSError(28, '')"}
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """Yield what makes an engine whose work ends as a statement says."""
+    engines: list[Engine] = []
+
+    def make(statement: str) -> Engine:
+        source = f"import os\ndef warm_up(): pass\ndef answer(request):\n {statement}\n"
+        (tmp_path / "ending.py").write_text(source)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        engines.append(Engine(1, engine.Work("ending", "", "")))
+        return engines[-1]
+
+    yield make
+    for each in engines:
+        each.close()
+
+
+@pytest.mark.parametrize("statement", CHILD.values(), ids=CHILD.keys())
+def test_answer_that_uses_up_its_own_budget_is_wrong(
+    ending: Any, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    monkeypatch.setattr(engine, "CPU_S", 0.1)
+    one = ending(statement)
+    monkeypatch.setattr(math, "shared_engine", lambda: one)
+    for _ in range(2):
+        assert grade("x+1", "x+2") == Graded(0.0)
+
+
+@pytest.mark.parametrize("statement", MACHINE.values(), ids=MACHINE.keys())
+def test_answer_whose_engine_the_machine_ends_is_undecided(
+    ending: Any, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    one = ending(statement)
+    monkeypatch.setattr(math, "shared_engine", lambda: one)
+    for _ in range(2):
+        found = grade("x+1", "x+2")
+        assert isinstance(found, Undecided)
+        assert found.is_disturbance
+
+
+def test_want_of_memory_below_the_budget_is_the_machines(ending: Any) -> None:
+    """A machine that grants less than the budget of every other one proves nothing."""
+    limit = "import resource as r; r.setrlimit = None; raise MemoryError"
+    made = ending("raise MemoryError")
+    source = Path(os.environ["PYTHONPATH"]) / "ending.py"
+    source.write_text(source.read_text().replace("import os", limit.split("; raise")[0]))
+    with pytest.raises(EngineUnavailable, match="short of memory"):
+        made.ask({})
+
+
+def test_machine_without_room_for_a_process_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    one = Engine(1)
+    monkeypatch.setattr(math, "shared_engine", lambda: one)
+    with monkeypatch.context() as patched:
+        patched.setattr(children.subprocess, "Popen", refuse)
+        found = grade("x+1", "1+x")
+    assert isinstance(found, Undecided)
+    assert found.is_disturbance
+    assert grade("x+1", "1+x") == Graded(1.0)
+    one.close()
+
+
 def test_missing_engine_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "math_verify.py").write_text("raise ImportError('no math_verify here')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(EngineUnavailable, match=r"pip install 'muster-rl\[math\]'"):
-        Engine(1).compare([("x", "x")])
+        Engine(1).ask({"pairs": [("x", "x")]})

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from muster.tasks.sandbox import Job, Limits, Outcome, Sandbox, TestRun, command, groups
+from muster.lab.redteam.hostile.programs import STOPS, TAKES, tried
+from muster.tasks.sandbox import (
+    Job,
+    Limits,
+    Outcome,
+    Sandbox,
+    SandboxUnavailable,
+    TestRun,
+    command,
+    per_run,
+    self_test,
+)
 from muster.tasks.sandbox import sandbox as running
 from muster.tasks.sandbox.command import find_tools
-from muster.tasks.sandbox.groups import memory_group
+from muster.tasks.sandbox.per_run import FIRST_ID, IDS, memory_group, unused_id
+from muster.tasks.sandbox.sandbox import TimeUsed, time_used_by
 from muster.tasks.sandbox.seccomp import filter_program
 from muster.tasks.sandbox.self_test import Level, probe, shared_sandbox
-from muster.tasks.sandbox.slots import FIRST_ID, IDS, unused_id
 
 SHORT = Limits(cpu_s=1, wall_s=3.0, total_s=10.0)
 
@@ -243,12 +256,141 @@ def test_parent_on_the_host_cannot_be_signalled(sandbox: Sandbox) -> None:
     assert run_one(sandbox, program).out == b"blocked\n"
 
 
-@pytest.mark.parametrize("signal", [9, 15, 19])
-def test_signal_to_the_runner_spoils_the_own_result_only(sandbox: Sandbox, signal: int) -> None:
-    program = f"import os, time\nos.kill(os.getppid(), {signal})\ntime.sleep(0.2)\nprint(1)"
-    limits = replace(SHORT, total_s=2.0)
-    assert run(sandbox, program, limits=limits).tests == (None,)
-    assert run_one(sandbox, "print(2)").out == b"2\n"
+@pytest.mark.parametrize("signal", [2, 9, 10, 15, 17, 19, 20])
+def test_signal_does_not_reach_the_runner(sandbox: Sandbox, signal: int) -> None:
+    program = f"import os\nos.kill(os.getppid(), {signal})\nprint(os.getppid(), 1)"
+    assert run_one(sandbox, program).out == b"1 1\n"
+
+
+@pytest.mark.parametrize("attack", STOPS.values(), ids=STOPS.keys())
+def test_whatever_a_program_waits_for_it_ends_in_time(sandbox: Sandbox, attack: str) -> None:
+    started = time.monotonic()
+    program = f"import os, signal, time\n{attack}"
+    job = Job(f"if input() == 'hold':\n exec({program!r})\nelse:\n print(1)", ("hold", "go"))
+    outcome = sandbox.run(job, replace(SHORT, wall_s=1.5))
+    assert time.monotonic() - started < 6
+    # What comes after it is served.
+    assert outcome.tests[1] is not None
+    assert outcome.tests[1].out == b"1\n"
+
+
+def test_runner_that_is_held_up_is_killed_from_outside(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second wall: were there a way to stop the runner, nothing would wait for it."""
+    monkeypatch.setattr(running, "LATE_S", 0.2)
+    take = running._Run._take
+
+    def stop(run: Any, line: bytes) -> None:
+        take(run, line)
+        for pid in run._inside:
+            os.kill(pid, 19)
+
+    monkeypatch.setattr(running._Run, "_take", stop)
+    started = time.monotonic()
+    outcome = run(sandbox, "print(1)", limits=replace(SHORT, wall_s=0.5, total_s=60.0))
+    assert (outcome.tests, outcome.ended) == ((None,), "deadline")
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("attack", TAKES.values(), ids=TAKES.keys())
+def test_what_a_program_takes_of_the_kernel_is_bounded(
+    level: Level, sandbox: Sandbox, attack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not level.has_group_memory:
+        pytest.skip("this process may not make control groups")
+    peaks: list[int] = []
+
+    @contextmanager
+    def measured(memory_bytes: int, processes: int) -> Iterator[list[Path]]:
+        with memory_group(memory_bytes, processes) as files:
+            yield files
+            peaks.extend(_peak(file.parent) for file in files)
+
+    monkeypatch.setattr(running, "memory_group", measured)
+    started = time.monotonic()
+    limits = replace(SHORT, wall_s=12.0, total_s=15.0)  # other tests load the machine
+    test = run_one(sandbox, tried(attack), limits=limits)
+    assert time.monotonic() - started < 16
+    assert test.out == b"blocked" or test.ended in ("signal", "deadline")
+    room = 520 if "mappings" in attack or "mmap" in attack else 100
+    assert max(peaks) < room << 20
+
+
+def _peak(group: Path) -> int:
+    names = ("memory.max_usage_in_bytes", "memory.peak")
+    return max((int((group / n).read_text()) for n in names if (group / n).exists()), default=0)
+
+
+# This machine's trouble is no program's fault
+
+
+def test_runner_that_the_machine_killed_is_no_outcome(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = running._Run._take
+
+    def kill(run: Any, line: bytes) -> None:
+        take(run, line)
+        for pid in run._inside:
+            os.kill(pid, 9)
+
+    monkeypatch.setattr(running._Run, "_take", kill)
+    with pytest.raises(SandboxUnavailable, match="the runner was killed"):
+        run(sandbox, "print(1)")
+
+
+def test_program_that_was_killed_for_want_of_memory_is_no_outcome(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = "import os\nos.kill(os.getpid(), 9)"
+    assert run_one(sandbox, killed).ended == "signal"
+    counts = iter(range(9))
+    monkeypatch.setattr(running, "_kills_for_memory", lambda: next(counts))
+    assert run_one(sandbox, "print(1)").out == b"1\n"
+    with pytest.raises(SandboxUnavailable, match="ran out of memory"):
+        run(sandbox, killed)
+    monkeypatch.setattr(running, "has_met_limit", lambda _groups: True)
+    assert run_one(sandbox, killed).ended == "signal"  # by its own cap
+
+
+def test_deadline_of_a_machine_that_is_too_busy_is_no_outcome(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, sleeps = replace(SHORT, wall_s=1.2), "import time\ntime.sleep(60)"
+    assert run_one(sandbox, sleeps, limits=limits).ended == "deadline"
+    monkeypatch.setattr(running, "time_used_by", lambda _pids: TimeUsed(ran_s=0.2, waited_s=0.9))
+    with pytest.raises(SandboxUnavailable, match="too busy"):
+        run(sandbox, sleeps, limits=limits)
+    monkeypatch.setattr(running, "time_used_by", lambda _pids: TimeUsed(ran_s=1.0, waited_s=0.9))
+    assert run_one(sandbox, sleeps, limits=limits).ended == "deadline"  # its budget is used up
+
+
+def test_scheduler_says_what_a_process_waited_for(tmp_path: Path) -> None:
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        one = len(os.sched_getaffinity(0)) and min(os.sched_getaffinity(0))
+        for each in busy:
+            os.sched_setaffinity(each.pid, {one})
+        until = time.monotonic() + 30
+        while (kept := time_used_by([busy[0].pid])).waited_s < 0.05 and time.monotonic() < until:
+            os.sched_yield()
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
+    assert kept.waited_s >= 0.05
+    assert time_used_by([busy[0].pid]) == TimeUsed()
+
+
+def test_own_memory_is_the_programs_budget(level: Level, sandbox: Sandbox) -> None:
+    if not level.has_group_memory:
+        pytest.skip("this process may not make control groups")
+    program = "import os\nfor _ in range(4): os.fork()\nx = bytearray(b'x') * (200 << 20)"
+    job = Job(program, ("", ""))
+    limits = replace(SHORT, cpu_s=4, wall_s=20.0, total_s=25.0, group_bytes=96 << 20)
+    outcome = sandbox.run(job, limits)  # no SandboxUnavailable: it is the program's doing
+    assert outcome.ended in ("exit", "deadline")
 
 
 def test_fork_bomb_is_contained(sandbox: Sandbox) -> None:
@@ -301,7 +443,7 @@ def test_groups_are_removed_and_those_of_the_dead_swept(level: Level, tmp_path: 
     assert not any(file.parent.exists() for file in files)
     for name in ("muster-999999999-ab", f"muster-{os.getpid()}-ab", "other"):
         (tmp_path / name).mkdir()
-    groups._sweep(tmp_path)
+    per_run._sweep(tmp_path)
     assert {left.name for left in tmp_path.iterdir()} == {f"muster-{os.getpid()}-ab", "other"}
 
 
@@ -440,6 +582,24 @@ def test_file_in_the_place_of_a_device_is_not_shared(
     )
     program = "import os\nprint(os.path.exists('/dev/null'))\nopen('/dev/zero', 'w').write('x')"
     assert run_one(sandbox, program).out == b"False\n"
+
+
+def test_programs_write_files_alike_where_their_number_cannot_be_bounded(level: Level) -> None:
+    assert level.sandbox is not None
+    bare = Sandbox(replace(level.sandbox.tools, mounting=None))
+    program = "open('/tmp/x', 'w').write('5')\nprint(open('x').read())"
+    assert run_one(bare, program).out == run_one(level.sandbox, program).out == b"5\n"
+
+
+def test_machine_that_cannot_mount_has_a_sandbox_without_a_bound_of_files(
+    level: Level, machine: pytest.MonkeyPatch
+) -> None:
+    assert level.sandbox is not None
+    broken = replace(level.sandbox.tools, mounting=("/usr/bin/false", "/bin/true", "/mnt"))
+    machine.setattr(self_test, "find_tools", lambda: (broken,))
+    found = probe()
+    assert found == replace(level, sandbox=found.sandbox, has_bounded_files=False)
+    assert found.sandbox is not None
 
 
 def test_regular_file_is_no_device(tmp_path: Path) -> None:

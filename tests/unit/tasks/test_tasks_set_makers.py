@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from task_packages import forget, install
 
 from muster.protocol.errors import TaskError
-from muster.tasks import Graded, TaskSet, verify
-from muster.tasks.set_makers import installed_makers, load_makers, maker_of
-from muster.tasks.toys import make_arithmetic, make_reverse, make_sort
+from muster.tasks import Graded, Problem, TaskSet, render_prompt, verify
+from muster.tasks.registry import installed_makers, load_makers, maker_of
+from muster.tasks.toys import make_arithmetic, make_reverse, make_sort, split_sort
 
 MAKERS = [make_arithmetic, make_reverse, make_sort]
 Make = Callable[[int, int], TaskSet]
@@ -80,3 +80,46 @@ def test_unknown_set_is_refused_with_those_there_are() -> None:
     with pytest.raises(TaskError) as caught:
         maker_of("none")
     assert all(name in (caught.value.hint or "") for name in installed_makers())
+
+
+def test_demo_set_is_the_same_for_the_same_seed() -> None:
+    # A change of this hash changes every run made of the task set.
+    expected = "1c71a59fc09c2b38c862671115de2b23fd6b7c14838b94286ab5050f37b68775"
+    assert make_sort(100, seed=7).hash().hex() == expected
+    assert make_sort(100, seed=8).hash() != make_sort(100, seed=7).hash()
+
+
+@given(st.integers(0, 2**32), st.integers(2, 4))
+def test_problems_are_sorted_by_their_gold(seed: int, digits: int) -> None:
+    for problem in make_sort(10, seed, digits=digits):
+        text = problem.prompt.removesuffix("=")
+        assert len(text) == digits
+        assert problem.gold_standard_solution == "".join(sorted(text))
+        assert verify(problem, "".join(sorted(text))) == Graded(1.0)
+        assert problem.prompt == f"{text}="
+
+
+@given(st.integers(0, 2**32))
+def test_held_out_problems_are_disjoint_and_different(seed: int) -> None:
+    training, held_out = split_sort(60, 40, seed, digits=2)
+    prompts = {problem.prompt for problem in training} | {problem.prompt for problem in held_out}
+    assert len(prompts) == 100
+
+
+def test_more_problems_than_inputs_are_refused() -> None:
+    with pytest.raises(TaskError, match="only 40 inputs"):
+        split_sort(60, 41, 0, digits=2)
+
+
+def test_prompt_is_unchanged_without_a_target_length() -> None:
+    assert render_prompt(problem("3172="), -1) == "3172="
+
+
+def test_prompt_asks_for_the_target_length() -> None:
+    assert render_prompt(problem("Why?"), 2000) == (
+        "Why?\n\nThink for 2000 tokens before giving a response."
+    )
+
+
+def problem(prompt: str) -> Problem:
+    return Problem(problem_id="a", task_type="exact_match", prompt=prompt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -28,7 +29,7 @@ from muster.tasks import (
     verify,
     verify_all,
 )
-from muster.tasks.sort_digits import make_task_set
+from muster.tasks.toys import make_sort
 
 GOLD = Problem(problem_id="a", task_type="exact_match", prompt="2+2=", gold_standard_solution="4")
 
@@ -93,6 +94,33 @@ def test_raising_verifier_is_undecided(install: Callable[[Any], Problem], error:
     assert verify(install(grade), "4") == Undecided(f"the verifier raised {type(error).__name__}")
 
 
+@pytest.mark.parametrize(
+    ("error", "is_disturbance"),
+    [
+        (MemoryError(), True),
+        (OSError(errno.EAGAIN, "fork"), True),
+        (OSError(errno.ENOSPC, "disk"), True),
+        (OSError(errno.EMFILE, "files"), True),
+        (RuntimeError("can't start new thread"), True),
+        (RuntimeError("x"), False),
+        (OSError(errno.ENOENT, "file"), False),
+        (OSError(errno.ENAMETOOLONG, "file"), False),
+        (RecursionError(), False),
+        (ValueError("x"), False),
+    ],
+    ids=repr,
+)
+def test_want_of_memory_processes_or_disk_is_the_machines(
+    install: Callable[[Any], Problem], error: Exception, is_disturbance: bool
+) -> None:
+    def grade(_problem: Problem, _completion: str) -> Graded:
+        raise error
+
+    found = verify(install(grade), "4")
+    assert isinstance(found, Undecided)
+    assert found.is_disturbance is is_disturbance
+
+
 def test_entry_point_adds_a_verifier() -> None:
     point = EntryPoint("mine", "muster.tasks.exact_match:grade_exact_match", "muster.verifiers")
     verifier = registry.load_verifiers([point])["mine"]
@@ -123,7 +151,7 @@ def test_verifier_that_cannot_be_loaded_is_named(target: str) -> None:
 
 
 def test_sort_digits_passes_the_admission_check() -> None:
-    check_task_set(make_task_set(50, seed=1))
+    check_task_set(make_sort(50, seed=1))
 
 
 def test_problem_without_verifier_is_not_admitted() -> None:

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from scripts import load_script
 
 from muster.toploc import kernel
 
 ROOT = Path(__file__).parents[3]
 
 
-def _build_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_kernel", ROOT / "tools/build_kernel.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = _build_script()
+SCRIPT = load_script("tools/build_kernel.py")
 
 
 def _has_compiler() -> bool:

@@ -16,10 +16,9 @@ from kernel_building import ROOT, SCRIPT, compile_kernel, needs_compiler
 
 from muster.protocol.errors import ProofError
 from muster.toploc import kernel
-from muster.toploc.chunks import Chunks, Patterns, cut
+from muster.toploc.chunks import ChunkResult, Chunks, Patterns, cut
 from muster.toploc.kernel import Kernel
 from muster.toploc.portable import Portable
-from muster.toploc.results import ChunkResult
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from muster.toploc import (
     verify_proofs,
     verify_proofs_many,
 )
-from muster.toploc.results import NO_MATCH
+from muster.toploc.chunks import NO_MATCH
 
 Patterns = np.ndarray[tuple[int, ...], np.dtype[np.uint16]]
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.toploc import build_proofs_many, verify_proofs, verify_proofs_many
-from muster.toploc.chunks import Patterns
+from muster.toploc.chunks import DECOYS, Patterns
 from muster.toploc.field import PRIME, evaluate, interpolate
-from muster.toploc.screening import DECOYS, decoy_matches, has_decoys
+from muster.toploc.portable import decoy_matches, has_decoys
 from muster.toploc.wire import ChunkShape, decode
 
 ROWS, HIDDEN, TOPK = 16, 64, 32

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.protocol.errors import ProofError
-from muster.toploc import selection
+from muster.toploc import portable
 from muster.toploc.field import PRIME
-from muster.toploc.selection import find_moduli, select_top
+from muster.toploc.portable import find_moduli, select_top
 
 patterns = st.lists(st.integers(0, 0xFF7F), min_size=1, max_size=60)
 
@@ -30,7 +30,7 @@ def test_largest_magnitudes_are_chosen_and_ties_by_index(values: list[int], coun
 def test_large_chunks_are_ranked_like_small_ones(values: list[int], count: int) -> None:
     row = np.array([values], np.uint16)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "_SMALL_CHUNK", 0)
+        patch.setattr(portable, "_SMALL_CHUNK", 0)
         chosen = select_top(row, count)[0].tolist()
     assert len(chosen) == min(count, len(values))
     assert set(chosen) == ranked(values, count)

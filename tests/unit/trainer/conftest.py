@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from muster.trainer.base_model import WarmStart, build_base_model
+from muster.trainer.learn.persistence import Weights
+from muster.trainer.publish.policies import BASE, PolicyShelf
 
 torch.set_num_threads(1)
 
@@ -18,3 +20,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base") / "model"
     build_base_model(folder, seed=0, warm_start=WarmStart(steps=25, batch=64))
     return folder
+
+
+@pytest.fixture
+def base(model_folder: Path, tmp_path: Path) -> Weights:
+    """The base model's weights."""
+    shelf = PolicyShelf(tmp_path / "policies of the base")
+    shelf.adopt(model_folder)
+    return shelf.weights(BASE)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from muster.protocol.objective import ObjectiveRecipe
-from muster.trainer.losses import Tokens
+from muster.trainer.learn.losses import Tokens
 
 STEP = 1e-6
 """Of the central differences."""

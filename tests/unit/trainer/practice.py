@@ -13,10 +13,10 @@ from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.rollouts import Rollout
-from muster.tasks.sort_digits import prompt_of
-from muster.trainer.figures import StepFigures
-from muster.trainer.learner import Learner
-from muster.trainer.policies import PolicyShelf
+from muster.tasks.toys import sort_prompt
+from muster.trainer.learn.learner import Learner
+from muster.trainer.measure.figures import StepFigures
+from muster.trainer.publish.policies import PolicyShelf
 
 
 def practice_recipe(*, problems: int = 16, samples: int = 8, **training: object) -> Recipe:
@@ -68,7 +68,7 @@ class Practice:
         texts = [
             f"{self._rng.randrange(10**4):04d}" for _ in range(sampling.problems_per_submission)
         ]
-        prompts = [self._engine.encode(prompt_of(text)) for text in texts]
+        prompts = [self._engine.encode(sort_prompt(text)) for text in texts]
         requests = [
             Request(
                 prompt, self._rng.getrandbits(64), sampling.temperature, sampling.max_new_tokens

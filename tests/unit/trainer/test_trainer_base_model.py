@@ -13,16 +13,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
-from muster.tasks.sort_digits import make_split
+from muster.tasks.toys import split_sort
 from muster.trainer.base_model import (
     EOS,
+    LESSONS,
     WarmStart,
     build_base_model,
     make_tokenizer,
 )
 from muster.trainer.config import load_recipe
-from muster.trainer.evaluate import Evaluator
-from muster.trainer.lessons import LESSONS
+from muster.trainer.measure.evaluate import Evaluator
 
 CHARACTERS = "".join(LESSONS["sort"].pieces)
 TOKENIZER = make_tokenizer(CHARACTERS)
@@ -83,7 +83,7 @@ def test_demonstrations_are_right_as_often_as_planned() -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_base_model_is_right_about_one_time_in_three(tmp_path: Path, seed: int) -> None:
     build_base_model(tmp_path / "model", seed=seed)
-    _, held_out = make_split(2048, 256, seed)
+    _, held_out = split_sort(2048, 256, seed)
     evaluator = Evaluator(held_out, TransformersEngine(), load_recipe(CONFIG))
     reward = evaluator.evaluate(tmp_path / "model", PolicyVersion(0)).reward.value
     assert 0.2 <= reward <= 0.45

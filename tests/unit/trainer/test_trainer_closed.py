@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from muster.protocol.errors import ContractRevert
-from muster.trainer.handover import train
+from muster.trainer.process import train
 
 Body = Callable[[], Awaitable[None]]
 

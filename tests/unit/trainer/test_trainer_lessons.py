@@ -14,12 +14,21 @@ import torch
 from muster.protocol.errors import ConfigError, TaskError
 from muster.tasks import Graded, verify
 from muster.tasks.code import LANGUAGES
-from muster.tasks.environments.python_tool import AFTER, BEFORE
-from muster.tasks.fenced import last_block
+from muster.tasks.completions import last_block
 from muster.tasks.problem import Problem
-from muster.trainer.base_model import EOS, WarmStart, _Teacher, make_tokenizer
+from muster.tasks.python_tool import AFTER, BEFORE
+from muster.trainer.base_model import (
+    BUDGETS,
+    EOS,
+    LESSONS,
+    Demonstration,
+    Lesson,
+    WarmStart,
+    _Teacher,
+    lesson_of,
+    make_tokenizer,
+)
 from muster.trainer.config import load_recipe
-from muster.trainer.lessons import BUDGETS, LESSONS, Demonstration, Lesson, lesson_of
 
 ROOT = Path(__file__).parents[3]
 LENGTH = LESSONS["length"]

@@ -20,17 +20,17 @@ from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.recipe import Recipe
 from muster.shardcast import ChunkStore
-from muster.tasks.sort_digits import make_task_set
+from muster.tasks.toys import make_sort
 from muster.telemetry import KeyValueFormatter
-from muster.trainer.buffer import FileBuffer
-from muster.trainer.checkpoint import Checkpoints, Identity
-from muster.trainer.evaluate import Evaluator
-from muster.trainer.learner import Learner
+from muster.trainer.learn.learner import Learner
 from muster.trainer.loop import Parts, Trainer
-from muster.trainer.metrics import MetricsLog, MetricsPoster
-from muster.trainer.policies import BASE, PolicyShelf
-from muster.trainer.publish import Publisher
-from muster.trainer.stream import StreamReader
+from muster.trainer.measure.evaluate import Evaluator
+from muster.trainer.measure.metrics import MetricsLog, MetricsPoster
+from muster.trainer.publish.policies import BASE, PolicyShelf
+from muster.trainer.publish.publisher import Publisher
+from muster.trainer.recover.checkpoint import Checkpoints, Identity
+from muster.trainer.stream.reader import StreamReader
+from muster.trainer.stream.submissions import FileBuffer
 
 RUN = RunId(1)
 
@@ -201,7 +201,7 @@ def _lines_so_far(world: World) -> list[dict[str, Any]]:
 
 
 async def test_first_and_last_policy_are_evaluated(world: World) -> None:
-    evaluator = Evaluator(make_task_set(20, 1), TransformersEngine(), world.recipe)
+    evaluator = Evaluator(make_sort(20, 1), TransformersEngine(), world.recipe)
     await world.train(3, evaluator=evaluator, eval_every=2)
     evaluations = [line["eval"] for line in world.lines() if "eval" in line]
     assert [e["policy_version"] for e in evaluations] == [0, 2, 3]
@@ -212,7 +212,7 @@ async def test_first_and_last_policy_are_evaluated(world: World) -> None:
 
 
 async def test_evaluation_is_not_repeated_after_a_restart(world: World) -> None:
-    evaluator = Evaluator(make_task_set(5, 1), TransformersEngine(), world.recipe)
+    evaluator = Evaluator(make_sort(5, 1), TransformersEngine(), world.recipe)
     await world.train(1, evaluator=evaluator)
     await world.train(1, evaluator=evaluator)
     assert len([line for line in world.lines() if "eval" in line]) == 2
@@ -220,7 +220,7 @@ async def test_evaluation_is_not_repeated_after_a_restart(world: World) -> None:
 
 async def test_evaluation_is_the_same_for_the_same_policy(world: World) -> None:
     shelf = _shelf(world)
-    evaluator = Evaluator(make_task_set(30, 1), TransformersEngine(), world.recipe)
+    evaluator = Evaluator(make_sort(30, 1), TransformersEngine(), world.recipe)
     one, two = (evaluator.evaluate(shelf.path(BASE), BASE) for _ in range(2))
     assert one == two
 

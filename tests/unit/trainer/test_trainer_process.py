@@ -16,7 +16,7 @@ from muster.protocol.errors import ConfigError, EncodingError, TaskError
 from muster.protocol.ids import Address
 from muster.protocol.recipe import Recipe
 from muster.tasks import Problem, TaskSet, identities
-from muster.tasks.sort_digits import make_task_set
+from muster.tasks.toys import make_sort
 from muster.toploc import Calibration
 from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimits
 from muster.trainer.cli import trainer
@@ -46,7 +46,7 @@ def _calibration(**changes: Any) -> Calibration:
 @pytest.fixture
 def plan(tmp_path: Path) -> RunPlan:
     """A run whose documents are in order."""
-    (tmp_path / "tasks.jsonl").write_bytes(make_task_set(5, 0).to_bytes())
+    (tmp_path / "tasks.jsonl").write_bytes(make_sort(5, 0).to_bytes())
     (tmp_path / "calibration.json").write_bytes(_calibration().to_bytes())
     return RunPlan(
         model=tmp_path / "model",
@@ -85,7 +85,7 @@ def _pinned(recipe: Recipe) -> Recipe:
 
 
 def test_task_set_smaller_than_a_submission_is_refused(plan: RunPlan) -> None:
-    plan.task_set.write_bytes(make_task_set(1, 0).to_bytes())
+    plan.task_set.write_bytes(make_sort(1, 0).to_bytes())
     with pytest.raises(ConfigError, match="has 1 problems, a submission needs 2"):
         check_documents(plan)
     assert not plan.documents.exists()

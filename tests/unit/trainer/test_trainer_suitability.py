@@ -9,7 +9,7 @@ import pytest
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import Recipe
 from muster.trainer.config import load_recipe
-from muster.trainer.suitability import largest_file, require_files_fit
+from muster.trainer.create import largest_file, require_files_fit
 
 DEMO = load_recipe(Path(__file__).parents[3] / "configs" / "demo.toml")
 

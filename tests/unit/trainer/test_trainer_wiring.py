@@ -13,19 +13,16 @@ import pytest
 from click.testing import CliRunner
 from trainer_fakes import KEY, Feed, make_recipe
 
-from muster.inference import Completion, Request
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, ContractRevert, EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
-from muster.protocol.recipe import ProofRecipe
 from muster.protocol.seeds import ticket_seed
-from muster.tasks import Problem, TaskSet
+from muster.tasks import TaskSet
+from muster.trainer.base_model import LESSONS, Lesson
 from muster.trainer.chain_ports import ChainAnchor, ChainLedger
 from muster.trainer.cli import run_base_model
 from muster.trainer.config import TrainerSettings
-from muster.trainer.evaluate import Evaluator
-from muster.trainer.lessons import LESSONS, Lesson
 from muster.trainer.process import _announce, _Assembly, _load_recipe, _run_config
 
 RUN = RunId(2)
@@ -206,71 +203,6 @@ def test_ready_file_has_the_origin_s_url(tmp_path: Path) -> None:
     _announce("http://127.0.0.1:1", tmp_path / "ready")
     assert (tmp_path / "ready").read_text() == "http://127.0.0.1:1\n"
     assert [path.name for path in tmp_path.iterdir()] == ["ready"]
-
-
-# ------------------------------------------------------------------- evaluation
-
-
-@dataclass
-class FakeEngine:
-    """Answers every prompt with the same text."""
-
-    answer: str
-    asked: list[Request] = field(default_factory=list)
-    prompts: list[str] = field(default_factory=list)
-    eos_token_ids: frozenset[int] = frozenset()
-
-    def load_policy(self, _folder: Path, _version: PolicyVersion) -> None:
-        self.asked, self.prompts = [], []
-
-    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:  # noqa: ARG002
-        self.prompts.append(text)
-        return tuple(text.encode())
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return bytes(tokens).decode()
-
-    def generate(self, requests: Sequence[Request], **_: ProofRecipe) -> list[Completion]:
-        self.asked = list(requests)
-        return [Completion(tuple(self.answer.encode()), []) for _ in requests]
-
-
-def _task_set(*golds: str | None) -> TaskSet:
-    return TaskSet.of(
-        "t",
-        "1",
-        [
-            Problem(
-                problem_id=str(i), task_type="exact_match", prompt="?", gold_standard_solution=gold
-            )
-            for i, gold in enumerate(golds)
-        ],
-    )
-
-
-def test_evaluation_is_the_mean_score() -> None:
-    engine: Any = FakeEngine("a")
-    found = Evaluator(_task_set("a", "b", "a", "c"), engine, make_recipe()).evaluate(Path(), V1)
-    assert (found.policy_version, found.reward.value, found.problems) == (1, 0.5, 4)
-    assert len({request.seed for request in engine.asked}) == 4
-    assert {request.temperature for request in engine.asked} == {1.0}
-
-
-def test_problems_without_verdict_do_not_count_as_wrong() -> None:
-    engine: Any = FakeEngine("a")
-    found = Evaluator(_task_set("a", None), engine, make_recipe()).evaluate(Path(), V1)
-    assert (found.reward.value, found.problems, found.ungraded) == (1.0, 1, 1)
-
-
-def test_target_lengths_are_evaluated_in_turn() -> None:
-    recipe = make_recipe()
-    sampling = recipe.sampling.model_copy(update={"target_lengths": (10, 20)})
-    engine: Any = FakeEngine("a")
-    evaluator = Evaluator(
-        _task_set("a", "a", "a"), engine, recipe.model_copy(update={"sampling": sampling})
-    )
-    evaluator.evaluate(Path(), V1)
-    assert ["10" in prompt for prompt in engine.prompts] == [True, False, True]
 
 
 # ------------------------------------------------------------------ command line

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import WalletError
-from muster.wallet.recovery import key_of_words, new_words, read_words, write_words
+from muster.wallet import key_of_words, new_words, read_words, write_words
 
 # The words that Hardhat, Anvil and Ganache share, and their well-known first account.
 KNOWN = "test test test test test test test test test test test junk"

@@ -1,5 +1,13 @@
 """The trainer: consumes a run's training stream, takes GRPO steps, publishes policy versions.
 
-`loop.py` is the flow. Everything that touches tensors is pure or behind `learner.py`; everything
-that touches the network is behind the protocols of `ports.py`.
+`loop.py` is the flow, `process.py` puts its parts together. A step's parts, in the flow's order:
+
+* `stream/` accepted records, and what of them is trained on
+* `learn/` tensors: pure functions, or behind `learn/learner.py`
+* `publish/` versions on disk, at the origin and on chain
+* `recover/` state that survives crashes and collapses
+* `measure/` figures, evaluations, pass rates
+* `sites/` several trainers far apart
+
+What touches the network is behind the protocols of `ports.py`.
 """

@@ -1,7 +1,9 @@
 """Creating a run: documents, base model and configuration on chain, and policy version 0.
 
 The order is given by the contracts: the run pins the hashes of its documents and base model, its id
-goes into the manifest of version 0, whose root the trainer then publishes.
+goes into the manifest of version 0, whose root the trainer then publishes. Before anything is sent,
+the parts are compared with one another: what takes seconds by their documents (`check_documents`),
+what takes a model on a sample of the problems (`try_model`).
 """
 
 from __future__ import annotations
@@ -10,51 +12,59 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muster.chain import Chain, RunConfig, RunTerms
 from muster.protocol.eip712 import address_of
-from muster.protocol.encoding import hex0x, keccak
+from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, StorageError, TaskError
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.recipe import Recipe
+from muster.protocol.rollouts import MAX_FILE_BYTES, MAX_ROWS
 from muster.shardcast import ChunkStore, state_hash
 from muster.tasks import TaskSet, identities
 from muster.tasks.admission import Trial, admit
 from muster.toploc import Calibration
+from muster.toploc.wire import chunk_shapes
 from muster.trainer.chain_ports import ChainAnchor
+from muster.trainer.config import TrainerSettings, load_recipe
 from muster.trainer.economics import cheats_of, read_fixed, refuse_unsafe, terms_of
-from muster.trainer.policies import BASE, policy_files
-from muster.trainer.publish import Publisher
-from muster.trainer.suitability import require_files_fit
+from muster.trainer.publish.policies import BASE, policy_files
+from muster.trainer.publish.publisher import Publisher
+
+if TYPE_CHECKING:
+    from muster.inference.transformers_engine import TransformersEngine
+    from muster.trainer.measure.evaluate import Evaluation
 
 logger = logging.getLogger(__name__)
 
 TOKENIZER_FILE = "tokenizer.json"
 TRIED = 64
 """Problems that are graded before a run relies on a task set; `muster tasks check` tries more."""
+TOKEN_BYTES = 4
+"""Bytes of a token in a submission's file, before compression."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What a new run is made of."""
+    """The parts of a new run."""
 
     model: Path
     """Base model folder."""
     recipe: Recipe
-    """How it is trained."""
+    """Recipe that the run will pin, before its verifiers are filled in."""
     task_set: Path
-    """The problems."""
+    """File of the problems."""
     calibration: Path
-    """The validation limits."""
+    """File of the validation limits."""
     trainer: Address
-    """Publishes policies."""
+    """Account that publishes policies."""
     orchestrator: Address
-    """Signs tickets, commits batches."""
+    """Account that signs tickets and commits batches."""
     validators: Sequence[Address]
-    """Are invited to sign outcomes."""
+    """Accounts that are invited to sign outcomes."""
     quorum: int
-    """How many of them must agree."""
+    """Number of validators that must agree."""
     price_wei: int
     """Token wei per unit."""
     fraud_ppm: int
@@ -66,7 +76,7 @@ class RunPlan:
     store: Path
     """The trainer's chunk store, which receives version 0."""
     documents: Path
-    """Receives recipe, calibration and task set, each named by its hash."""
+    """Folder that receives recipe, calibration and task set, each named by its hash."""
     admits_anyway: bool = False
     """Whether a task set that is not admitted is taken all the same."""
     accepts_unsafe_economics: bool = False
@@ -74,33 +84,33 @@ class RunPlan:
 
 
 Agree = Callable[[Chain, RunConfig], Awaitable[None]]
-"""Is shown what is about to be created, after all checks, and raises to leave it."""
+"""Called with what is about to be created, after all checks; raises to call it off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """What a run pins beside its model."""
+    """The documents that a run pins beside its model."""
 
-    recipe: bytes
-    """The recipe, canonical, with its verifiers."""
-    calibration: bytes
-    """The calibration, canonical."""
+    recipe: Recipe
+    """The recipe, with its verifiers."""
+    calibration: Calibration
+    """The validation limits."""
     task_set: TaskSet
     """The problems."""
 
     def hashes(self) -> dict[str, Hash32]:
         """Return their hashes by name."""
         return {
-            "recipe": keccak(self.recipe),
-            "calibration": keccak(self.calibration),
+            "recipe": self.recipe.hash(),
+            "calibration": self.calibration.hash(),
             "task_set": self.task_set.hash(),
         }
 
     def write(self, folder: Path) -> None:
         """Write each under its hash."""
         folder.mkdir(parents=True, exist_ok=True)
-        for data in (self.recipe, self.calibration):
-            (folder / keccak(data).hex()).write_bytes(data)
+        for document in (self.recipe, self.calibration):
+            (folder / document.hash().hex()).write_bytes(document.to_bytes())
         self.task_set.write(folder / self.task_set.hash().hex())
 
 
@@ -135,7 +145,7 @@ async def create_run(
         validators=tuple(plan.validators),
     )
     async with await Chain.connect(rpc, deployments, key=owner) as chain:
-        await _require_safe_economics(plan, config.terms, chain)
+        await _require_safe_economics(plan, documents.calibration, config.terms, chain)
         await _require_tokens(plan, chain, address_of(owner))
         if agree is not None:
             await agree(chain, config)
@@ -154,9 +164,10 @@ async def create_run(
     return created
 
 
-async def _require_safe_economics(plan: RunPlan, run: RunTerms, chain: Chain) -> None:
+async def _require_safe_economics(
+    plan: RunPlan, calibration: Calibration, run: RunTerms, chain: Chain
+) -> None:
     """Raise ConfigError when cheating pays under the run's terms, unless the plan accepts it."""
-    calibration = Calibration.from_bytes(_read(plan.calibration))
     terms = terms_of(plan.recipe, calibration, run, await read_fixed(chain))
     try:
         refuse_unsafe(terms, cheats_of(calibration))
@@ -195,17 +206,16 @@ def check_documents(plan: RunPlan) -> Documents:
     """
     task_set = TaskSet.open(plan.task_set)
     task_types = _admitted_task_types(plan, task_set)
-    recipe, measured = pinned_recipe(plan.recipe, task_types), _read(plan.calibration)
+    recipe = pinned_recipe(plan.recipe, task_types)
     if plan.recipe.sampling.problems_per_submission > len(task_set):
         raise ConfigError(
             f"{plan.task_set} has {len(task_set)} problems, a submission needs "
             f"{plan.recipe.sampling.problems_per_submission} different ones",
             hint="lower sampling.problems_per_submission, or add problems",
         )
-    calibration = Calibration.from_bytes(measured)
-    _check_calibration(calibration, plan)
+    calibration = _calibration(plan)
     require_files_fit(plan.recipe, calibration.model.hidden_size)
-    return Documents(recipe.to_bytes(), measured, task_set)
+    return Documents(recipe, calibration, task_set)
 
 
 def _admitted_task_types(plan: RunPlan, task_set: TaskSet) -> list[str]:
@@ -227,7 +237,12 @@ def pinned_recipe(recipe: Recipe, task_types: Iterable[str]) -> Recipe:
     return recipe.model_copy(update={"verifiers": identities(task_types)})
 
 
-def _check_calibration(calibration: Calibration, plan: RunPlan) -> None:
+def _calibration(plan: RunPlan) -> Calibration:
+    """Return the calibration; raises ConfigError when it was measured for another recipe."""
+    try:
+        calibration = Calibration.from_bytes(plan.calibration.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read {plan.calibration}: {error.strerror}") from error
     recipe = plan.recipe
     measured = (calibration.proof, calibration.temperature)
     if measured != (recipe.proof, recipe.sampling.temperature):
@@ -235,13 +250,7 @@ def _check_calibration(calibration: Calibration, plan: RunPlan) -> None:
             f"{plan.calibration} was measured with other proofs or at another temperature",
             hint="measure again: muster calibrate --recipe with this recipe",
         )
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    return calibration
 
 
 async def _publish_base(
@@ -256,3 +265,98 @@ async def _publish_base(
             key=key,
         )
         return await publisher.publish(BASE, plan.model, 0, 0)
+
+
+def resolve(
+    settings: TrainerSettings, recipe_file: Path | None, task_set_file: Path | None
+) -> dict[str, Any]:
+    """Return the resolved settings, and the recipe with the hash that a run pins for it.
+
+    The hash covers who grades, so it needs the task set; without a recipe there is neither.
+    """
+    found: dict[str, Any] = {"settings": settings.model_dump(mode="json")}
+    if recipe_file is None:
+        return found
+    if task_set_file is None:
+        raise ConfigError(
+            "a recipe is pinned together with the verifiers of its tasks",
+            hint="give the problems as well: --task-set FILE",
+        )
+    task_types = {problem.task_type for problem in TaskSet.open(task_set_file)}
+    recipe = pinned_recipe(load_recipe(recipe_file), task_types)
+    found |= {"recipe": recipe.model_dump(mode="json"), "recipe_hash": hex0x(recipe.hash())}
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTrial:
+    """Size of the trial of a base model on a task set."""
+
+    problems: int
+    """Problems, evenly spread over the set."""
+    samples: int
+    """Completions of each."""
+    device: str = "cpu"
+    """Where the model computes."""
+    threads: int = 1
+    """CPU threads of the model."""
+
+
+def largest_file(recipe: Recipe, hidden_size: int) -> int:
+    """Return the bytes of a submission all of whose completions are as long as they may be."""
+    sampling, proof = recipe.sampling, recipe.proof
+    shapes = chunk_shapes(
+        sampling.max_new_tokens, hidden_size, chunk_tokens=proof.chunk_tokens, topk=proof.topk
+    )
+    row = sum(shape.proof_bytes for shape in shapes) + TOKEN_BYTES * sampling.max_new_tokens
+    return sampling.problems_per_submission * sampling.samples_per_problem * row
+
+
+def require_files_fit(recipe: Recipe, hidden_size: int) -> None:
+    """Raise ConfigError when a submission of long completions would be refused for its size."""
+    sampling = recipe.sampling
+    rows = sampling.problems_per_submission * sampling.samples_per_problem
+    if rows > MAX_ROWS:
+        raise ConfigError(
+            f"a submission of {rows} samples does not fit an outcome record: at most {MAX_ROWS}",
+            hint="lower sampling.problems_per_submission or sampling.samples_per_problem",
+        )
+    size = largest_file(recipe, hidden_size)
+    if size > MAX_FILE_BYTES:
+        raise ConfigError(
+            f"a submission of {rows} samples of {sampling.max_new_tokens} tokens can take "
+            f"{size / 2**20:,.1f} MiB with its proofs, files may have {MAX_FILE_BYTES >> 20}",
+            hint="lower sampling.problems_per_submission or sampling.max_new_tokens",
+        )
+
+
+def try_model(plan: RunPlan, trial: ModelTrial) -> Evaluation:
+    """Return how the base model does on a sample of the problems; blocking.
+
+    Raises EngineError when it does not load, ConfigError when the calibration is of another one.
+    """
+    from muster.inference.transformers_engine import TransformersEngine
+    from muster.trainer.measure.evaluate import Evaluator
+
+    engine = TransformersEngine(threads=trial.threads, device=trial.device)
+    engine.load_policy(plan.model, BASE)
+    require_calibrated(_calibration(plan), engine, plan.model)
+    task_set = TaskSet.open(plan.task_set)
+    count = min(trial.problems, len(task_set))
+    chosen = [task_set[n * len(task_set) // count] for n in range(count)]
+    some = TaskSet.of(task_set.name, task_set.version, chosen)
+    evaluator = Evaluator(some, engine, plan.recipe, samples=trial.samples)
+    return evaluator.evaluate(plan.model, BASE)
+
+
+def require_calibrated(calibration: Calibration, engine: TransformersEngine, folder: Path) -> None:
+    """Raise ConfigError when the limits were measured on a model of another shape."""
+    measured = calibration.model
+    found = (type(engine.model).__name__, engine.hidden_size, engine.vocab_size)
+    if found != (measured.architecture, measured.hidden_size, measured.vocab_size):
+        name, hidden, vocabulary = found
+        raise ConfigError(
+            f"{folder} is a {name} of width {hidden} and vocabulary {vocabulary}, the calibration "
+            f"is of a {measured.architecture} of {measured.hidden_size} and {measured.vocab_size}",
+            hint="measure this model: muster calibrate --model FOLDER",
+        )

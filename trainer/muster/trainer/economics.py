@@ -15,7 +15,6 @@ from muster.protocol import economics
 from muster.protocol.economics import Cheat, Terms
 from muster.protocol.errors import ConfigError
 from muster.protocol.intervals import wilson
-from muster.protocol.judges import Bench
 from muster.protocol.recipe import Recipe
 from muster.toploc import Calibration
 
@@ -28,72 +27,29 @@ EXACT = (
 )
 """Cheats that recomputation finds whenever a submission is checked at all."""
 SAVINGS = {"nothing": 1.0, "cheap": 1.0, "other": 0.0}
-"""What a kind of cheat is taken to save of a unit's price. Forgers and much cheaper models get the
-worst case; what is neither ("other": the policy before, weights in int8) costs about as much as the
-policy itself, so that the table says from which saving on it would pay instead."""
+"""Share of a unit's price that a kind of cheat is taken to save. Forgers and much cheaper models
+get the worst case. Other cheats (the policy before, weights in int8) cost about as much as the
+policy itself, so the table says from which saving on they would pay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """What a deployment fixes for all of its runs."""
+    """Terms that a deployment fixes for the workers of all its runs."""
 
     required_stake: int
     """Active stake that a worker must hold."""
     stake_per_unit: int
     """Stake behind one unit in flight."""
-    validator_stake: int
-    """Active stake that a validator must hold."""
-    wrong_verdict_ppm: int
-    """Millionths of a signer's stake that an overturned verdict costs."""
-    bond: int
-    """What a claimant puts up."""
-    reporter_ppm: int
-    """Reporter's share of a slash."""
-    reporter_cap: int
-    """The most a reporter gets."""
-    jury_size: int
-    """Jurors of a case."""
-    juror_stake: int
-    """Active stake that a juror of the network must hold."""
-    juror_fee: int
-    """What a juror of the prevailing ruling earns at most."""
-    absence_ppm: int
-    """Millionths of a juror's stake that a vote costs which it did not cast."""
 
 
 def fixed_by(parameters: DeployParameters) -> Fixed:
-    """Return what a deployment with these parameters would fix."""
-    return Fixed(
-        required_stake=parameters.required_worker_stake,
-        stake_per_unit=parameters.stake_per_unit,
-        validator_stake=parameters.required_validator_stake,
-        wrong_verdict_ppm=parameters.wrong_verdict_ppm,
-        bond=parameters.bond,
-        reporter_ppm=parameters.reporter_ppm,
-        reporter_cap=parameters.reporter_cap,
-        jury_size=parameters.jury_size,
-        juror_stake=parameters.required_juror_stake,
-        juror_fee=parameters.juror_fee,
-        absence_ppm=parameters.absence_ppm,
-    )
+    """Return the terms of a deployment with these parameters."""
+    return Fixed(parameters.required_worker_stake, parameters.stake_per_unit)
 
 
 async def read_fixed(chain: Chain) -> Fixed:
-    """Return what the contracts were deployed with."""
-    court = await chain.court.terms()
-    return Fixed(
-        required_stake=await chain.workers.required_stake(),
-        stake_per_unit=await chain.ledger.stake_per_unit(),
-        validator_stake=await chain.runs.required_validator_stake(),
-        wrong_verdict_ppm=court.wrong_verdict_ppm,
-        bond=court.bond,
-        reporter_ppm=await chain.vault.reporter_ppm(),
-        reporter_cap=await chain.vault.reporter_cap(),
-        jury_size=court.jury_size,
-        juror_stake=await chain.jurors.required_stake(),
-        juror_fee=court.juror_fee,
-        absence_ppm=court.absence_ppm,
-    )
+    """Return the terms that the contracts were deployed with."""
+    return Fixed(await chain.workers.required_stake(), await chain.ledger.stake_per_unit())
 
 
 def terms_of(recipe: Recipe, calibration: Calibration, run: RunTerms, fixed: Fixed) -> Terms:
@@ -111,22 +67,6 @@ def terms_of(recipe: Recipe, calibration: Calibration, run: RunTerms, fixed: Fix
         required_stake=fixed.required_stake,
         stake_per_unit=fixed.stake_per_unit,
         false_positive=failed / trials if trials else 0.0,
-    )
-
-
-def bench_of(run: RunTerms, fixed: Fixed) -> Bench:
-    """Return who judges a run, each validator with the least stake it may have."""
-    return Bench(
-        quorum=run.quorum,
-        validator_stake=fixed.validator_stake,
-        wrong_verdict_ppm=fixed.wrong_verdict_ppm,
-        bond=fixed.bond,
-        reporter_ppm=fixed.reporter_ppm,
-        reporter_cap=fixed.reporter_cap,
-        jury_size=fixed.jury_size,
-        juror_stake=fixed.juror_stake,
-        juror_fee=fixed.juror_fee,
-        absence_ppm=fixed.absence_ppm,
     )
 
 

@@ -46,77 +46,73 @@ from muster.lifecycle import ComputeThread
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe
-from muster.trainer.buffer import FileBuffer
-from muster.trainer.checkpoint import Checkpoints, Saved, TrainerState
-from muster.trainer.difficulty import DifficultyPools
-from muster.trainer.evaluate import Evaluator
-from muster.trainer.exporting import Export
-from muster.trainer.figures import StepFigures
-from muster.trainer.filters import named
-from muster.trainer.guard import Guard
-from muster.trainer.learner import Learner
-from muster.trainer.metrics import (
+from muster.trainer.learn.learner import Learner
+from muster.trainer.measure.evaluate import Evaluator
+from muster.trainer.measure.figures import (
     Durations,
-    MetricsLog,
-    MetricsPoster,
+    StepFigures,
     evaluation_entry,
-    posted_figures,
+    flat,
     step_entry,
 )
-from muster.trainer.policies import BASE, PolicyShelf
-from muster.trainer.publish import Publisher, Unpublished
-from muster.trainer.sites import SiteLearner
-from muster.trainer.stream import Cursor, StepInput, StreamReader
+from muster.trainer.measure.metrics import Export, MetricsLog, MetricsPoster
+from muster.trainer.publish.policies import BASE, PolicyShelf
+from muster.trainer.publish.publisher import Publisher, Unpublished
+from muster.trainer.recover.checkpoint import Checkpoints, Saved, TrainerState
+from muster.trainer.recover.guard import Guard
+from muster.trainer.sites.site_learner import SiteLearner
+from muster.trainer.stream.filters import DifficultyPools, named
+from muster.trainer.stream.reader import Cursor, StepInput, StreamReader
+from muster.trainer.stream.submissions import FileBuffer
 
 logger = logging.getLogger(__name__)
 
 POST_GRACE_S = 2.0
-"""How long the last figures may take to reach the orchestrator when the run is over."""
+"""Seconds that the last figures may take to reach the orchestrator when the run is over."""
 
 
 SAVED: Future[None] = Future()
-"""Of what is durable already."""
+"""A future that is already done: nothing is left to save."""
 SAVED.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the trainer is made of; the flow owns none of it."""
+    """The parts that the flow works with; it owns none of them."""
 
     recipe: Recipe
-    """The run's recipe."""
     stream: StreamReader
-    """The accepted records."""
+    """Reader of the accepted records."""
     learner: Learner | SiteLearner
-    """The policy in training, here or together with other sites."""
+    """The policy in training; with several sites, together with theirs."""
     shelf: PolicyShelf
     """Published policies on disk; holds at least the base model."""
     checkpoints: Checkpoints
-    """What survives the process."""
+    """State that survives the process."""
     buffer: FileBuffer
     """Accepted files that a step may still be taken from."""
     publisher: Publisher | Unpublished
-    """The way to workers and chain; none from a site that others publish for."""
+    """Brings versions to workers and chain; does nothing at a site for which another publishes."""
     log: MetricsLog
     """Figures on disk."""
     poster: MetricsPoster
     """Figures on their way to the orchestrator."""
     compute: ComputeThread
-    """Where tensors are computed."""
+    """Thread in which tensors are computed."""
     guard: Guard = field(default_factory=Guard)
-    """Decides about alarms."""
+    """Decides what follows from alarms."""
     evaluator: Evaluator | None = None
     """Measures policies on held-out problems, if there are any."""
     exports: Sequence[Export] = ()
-    """Who else is told of figures."""
+    """Functions that are called with all figures."""
     eval_every: int = 0
     """Evaluate every so many steps, besides first and last; 0 for those two only."""
     clock: Callable[[], float] = time.monotonic
-    """For durations."""
+    """Clock for durations."""
 
 
 class _Made(NamedTuple):
-    """A version, the range of the stream that its step consumed, and when it is durable."""
+    """A version, the range of the stream that its step consumed, and its checkpoint's future."""
 
     version: PolicyVersion
     stream_from: int
@@ -212,7 +208,7 @@ class Trainer:
     def _report_step(
         self, version: PolicyVersion, taken: StepInput, figures: StepFigures, took: Durations
     ) -> PolicyVersion | None:
-        """Tell of a step; returns the version whose weights it is to get instead of its own."""
+        """Report a step; returns the version whose weights it gets instead of its own, if any."""
         entry = step_entry(version, taken, figures, took, self._parts.recipe.filters)
         judgement = self._parts.guard.judge(version, entry)
         self._tell(version, entry | judgement.entry())
@@ -248,10 +244,10 @@ class Trainer:
     def _tell(self, step: int, entry: dict[str, Any]) -> None:
         """Write an entry to the log, and pass its figures on."""
         self._parts.log.append(entry)
-        figures = posted_figures(entry)
+        figures = flat(entry)
         self._parts.poster.post(step, figures)
         for export in self._parts.exports:
-            export.report(figures)
+            export(figures)
 
     # 1. publish
 

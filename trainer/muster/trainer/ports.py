@@ -1,4 +1,4 @@
-"""What the trainer needs of the outside, as protocols: the real things fit, so do test fakes."""
+"""The trainer's needs of the outside, as protocols; test fakes fit them, too."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from muster.api import OrchestratorApi
 from muster.chain import Chain, ChainView, RunConfig, follow
 from muster.inference.transformers_engine import TransformersEngine
-from muster.lifecycle import ComputeThread
+from muster.lifecycle import ComputeThread, first_error
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, ContractRevert
@@ -23,34 +23,39 @@ from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.recipe import Recipe
 from muster.shardcast import ChunkStore, ShardServer
 from muster.tasks import TaskSet, check_task_set
-from muster.trainer.adapter_shelf import open_shelf
-from muster.trainer.buffer import FileBuffer
 from muster.trainer.chain_ports import ChainAnchor, ChainLedger
-from muster.trainer.checkpoint import Checkpoints, Identity
 from muster.trainer.config import TrainerSettings
-from muster.trainer.evaluate import Evaluator
-from muster.trainer.exporting import Export, log_to_wandb, serve_prometheus
-from muster.trainer.follow import follow as follow_leader
-from muster.trainer.guard import Guard
-from muster.trainer.handover import hand_over, train
-from muster.trainer.learner import Learner
+from muster.trainer.learn.follow import follow as follow_leader
+from muster.trainer.learn.learner import Learner
+from muster.trainer.learn.parallel import ONE_PROCESS, RankLost, Team, join
 from muster.trainer.loop import Parts, Trainer
-from muster.trainer.meeting import Meeting, Place
-from muster.trainer.metrics import MetricsLog, MetricsPoster, Unshown, shortage_figures
-from muster.trainer.outer import OuterStep
-from muster.trainer.parallel import ONE_PROCESS, RankLost, Team, join
-from muster.trainer.policies import BASE, PolicyShelf, eos_token_ids, vocab_size
-from muster.trainer.publish import Publisher, Unpublished
-from muster.trainer.recovery import catch_up, provide_base_model
-from muster.trainer.seal import site_secret
-from muster.trainer.sites import SiteLearner
-from muster.trainer.stability import AlarmLimits
-from muster.trainer.stream import StreamReader
+from muster.trainer.measure.evaluate import Evaluator
+from muster.trainer.measure.figures import shortage_figures
+from muster.trainer.measure.metrics import (
+    Export,
+    MetricsLog,
+    MetricsPoster,
+    Unshown,
+    log_to_wandb,
+    serve_prometheus,
+)
+from muster.trainer.publish.policies import BASE, PolicyShelf, eos_token_ids, open_shelf, vocab_size
+from muster.trainer.publish.publisher import Publisher, Unpublished, hand_over
+from muster.trainer.recover.checkpoint import Checkpoints, Identity
+from muster.trainer.recover.guard import AlarmLimits, Guard
+from muster.trainer.recover.recovery import catch_up, provide_base_model
+from muster.trainer.sites.meeting import Meeting, MeetingPlace, site_secret
+from muster.trainer.sites.outer import OuterStep
+from muster.trainer.sites.site_learner import SiteLearner
+from muster.trainer.stream.reader import StreamReader
+from muster.trainer.stream.submissions import FileBuffer
 
 logger = logging.getLogger(__name__)
 
 DISMISSAL_S = 2.0
-"""How long the other ranks may take to hear that the run is over."""
+"""Seconds that the other ranks may take to hear that the run is over."""
+CLOSED_LOOK_S = 5.0
+"""Longest pause between two looks whether the run was closed."""
 
 
 async def serve(settings: TrainerSettings, key: bytes) -> None:
@@ -122,7 +127,7 @@ def _exports(settings: TrainerSettings, recipe: Recipe, stack: AsyncExitStack) -
     exports: list[Export] = []
     if settings.metrics_port is not None:
         endpoint = serve_prometheus(settings.metrics_host, settings.metrics_port)
-        exports.append(stack.enter_context(endpoint))
+        exports.append(stack.enter_context(endpoint).report)
     if settings.wandb_project:
         name = f"run-{settings.run}"
         log = log_to_wandb(settings.wandb_project, name, recipe.model_dump(mode="json"))
@@ -174,6 +179,33 @@ async def _load_recipe(settings: TrainerSettings, pinned: Hash32, api: Orchestra
     if keccak(data) != pinned:
         raise ConfigError(f"{path} is not the recipe that the chain pins")
     return Recipe.from_bytes(data)
+
+
+async def train(trainer: Trainer, ledger: ChainLedger) -> None:
+    """Train to the last step, or until the run's owner closes the run."""
+    training = asyncio.ensure_future(trainer.run())
+    try:
+        while not training.done() and not ledger.is_closed:
+            changing = asyncio.ensure_future(ledger.changed())
+            either = asyncio.FIRST_COMPLETED
+            await asyncio.wait([training, changing], timeout=CLOSED_LOOK_S, return_when=either)
+            changing.cancel()
+        if training.done():
+            training.result()
+        else:
+            _say_closed(trainer)
+    except (ContractRevert, BaseExceptionGroup) as error:
+        cause = first_error(error) if isinstance(error, BaseExceptionGroup) else error
+        if not isinstance(cause, ContractRevert) or cause.name != "RunEnded":
+            raise
+        _say_closed(trainer)
+    finally:
+        training.cancel()
+        await asyncio.wait([training])
+
+
+def _say_closed(trainer: Trainer) -> None:
+    logger.warning("the run was closed by its owner", extra={"made": trainer.version})
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +303,7 @@ class _Assembly:
             # Each site sees the figures of its own samples, and they would not decide the same.
             raise ConfigError("sites do not go back or stop by themselves: --on-collapse log")
         host, port = settings.meeting_place
-        place = Place(
+        place = MeetingPlace(
             settings.site,
             host,
             port,

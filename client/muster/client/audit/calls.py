@@ -1,13 +1,16 @@
-"""Whether outcomes were signed by who was called to check the batch (docs/protocol.md, section 9).
+"""Checks that validators were called before they signed (docs/protocol.md, section 9). Pure.
 
-The order of a batch follows from the hash of the block that committed it. Those called later are
-called because others are silent or object, which happens off chain: by the chain alone, somebody
-may always have objected. So the chain alone gives *grounds*, and notes where they rest on what it
-does not show. A copy of the evidence that has the signed outcomes of all who are on chain shows
-objections too: with it, what nothing explains contradicts. Pure.
+The order of a batch follows from the hash of the block that committed it. Later validators are
+called because earlier ones are silent or object, and objections happen off chain: the chain alone
+never rules one out. So the chain alone gives *grounds*, and a note where a ground rests on
+something that the chain does not show. A copy of the evidence with the signed outcomes of all
+signers shows objections too: then a signature that nothing explains is a contradiction.
 
-Everything is in favour of who signed: whoever is not on chain was silent for as long as can be,
-called as early as can be, and absent if it can have been.
+The check gives signers the benefit of the doubt. It assumes that validators whose signature is not
+on chain were silent as long as they could be, were called as early as they could be, and were
+absent if they can have been. `check_statements` reads what validators handed in: an orchestrator
+keeps every validator's outcomes beside the files, also the outvoted ones, and each is signed, so
+that anybody's copy will do.
 """
 
 from __future__ import annotations
@@ -18,11 +21,22 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from muster.chain import BatchView, ChainView
-from muster.client.audit.contradictions import MAX_LISTED, Check, Contradiction, Kind, summarise
-from muster.client.audit.table import OutcomeTable
+from muster.chain import BatchView
+from muster.client.audit.contradictions import (
+    MAX_LISTED,
+    Check,
+    Contradiction,
+    Kind,
+    at_outcomes,
+    summarise,
+)
+from muster.client.audit.evidence import EvidenceStore
+from muster.client.audit.ledger import Ledger
+from muster.client.audit.table import OutcomeTable, tabulate
 from muster.client.audit.work import terms_of_batch
+from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import Verdict
 from muster.protocol.schedule import (
@@ -36,8 +50,11 @@ from muster.protocol.schedule import (
     timeout_of,
 )
 
+if TYPE_CHECKING:
+    from muster.client.audit.history import History
+
 LEAST_TIMEOUT_S = 1
-"""An orchestrator cannot have less patience: the chain's clock counts whole seconds."""
+"""An orchestrator cannot wait less: the chain's clock counts whole seconds."""
 OBJECTION = Hash32(bytes(32))
 """Stands for outcomes other than those on chain: no records hash to it."""
 
@@ -88,10 +105,10 @@ class Posting:
         return self.posted_at >= self.timing.last_call_at
 
 
-class CallBook:
+class Calls:
     """The calls of one run, as far as the chain tells."""
 
-    def __init__(self, view: ChainView, run_id: RunId, deadline_s: int) -> None:
+    def __init__(self, view: Ledger, run_id: RunId, deadline_s: int) -> None:
         self._view, self._run, self._deadline_s = view, view.runs[run_id], deadline_s
         self._longest_s = timeout_of(deadline_s)
         self._silences: dict[int, list[tuple[int, int]]] = {}
@@ -131,9 +148,10 @@ class CallBook:
         is_alarm: bool,
         spoken: Mapping[Address, Hash32] | None = None,
     ) -> set[Address]:
-        """Return all who can have been called when the outcomes were posted.
+        """Return all validators that can have been called when the outcomes were posted.
 
-        Those `spoken` said so at once, which may call everybody; otherwise nobody said a word.
+        Validators in `spoken` handed in their outcomes at once, which may call everybody; without
+        it nobody handed in any.
         """
         at, order = posting.batch.committed_at, posting.order
         timing = replace(posting.timing, timeout_s=min(timeout_s, self._longest_s))
@@ -144,12 +162,16 @@ class CallBook:
             said = [Statement(who, of, not is_alarm, at) for who, of in sorted(spoken.items())]
         absent = self._absentees(posting, timing.timeout_s)
         now = posting.posted_at
-        return set(plan_calls(order, posting.quorum, timing, now, said, absent=absent).called)
+        return set(
+            plan_calls(
+                order, posting.quorum, timing, now, said, absent=absent, is_hasty=True
+            ).called
+        )
 
-    # Absence: who let the time of an earlier call pass, and was not heard of since
+    # Absence: a validator let the time of an earlier call pass, and was not heard of since
 
     def _absentees(self, posting: Posting, timeout_s: int) -> set[Address]:
-        """Return who can have been known to be absent before the outcomes were posted."""
+        """Return the validators that can have counted as absent before the outcomes were posted."""
         silences = self._silences_of(timeout_s)
         newest = bisect_right(silences, (posting.posted_at, 1 << 64)) - 1
         if newest >= 0 and silences[newest][1] == posting.batch.batch_id:
@@ -157,13 +179,13 @@ class CallBook:
         if newest < 0:
             return set()
         since, committed_at = silences[newest][0], posting.batch.committed_at
-        # Who signed had spoken when it was decided, absent before or not.
+        # The signers had spoken by then, whether they were absent before or not.
         others = (who for who in posting.order if who not in posting.signers)
         return {who for who in others if self._heard.latest(who, committed_at) < since}
 
     def _silences_of(self, timeout_s: int) -> list[tuple[int, int]]:
-        """Return when each batch's first calls ran out, ascending, with the batch; none of those
-        whose outcomes were there before.
+        """Return when each batch's first calls ran out, ascending, with the batch. Batches whose
+        outcomes were posted earlier are left out.
         """
         if timeout_s not in self._silences:
             self._silences[timeout_s] = sorted(
@@ -183,7 +205,7 @@ class CallBook:
 
 
 class _Heard:
-    """When validators were certainly heard: after the commitment of what they signed."""
+    """The times at which validators were certainly heard: they signed after the commitment."""
 
     def __init__(self, seats: Mapping[Address, int], batches: Iterator[BatchView]) -> None:
         self._posted: dict[Address, list[int]] = defaultdict(list)
@@ -201,19 +223,19 @@ class _Heard:
         return self._latest[who][place] if place >= 0 else 0
 
 
-# What it says of one batch, and of all
+# One batch, and all of them
 
 
-def drawn_first(view: ChainView, batch: BatchView, deadline_s: int) -> tuple[list[Address], Ground]:
+def drawn_first(view: Ledger, batch: BatchView, deadline_s: int) -> tuple[list[Address], Ground]:
     """Return who was drawn first for a judged batch, and on what ground its signers signed."""
-    book = CallBook(view, batch.run_id, deadline_s)
+    book = Calls(view, batch.run_id, deadline_s)
     is_alarm = any(record.verdict is not Verdict.ACCEPTED for record in batch.records or ())
     posting = book.posting(batch, is_alarm=is_alarm)
     return list(posting.order[: posting.quorum]), book.ground(posting)
 
 
-def signed_by_the_called(view: ChainView, table: OutcomeTable, deadline_s: int | None) -> Check:
-    """Return on what grounds outcomes were signed; never contradicts, see the module."""
+def signed_by_the_called(view: Ledger, table: OutcomeTable, deadline_s: int | None) -> Check:
+    """Return the grounds on which outcomes were signed. It never contradicts: see the module."""
     name = "outcomes can be those of validators that were called"
     if deadline_s is None:
         return Check(name, True, "the deadline, from which timeouts follow, is not known")
@@ -225,21 +247,54 @@ def signed_by_the_called(view: ChainView, table: OutcomeTable, deadline_s: int |
         if not ground.is_shown and len(notes) < MAX_LISTED:
             notes.append(f"batch {posting.batch.batch_id}: {_words(posting)}: {ground}")
     counts = ", ".join(f"{grounds[ground]} {ground}" for ground in Ground if grounds[ground])
-    return replace(Check(name, True, counts or "no outcomes"), notes=tuple(notes))
+    return summarise(name, [], counts or "no outcomes", notes=notes)
+
+
+def check_statements(
+    history: History, run_id: RunId, store: EvidenceStore, timeout_s: int | None
+) -> Iterator[Check]:
+    """Yield whether a copy's outcomes are signed, and whether the signers on chain were called.
+
+    Yields nothing when the copy has no outcomes. `timeout_s` is how long the orchestrator says that
+    it waits for a validator.
+    """
+    found: list[Contradiction] = []
+    statements: dict[int, dict[Address, Hash32]] = {}
+    for batch in history.ledger.batches.values():
+        if batch.run_id == run_id and batch.records:
+            statements[batch.batch_id] = {}
+            for kept in store.outcomes(batch, found):
+                if kept.is_signed(history.domain):
+                    statements[batch.batch_id][kept.validator] = keccak(kept.records)
+                else:
+                    what = f"{kept.validator} did not sign the outcomes kept as its own"
+                    found.append(at_outcomes(batch, Kind.EVIDENCE_ALTERED, what))
+    count = sum(map(len, statements.values()))
+    if not count and not found:
+        return
+    name = "the outcomes that were kept are their validators'"
+    yield summarise(name, found, f"{count} signatures recovered")
+    yield borne_out_by_statements(
+        history.ledger,
+        tabulate(history.ledger, only=statements),
+        history.parameters.get("outcome_deadline_s"),
+        statements,
+        timeout_s=timeout_s or LEAST_TIMEOUT_S,
+    )
 
 
 def borne_out_by_statements(
-    view: ChainView,
+    view: Ledger,
     table: OutcomeTable,
     deadline_s: int | None,
     statements: Statements,
     *,
     timeout_s: int = LEAST_TIMEOUT_S,
 ) -> Check:
-    """Return whether the outcomes that validators handed in called who signed.
+    """Return whether the outcomes that validators handed in called the signers on chain.
 
-    Batches count of which the statements of all signers are there. `timeout_s` is the patience that
-    the orchestrator says it has: with the least, silence explains more than it should.
+    A batch counts when the statements of all its signers are there. `timeout_s` is how long the
+    orchestrator says that it waits: with the least, silence explains more than it should.
     """
     name = "outcomes have the word of the validators that the schedule called"
     if deadline_s is None:
@@ -259,7 +314,7 @@ def borne_out_by_statements(
 
 
 def _of_statements(
-    book: CallBook, posting: Posting, known: Mapping[Address, Hash32], timeout_s: int
+    book: Calls, posting: Posting, known: Mapping[Address, Hash32], timeout_s: int
 ) -> Iterator[Contradiction]:
     posted = posting.batch.records_hash
     objections = [who for who, said in known.items() if said != posted]
@@ -268,14 +323,14 @@ def _of_statements(
     called |= book.called(posting, timeout_s, is_alarm=is_alarm, spoken=known)
     if uncalled := sorted(posting.signers - called):
         what = f"signed by {', '.join(uncalled)}, not called in {_waited(posting)}"
-        yield _posted(posting, Kind.OUTCOME_UNCALLED, f"{what}; {_objected(objections)}")
+        yield at_outcomes(posting.batch, Kind.OUTCOME_UNCALLED, f"{what}; {_objected(objections)}")
     # An objection to accepted work may have come when its outcomes were on their way already.
     if posting.is_alarm and not _is_settled(posting, known, timeout_s):
         agreeing = len([who for who in called if known.get(who) == posted])
         needed = _majority(posting)
         if agreeing < needed:
             what = f"{agreeing} called validators signed what does not accept, {needed} must"
-            yield _posted(posting, Kind.OUTCOME_MINORITY, what)
+            yield at_outcomes(posting.batch, Kind.OUTCOME_MINORITY, what)
 
 
 def _majority(posting: Posting) -> int:
@@ -291,24 +346,24 @@ def _is_settled(posting: Posting, known: Collection[Address], timeout_s: int) ->
 
 
 def _postings(
-    view: ChainView, table: OutcomeTable, deadline_s: int
-) -> Iterator[tuple[CallBook, Posting]]:
-    """Yield what was posted of runs that exist, by validators that have seats.
+    view: Ledger, table: OutcomeTable, deadline_s: int
+) -> Iterator[tuple[Calls, Posting]]:
+    """Yield the posted outcomes of runs that exist, by validators that have seats.
 
-    What jurors of the network judged has no signers.
+    Outcomes that jurors of the network decided have no signers.
     """
-    books: dict[RunId, CallBook] = {}
+    books: dict[RunId, Calls] = {}
     for batch, records_N in table.slices():
         if batch.run_id in view.runs and batch.validators and batch.signers:
             if batch.run_id not in books:
-                books[batch.run_id] = CallBook(view, batch.run_id, deadline_s)
+                books[batch.run_id] = Calls(view, batch.run_id, deadline_s)
             book = books[batch.run_id]
             is_alarm = bool((records_N["verdict"] != Verdict.ACCEPTED).any())
             yield book, book.posting(batch, is_alarm=is_alarm)
 
 
 def _words(posting: Posting) -> str:
-    """Return who signed out of turn, and who was passed over."""
+    """Return the validators that signed out of turn, and those that were passed over."""
     first = posting.order[: posting.quorum]
     others = ", ".join(sorted(posting.signers - set(first)))
     passed = ", ".join(who for who in first if who not in posting.signers)
@@ -321,10 +376,3 @@ def _waited(posting: Posting) -> str:
 
 def _objected(objections: Sequence[Address]) -> str:
     return f"{', '.join(sorted(objections))} objected" if objections else "nobody objected"
-
-
-def _posted(posting: Posting, kind: Kind, detail: str) -> Contradiction:
-    batch = posting.batch
-    return Contradiction(
-        kind, detail, tx=batch.posted_tx, block=batch.posted_block, batch_id=batch.batch_id
-    )

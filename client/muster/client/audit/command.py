@@ -13,55 +13,116 @@ No orchestrator is asked. Exits 1 when anything contradicts. `--json` prints one
      "slashes": [{"worker", "amount_wei", "reason", "state", "run_id", "batch_id", "position",
                   "offence", "tx", "outcome_tx"}],
      "payments": [{"run_id", "worker", "slots", "units", "amount_wei", "tx"}],
-     "checks": [{"name", "passed", "detail", "notes": [text],
+     "checks": [{"name", "passed", "open", "detail", "notes": [text],
                  "not_rerun": [{"batch_id", "position", "why", "how"}]}],
      "contradictions": [{"kind", "detail", "rule", "tx", "block", "batch_id", "position"}],
      "faults": [{"offence", "account", "batch_id", "words", "tx", "refused"}]}
 
 Wei are decimal text; `faults`, of `muster audit run`, are those that prove themselves and that
 nobody had reported: `tx` did, with `--report`; `not_rerun`, where verdicts were run again, has
-those that could not be and contradicts nothing; `rejected` includes incomplete work; with `--run`,
-figures are those of that run while the checks cover the whole chain.
+those that could not be and contradicts nothing; a check is `open` where part of it could not be
+told, or waits; `rejected` includes incomplete work; with `--run`, figures and checks are those of
+that run and of what the network shares: contracts, their sums, workers, the jurors' bench.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from muster.client.audit.flags import copy_options, read_history, source_options
-from muster.client.audit.lineage_command import lineage
-from muster.client.audit.lookup_commands import slashes, submission, worker
-from muster.client.audit.verify import verify
-from muster.client.audit.watch_command import watch
-from muster.client.options import (
+from muster.client.cli.options import (
     FILE,
     FOLDER,
     HOME,
     PASSWORD_HELP,
+    chain_options,
+    endpoint,
     engine_options,
     json_option,
     open_keystore,
 )
-from muster.protocol.errors import ConfigError
-from muster.protocol.ids import RunId
+from muster.protocol.errors import ChainUnreachable, ConfigError
+from muster.protocol.ids import PolicyVersion, RunId
+from muster.settings import urls_of
+from muster.settings.options import RELAY_HELP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from muster.client.audit.contradictions import Check
     from muster.client.audit.evidence import EvidenceStore
     from muster.client.audit.faults import Fault, Reported
-    from muster.client.audit.history import History
+    from muster.client.audit.history import History, Seen, Wanted
     from muster.client.audit.report import AuditReport
 
+F = TypeVar("F", bound=Callable[..., Any])
 FORMATS = ("csv", "parquet", "json")
 """What tables are exported as."""
+PROOFS = ("none", "blocks", "chain")
+"""How much of a source must be proven: `muster.client.audit.sources.Proof`."""
+
+
+def source_options(command: F) -> F:
+    """Add where the history comes from."""
+    for option in (
+        click.option("--since", type=FILE, help="An earlier dump that must still hold."),
+        click.option(
+            "--prove",
+            type=click.Choice(PROOFS),
+            default="blocks",
+            show_default=True,
+            help="What the endpoint must prove by block hashes.",
+        ),
+        click.option("--dump", type=FILE, help="Read this dump instead of a chain."),
+        chain_options,
+    ):
+        command = option(command)
+    return command
+
+
+def wanted_of(options: Mapping[str, Any]) -> Wanted:
+    """Return where the history is read."""
+    from muster.client.audit.history import Wanted
+    from muster.client.audit.sources import Proof
+
+    if options["dump"] is not None and (options["rpc"] or options["since"]):
+        raise ConfigError(
+            "--dump is read instead of a chain", hint="leave out --rpc and --since, or --dump"
+        )
+    rpc, deployments = endpoint(options)
+    return Wanted(
+        rpcs=tuple(urls_of(rpc)),
+        deployments=deployments,
+        dump=options["dump"],
+        proof=Proof(options["prove"]),
+        since=options["since"],
+    )
+
+
+def read_history(options: Mapping[str, Any], *, keeps_blocks: bool = False) -> History:
+    """Return the history that the flags name."""
+    from muster.client.audit.history import read
+
+    return asyncio.run(read(wanted_of(options), keeps_blocks=keeps_blocks))
+
+
+def copy_options(command: F) -> F:
+    """Add where copies of the evidence are."""
+    for option in (
+        click.option("--relay", multiple=True, metavar="URL", help=RELAY_HELP),
+        click.option(
+            "--evidence", type=FOLDER, multiple=True, help="Copy of the evidence; repeatable."
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 @click.group(invoke_without_command=True)
@@ -83,10 +144,6 @@ def audit(context: click.Context, /, run: int | None, as_json: bool, **options: 
         return
     history = read_history(options)
     finish(history.report(None if run is None else RunId(run)), as_json=as_json)
-
-
-for command in (worker, submission, slashes, watch, lineage, verify):
-    audit.add_command(command)
 
 
 @audit.command("run")
@@ -157,8 +214,6 @@ def _faults(
     history: History, run_id: RunId, store: EvidenceStore, options: dict[str, Any]
 ) -> list[Reported]:
     """Return the faults that nobody had reported, and what came of reporting them now."""
-    import asyncio
-
     from muster.client.audit.faults import Reported, find_faults
 
     faults = find_faults(history.ledger, history.domain, run_id, store)
@@ -171,7 +226,6 @@ def _faults(
 async def _report(faults: list[Fault], key: bytes, options: dict[str, Any]) -> list[Reported]:
     from muster.chain import Chain
     from muster.client.audit.faults import report_faults
-    from muster.client.audit.flags import wanted_of
 
     wanted = wanted_of(options)
     async with await Chain.connect(wanted.rpcs[0], wanted.deployments, key=key) as chain:
@@ -182,7 +236,7 @@ def _extra_checks(
     history: History, run_id: RunId, store: EvidenceStore, options: dict[str, Any]
 ) -> Iterator[Check]:
     """Yield the checks of what is not on chain: verdicts run again, a database."""
-    from muster.client.audit.statements import check_statements
+    from muster.client.audit.calls import check_statements
 
     yield from check_statements(history, run_id, store, options["call_timeout_s"])
     if options["sample"] or options["runs_all"]:
@@ -197,11 +251,9 @@ def _rerun(
     history: History, run_id: RunId, store: EvidenceStore, options: dict[str, Any]
 ) -> list[Check]:
     """Return whether verdicts run again are the recorded ones, and whether signers had checked."""
-    import asyncio
-
     from muster.client.audit.reexecution import Copies, draw, require_rows, rerun_verdicts
     from muster.client.audit.table import tabulate
-    from muster.client.doctor.command import load_transformers
+    from muster.client.audit.verify import engine_of
 
     if not options["evidence"]:
         raise ConfigError(
@@ -213,8 +265,7 @@ def _rerun(
     require_rows(rows, run_id)
     cache = HOME.expanduser() / "doctor" / "policies"
     copies = Copies(store, options["relay"], cache, options["orchestrator"])
-    load = load_transformers(options["threads"] or 1)
-    engine = load(options["dtype"] or "float32", options["device"] or "cpu")
+    engine = engine_of(options)
 
     def show(done: int, of: int, line: str) -> None:
         click.echo(f"{done}/{of} {line}", err=True)
@@ -231,7 +282,7 @@ def _write_files(
         for path in export_tables(history, report, run_id, options["export"], options["form"]):
             click.echo(f"wrote {path}", err=True)
     if options["html"] is not None:
-        from muster.client.audit.html_report import write_html
+        from muster.client.audit.export import write_html
 
         write_html(history, report, run_id, options["html"])
         click.echo(f"wrote {options['html']}", err=True)
@@ -263,7 +314,7 @@ def dump_command(file: Path, as_json: bool, **options: Any) -> None:
         click.echo(json.dumps(found))
     else:
         for check in checks:
-            click.echo(f"{'ok  ' if check.passed else 'FAIL'} {check.name}: {check.detail}")
+            click.echo(f"{check.word:4} {check.name}: {check.detail}")
         click.echo(f"wrote {file}: {found['blocks']} blocks up to block {history.head.number}")
     if not all(check.passed for check in checks):
         sys.exit(1)
@@ -285,8 +336,246 @@ def finish(report: AuditReport, faults: Sequence[Reported] | None = None, *, as_
         sys.exit(1)
 
 
-async def read_report(rpc: str, deployments: Path, run_id: RunId | None = None) -> AuditReport:
-    """Return the audit of a chain; raises ChainError, or ConfigError when there is no such run."""
-    from muster.client.audit.history import Wanted, read
+# One thing
 
-    return (await read(Wanted((rpc,), deployments))).report(run_id)
+
+@audit.command("worker")
+@click.argument("worker", metavar="WORKER")
+@json_option
+@source_options
+def worker_command(worker: str, as_json: bool, **options: Any) -> None:
+    """Show what a worker did, was paid and was slashed for, checked.
+
+    It is named by its address, its node's, six digits of either, or its work.
+
+    \b
+    Example:
+      muster audit worker 0x70997970C51812dc3A010C7d01b50e0d17dc79C8
+    """
+    from muster.client.audit.report import worker_facts
+    from muster.client.audit.tables import print_worker
+
+    _show(worker_facts(read_history(options), worker), print_worker, as_json=as_json)
+
+
+@audit.command("submission")
+@click.argument("submission")
+@json_option
+@source_options
+def submission_command(submission: str, as_json: bool, **options: Any) -> None:
+    """Show what the chain proves about one outcome.
+
+    It is named as BATCH:POSITION, by its file's hash or a transaction's, or six digits of one.
+
+    \b
+    Example:
+      muster audit submission 12:3
+    """
+    from muster.client.audit.report import submission_facts
+    from muster.client.audit.tables import print_submission
+
+    _show(submission_facts(read_history(options), submission), print_submission, as_json=as_json)
+
+
+@audit.command("slashes")
+@json_option
+@source_options
+def slashes_command(as_json: bool, **options: Any) -> None:
+    """Show every slash, with the outcome and the transactions that it rests on.
+
+    \b
+    Example:
+      muster audit slashes
+    """
+    from muster.client.audit.report import slash_facts
+    from muster.client.audit.tables import print_slash
+
+    def show(found: dict[str, Any]) -> None:
+        for slash in found["slashes"]:
+            print_slash(slash)
+            click.echo()
+
+    _show(slash_facts(read_history(options)), show, as_json=as_json)
+
+
+def _show(found: dict[str, Any], show: Callable[[dict[str, Any]], None], *, as_json: bool) -> None:
+    """Print what was found as JSON, or as `show` does, with the contradictions; exit 1 when there
+    are some.
+    """
+    contradictions = found["contradictions"]
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        show(found)
+        for each in contradictions:
+            click.echo(f"FAIL {each['kind']}: {each['detail']} (the rule: {each['rule']})")
+        click.echo(f"{len(contradictions) or 'no'} contradictions")
+    if contradictions:
+        sys.exit(1)
+
+
+# As it happens
+
+
+@audit.command("watch")
+@click.option("--run", type=int, help="Show this run only; everything is checked.")
+@click.option("--once", is_flag=True, help="Stop when all that is on chain was looked at.")
+@click.option(
+    "--poll-s",
+    type=click.FloatRange(0.05, 3600),
+    default=2.0,
+    show_default=True,
+    help="Seconds between looks.",
+)
+@click.option(
+    "--finality",
+    type=click.IntRange(0),
+    default=64,
+    show_default=True,
+    help="Blocks that may be taken back.",
+)
+@click.option(
+    "--prove",
+    type=click.Choice(PROOFS[:2]),
+    default="blocks",
+    show_default=True,
+    help="What the endpoint must prove by block hashes.",
+)
+@chain_options
+@json_option
+def watch_command(
+    run: int | None, once: bool, poll_s: float, as_json: bool, **options: Any
+) -> None:
+    """Follow the chain: what happens, and what contradicts, as it appears.
+
+    With --once exits 1 when anything contradicts; else runs until it is stopped. JSON is one object
+    per line.
+
+    \b
+    Examples:
+      muster audit watch --run 1
+      muster audit watch --once
+    """
+    if asyncio.run(_watch(run, once, poll_s, as_json, options)):
+        sys.exit(1)
+
+
+async def _watch(
+    run: int | None, once: bool, poll_s: float, as_json: bool, options: dict[str, Any]
+) -> bool:
+    """Return whether anything contradicts; comes back only with `once`."""
+    from muster.chain import Chain
+    from muster.client.audit.history import Watch
+    from muster.client.audit.sources import Proof
+
+    async with await Chain.connect(*endpoint(options)) as chain:
+        watched = Watch(
+            chain,
+            run_id=None if run is None else RunId(run),
+            proof=Proof(options["prove"]),
+            finality=options["finality"],
+        )
+        while True:
+            try:
+                seen = await watched.look()
+            except ChainUnreachable as error:
+                if once:
+                    raise
+                click.echo(f"waiting: {error}", err=True)
+            else:
+                print_seen(seen, as_json=as_json)
+                if once:
+                    return bool(seen.contradictions)
+            await asyncio.sleep(poll_s)
+
+
+def print_seen(seen: Seen, *, as_json: bool) -> None:
+    """Print what one look brought."""
+    for line in seen.lines:
+        click.echo(json.dumps(asdict(line)) if as_json else str(line))
+    for found in seen.contradictions:
+        values = {"what": "contradiction", **found.to_json()}
+        rule = f"the rule is that {found.kind.rule}"
+        click.echo(
+            json.dumps(values) if as_json else f"CONTRADICTION {found.kind}: {found}; {rule}"
+        )
+
+
+# Where a policy comes from
+
+
+@audit.command("lineage")
+@click.option("--run", type=int, required=True, help="The run.")
+@click.option("--version", type=int, required=True, help="The policy version.")
+@click.option("--trainer-log", type=FILE, help="metrics.jsonl: what filters left of each file.")
+@copy_options
+@json_option
+@source_options
+def lineage_command(
+    run: int, version: int, trainer_log: Path | None, as_json: bool, **options: Any
+) -> None:
+    """Show which files, workers and verdicts went into a policy version.
+
+    Manifests may come from anybody: their roots are on chain. Without those of older versions
+    their steps are shown together. --json lists every file.
+
+    \b
+    Examples:
+      muster audit lineage --run 1 --version 3 --relay http://127.0.0.1:8700
+      muster audit lineage --run 1 --version 3 --evidence origin --json
+    """
+    from muster.client.audit.evidence import EvidenceStore
+    from muster.client.audit.lineage import find_manifests, max_async_level_of, trace
+    from muster.client.audit.tables import print_lineage
+    from muster.client.audit.trainer_log import read_trainer_log
+
+    log = None if trainer_log is None else read_trainer_log(trainer_log)
+    run_id, wanted = RunId(run), PolicyVersion(version)
+    history = read_history(options)
+    history.require_run(run_id)
+    store, of_run = EvidenceStore(options["evidence"]), history.ledger.runs[run_id]
+    manifest_of = asyncio.run(find_manifests(store, options["relay"], of_run, wanted))
+    level = max_async_level_of(store, of_run.config.recipe_hash)
+    found = trace(history.ledger, run_id, wanted, manifest_of, max_async_level=level, log=log)
+    if as_json:
+        click.echo(json.dumps(found.to_json()))
+    else:
+        print_lineage(found, knows_recipe=level is not None, has_log=log is not None)
+    if found.contradictions or not all(check.passed for check in history.about_source):
+        sys.exit(1)
+
+
+# One bundle
+
+
+@audit.command("verify")
+@click.argument("submission")
+@click.option("--bundle", type=FILE, required=True, help="Its evidence bundle.")
+@click.option("--policy", type=FOLDER, help="The policy's files, if the bundle lacks them.")
+@click.option("--offline", is_flag=True, help="Ask no chain: print the bundle's facts instead.")
+@engine_options
+@json_option
+@chain_options
+def verify_command(submission: str, as_json: bool, **options: Any) -> None:
+    """Re-run a verdict from its evidence bundle.
+
+    The submission is named as BATCH:POSITION, by its file's hash or a transaction's, or six digits
+    of one; with --offline not by a transaction.
+
+    Every check says agree or contradict. muster explain --save writes bundles.
+
+    \b
+    Examples:
+      muster audit verify 12:3 --bundle evidence.zip
+      muster audit verify 12:3 --bundle evidence.zip --offline --json
+    """
+    from muster.client.audit.verify import print_verdict, to_json, verify
+
+    evidence, facts, checks = asyncio.run(verify(submission, options))
+    found = to_json(evidence, facts, checks)
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        print_verdict(found, checks, facts if options["offline"] else None)
+    if not found["agrees"]:
+        sys.exit(1)

@@ -6,7 +6,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from muster.chain import BatchView
 
 MAX_LISTED = 1_000
 """Contradictions of one check that are kept; more are counted."""
@@ -41,6 +44,7 @@ class Kind(StrEnum):
     PAYMENT_RUN = "payment-run"
     PAYMENT_PRICE = "payment-price"
     PAYMENT_UNDUE = "payment-undue"
+    PAYMENT_UNEARNED = "payment-unearned"
     RUN_OVERDRAWN = "run-overdrawn"
     SLASH_UNFOUNDED = "slash-unfounded"
     SLASH_OTHER_RUN = "slash-other-run"
@@ -105,6 +109,7 @@ RULES: dict[Kind, str] = {
     Kind.PAYMENT_RUN: "a payment is a run's that exists",
     Kind.PAYMENT_PRICE: "a payment is units times the price that their batches were committed at",
     Kind.PAYMENT_UNDUE: "only accepted slots whose challenge window is over are paid, once",
+    Kind.PAYMENT_UNEARNED: "what is paid for is work that its own evidence bears out",
     Kind.RUN_OVERDRAWN: "a run pays and sets aside no more than it was funded with",
     Kind.SLASH_UNFOUNDED: "a slash names what it punishes: an outcome, a case or two signatures",
     Kind.SLASH_OTHER_RUN: "stake for a run is taken for an offence in that run only, a juror's for "
@@ -181,6 +186,19 @@ class Contradiction:
         return f"{self.detail} ({self.place})" if self.place else self.detail
 
 
+def at_commitment(batch: BatchView, kind: Kind, detail: str) -> Contradiction:
+    """Return what is wrong with the commitment of a batch."""
+    return Contradiction(kind, detail, batch.tx_hash, batch.block_number, batch.batch_id)
+
+
+def at_outcomes(
+    batch: BatchView, kind: Kind, detail: str, position: int | None = None
+) -> Contradiction:
+    """Return what is wrong with the outcomes of a batch, or with the one at a position."""
+    place = (batch.posted_tx, batch.posted_block, batch.batch_id, position)
+    return Contradiction(kind, detail, *place)
+
+
 @dataclass(frozen=True, slots=True)
 class NotRerun:
     """An outcome that was to be run again and could not be: neither borne out nor contradicted."""
@@ -194,10 +212,6 @@ class NotRerun:
     how: str
     """What would let it be run again, the same text for the same kind of thing."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -206,7 +220,7 @@ class Check:
     name: str
     """What must hold."""
     passed: bool
-    """Whether it does."""
+    """Whether nothing contradicts it."""
     detail: str
     """What was compared, or what disagrees."""
     contradictions: tuple[Contradiction, ...] = ()
@@ -217,27 +231,46 @@ class Check:
     """What cannot be told, at most MAX_LISTED; contradicts nothing."""
     not_rerun: tuple[NotRerun, ...] = ()
     """Outcomes that could not be run again."""
+    is_open: bool = False
+    """Whether part of it could neither be borne out nor contradicted: it is not called ok."""
+
+    @property
+    def word(self) -> str:
+        """What came of it: ok, open or FAIL."""
+        if not self.passed:
+            return "FAIL"
+        return "open" if self.is_open else "ok"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values, without what disagrees."""
         value: dict[str, Any] = {
             "name": self.name,
             "passed": self.passed,
+            "open": self.is_open,
             "detail": self.detail,
             "notes": list(self.notes),
         }
         if self.not_rerun:
-            value["not_rerun"] = [each.to_json() for each in self.not_rerun]
+            value["not_rerun"] = [asdict(each) for each in self.not_rerun]
         return value
 
 
-def summarise(name: str, found: Iterable[Contradiction], summary: str) -> Check:
+def summarise(
+    name: str,
+    found: Iterable[Contradiction],
+    summary: str,
+    *,
+    notes: Iterable[str] = (),
+    is_open: bool = False,
+) -> Check:
     """Return a check that passes without contradictions, and otherwise says the first of them."""
+    said = tuple(islice(notes, MAX_LISTED))
     remaining = iter(found)
     listed = tuple(islice(remaining, MAX_LISTED))
     if not listed:
-        return Check(name, True, summary)
+        return Check(name, True, summary, notes=said, is_open=is_open)
     count = len(listed) + sum(1 for _ in remaining)
     more = count - SHOWN_PROBLEMS
     shown = "; ".join(map(str, listed[:SHOWN_PROBLEMS]))
-    return Check(name, False, shown + (f"; and {more} more" if more > 0 else ""), listed, count)
+    detail = shown + (f"; and {more} more" if more > 0 else "")
+    return Check(name, False, detail, listed, count, said, is_open=is_open)

@@ -18,15 +18,16 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from muster.chain import BatchView, WorkerView
-from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
+from muster.client.audit.contradictions import Check, Contradiction, Kind, at_commitment, summarise
 from muster.client.audit.ledger import Ledger
-from muster.client.audit.work import recovered
-from muster.protocol.eip712 import Domain, digest
+from muster.client.audit.work import signer_of
+from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Address, RunId
@@ -49,24 +50,8 @@ _NEWEST = (
     "union all select max(received_at) from outcomes)"
 )
 _TABLES = "select name from sqlite_master where type = 'table' and name not like 'sqlite_%'"
-COMPARED = frozenset({"identity", "batches", "submissions", "outcomes", "alembic_version"})
+COMPARED = frozenset({"identity", "batches", "submissions", "outcomes", "schema_version"})
 """Tables whose rows are held against the chain; the last says how the others are laid out."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A submission as the database has it."""
-
-    position: int
-    file_hash: bytes
-    worker: str
-    step: int
-    index: int
-    units: int
-    submission: str
-    signature: bytes
-    ticket: str
-    ticket_signature: bytes
 
 
 def check_database(path: Path, ledger: Ledger, run_id: RunId, domain: Domain) -> Check:
@@ -75,17 +60,20 @@ def check_database(path: Path, ledger: Ledger, run_id: RunId, domain: Domain) ->
     """
     try:
         with sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) as database:
+            database.row_factory = sqlite3.Row
             found = Comparison(database, ledger, run_id, domain)
-            contradictions = list(found.contradictions())
-            notes = tuple(found.notes())
+            summary = f"{len(found.known)} batches with their submissions and outcomes"
+            return summarise(
+                "the database is a projection of the chain",
+                found.contradictions(),
+                summary,
+                notes=found.notes(),
+            )
     except sqlite3.Error as error:
         raise ConfigError(
             f"{path} is not an orchestrator's database: {error}",
             hint="--database FILE: the orchestrator.sqlite3 of a run",
         ) from error
-    summary = f"{len(found.known)} batches with their submissions and outcomes"
-    check = summarise("the database is a projection of the chain", contradictions, summary)
-    return replace(check, notes=notes)
 
 
 class Comparison:
@@ -100,7 +88,7 @@ class Comparison:
         self.known = [b for b in self._batches if self._row_of(b) is not None]
         """The run's batches that the database has."""
         newest = database.execute(_NEWEST).fetchone()[0]
-        self._newest_at: int = newest or 0
+        self._newest_at = newest if isinstance(newest, (int, float)) else 0
 
     def contradictions(self) -> Iterator[Contradiction]:
         """Yield everything that the chain says otherwise."""
@@ -113,7 +101,7 @@ class Comparison:
         roots = {batch.root for batch in self._ledger.batches.values()}
         for (root,) in self._database.execute("select root from batches where is_judged"):
             if root not in roots:
-                what = f"batch {hex0x(bytes(root))} is judged here, and is not on chain"
+                what = f"batch {hex0x(_blob(root))} is judged here, and is not on chain"
                 yield Contradiction(Kind.DATABASE_ALTERED, what)
         for worker, step, index in self._database.execute(_UNMATCHED):
             what = f"the submission of {worker}, step {step}, index {index} was received, and is "
@@ -133,9 +121,8 @@ class Comparison:
             if batch.committed_at > self._newest_at:
                 yield f"not compared: batch {batch.batch_id} is younger than the database"
 
-    def _row_of(self, batch: BatchView) -> tuple[int, int, int] | None:
-        row: tuple[int, int, int] | None = self._database.execute(_BATCH, (batch.root,)).fetchone()
-        return row
+    def _row_of(self, batch: BatchView) -> Any:
+        return self._database.execute(_BATCH, (batch.root,)).fetchone()
 
     def _missing(self) -> Iterator[BatchView]:
         """Yield batches that the database should have: those of the orchestrators it is of."""
@@ -150,35 +137,34 @@ class Comparison:
     def _of_identity(self) -> Iterator[Contradiction]:
         rows = self._database.execute("select run_id, chain_id, ledger from identity").fetchall()
         wanted = (self._run_id, self._domain.chain_id, self._domain.verifying_contract)
-        if rows != [wanted]:
-            what = f"it says that it is of (run, chain, ledger) {rows}, on chain {[wanted]}"
+        if (said := [tuple(row) for row in rows]) != [wanted]:
+            what = f"it says that it is of (run, chain, ledger) {said}, on chain {[wanted]}"
             yield Contradiction(Kind.DATABASE_ALTERED, what)
 
     def _of_batch(self, batch: BatchView) -> Iterator[Contradiction]:
-        row = self._row_of(batch)
-        assert row is not None  # it is known
-        count, units, is_judged = row
+        count, units, is_judged = self._row_of(batch)
         if (count, units) != (batch.count, batch.units):
             what = f"{count} submissions of {units} units, on chain {batch.count} of {batch.units}"
             yield _altered(batch, what)
         if is_judged and batch.records is None:
             yield _altered(batch, "it is judged, on chain it is not")
-        rows = [_Row(*values) for values in self._database.execute(_ROWS, (batch.root,))]
-        yield from self._of_submissions(batch, rows)
+        yield from self._of_submissions(batch, self._database.execute(_ROWS, (batch.root,)))
         yield from self._of_outcomes(batch)
 
-    def _of_submissions(self, batch: BatchView, rows: list[_Row]) -> Iterator[Contradiction]:
+    def _of_submissions(
+        self, batch: BatchView, rows: Iterable[sqlite3.Row]
+    ) -> Iterator[Contradiction]:
         submissions = []
         for row in rows:
             try:
-                submission = Submission.from_json(json.loads(row.submission))
-                ticket = Ticket.from_json(json.loads(row.ticket))
+                submission = Submission.from_json(json.loads(row["submission"]))
+                ticket = Ticket.from_json(json.loads(row["ticket"]))
             except (EncodingError, ValueError, TypeError, RecursionError) as error:
                 what = f"the submission or its ticket is malformed: {error}"
-                yield _altered(batch, what, row.position)
+                yield _altered(batch, what, row["position"])
                 return
             for what in self._of_row(batch, row, submission, ticket):
-                yield _altered(batch, what, row.position)
+                yield _altered(batch, what, row["position"])
             submissions.append(submission)
         if not submissions or merkle_root([each.leaf() for each in submissions]) != batch.root:
             what = f"the {len(submissions)} submissions kept are not those that were committed"
@@ -190,12 +176,12 @@ class Comparison:
                 yield _altered(batch, f"the file is {files}", position)
 
     def _of_row(
-        self, batch: BatchView, row: _Row, submission: Submission, ticket: Ticket
+        self, batch: BatchView, row: sqlite3.Row, submission: Submission, ticket: Ticket
     ) -> Iterator[str]:
         """Yield where a row, its signed claim and its signed ticket differ."""
-        if submission.file_hash != row.file_hash:
-            yield f"the file is {hex0x(bytes(row.file_hash))}, its submission says another"
-        columns = (row.worker, row.step, row.index, row.units)
+        if submission.file_hash != row["file_hash"]:
+            yield f"the file is {hex0x(_blob(row['file_hash']))}, its submission says another"
+        columns = (row["worker"], row["step"], row["index"], row["units"])
         claimed = (submission.worker, submission.step, submission.index, submission.units)
         if columns != claimed:
             yield f"(worker, step, index, units) are {columns}, its submission says {claimed}"
@@ -203,11 +189,11 @@ class Comparison:
         slot = (batch.run_id, *claimed[:3], submission.policy_version)
         if of != slot:
             yield f"its ticket is for (run, worker, step, index, policy) {of}, it fills {slot}"
-        node = recovered(digest(self._domain, submission.struct_hash()), bytes(row.signature))
+        node = signer_of(self._domain, submission, _blob(row["signature"]))
         worker = self._ledger.workers.get(submission.worker)
         if node is None or node not in _nodes(worker):
             yield f"its signature is by {node}, who is no node of {submission.worker}"
-        signer = recovered(digest(self._domain, ticket.struct_hash()), bytes(row.ticket_signature))
+        signer = signer_of(self._domain, ticket, _blob(row["ticket_signature"]))
         if signer != batch.orchestrator:
             yield f"its ticket is signed by {signer}, the orchestrator is {batch.orchestrator}"
 
@@ -215,9 +201,8 @@ class Comparison:
         rows = self._database.execute(_OUTCOMES, (batch.batch_id,)).fetchall()
         for validator, records, signature in rows:
             # Who was outvoted signed other records than those on chain, and may.
-            message = Outcomes(batch.batch_id, batch.root, keccak(bytes(records)))
-            signer = recovered(digest(self._domain, message.struct_hash()), bytes(signature))
-            if signer != validator:
+            message = Outcomes(batch.batch_id, batch.root, keccak(_blob(records)))
+            if signer_of(self._domain, message, _blob(signature)) != validator:
                 yield _altered(batch, f"{validator} did not sign the outcomes kept as its own")
         kept = {validator for validator, *_ in rows}
         for who, bit in self._ledger.runs[batch.run_id].seats.items():
@@ -225,16 +210,14 @@ class Comparison:
                 yield _altered(batch, f"{who} signed the outcomes on chain, and none are kept")
 
 
+def _blob(value: object) -> bytes:
+    """Return a column's bytes; none of a value of another type, which a stranger may have put."""
+    return value if isinstance(value, bytes) else b""
+
+
 def _nodes(worker: WorkerView | None) -> set[Address]:
     return set() if worker is None else {node for _, node in worker.nodes}
 
 
 def _altered(batch: BatchView, what: str, position: int | None = None) -> Contradiction:
-    return Contradiction(
-        Kind.DATABASE_ALTERED,
-        what,
-        tx=batch.tx_hash,
-        block=batch.block_number,
-        batch_id=batch.batch_id,
-        position=position,
-    )
+    return replace(at_commitment(batch, Kind.DATABASE_ALTERED, what), position=position)

@@ -6,17 +6,17 @@ Pure. The hash of a case's draw block is no event: it is asked for with the cont
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from muster.chain import ZERO_ADDRESS, CaseView, ChainView, ClaimView
-from muster.client.audit.contradictions import MAX_LISTED, Check, Contradiction, Kind, summarise
+from muster.chain import ZERO_ADDRESS, CaseView
+from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
 from muster.client.audit.ledger import Ledger
-from muster.client.audit.observed import Observed
-from muster.client.audit.stakes import Fixed, Problems
-from muster.client.audit.work import recovered
+from muster.client.audit.observed import Observed, Parameters
+from muster.client.audit.stakes import Problems
+from muster.client.audit.work import signer_of
 from muster.client.quantities import format_tokens
-from muster.protocol.eip712 import Domain, digest
+from muster.protocol.eip712 import Domain
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.jury import (
     Ruling,
@@ -34,8 +34,8 @@ REMEMBERED_HASHES = 256
 """Blocks whose hashes contracts can read."""
 
 
-def cases(view: ChainView, domain: Domain) -> Check:
-    """Return whether disputes are about work that there is, and leave what their votes decide."""
+def cases(view: Ledger, domain: Domain) -> Check:
+    """Return whether disputes are about work that exists, and end as their votes decide."""
     found = (
         _of(case, kind, detail)
         for case in view.cases.values()
@@ -60,10 +60,10 @@ def _of(case: CaseView, kind: Kind, detail: str) -> Contradiction:
     )
 
 
-# What it is about
+# Its subject
 
 
-def _subject_problems(view: ChainView, case: CaseView, domain: Domain) -> Problems:
+def _subject_problems(view: Ledger, case: CaseView, domain: Domain) -> Problems:
     batch = view.batches.get(case.batch_id)
     if batch is None or batch.run_id != case.run_id:
         yield Kind.CASE_UNFOUNDED, f"the case is about no batch of run {case.run_id}"
@@ -78,11 +78,10 @@ def _subject_problems(view: ChainView, case: CaseView, domain: Domain) -> Proble
         if (work.leaf(), work.worker) != (batch.root, case.worker):
             yield Kind.CASE_UNFOUNDED, "the batch is not the work that the jury was called for"
         return
-    records = batch.records
-    if not records or not 0 <= case.position < len(records):
+    record = view.record_at(case.batch_id, case.position)
+    if record is None:
         yield Kind.CASE_UNFOUNDED, "the case is about no outcome"
         return
-    record = records[case.position]
     if record.leaf(case.batch_id, case.position) != case.case_id:
         yield Kind.CASE_UNFOUNDED, "the case's name is not the outcome's leaf"
     if Ruling(record.verdict, record.reason).number != case.recorded:
@@ -95,58 +94,51 @@ def _subject_problems(view: ChainView, case: CaseView, domain: Domain) -> Proble
         work = claim.submission
         if (work.step, work.index, work.policy_version, work.file_hash) != judged:
             yield Kind.CASE_UNFOUNDED, f"{claim.claimant} claims about other work"
-        elif not _is_evidence(view, case, claim, domain):
+        elif not view.answers_for(
+            batch, case.worker, signer_of(domain, work, claim.node_signature)
+        ):
             yield Kind.CASE_UNFOUNDED, f"{claim.claimant} shows no signature of the worker's node"
         if is_same(claim.ruling, case.recorded):
             yield Kind.CASE_UNFOUNDED, f"{claim.claimant} claims what is recorded"
 
 
-def _is_evidence(view: ChainView, case: CaseView, claim: ClaimView, domain: Domain) -> bool:
-    member = view.member(case.run_id, case.worker)
-    signer = recovered(digest(domain, claim.submission.struct_hash()), claim.node_signature)
-    committed_at = view.batches[case.batch_id].committed_at
-    return member is not None and signer is not None and member.answers_for(signer, committed_at)
+# Its jury
 
 
-# Who judges it
-
-
-def juries(view: ChainView, observed: Observed | None, fixed: Fixed) -> Check:
+def juries(view: Ledger, observed: Observed, parameters: Parameters) -> Check:
     """Return whether every jury is the one that its draw block drew; notes those not known."""
     drawn = [case for case in view.cases.values() if case.jurors]
     hashes = {
         case.case_id: observed.draw_hashes[case.draw_block]
         for case in drawn
-        if observed and case.draw_block in observed.draw_hashes and _is_ours(view, case)
+        if case.draw_block in observed.draw_hashes and _is_ours(view, case)
     }
     found = [
         _of(case, Kind.CASE_JUROR, problem)
         for case in drawn
-        for problem in _jury_problems(view, case, hashes.get(case.case_id), fixed)
+        for problem in _jury_problems(view, case, hashes.get(case.case_id), parameters)
     ]
-    notes = tuple(
+    notes = (
         f"the jury of case {case.number}: nobody showed the hash of block {case.draw_block}"
         for case in drawn
         if case.case_id not in hashes
     )
     name = "juries are drawn from the bench by a block that nobody could choose"
-    return replace(
-        summarise(name, found, f"{len(hashes)} of {len(drawn)} juries drawn again"),
-        notes=notes[:MAX_LISTED],
-    )
+    summary = f"{len(hashes)} of {len(drawn)} juries drawn again"
+    return summarise(name, found, summary, notes=notes)
 
 
-def _is_ours(view: ChainView, case: CaseView) -> bool:
+def _is_ours(view: Ledger, case: CaseView) -> bool:
     """Return whether a draw block can be of this chain: contracts of some L2s count the L1's."""
-    draw = view.draws.get(case.case_id) if isinstance(view, Ledger) else None
+    draw = view.draws.get(case.case_id)
     return draw is not None and 0 < draw.block_number - case.draw_block <= REMEMBERED_HASHES
 
 
 def _jury_problems(
-    view: ChainView, case: CaseView, block_hash: Hash32 | None, fixed: Fixed
+    view: Ledger, case: CaseView, block_hash: Hash32 | None, parameters: Parameters
 ) -> Iterator[str]:
     run = view.runs.get(case.run_id)
-    if run is None or not isinstance(view, Ledger):
+    if run is None:
         return
     excluded = {run.owner, case.worker} | {
         who
@@ -155,7 +147,7 @@ def _jury_problems(
     }
     for juror in sorted(excluded & set(case.jurors)):
         yield f"{juror} judged a case of its own run"
-    size = fixed.get("jury_size")
+    size = parameters.get("jury_size")
     if block_hash is None or size is None:
         return
     due = draw_jury(
@@ -169,7 +161,7 @@ def _jury_problems(
         yield f"{', '.join(case.jurors)} sit, block {case.draw_block} drew {', '.join(due)}"
 
 
-# How it ended
+# Its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +173,7 @@ class Decision:
     right: tuple[Address, ...]
     """Who voted for it."""
     is_overturned: bool
-    """Whether it stands in place of what is recorded, or, of a summons, of nothing."""
+    """Whether it replaces the recorded ruling; after a summons there is none to replace."""
 
     @classmethod
     def of(cls, case: CaseView) -> Decision:
@@ -198,7 +190,7 @@ class Decision:
         )
 
 
-def _end_problems(view: ChainView, case: CaseView) -> Problems:
+def _end_problems(view: Ledger, case: CaseView) -> Problems:
     for voter in sorted(set(case.votes) - set(case.jurors)):
         yield Kind.CASE_JUROR, f"{voter} voted and was not drawn"
     if not case.closed:
@@ -219,23 +211,28 @@ def _end_problems(view: ChainView, case: CaseView) -> Problems:
 # Its money
 
 
-def money(view: ChainView, observed: Observed | None, fixed: Fixed) -> Check:
-    """Return whether bonds, fees and what runs paid for cases add up."""
+def money(view: Ledger, observed: Observed, parameters: Parameters, whole: Ledger) -> Check:
+    """Return whether bonds, fees and what runs paid for cases add up, and the court holds what it
+    owes to `whole`: to all runs.
+    """
     name = "bonds and jurors' fees add up"
-    bond, fee = fixed.get("bond"), fixed.get("juror_fee")
-    if bond is None or fee is None or not isinstance(view, Ledger):
+    bond, fee = parameters.get("bond"), parameters.get("juror_fee")
+    if bond is None or fee is None:
         return Check(name, True, "the court's terms are not known")
     found = [
         _of(case, Kind.CASE_MONEY, problem)
         for case in view.cases.values()
-        for problem in _money_problems(view, case, bond, fee)
+        for problem in (
+            *_money_problems(view, case, bond, fee),
+            *_reporter_problems(case, observed.announced),
+        )
     ]
     found += [
         Contradiction(Kind.CASE_MONEY, problem, batch_id=batch_id)
         for batch_id, problem in _put_up_problems(view, bond)
     ]
-    held = held_court(view, bond)
-    if observed is not None and observed.court_wei < held:
+    held = held_court(whole, bond)
+    if observed.court_wei < held:
         what = (
             f"bonds and fees add up to {format_tokens(held)} tokens, "
             f"the court holds {format_tokens(observed.court_wei)}"
@@ -262,11 +259,15 @@ def _money_problems(view: Ledger, case: CaseView, bond: int, most_fee: int) -> I
         return
     decision = Decision.of(case)
     right = len(decision.right)
-    pot, due = (_summons_pot if case.is_summons else _claims_pot)(case, decision, bond, most_fee)
-    if not case.is_summons and dict(case.returned_wei) != due:
-        back = ", ".join(format_tokens(wei) for wei in case.returned_wei.values())
-        owed = ", ".join(format_tokens(wei) for wei in due.values())
-        yield f"bonds of {back} tokens went back, due were {owed}"
+    if case.is_summons:
+        # The worker's bond, where the jury did not accept its work.
+        pot = bond if _is_lost(decision) else 0
+    else:
+        pot, due = _claims_pot(case, decision, bond, most_fee)
+        if dict(case.returned_wei) != due:
+            back = ", ".join(format_tokens(wei) for wei in case.returned_wei.values())
+            owed = ", ".join(format_tokens(wei) for wei in due.values())
+            yield f"bonds of {back} tokens went back, due were {owed}"
     paid, had = view.court_wei.get(case.case_id, (0, 0))
     is_paid_by_run = decision.is_overturned and pot == 0 and _pays_for(case, decision)
     if paid != (min(most_fee * right, had) if is_paid_by_run else 0):
@@ -276,9 +277,6 @@ def _money_problems(view: Ledger, case: CaseView, bond: int, most_fee: int) -> I
         yield f"jurors get {format_tokens(case.fee_wei)} tokens each, due are {format_tokens(fee)}"
     if wrong := sorted(case.collected - set(decision.right)):
         yield f"{', '.join(wrong)} took a fee and voted otherwise"
-    reporters = _reporters(case, decision)
-    if case.reporter not in reporters:
-        yield f"{case.reporter} is its reporter, {' or '.join(sorted(reporters))} must be"
     yield from _bond_problems(view, case, decision)
 
 
@@ -310,25 +308,27 @@ def _right_claims(case: CaseView, decision: Decision) -> list[int]:
     return [place for place, claim in enumerate(case.claims) if is_same(claim.ruling, stands)]
 
 
-def _summons_pot(
-    _case: CaseView, decision: Decision, bond: int, _fee: int
-) -> tuple[int, dict[int, int]]:
-    """Return the worker's bond when the jury did not accept its work."""
-    return (bond if _is_lost(decision) else 0), {}
-
-
 def _is_lost(decision: Decision) -> bool:
-    """Return whether the bond of who called the jury is lost."""
+    """Return whether the worker that called the jury loses its bond."""
     accepts = decision.is_overturned and (decision.ruling or 0) >> 8 == Verdict.ACCEPTED
     return decision.ruling is not None and not accepts
 
 
-def _reporters(case: CaseView, decision: Decision) -> set[Address]:
-    """Return who may be the reporter: of several who were right the first to announce, which the
-    events do not tell.
+def _reporter_problems(case: CaseView, announced: Mapping[Hash32, Sequence[int]]) -> Iterator[str]:
+    """Yield a problem when the reporter is not the claimant that announced the jury's ruling first.
+
+    Of two in one block it is the first to claim. The events do not tell when claims were announced:
+    `announced` is the court's word.
     """
-    right = [] if case.is_summons else _right_claims(case, decision)
-    return {case.claims[place].claimant for place in right} or {ZERO_ADDRESS}
+    if not case.closed:
+        return
+    right = [] if case.is_summons else _right_claims(case, Decision.of(case))
+    blocks = announced.get(case.case_id, ())
+    if len(blocks) == len(case.claims) and right:
+        right = [min(right, key=lambda place: (blocks[place], place))]
+    reporters = {case.claims[place].claimant for place in right} or {ZERO_ADDRESS}
+    if case.reporter not in reporters:
+        yield f"{case.reporter} is its reporter, {' or '.join(sorted(reporters))} must be"
 
 
 def _bond_problems(view: Ledger, case: CaseView, decision: Decision) -> Iterator[str]:

@@ -15,6 +15,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,23 @@ class DumpEnd:
     """What the contracts said there."""
 
 
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield where to write a file that appears at `path` whole, or not at all.
+
+    Raises StorageError when the disk refuses.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def write_dump(
     path: Path,
     deployment: Deployment,
@@ -65,21 +83,13 @@ def write_dump(
 
     `end` is asked after the last block.
     """
-    partial = path.with_name(f".{path.name}.partial")
     count = 0
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with gzip.open(partial, "wt", encoding="utf-8", compresslevel=6) as file:
-            file.write(_line(_opening(deployment)))
-            for block in blocks:
-                file.write(_line(_block(block)))
-                count += 1
-            file.write(_line(_closing(end(), count)))
-        partial.replace(path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(path) as partial, gzip.open(partial, "wt", 6, "utf-8") as file:
+        file.write(_line(_opening(deployment)))
+        for block in blocks:
+            file.write(_line(_block(block)))
+            count += 1
+        file.write(_line(_closing(end(), count)))
     return count
 
 
@@ -173,23 +183,15 @@ class DumpReader:
         except (EOFError, zlib.error) as error:
             raise EncodingError(f"{self.path} is damaged: {error}") from error
 
-    def _parsing(self) -> _Parsing:
-        return _Parsing(self.path)
-
-
-class _Parsing:
-    """Turns what hostile JSON makes Python raise into one EncodingError."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _type: object, error: BaseException | None, _tb: object) -> None:
-        malformed = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
-        if isinstance(error, malformed) and not isinstance(error, (EncodingError, ConfigError)):
-            raise EncodingError(f"{self._path} is malformed: {error}") from error
+    @contextmanager
+    def _parsing(self) -> Iterator[None]:
+        """Turn what hostile JSON makes Python raise into one EncodingError."""
+        try:
+            yield
+        except (ConfigError, EncodingError):
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise EncodingError(f"{self.path} is malformed: {error}") from error
 
 
 def _dumped(value: Mapping[str, Any]) -> DumpedBlock:

@@ -20,16 +20,28 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from muster.api.answers import BatchEntry
+from muster.api import BatchChecking
+from muster.api.answers import AccountAddress, BatchEntry, HexBytes, HexHash, HexSignature
 from muster.chain import BatchView
-from muster.client.bundle import CALIBRATION, MANIFEST, RECIPE, SUBMISSION, TASK_SET, Bundle
+from muster.client.audit.contradictions import Contradiction, Kind, at_outcomes
+from muster.client.audit.work import signer_of
+from muster.client.disputes.bundle import (
+    CALIBRATION,
+    MANIFEST,
+    RECIPE,
+    SUBMISSION,
+    TASK_SET,
+    Bundle,
+)
+from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, EncodingError, MusterError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, to_hash32
+from muster.protocol.messages import Outcomes
 from muster.protocol.rollouts import MAX_FILE_BYTES
 from muster.tasks import document_root
 
@@ -41,6 +53,7 @@ MAX_ENTRY_BYTES = 1 << 20
 """What is written beside a submission's file is smaller."""
 MAX_CHECKING_BYTES = 64 << 20
 """Everything that is kept about how one batch was checked is smaller."""
+M = TypeVar("M", bound=BaseModel)
 _OUTCOMES = re.compile(r"(\d{1,20})-0x[0-9a-f]{40}\.json")
 _ENTRY = re.compile(r"[0-9a-f]{64}\.json")
 _CHECKING = re.compile(r"checking-(\d{1,20})\.json")
@@ -55,6 +68,28 @@ class Known(NamedTuple):
     """The batch."""
     file_hash: Hash32
     """The submission's file."""
+
+
+class KeptOutcomes(BaseModel):
+    """One validator's outcomes of one batch, as an orchestrator keeps them."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", arbitrary_types_allowed=True)
+
+    batch_id: int
+    """The batch."""
+    root: HexHash
+    """The root it was committed with: a local chain that starts over uses its number again."""
+    validator: AccountAddress
+    """Who signed."""
+    records: HexBytes
+    """The packed records."""
+    signature: HexSignature
+    """EIP-712 `Outcomes`."""
+
+    def is_signed(self, domain: Domain) -> bool:
+        """Return whether its validator signed it; `domain` is the ledger's."""
+        message = Outcomes(self.batch_id, self.root, keccak(self.records))
+        return signer_of(domain, message, self.signature) == self.validator
 
 
 class EvidenceStore:
@@ -101,8 +136,8 @@ class EvidenceStore:
     # Submissions
 
     def submission_file(self, file_hash: Hash32) -> bytes | None:
-        """Return what is kept under a submission's hash, whether or not it has it; None when
-        nothing is.
+        """Return the file that is kept under a submission's hash; its bytes may have another.
+        None when there is no such file.
         """
         for name in (f"{file_hash.hex()}.parquet", file_hash.hex()):
             if (path := self._named.get(name)) is not None:
@@ -137,8 +172,8 @@ class EvidenceStore:
             raise EncodingError(f"{path.name} of the evidence is malformed: {error}") from error
 
     def all_entries(self) -> Iterator[BatchEntry]:
-        """Yield every submission that is kept with its signature, whatever became of it; what is
-        malformed is none.
+        """Yield every submission that is kept with its signature, judged or not; malformed files
+        are passed over.
         """
         for name in filter(_ENTRY.fullmatch, self._named):
             with contextlib.suppress(EncodingError):
@@ -154,15 +189,24 @@ class EvidenceStore:
         """Return whether there may be validators' outcomes of a batch."""
         return batch_id in self._outcomes
 
-    def outcomes(self, batch_id: int) -> Iterator[tuple[str, bytes]]:
-        """Yield the files with validators' outcomes of a batch, by name."""
-        for path in self._outcomes.get(batch_id, ()):
-            yield path.name, _read(path, MAX_SMALL_BYTES)
+    def outcomes(self, batch: BatchView, found: list[Contradiction]) -> Iterator[KeptOutcomes]:
+        """Yield what validators handed in about a batch; a file that cannot be read is added to
+        `found`.
+        """
+        for path in self._outcomes.get(batch.batch_id, ()):
+            kept = _parsed(KeptOutcomes, path, batch, found)
+            if kept is not None and (kept.batch_id, kept.root) == (batch.batch_id, batch.root):
+                yield kept
 
-    def checkings(self, batch_id: int) -> Iterator[tuple[str, bytes]]:
-        """Yield the files with proofs of checking of a batch, by name."""
-        for path in self._checkings.get(batch_id, ()):
-            yield path.name, _read(path, MAX_CHECKING_BYTES)
+    def checking(self, batch: BatchView, found: list[Contradiction]) -> BatchChecking | None:
+        """Return the proofs of checking that are kept of a batch; a file that cannot be read is
+        added to `found`.
+        """
+        for path in self._checkings.get(batch.batch_id, ()):
+            kept = _parsed(BatchChecking, path, batch, found)
+            if kept is not None and kept.batch_root == batch.root:
+                return kept
+        return None
 
     # Documents
 
@@ -211,7 +255,7 @@ class EvidenceStore:
     # Policies
 
     def policy_folders(self, run_id: RunId, version: PolicyVersion) -> list[Path]:
-        """Return folders that may hold a policy's files: their names say so, nothing else."""
+        """Return folders that may hold a policy's files, by their names alone."""
         names = {f"v{int(version)}", f"{int(run_id)}-v{int(version)}", f"policy-{int(version)}"}
         return [path for path in self._folders if path.name in names]
 
@@ -241,6 +285,16 @@ def _read(path: Path, most: int) -> bytes:
             return file.read(most + 1)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _parsed(kind: type[M], path: Path, batch: BatchView, found: list[Contradiction]) -> M | None:
+    """Return what a file holds about a batch; None where it is malformed, which `found` tells."""
+    try:
+        return kind.model_validate_json(_read(path, MAX_CHECKING_BYTES))
+    except (ValidationError, RecursionError):
+        what = f"{path.name} of the evidence is malformed"
+        found.append(at_outcomes(batch, Kind.EVIDENCE_ALTERED, what))
+        return None
 
 
 def _root_of(path: Path) -> Hash32 | None:

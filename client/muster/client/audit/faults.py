@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from muster.chain import BatchView, ChainView, Offence, Outcomes
+from muster.chain import BatchView, Offence, Outcomes
 from muster.client.audit.evidence import EvidenceStore
-from muster.client.audit.ledger import WITHHELD
-from muster.client.audit.statements import kept_outcomes
-from muster.client.audit.work import outcome_signers, recovered
-from muster.protocol.eip712 import Domain, digest
+from muster.client.audit.ledger import WITHHELD, Ledger
+from muster.client.audit.work import outcome_signers, signer_of
+from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ContractRevert
 from muster.protocol.ids import Address, Hash32, RunId
@@ -43,6 +42,11 @@ class DoubleOutcome:
     """Hash of the records and signature, of both."""
 
     offence = Offence.DOUBLE_OUTCOME
+
+    @property
+    def tag(self) -> int:
+        """What the vault files it under: the batch."""
+        return self.batch.batch_id
 
     @property
     def words(self) -> str:
@@ -73,6 +77,11 @@ class DoubleSubmission:
     """Submission and signature, of both."""
 
     offence = Offence.DOUBLE_SUBMISSION
+
+    @property
+    def tag(self) -> int:
+        """What the vault files it under: the slot."""
+        return self.signed[0][0].step << 32 | self.signed[0][0].index
 
     @property
     def words(self) -> str:
@@ -118,29 +127,20 @@ class Reported:
 # Found
 
 
-def find_faults(
-    view: ChainView, domain: Domain, run_id: RunId, store: EvidenceStore
-) -> list[Fault]:
+def find_faults(view: Ledger, domain: Domain, run_id: RunId, store: EvidenceStore) -> list[Fault]:
     """Return the faults of a run that the chain or a copy of the evidence proves and that were not
     reported; `domain` is the ledger's.
     """
     settled = {(slash.run_id, slash.owner, slash.offence, slash.tag) for slash in view.slashes}
-    found = [*_double_outcomes(view, domain, run_id, store)]
-    faults: list[Fault] = [
-        fault
-        for fault in found
-        if (run_id, fault.account, fault.offence, fault.batch.batch_id) not in settled
+    found: list[Fault] = [
+        *_double_outcomes(view, domain, run_id, store),
+        *_double_submissions(view, domain, run_id, store),
     ]
-    for double in _double_submissions(view, domain, run_id, store):
-        slot = double.signed[0][0]
-        tag = slot.step << 32 | slot.index
-        if (run_id, double.account, double.offence, tag) not in settled:
-            faults.append(double)
-    return faults
+    return [f for f in found if (run_id, f.account, f.offence, f.tag) not in settled]
 
 
 def _double_outcomes(
-    view: ChainView, domain: Domain, run_id: RunId, store: EvidenceStore
+    view: Ledger, domain: Domain, run_id: RunId, store: EvidenceStore
 ) -> Iterator[DoubleOutcome]:
     seats = view.runs[run_id].seats
     for batch in view.batches.values():
@@ -168,11 +168,11 @@ def _statements(
         if who is not None and posted is not None:
             said[who][posted] = signature
     for shown, signatures in batch.shown.items():
-        message = digest(domain, _outcomes(batch, shown))
+        signed = SignedOutcomes(batch.batch_id, batch.root, shown)
         for who, signature in signatures.items():
-            if recovered(message, signature) == who:
+            if signer_of(domain, signed, signature) == who:
                 said[who][shown] = signature
-    for kept in kept_outcomes(store, batch, []):
+    for kept in store.outcomes(batch, []):
         if kept.is_signed(domain):
             said[kept.validator][keccak(kept.records)] = kept.signature
     for statements in said.values():
@@ -180,15 +180,11 @@ def _statements(
     return said
 
 
-def _outcomes(batch: BatchView, records_hash: Hash32) -> Hash32:
-    return SignedOutcomes(batch.batch_id, batch.root, records_hash).struct_hash()
-
-
 Slot = tuple[Address, int, int]
 
 
 def _double_submissions(
-    view: ChainView, domain: Domain, run_id: RunId, store: EvidenceStore
+    view: Ledger, domain: Domain, run_id: RunId, store: EvidenceStore
 ) -> Iterator[DoubleSubmission]:
     by_slot: dict[Slot, dict[Hash32, tuple[Submission, bytes]]] = defaultdict(dict)
     for submission, signature in _signed(view, run_id, store):
@@ -211,7 +207,7 @@ def _double_submissions(
 
 
 def _pair(
-    view: ChainView,
+    view: Ledger,
     domain: Domain,
     batch: BatchView,
     record: OutcomeRecord,
@@ -221,7 +217,7 @@ def _pair(
     answered = [
         (submission, signature)
         for submission, signature in signed
-        if _answers(view, domain, batch, submission, signature)
+        if view.answers_for(batch, submission.worker, signer_of(domain, submission, signature))
     ]
     judged = (record.policy_version, record.file_hash)
     for first in answered:
@@ -231,16 +227,8 @@ def _pair(
     return None
 
 
-def _answers(
-    view: ChainView, domain: Domain, batch: BatchView, submission: Submission, signature: bytes
-) -> bool:
-    member = view.member(batch.run_id, submission.worker)
-    signer = recovered(digest(domain, submission.struct_hash()), signature)
-    return bool(member and signer and member.answers_for(signer, batch.committed_at))
-
-
 def _signed(
-    view: ChainView, run_id: RunId, store: EvidenceStore
+    view: Ledger, run_id: RunId, store: EvidenceStore
 ) -> Iterator[tuple[Submission, bytes]]:
     """Yield the submissions of a run that are on chain, or in a copy, with a signature."""
     for batch in view.batches.values():

@@ -1,6 +1,6 @@
 """A chain's history, rebuilt: from an RPC endpoint, several, or a dump; with checks of the source.
 
-`read` is the one way in. What it returns is what every command of the audit goes on with.
+`read` returns the history that the commands of the audit go on with. `Watch` follows a chain.
 """
 
 from __future__ import annotations
@@ -8,30 +8,35 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from muster.chain import BlockId, Chain, Deployment, apply_poll
+from muster.chain import BlockId, Chain, Deployment, Event, apply_poll
 from muster.chain.events import EventTable
-from muster.client.audit.contradictions import Check, Contradiction, summarise
+from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
-from muster.client.audit.ledger import Ledger
-from muster.client.audit.observed import Observed, observe
-from muster.client.audit.report import AuditReport, build_report
+from muster.client.audit.ledger import Ledger, PackedRecords, of_run
+from muster.client.audit.observed import Observed, Parameters, observe, parameters_of
+from muster.client.audit.report import AuditReport, build_report, run_checks
 from muster.client.audit.sources import (
-    Heard,
     Proof,
+    SourceReader,
     check_block,
     compare,
     compare_with_past,
     contract_addresses,
-    hear,
     prove,
 )
+from muster.client.audit.table import tabulate
+from muster.client.quantities import format_tokens
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import RunId
+
+DEFAULT_FINALITY = 64
+"""Blocks below the head that count as final: two epochs of Ethereum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +77,20 @@ class History:
         """The domain under which submissions and outcomes are signed."""
         return Domain(self.deployment.chain_id, self.deployment.contracts["ContributionLedger"])
 
+    @property
+    def parameters(self) -> Parameters:
+        """The numbers that the contracts were built with, as far as they are known."""
+        return parameters_of(self.deployment, self.observed)
+
     def report(self, run_id: RunId | None = None) -> AuditReport:
         """Return the audit; raises ConfigError when there is no such run."""
         self.require_run(run_id)
         return build_report(
             self.ledger,
             self.deployment,
+            self.observed,
             block=self.head.number,
             run_id=run_id,
-            observed=self.observed,
             about_source=self.about_source,
         )
 
@@ -113,30 +123,24 @@ async def _read_rpc(wanted: Wanted, *, keeps_blocks: bool) -> History:
         ]
         chain, others = chains[0], chains[1:]
         is_proven = wanted.proof is not Proof.NONE
-        heard = await hear(chain, keeps_logs=keeps_blocks or is_proven or bool(others))
+        keeps_logs = keeps_blocks or is_proven or bool(others)
+        heard = await SourceReader(chain, keeps_logs=keeps_logs).poll()
         about = [await prove(chain, heard, wanted.proof)] if is_proven else []
         about += [await compare(heard, chain.rpc, other) for other in others]
         if wanted.since is not None:
             past = DumpReader(wanted.since).blocks()
-            describe = Describer(chain.deployment)
-            name = wanted.since.name
-            about.append(await compare_with_past(chain.rpc, past, name, describe=describe))
-        return await _rebuilt(chain, heard, about, keeps_blocks=keeps_blocks)
-
-
-async def _rebuilt(
-    chain: Chain, heard: Heard, about: Sequence[Check], *, keeps_blocks: bool
-) -> History:
-    ledger, head = Ledger(), heard.poll.head
-    apply_poll(ledger, heard.poll)
-    return History(
-        ledger=ledger,
-        deployment=chain.deployment,
-        head=head,
-        observed=await observe(chain, ledger, block=head.number),
-        about_source=about,
-        blocks=tuple(heard.blocks.values()) if keeps_blocks else (),
-    )
+            describe = partial(_events_in, table=EventTable(chain.deployment.contracts))
+            about.append(await compare_with_past(chain.rpc, past, wanted.since.name, describe))
+        ledger, head = Ledger(), heard.poll.head
+        apply_poll(ledger, heard.poll)
+        return History(
+            ledger=ledger,
+            deployment=chain.deployment,
+            head=head,
+            observed=await observe(chain, ledger, block=head.number),
+            about_source=about,
+            blocks=tuple(heard.blocks.values()) if keeps_blocks else (),
+        )
 
 
 def read_dump(path: Path) -> History:
@@ -163,21 +167,10 @@ def read_dump(path: Path) -> History:
     return History(ledger, reader.deployment, reader.end.head, reader.end.observed, [proven])
 
 
-class Describer:
-    """Says in a few words what events a dumped block holds."""
-
-    def __init__(self, deployment: Deployment) -> None:
-        self._table = EventTable(deployment.contracts)
-
-    def __call__(self, block: DumpedBlock) -> str:
-        """Return the events, each with the batch or version that it is about."""
-        return ", ".join(self._words(block)) or "nothing"
-
-    def _words(self, block: DumpedBlock) -> Iterator[str]:
-        for log in block.logs:
-            event = self._table.decode(log, block.timestamp)
-            if event is not None:
-                yield f"{event.name}{_about(event.args)}"
+def _events_in(block: DumpedBlock, table: EventTable) -> str:
+    """Return the events of a dumped block, each with the batch or version that it is about."""
+    events = [table.decode(log, block.timestamp) for log in block.logs]
+    return ", ".join(f"{e.name}{_about(e.args)}" for e in events if e is not None) or "nothing"
 
 
 def _about(args: dict[str, Any]) -> str:
@@ -185,3 +178,154 @@ def _about(args: dict[str, Any]) -> str:
         if name in args:
             return f" ({name.replace('_id', '')} {args[name]})"
     return ""
+
+
+# Followed
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing that happened."""
+
+    what: str
+    """outcome, slash, claim, policy or rewritten."""
+    block: int
+    """The block."""
+    text: str
+    """In words."""
+    tx: str | None = None
+    """The transaction."""
+
+    def __str__(self) -> str:
+        return f"block {self.block} {self.what} {self.text}" + (f" {self.tx}" if self.tx else "")
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one look at the chain brought."""
+
+    lines: list[Line] = field(default_factory=list)
+    """What happened, in chain order."""
+    contradictions: list[Contradiction] = field(default_factory=list)
+    """What cannot be and was not said before."""
+
+
+class Watch:
+    """A ledger that grows with the chain, and says what happens, and what cannot be, as it appears.
+
+    Every look reads and proves the new blocks, takes them in, checks the new batches and all of the
+    money, and says what was not said before. It also says when the chain was reorganised: that is a
+    contradiction when it takes back blocks that counted as final.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        *,
+        run_id: RunId | None = None,
+        proof: Proof = Proof.BLOCKS,
+        finality: int = DEFAULT_FINALITY,
+    ) -> None:
+        """`finality` is how many blocks may be taken back without contradiction."""
+        self._chain, self._run_id, self._finality = chain, run_id, finality
+        # Every header since the deployment at every look would be too much.
+        self._is_proven = proof is not Proof.NONE
+        self._reader = SourceReader(chain, keeps_logs=self._is_proven)
+        self.ledger = Ledger(keeps_events=True)
+        self._head = 0
+        self._checked: set[int] = set()
+        self._said: set[tuple[str, str, str]] = set()
+
+    async def look(self) -> Seen:
+        """Return what is new; raises ChainError while the endpoint is away."""
+        seen, heard = Seen(), await self._reader.poll()
+        poll = heard.poll
+        found: list[Contradiction] = []
+        if poll.rewound_to is not None:
+            found += self._rewind(poll.rewound_to, seen)
+        if self._is_proven and heard.blocks:
+            found += (await prove(self._chain, heard, Proof.BLOCKS)).contradictions
+        for event in poll.events:
+            self.ledger.apply(event)
+            seen.lines += self._lines(event)
+        self._head = poll.head.number
+        if poll.events or poll.rewound_to is not None:
+            found += await self._check(poll.head.number)
+        seen.contradictions = [each for each in found if self._is_news(each)]
+        return seen
+
+    async def _check(self, block: int) -> list[Contradiction]:
+        judged = {batch_id for batch_id in self.ledger.posted if batch_id not in self._checked}
+        self._checked |= judged
+        observed = await observe(self._chain, self.ledger, block=block, only=judged)
+        # The run may not be there yet.
+        is_one = self._run_id in self.ledger.runs
+        view = of_run(self.ledger, self._run_id) if is_one and self._run_id else self.ledger
+        checks = run_checks(
+            view,
+            self._chain.deployment,
+            observed,
+            whole=self.ledger,
+            fresh=tabulate(view, only=judged),
+        )
+        return [found for check in checks for found in check.contradictions]
+
+    def _rewind(self, to: int, seen: Seen) -> list[Contradiction]:
+        gone = [event for event in self.ledger.kept_events() if event.block_number > to]
+        words = ", ".join(dict.fromkeys(event.name for event in gone)) or "no event of ours"
+        what = f"blocks {to + 1} to {self._head} were replaced; gone with them: {words}"
+        seen.lines.append(Line("rewritten", to, what))
+        self.ledger.rewind(to)
+        self._checked &= set(self.ledger.posted)
+        # What was said of blocks that are gone may be true of their successors.
+        self._said.clear()
+        if self._head - to <= self._finality:
+            return []
+        return [Contradiction(Kind.HISTORY_REWRITTEN, what, block=to + 1)]
+
+    def _is_news(self, found: Contradiction) -> bool:
+        key = (str(found.kind), found.detail, found.place)
+        if key in self._said:
+            return False
+        self._said.add(key)
+        return True
+
+    def _lines(self, event: Event) -> Iterator[Line]:
+        """Yield what an event tells, for the run that is watched."""
+        run_id = event.args.get("run_id")
+        if run_id is None and "batch_id" in event.args:
+            batch = self.ledger.batches.get(event.args["batch_id"])
+            run_id = batch.run_id if batch else None
+        if self._run_id is not None and run_id not in (None, self._run_id):
+            return
+        for what, text in self._words(event):
+            yield Line(what, event.block_number, text, event.tx_hash)
+
+    def _words(self, event: Event) -> Iterator[tuple[str, str]]:
+        args = event.args
+        if event.name == "OutcomesPosted":
+            yield from (("outcome", text) for text in self._outcomes(args))
+        elif event.name == "Slashed":
+            wei = args["from_active"] + args["from_unbonding"]
+            yield (
+                "slash",
+                f"{args['owner']} {format_tokens(wei)} tokens of run {args['run_id']}, "
+                f"{args['verdict'].offence.name.lower()}",
+            )
+        elif event.name == "RewardClaimed":
+            units = f"{args['slots']} slots, {args['units']} units"
+            yield "claim", f"{args['worker']} {format_tokens(args['amount'])} tokens for {units}"
+        elif event.name == "CheckpointPublished":
+            root = f"root 0x{args['manifest_root'].hex()}"
+            yield "policy", f"run {args['run_id']} version {args['version']}, {root}"
+
+    def _outcomes(self, args: dict[str, object]) -> Iterator[str]:
+        try:
+            records = PackedRecords(bytes(args["records"]))  # type: ignore[call-overload]
+        except EncodingError:
+            return
+        for position, record in enumerate(records):
+            worker = self.ledger.worker_by_id.get(record.worker_id)
+            who = worker.address if worker else f"worker {record.worker_id}"
+            verdict = f"{record.verdict.name.lower()} {record.reason.name}"
+            yield f"{args['batch_id']}:{position} {who} {verdict} {record.units} units"

@@ -5,21 +5,22 @@ A million outcomes stay the 56 bytes each that were posted; whoever looks at one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.chain import BatchStatus, BatchView, BlockId, Event, SlashState
+from muster.chain import BatchStatus, BatchView, BlockId, Event, Offence, SlashState, SlashView
 from muster.chain.view_parts import parse_records, split_signatures
 from muster.client.audit.contradictions import Contradiction, Kind
-from muster.client.facts import HistoryView
+from muster.client.chain_facts import HistoryView
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32, RunId
-from muster.protocol.jury import Place
+from muster.protocol.jury import BENCH, Place
 from muster.protocol.messages import OutcomeRecord, Verdict
 
 RECORD = np.dtype(
@@ -37,7 +38,7 @@ RECORD = np.dtype(
 )
 """An outcome record, as it is on chain."""
 WITHHELD = keccak(b"")
-"""What validators sign of a batch of which nothing can be had: the hash of no records."""
+"""Hash of no records: validators sign it when nothing of a batch can be had."""
 REMEMBERED_BLOCKS = 256
 """Newest blocks with events whose hashes are kept."""
 
@@ -195,6 +196,22 @@ class Ledger(HistoryView):
         for event in events:
             self.apply(event)
 
+    def batch_of(self, slash: SlashView) -> BatchView | None:
+        """Return the batch that a slash is about; None for one about no outcome."""
+        return None if slash.batch_id is None else self.batches.get(slash.batch_id)
+
+    def record_at(self, batch_id: int | None, position: int | None) -> OutcomeRecord | None:
+        """Return a posted outcome; None where there is none."""
+        batch = None if batch_id is None else self.batches.get(batch_id)
+        if batch is None or not batch.records or position is None:
+            return None
+        return batch.records[position] if 0 <= position < len(batch.records) else None
+
+    def answers_for(self, batch: BatchView, worker: Address, signer: Address | None) -> bool:
+        """Return whether a signer was a worker's node when a batch was committed."""
+        member = self.member(batch.run_id, worker)
+        return bool(member and signer and member.answers_for(signer, batch.committed_at))
+
     def kept_events(self) -> list[Event]:
         """Return the events, oldest first; none unless they are kept."""
         return self._events
@@ -216,8 +233,8 @@ class Ledger(HistoryView):
         )
 
     def _take_in(self, event: Event) -> None:
-        if (note := _NOTES.get(event.name)) is not None:
-            note(self, event, event.args)
+        for note in (self._note_batches, self._note_slashes, self._note_cases):
+            note(event, event.args)
         if event.name == "OutcomesPosted":
             try:
                 self._outcomes_posted(event, event.args)
@@ -233,7 +250,7 @@ class Ledger(HistoryView):
         if batch.records is not None:
             self._contradict(event, f"batch {batch.batch_id} has outcomes already")
             return
-        # Whoever reads a batch's records iterates, indexes or counts: a list is not needed.
+        # Readers of a batch's records iterate, index or count: they need no list.
         batch.records = records  # type: ignore[assignment]
         batch.status = BatchStatus.JUDGED
         batch.records_hash = keccak(records.data)
@@ -246,16 +263,30 @@ class Ledger(HistoryView):
         batch.validators = tuple(self.runs[batch.run_id].validators)
         self.posted.append(batch.batch_id)
 
-    # What a view does not keep, noted before the event is taken in
+    # Things that a view does not keep. They are noted before the event is taken in.
 
-    def _note_seat(self, event: Event, args: dict[str, Any]) -> None:
-        seat = RunId(args["run_id"]), args["validator"]
-        self.seated_at.setdefault(seat, event.block_timestamp)
-
-    def _note_commitment(self, _event: Event, args: dict[str, Any]) -> None:
-        run = self.runs.get(args["run_id"])
-        if run is not None:
-            self.terms_then[args["batch_id"]] = run.terms_number
+    def _note_batches(self, event: Event, args: dict[str, Any]) -> None:
+        match event.name:
+            case "ValidatorSeated":
+                seat = RunId(args["run_id"]), args["validator"]
+                self.seated_at.setdefault(seat, event.block_timestamp)
+            case "BatchCommitted":
+                if (run := self.runs.get(args["run_id"])) is not None:
+                    self.terms_then[args["batch_id"]] = run.terms_number
+            case "BatchWithheld":
+                self._note_withheld(event, args)
+            case "BatchVoided":
+                self._voided = args["batch_id"]
+            case "RewardFreed":
+                self._note_freed(event, args)
+            case "BondTaken":
+                self.bonds[args["batch_id"]] = Bond(args["payer"], args["amount"])
+            case "BondReturned":
+                bond = self.bonds.get(args["batch_id"])
+                self._expect(event, "who put the bond up", bond and bond.payer, args["payer"])
+                if bond is not None:
+                    back = bond.returned_wei + args["amount"]
+                    self.bonds[args["batch_id"]] = replace(bond, returned_wei=back)
 
     def _note_withheld(self, event: Event, args: dict[str, Any]) -> None:
         batch = self.batches.get(args["batch_id"])
@@ -266,9 +297,6 @@ class Ledger(HistoryView):
         batch.signatures = split_signatures(args["signatures"])
         batch.posted_block, batch.posted_tx = event.block_number, event.tx_hash
 
-    def _note_void(self, _event: Event, args: dict[str, Any]) -> None:
-        self._voided = args["batch_id"]
-
     def _note_freed(self, event: Event, args: dict[str, Any]) -> None:
         run = self.runs.get(args["run_id"])
         if self._voided is None or run is None:
@@ -278,65 +306,90 @@ class Ledger(HistoryView):
         self.reserved_before[self._voided] = run.reserved_wei
         self._voided = None
 
-    def _note_bond(self, _event: Event, args: dict[str, Any]) -> None:
-        self.bonds[args["batch_id"]] = Bond(args["payer"], args["amount"])
+    def _note_slashes(self, event: Event, args: dict[str, Any]) -> None:
+        match event.name:
+            case "SlashFollowed":
+                followed = Followed(args["escrow_id"], args["from_escrow_id"], args["amount"])
+                self.followed.append(followed)
+            case "SlashRestored":
+                restored = (s for s in self.slashes if s.state is SlashState.RESTORED)
+                self.restored_after[args["escrow_id"]] = len(self.slashes)
+                self.restored_before[args["escrow_id"]] = frozenset(s.escrow_id for s in restored)
+            case "SlashReleased":
+                parts = (args["burned"], args["insured"], args["rewarded"])
+                self.splits.setdefault(args["escrow_id"], []).append(parts)
+            case "DoubleOutcomeProven" | "DoubleSubmissionProven":
+                self.proven.add(args["escrow_id"])
 
-    def _note_bond_back(self, event: Event, args: dict[str, Any]) -> None:
-        bond = self.bonds.get(args["batch_id"])
-        self._expect(event, "who put the bond up", bond and bond.payer, args["payer"])
-        if bond is not None:
-            back = bond.returned_wei + args["amount"]
-            self.bonds[args["batch_id"]] = Bond(bond.payer, bond.wei, back)
-
-    def _note_followed(self, _event: Event, args: dict[str, Any]) -> None:
-        followed = Followed(args["escrow_id"], args["from_escrow_id"], args["amount"])
-        self.followed.append(followed)
-
-    def _note_restored(self, _event: Event, args: dict[str, Any]) -> None:
-        back = frozenset(s.escrow_id for s in self.slashes if s.state is SlashState.RESTORED)
-        self.restored_after[args["escrow_id"]] = len(self.slashes)
-        self.restored_before[args["escrow_id"]] = back
-
-    def _note_released(self, _event: Event, args: dict[str, Any]) -> None:
-        parts = (args["burned"], args["insured"], args["rewarded"])
-        self.splits.setdefault(args["escrow_id"], []).append(parts)
-
-    def _note_court(self, event: Event, args: dict[str, Any]) -> None:
-        run = self.runs.get(args["run_id"])
-        if run is not None:
-            paid = (event.tx_hash, args["amount"], run.available_wei)
-            self._paid_for_court[run.run_id] = paid
-
-    def _note_closed(self, event: Event, args: dict[str, Any]) -> None:
-        case = self.cases.get(args["case_id"])
-        paid = self._paid_for_court.pop(case.run_id, None) if case else None
-        if paid is not None and paid[0] == event.tx_hash:
-            self.court_wei[args["case_id"]] = paid[1:]
-
-    def _note_jury(self, event: Event, args: dict[str, Any]) -> None:
-        case = self.cases.get(args["case_id"])
-        if case is not None:
-            places = tuple(self.bench[: case.places])
-            self.draws[case.case_id] = Draw(places, event.block_number)
-
-    def _note_proven(self, _event: Event, args: dict[str, Any]) -> None:
-        self.proven.add(args["escrow_id"])
+    def _note_cases(self, event: Event, args: dict[str, Any]) -> None:
+        match event.name:
+            case "CourtPaid":
+                if (run := self.runs.get(args["run_id"])) is not None:
+                    paid = (event.tx_hash, args["amount"], run.available_wei)
+                    self._paid_for_court[run.run_id] = paid
+            case "CaseClosed":
+                case = self.cases.get(args["case_id"])
+                paid_now = self._paid_for_court.pop(case.run_id, None) if case else None
+                if paid_now is not None and paid_now[0] == event.tx_hash:
+                    self.court_wei[args["case_id"]] = paid_now[1:]
+            case "JuryDrawn":
+                if (case := self.cases.get(args["case_id"])) is not None:
+                    places = tuple(self.bench[: case.places])
+                    self.draws[case.case_id] = Draw(places, event.block_number)
 
 
-_NOTES: dict[str, Callable[[Ledger, Event, dict[str, Any]], None]] = {
-    "ValidatorSeated": Ledger._note_seat,
-    "BatchCommitted": Ledger._note_commitment,
-    "BatchWithheld": Ledger._note_withheld,
-    "BatchVoided": Ledger._note_void,
-    "RewardFreed": Ledger._note_freed,
-    "BondTaken": Ledger._note_bond,
-    "BondReturned": Ledger._note_bond_back,
-    "SlashFollowed": Ledger._note_followed,
-    "SlashRestored": Ledger._note_restored,
-    "SlashReleased": Ledger._note_released,
-    "CourtPaid": Ledger._note_court,
-    "CaseClosed": Ledger._note_closed,
-    "JuryDrawn": Ledger._note_jury,
-    "DoubleOutcomeProven": Ledger._note_proven,
-    "DoubleSubmissionProven": Ledger._note_proven,
-}
+# One run of it
+
+
+def of_run(view: Ledger, run_id: RunId) -> Ledger:
+    """Return what a ledger holds of a run that it knows, so that an audit of it says nothing of a
+    stranger's run; whatever names two runs belongs to both.
+
+    Runs are open to all: whoever owns one can fill it with outcomes that contradict. What belongs
+    to the network stays: workers, the jurors' bench, and cases about the run with what they cost
+    jurors.
+    """
+    own = copy(view)
+    own.runs = {run_id: view.runs[run_id]}
+    own.batches = {b: batch for b, batch in view.batches.items() if batch.run_id == run_id}
+    own.cases = {
+        case_id: case
+        for case_id, case in view.cases.items()
+        if case.run_id == run_id or case.batch_id in own.batches
+    }
+    own.stakes = {key: stake for key, stake in view.stakes.items() if key[0] in (run_id, BENCH)}
+    own.payments = [payment for payment in view.payments if payment.run_id == run_id]
+    strange = {case.number for case in view.cases.values()}
+    strange -= {case.number for case in own.cases.values()}
+    is_own = [_is_own(slash, run_id, own, strange) for slash in view.slashes]
+    own.slashes = [slash for slash, ours in zip(view.slashes, is_own, strict=True) if ours]
+    _narrow(own, view, is_own)
+    return own
+
+
+def _is_own(slash: SlashView, run_id: RunId, own: Ledger, strange: set[int]) -> bool:
+    if slash.run_id == run_id or slash.batch_id in own.batches:
+        return True
+    # Jurors' losses belong to the bench, unless the case is about another run.
+    is_absence = slash.offence is Offence.ABSENT_JUROR
+    return slash.run_id == BENCH and not (is_absence and slash.tag in strange)
+
+
+def _narrow(own: Ledger, view: Ledger, is_own: list[bool]) -> None:
+    """Leave in a ledger's own notes those of the run."""
+    theirs = set(view.batches) - set(own.batches)
+    own.disorder = [each for each in view.disorder if each.batch_id not in theirs]
+    own.bonds = {b: bond for b, bond in view.bonds.items() if b not in theirs}
+    own.freed_wei = {b: wei for b, wei in view.freed_wei.items() if b not in theirs}
+    kept = {slash.escrow_id for slash in own.slashes}
+    gone = {slash.escrow_id for slash in view.slashes} - kept
+    own.followed = [each for each in view.followed if each.earlier not in gone]
+    # How many of the run's slashes there were, of so many in all.
+    before = [0]
+    for ours in is_own:
+        before.append(before[-1] + ours)
+    own.restored_after = {
+        escrow_id: before[count]
+        for escrow_id, count in view.restored_after.items()
+        if escrow_id in kept
+    }

@@ -1,4 +1,4 @@
-"""A policy's ancestry: which files, workers and verdicts went into a version. Pure.
+"""A policy's ancestry: which files, workers and verdicts went into a version.
 
 A version's manifest, whose root is on chain, says which range of the training stream its step
 consumed (docs/protocol.md, sections 9 and 10); the stream is the run's accepted records in the
@@ -17,14 +17,18 @@ import numpy as np
 
 from muster.chain import CheckpointView, RunView
 from muster.client.audit.contradictions import Contradiction, Kind
+from muster.client.audit.evidence import EvidenceStore
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.table import OutcomeTable, tabulate
-from muster.client.audit.uses import TrainerLog
+from muster.client.audit.trainer_log import TrainerLog
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Verdict
+from muster.protocol.recipe import Recipe
 from muster.shardcast import Manifest
+from muster.shardcast.download import ShardClient
+from muster.shardcast.http_client import require_url
 
 TAKEN = ("offered", "trained", "overturned")
 """Uses of records that are in a version's weights, as far as is known."""
@@ -113,20 +117,63 @@ class Lineage:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
-        workers = [
-            {"worker": worker, "submissions": count, "units": units}
-            for worker, count, units in self.by_worker()
-        ]
+        values = asdict(self)
+        late = values.pop("late")
         return {
-            "run_id": self.run_id,
-            "version": self.version,
-            "ancestors": [asdict(each) for each in self.ancestors],
-            "workers": workers,
-            "ingredients": [asdict(each) for each in self.ingredients],
-            "not_taken": self.not_taken,
-            "dropped_late": {str(v): dict(each) for v, each in self.late.items()},
+            **values,
+            "workers": [
+                {"worker": worker, "submissions": count, "units": units}
+                for worker, count, units in self.by_worker()
+            ],
+            "dropped_late": {str(version): each for version, each in late.items()},
             "contradictions": [found.to_json() for found in self.contradictions],
         }
+
+
+# What is looked up
+
+
+def max_async_level_of(store: EvidenceStore, pinned: Hash32) -> int | None:
+    """Return how old a policy may be when its samples' turn comes, if the recipe is at hand."""
+    data = store.document(pinned)
+    try:
+        return None if data is None else Recipe.from_bytes(data).training.max_async_level
+    except EncodingError:
+        return None
+
+
+async def find_manifests(
+    store: EvidenceStore, relays: Sequence[str], run: RunView, version: PolicyVersion
+) -> Callable[[Hash32], bytes | None]:
+    """Return a function that looks a manifest up by root: in the evidence, then on relays."""
+    wanted = {
+        checkpoint.manifest_root: number
+        for number, checkpoint in run.checkpoints.items()
+        if number <= version and store.document(checkpoint.manifest_root) is None
+    }
+    fetched = await fetch_manifests(relays, run.run_id, wanted)
+    return lambda root: store.document(root) or fetched.get(root)
+
+
+async def fetch_manifests(
+    relays: Sequence[str], run_id: RunId, wanted: Mapping[Hash32, PolicyVersion]
+) -> dict[Hash32, bytes]:
+    """Return those of the wanted manifests, versions by root, that relays have."""
+    urls = [require_url(relay) for relay in relays]
+    client, found = ShardClient(), dict[Hash32, bytes]()
+    try:
+        for root, version in wanted.items():
+            for url in urls:
+                data = await client.manifest(url, run_id, version, root=root)
+                if isinstance(data, bytes):
+                    found[root] = data
+                    break
+    finally:
+        client.close()
+    return found
+
+
+# What follows from it
 
 
 def trace(
@@ -201,7 +248,7 @@ def _manifests(
     versions: Sequence[PolicyVersion],
     manifest_of: Callable[[Hash32], bytes | None],
 ) -> tuple[dict[PolicyVersion, Manifest], list[Contradiction]]:
-    """Return the manifests that somebody has, and what is wrong with some."""
+    """Return the manifests that are at hand, and contradictions about them."""
     manifests: dict[PolicyVersion, Manifest] = {}
     found: list[Contradiction] = []
     for version in versions:
@@ -232,7 +279,7 @@ def _range_problems(
     table: OutcomeTable,
     stream: Sequence[int],
 ) -> list[Contradiction]:
-    """Return where versions do not go on where the one before ended, or take what was not there."""
+    """Return the versions that start where their parent did not end, or take too many records."""
     posted = [
         ledger.batches[table.batches[int(table.batch_N[row])].batch_id].posted_block or 0
         for row in stream

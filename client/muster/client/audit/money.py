@@ -7,8 +7,8 @@ up to a moment is held against what was final for it by then.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,19 +16,59 @@ from numpy.typing import NDArray
 
 from muster.chain import (
     BatchView,
-    ChainView,
+    CaseView,
     PaymentView,
     SlashState,
+    SlashView,
 )
-from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
+from muster.client.audit.contradictions import (
+    Check,
+    Contradiction,
+    Kind,
+    NotRerun,
+    summarise,
+)
 from muster.client.audit.ledger import Ledger
-from muster.client.audit.observed import Observed
-from muster.client.audit.table import OutcomeTable
-from muster.client.quantities import format_tokens
+from muster.client.audit.observed import Observed, Parameters
+from muster.client.audit.table import OutcomeTable, at_row
+from muster.client.quantities import format_time, format_tokens
 from muster.protocol.ids import Address, RunId
+from muster.protocol.jury import BENCH, summons_of
 from muster.protocol.messages import Verdict
 
 # Slots and payments
+
+Place = tuple[int, int]
+"""A batch and a position there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubts:
+    """Accepted outcomes that were run again and not borne out."""
+
+    wrong: Collection[Place] = ()
+    """Those whose own evidence gives another verdict."""
+    missing: Collection[Place] = ()
+    """Those of which nobody showed enough to tell: no file, or another one."""
+
+    @classmethod
+    def of(cls, checks: Iterable[Check]) -> Doubts:
+        """Return what checks of the evidence leave in doubt."""
+        told = list(checks)
+        found = [each for check in told for each in check.contradictions]
+        return cls(
+            wrong=_places(each for each in found if each.kind is Kind.VERDICT_WRONG),
+            missing=_places(each for each in found if each.kind is Kind.EVIDENCE_ALTERED)
+            | _places(each for check in told for each in check.not_rerun),
+        )
+
+
+def _places(found: Iterable[Contradiction | NotRerun]) -> frozenset[Place]:
+    return frozenset(
+        (each.batch_id, each.position)
+        for each in found
+        if each.batch_id is not None and each.position is not None
+    )
 
 
 def accepted_order(table: OutcomeTable) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -49,22 +89,16 @@ def accepted_order(table: OutcomeTable) -> tuple[NDArray[np.int64], NDArray[np.b
 def slots(table: OutcomeTable) -> Check:
     """Return whether no slot was accepted twice."""
     rows_A, again = accepted_order(table)
-    found = (_twice(table, int(row)) for row in rows_A[again])
+    found = (
+        at_row(table, int(row), Kind.SLOT_TWICE, _slot(table, int(row))) for row in rows_A[again]
+    )
     return summarise("every slot settles once", found, f"{len(rows_A)} slots accepted")
 
 
-def _twice(table: OutcomeTable, row: int) -> Contradiction:
-    batch, position = table.place(row)
-    record = table.record(row)
-    return Contradiction(
-        Kind.SLOT_TWICE,
-        f"run {batch.run_id}, worker {record.worker_id}, step {record.step}, index {record.index}: "
-        "accepted again",
-        tx=batch.posted_tx,
-        block=batch.posted_block,
-        batch_id=batch.batch_id,
-        position=position,
-    )
+def _slot(table: OutcomeTable, row: int) -> str:
+    (batch, _), record = table.place(row), table.record(row)
+    slot = f"run {batch.run_id}, worker {record.worker_id}, step {record.step}"
+    return f"{slot}, index {record.index}: accepted again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +122,9 @@ class Tally:
 
 
 class Earnings:
-    """What was final for each worker of each run at any time."""
+    """The accepted slots that were final for each worker of each run at any time."""
 
-    def __init__(self, view: ChainView, table: OutcomeTable) -> None:
+    def __init__(self, view: Ledger, table: OutcomeTable) -> None:
         self._view = view
         rows_A, again = accepted_order(table)
         first = rows_A[~again]
@@ -109,13 +143,22 @@ class Earnings:
             for at, until in _groups(self._runs, self._workers)
         }
 
-    def due(self, payment: PaymentView, window_s: int) -> Tally:
-        """Return what was final for a payment's worker when it was made."""
+    def _final(self, payment: PaymentView, window_s: int) -> tuple[int, int]:
+        """Return where the rows that were final for a payment's worker begin and end."""
         worker = self._view.workers.get(payment.worker)
         number = worker.worker_id if worker else -1
         first, last = self._bounds.get((payment.run_id, number), (0, 0))
         closed = payment.timestamp - window_s
-        until = first + int(np.searchsorted(self._posted[first:last], closed, side="right"))
+        return first, first + int(np.searchsorted(self._posted[first:last], closed, side="right"))
+
+    def rows(self, payment: PaymentView, window_s: int) -> list[int]:
+        """Return the rows that were final for a payment's worker when it was made."""
+        first, until = self._final(payment, window_s)
+        return [int(row) for row in self._rows[first:until]]
+
+    def due(self, payment: PaymentView, window_s: int) -> Tally:
+        """Return the sums that were final for a payment's worker when it was made."""
+        first, until = self._final(payment, window_s)
         units, prices = self._units[first:until], self._price[first:until]
         wei = sum(
             price * int(units[prices == place].sum()) for place, price in enumerate(self._prices)
@@ -133,14 +176,19 @@ def _groups(*columns: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     yield from pairwise(edges)
 
 
-def payments(view: ChainView, table: OutcomeTable, window_s: int | None) -> Check:
-    """Return whether every payment is due, and not higher than it should be."""
+def payments(view: Ledger, table: OutcomeTable, window_s: int | None, doubts: Doubts) -> Check:
+    """Return whether every payment is due, and not higher than it should be.
+
+    It is not called ok where work that was paid, or may have been, was run again and not borne out.
+    """
     found: list[Contradiction] = []
     paid: dict[tuple[RunId, Address], Tally] = defaultdict(Tally)
+    newest: dict[tuple[RunId, Address], PaymentView] = {}
     earnings, prices = Earnings(view, table), _prices(view)
     for payment in view.payments:
         account = (payment.run_id, payment.worker)
         paid[account] += Tally(payment.slots, payment.units, payment.amount_wei)
+        newest[account] = payment
         due = earnings.due(payment, window_s or 0)
         least, most = prices.get(payment.run_id, (0, 0))
         worth = (payment.units * least, payment.units * most)
@@ -155,15 +203,63 @@ def payments(view: ChainView, table: OutcomeTable, window_s: int | None) -> Chec
         for run in view.runs.values()
         if run.available_wei < 0 or run.reserved_wei < 0
     ]
+    notes: list[str] = []
+    for account, payment in newest.items():
+        rows = earnings.rows(payment, window_s or 0)
+        unearned, untold = _unearned(table, payment, rows, paid[account].slots, doubts)
+        found += unearned
+        notes += untold
     total = sum(payment.amount_wei for payment in view.payments)
     return summarise(
         "payments are units × price, for accepted slots that are final",
         found,
         f"{len(view.payments)} payments, {format_tokens(total)} tokens",
+        notes=notes,
+        is_open=bool(notes),
     )
 
 
-def _prices(view: ChainView) -> dict[RunId, tuple[int, int]]:
+def _unearned(
+    table: OutcomeTable, payment: PaymentView, rows: list[int], slots: int, doubts: Doubts
+) -> tuple[list[Contradiction], list[str]]:
+    """Return what a worker was paid for and did not earn, and what cannot be told.
+
+    Its payments, up to this one, were for `slots` of the `rows`; their events do not say which.
+    """
+    if not doubts.wrong and not doubts.missing:
+        return [], []
+    places = [(batch.batch_id, at) for batch, at in map(table.place, rows)]
+    wrong = [place for place in places if place in doubts.wrong]
+    missing = [place for place in places if place in doubts.missing]
+    unpaid = max(0, len(rows) - slots)
+    found, notes = [], []
+    if len(wrong) > unpaid:
+        what = "was paid for work that its evidence does not bear out"
+        found = [
+            replace(
+                _paid(payment, Kind.PAYMENT_UNEARNED, f"{payment.worker} {what}"),
+                batch_id=batch_id,
+                position=position,
+            )
+            for batch_id, position in wrong
+        ]
+    elif wrong:
+        notes.append(_untold(payment, wrong, "is not borne out by its evidence"))
+    if missing:
+        notes.append(_untold(payment, missing, "could not be run again"))
+    return found, notes
+
+
+def _untold(payment: PaymentView, places: list[Place], why: str) -> str:
+    (batch_id, position), more = places[0], len(places) - 1
+    others = f" and {more} more" if more else ""
+    return (
+        f"{payment.worker} was paid, and nobody can tell whether it earned {batch_id}:{position}"
+        f"{others}: the work {why}"
+    )
+
+
+def _prices(view: Ledger) -> dict[RunId, tuple[int, int]]:
     """Return the lowest and the highest price of each run's batches."""
     prices: dict[RunId, tuple[int, int]] = {}
     for batch in view.batches.values():
@@ -174,7 +270,7 @@ def _prices(view: ChainView) -> dict[RunId, tuple[int, int]]:
 
 
 def _payment_problems(
-    view: ChainView, payment: PaymentView, worth: tuple[int, int], sums: tuple[Tally, Tally]
+    view: Ledger, payment: PaymentView, worth: tuple[int, int], sums: tuple[Tally, Tally]
 ) -> Iterator[Contradiction]:
     if payment.run_id not in view.runs:
         what = f"a payment for run {payment.run_id}, which does not exist"
@@ -202,7 +298,7 @@ def _paid(payment: PaymentView, kind: Kind, detail: str) -> Contradiction:
 # Void batches
 
 
-def voids(view: ChainView) -> Check:
+def voids(view: Ledger) -> Check:
     """Return whether void batches pay nobody and give back what was set aside for them."""
     void = [batch for batch in view.batches.values() if batch.is_void]
     found = (
@@ -210,7 +306,7 @@ def voids(view: ChainView) -> Check:
         for batch in void
         for problem in _void_problems(view, batch)
     )
-    freed = sum(view.freed_wei.values()) if isinstance(view, Ledger) else 0
+    freed = sum(view.freed_wei.values())
     return summarise(
         "void batches pay nobody and give their funds back",
         found,
@@ -218,11 +314,9 @@ def voids(view: ChainView) -> Check:
     )
 
 
-def _void_problems(view: ChainView, batch: BatchView) -> Iterator[str]:
+def _void_problems(view: Ledger, batch: BatchView) -> Iterator[str]:
     if batch.records is not None:
         yield "it is void and has outcomes"
-    if not isinstance(view, Ledger):
-        return
     freed, worth = view.freed_wei.get(batch.batch_id), batch.units * batch.price_per_unit
     # The owner of a run that was closed long ago may have taken all of it back.
     due = min(worth, view.reserved_before.get(batch.batch_id, worth))
@@ -234,12 +328,17 @@ def _void_problems(view: ChainView, batch: BatchView) -> Iterator[str]:
 # Sums
 
 
-def sums(view: ChainView, observed: Observed) -> Check:
-    """Return whether what the events add up to is what the contracts hold."""
+def sums(view: Ledger, observed: Observed, runs: Collection[RunId]) -> Check:
+    """Return whether what the events add up to is what the contracts hold, of some runs and of
+    what all share.
+    """
     stake, reward = held_stake(view), held_reward(view)
     found = (
         Contradiction(Kind.CONTRACT_STATE, problem)
-        for problem in _sum_problems(view, stake, reward, observed)
+        for problem in (
+            *_shared_problems(view, stake, reward, observed),
+            *_run_problems(view, observed, runs),
+        )
     )
     return summarise(
         "sums equal what the contracts hold",
@@ -248,7 +347,7 @@ def sums(view: ChainView, observed: Observed) -> Check:
     )
 
 
-def _sum_problems(view: ChainView, stake: int, reward: int, observed: Observed) -> Iterator[str]:
+def _shared_problems(view: Ledger, stake: int, reward: int, observed: Observed) -> Iterator[str]:
     # Anybody can send tokens to a contract: it may hold more.
     for what, ours, held in (
         ("stakes", stake, observed.vault_wei),
@@ -259,41 +358,171 @@ def _sum_problems(view: ChainView, stake: int, reward: int, observed: Observed) 
                 f"{what} add up to {format_tokens(ours)} tokens, "
                 f"the contract holds {format_tokens(held)}"
             )
-    for (run_id, owner), account in observed.stakes.items():
-        told = view.stake(run_id, owner)
-        if (told.active_wei, told.unbonding_wei) != (account.active_wei, account.unbonding_wei):
-            events = f"{format_tokens(told.active_wei)} + {format_tokens(told.unbonding_wei)}"
-            vault = f"{format_tokens(account.active_wei)} + {format_tokens(account.unbonding_wei)}"
-            yield f"{owner} has {events} tokens in run {run_id} by events, by the vault {vault}"
     for what, count, theirs in (
         ("runs", len(view.runs), observed.runs),
         ("batches", len(view.batches), observed.batches),
     ):
         if count != theirs:
             yield f"the events tell of {count} {what}, the contracts of {theirs}"
-    for run_id, funds in observed.funds.items():
-        run = view.runs.get(run_id)
-        if run is None:
+    for run_id in observed.funds:
+        if run_id not in view.runs:
             yield f"the events do not tell of run {run_id}"
+    for who in sorted(observed.jurors ^ set(view.jurors())):
+        what = "is" if who in observed.jurors else "is not"
+        yield f"{who} {what} on the bench by the contract, and the events differ"
+
+
+def _run_problems(view: Ledger, observed: Observed, runs: Collection[RunId]) -> Iterator[str]:
+    for (run_id, owner), account in observed.stakes.items():
+        told = view.stake(run_id, owner)
+        if run_id != BENCH and run_id not in runs:
+            continue
+        if (told.active_wei, told.unbonding_wei) != (account.active_wei, account.unbonding_wei):
+            events = f"{format_tokens(told.active_wei)} + {format_tokens(told.unbonding_wei)}"
+            vault = f"{format_tokens(account.active_wei)} + {format_tokens(account.unbonding_wei)}"
+            yield f"{owner} has {events} tokens in run {run_id} by events, by the vault {vault}"
+    for run_id in runs:
+        run, funds = view.runs[run_id], observed.funds.get(run_id)
+        if funds is None:
             continue
         if (run.available_wei, run.reserved_wei) != (funds.available_wei, funds.reserved_wei):
             yield f"the escrow of run {run_id} says {funds}"
         if run.latest_version != observed.versions.get(run_id):
             yield f"the newest policy of run {run_id} is {observed.versions.get(run_id)}"
-    for who in sorted(observed.jurors ^ set(view.jurors())):
-        what = "is" if who in observed.jurors else "is not"
-        yield f"{who} {what} on the bench by the contract, and the events differ"
     for batch_id in sorted(observed.strange):
-        yield f"batch {batch_id} is not what its events tell"
+        batch = view.batches.get(batch_id)
+        if batch is None or batch.run_id in runs:
+            yield f"batch {batch_id} is not what its events tell"
 
 
-def held_stake(view: ChainView) -> int:
+def held_stake(view: Ledger) -> int:
     """Return the stake that StakeVault must hold, as the events give it, in wei."""
     stakes = sum(stake.active_wei + stake.unbonding_wei for stake in view.stakes.values())
     held = (slash.amount_wei for slash in view.slashes if slash.state is SlashState.ESCROWED)
     return stakes + sum(held)
 
 
-def held_reward(view: ChainView) -> int:
+def held_reward(view: Ledger) -> int:
     """Return the money that RewardEscrow must hold, as the events give it, in wei."""
     return sum(run.available_wei + run.reserved_wei for run in view.runs.values())
+
+
+# Money that waits past a deadline. Nobody has to end that, so it contradicts nothing: a note says
+# since when, who may do what about it, and how much waits. Other checks find wrong payments.
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """One thing that waits."""
+
+    what: str
+    """What it is, and who may call what."""
+    since: int
+    """Unix seconds of its deadline."""
+    wei: int
+    """Money that waits with it."""
+
+    def __str__(self) -> str:
+        since, tokens = format_time(self.since), format_tokens(self.wei)
+        return f"{self.what}, since {since}; {tokens} tokens wait with it"
+
+
+def waiting(view: Ledger, parameters: Parameters, now: int) -> Check:
+    """Return what waits past a deadline at a time of the chain, most money first."""
+    found = [
+        *_overdue_batches(view, parameters, now),
+        *_overdue_cases(view, parameters, now),
+        *_overdue_escrows(view, parameters, now),
+    ]
+    found.sort(key=lambda each: (-each.wei, each.since))
+    wei = sum(each.wei for each in found)
+    what = f"{len(found)} wait past it, with {format_tokens(wei)} tokens"
+    return summarise(
+        "what is past its deadline is settled",
+        [],
+        what if found else "all of it",
+        notes=map(str, found),
+        is_open=bool(found),
+    )
+
+
+def now_of(view: Ledger, observed: Observed) -> int:
+    """Return the chain's time at the audited block, or else of the newest thing in it."""
+    if observed.timestamp is not None:
+        return observed.timestamp
+    newest = [max(b.committed_at, b.posted_at or 0) for b in view.batches.values()]
+    return max([*newest, *(payment.timestamp for payment in view.payments)], default=0)
+
+
+def _overdue_batches(view: Ledger, parameters: Parameters, now: int) -> Iterator[Overdue]:
+    deadline_s = parameters.get("outcome_deadline_s")
+    window_s = parameters.get("challenge_window_s")
+    if deadline_s is None or window_s is None:
+        return
+    for batch in view.batches.values():
+        case = view.cases.get(summons_of(batch.batch_id))
+        if batch.records is not None or batch.is_void or (case is not None and not case.closed):
+            continue
+        due_at = batch.due_at(deadline_s)
+        # Judges of the network can be called for as long as a challenge takes.
+        if now >= due_at:
+            yield _overdue_batch(
+                batch, due_at, due_at + window_s, now, is_summoned=case is not None
+            )
+
+
+def _overdue_batch(
+    batch: BatchView, due_at: int, appeal_ends_at: int, now: int, *, is_summoned: bool
+) -> Overdue:
+    wei = batch.units * batch.price_per_unit
+    name = f"batch {batch.batch_id} of run {batch.run_id} has no outcomes"
+    if now < appeal_ends_at and not is_summoned:
+        until = format_time(appeal_ends_at)
+        act = "a worker takes its work out and calls judges (muster worker submit-direct)"
+        return Overdue(f"{name}: until {until} {act}", due_at, wei)
+    act = "anybody declares it void (ContributionLedger.voidBatch)"
+    return Overdue(f"{name}: {act}", max(due_at, appeal_ends_at), wei)
+
+
+def _overdue_cases(view: Ledger, parameters: Parameters, now: int) -> Iterator[Overdue]:
+    jury_s = parameters.get("jury_time_s")
+    for case in view.cases.values():
+        if jury_s is not None and not case.closed and now >= case.opened_at + jury_s:
+            act = "settleSummoned" if case.is_summons else "settle"
+            what = f"case {case.number} about {case.batch_id}:{case.position} is open"
+            yield Overdue(
+                f"{what}: anybody closes it (muster dispute settle, DisputeCourt.{act})",
+                case.opened_at + jury_s,
+                _stakes(view, case, parameters.get("bond", 0)),
+            )
+
+
+def _stakes(view: Ledger, case: CaseView, bond: int) -> int:
+    """Return the bonds of a case, and what the outcome that it is about is worth."""
+    bonds, batch = bond * len(case.claims), view.batches.get(case.batch_id)
+    record = view.record_at(case.batch_id, case.position)
+    if batch is None or (batch.records and record is None):
+        return bonds
+    return bonds + (record or batch).units * batch.price_per_unit
+
+
+def _overdue_escrows(view: Ledger, parameters: Parameters, now: int) -> Iterator[Overdue]:
+    window_s = parameters.get("challenge_window_s")
+    for slash in view.slashes:
+        if slash.state is not SlashState.ESCROWED or window_s is None:
+            continue
+        closes_at = _closes_at(view, slash, window_s)
+        if closes_at is not None and now >= closes_at:
+            what = f"stake that a fraud cost {slash.owner} is held in escrow"
+            act = "anybody releases it (ContributionLedger.finaliseFraud)"
+            yield Overdue(f"{what}: {act}", closes_at, slash.amount_wei)
+
+
+def _closes_at(view: Ledger, slash: SlashView, window_s: int) -> int | None:
+    """Return when a fraud is final; None while a case about it is open, or for no fraud."""
+    batch = view.batch_of(slash)
+    run = view.runs.get(slash.run_id)
+    case = view.cases.get(slash.leaf) if slash.leaf is not None else None
+    if batch is None or batch.posted_at is None or run is None or (case and not case.closed):
+        return None
+    return run.fraud_closes_at(batch.posted_at, window_s)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from muster.chain import Chain, ChainView, Deployment, Funds, StakeAccount
+from muster.chain import Chain, Deployment, Funds, StakeAccount
 from muster.chain.abi import contract_abi
+from muster.client.audit.ledger import Ledger
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import EncodingError, WrongChain
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, to_address, to_hash32
 from muster.protocol.jury import BENCH
 
+T = TypeVar("T")
+Parameters = Mapping[str, int]
+"""Numbers that the contracts were built with, by name."""
 UNDISPUTED = 0xFE
 """What is left of a commitment's last byte without the bit that tells of challenges."""
 ASKED_AT_ONCE = 2_000
@@ -47,6 +51,10 @@ class Observed:
     """Who of those with stake for the bench is a juror."""
     draw_hashes: Mapping[int, Hash32] = field(default_factory=dict)
     """Hash of every block that a jury was drawn of."""
+    announced: Mapping[Hash32, tuple[int, ...]] = field(default_factory=dict)
+    """Of each overturned case with several claims: the block in which each was announced."""
+    timestamp: int | None = None
+    """Unix seconds of the block; None where a dump does not say it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values, amounts as text."""
@@ -69,6 +77,8 @@ class Observed:
             "parameters": {name: str(value) for name, value in self.parameters.items()},
             "jurors": sorted(self.jurors),
             "draw_hashes": {str(at): hex0x(hashed) for at, hashed in self.draw_hashes.items()},
+            "announced": {hex0x(case): list(blocks) for case, blocks in self.announced.items()},
+            "timestamp": self.timestamp,
         }
 
     @classmethod
@@ -97,6 +107,11 @@ class Observed:
                 parameters={str(k): int(v) for k, v in value["parameters"].items()},
                 jurors=frozenset(map(to_address, value["jurors"])),
                 draw_hashes={int(k): to_hash32(v) for k, v in value["draw_hashes"].items()},
+                announced={
+                    to_hash32(case): tuple(map(int, blocks))
+                    for case, blocks in value.get("announced", {}).items()
+                },
+                timestamp=None if (at := value.get("timestamp")) is None else int(at),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise EncodingError(f"malformed answers of contracts: {error}") from error
@@ -109,7 +124,7 @@ def _stake_key(text: str) -> tuple[RunId, Address]:
 
 async def observe(
     chain: Chain,
-    view: ChainView,
+    view: Ledger,
     *,
     block: int | None = None,
     only: Collection[int] | None = None,
@@ -119,6 +134,8 @@ async def observe(
     """
     tag = "latest" if block is None else hex(block)
     chain = chain if block is None else chain.at(block)
+    draws = sorted({case.draw_block for case in view.cases.values() if case.jurors})
+    here, *drawn = await _headers(chain, [tag, *map(hex, draws)])
     at, stakes = chain.deployment.contracts, sorted(_stakes(view))
     on_bench = [who for run, who in stakes if run == BENCH and await chain.jurors.is_juror(who)]
     return Observed(
@@ -133,12 +150,18 @@ async def observe(
         strange=frozenset(await _strange_batches(chain, view, tag, only)),
         parameters=await _parameters(chain),
         jurors=frozenset(on_bench),
-        draw_hashes=await _draw_hashes(chain, view),
+        draw_hashes={
+            number: _part(header, "hash", to_hash32)
+            for number, header in zip(draws, drawn, strict=True)
+            if header is not None
+        },
+        announced=await _announced(chain, view),
+        timestamp=_part(here, "timestamp", lambda text: int(text, 16)),
     )
 
 
-def _stakes(view: ChainView) -> set[tuple[RunId, Address]]:
-    """Return whose stake could be there, and for which run."""
+def _stakes(view: Ledger) -> set[tuple[RunId, Address]]:
+    """Return the accounts that can have stake, each with its run."""
     roles = {(run.run_id, who) for run in view.runs.values() for who in (*run.seats, *run.members)}
     return set(view.stakes) | roles | {(RunId(BENCH), place.juror) for place in view.bench}
 
@@ -151,6 +174,7 @@ async def _parameters(chain: Chain) -> dict[str, int]:
         "bond": court.bond,
         "juror_fee": court.juror_fee,
         "jury_size": court.jury_size,
+        "jury_time_s": court.jury_time,
         "wrong_verdict_ppm": court.wrong_verdict_ppm,
         "absence_ppm": court.absence_ppm,
         "insurance_ppm": await chain.vault.insurance_ppm(),
@@ -162,23 +186,33 @@ async def _parameters(chain: Chain) -> dict[str, int]:
     }
 
 
-async def _draw_hashes(chain: Chain, view: ChainView) -> dict[int, Hash32]:
-    """Return the hashes of the blocks that juries were drawn of, if the endpoint has them."""
-    numbers = sorted({case.draw_block for case in view.cases.values() if case.jurors})
-    calls = [("eth_getBlockByNumber", [hex(number), False]) for number in numbers]
-    headers = await chain.rpc.batch(calls) if calls else []
+async def _announced(chain: Chain, view: Ledger) -> dict[Hash32, tuple[int, ...]]:
+    """Return when claims were announced, where more than one can be the reporter's."""
+    found = {}
+    for case in view.cases.values():
+        if case.overturned and len(case.claims) > 1:
+            [claims] = await chain.read("DisputeCourt", "claimsOf", [case.case_id])
+            found[case.case_id] = tuple(int(each[2]) for each in claims)
+    return found
+
+
+async def _headers(chain: Chain, tags: Sequence[str]) -> list[dict[str, Any] | None]:
+    """Return headers; None for those that the endpoint has no more."""
+    answers = await chain.rpc.batch([("eth_getBlockByNumber", [tag, False]) for tag in tags])
+    return [answer if isinstance(answer, dict) else None for answer in answers]
+
+
+def _part(header: Mapping[str, Any] | None, name: str, parse: Callable[[str], T]) -> T:
     try:
-        return {
-            n: to_hash32(each["hash"]) for n, each in zip(numbers, headers, strict=True) if each
-        }
-    except (KeyError, TypeError) as error:
+        return parse((header or {})[name])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise WrongChain(
             f"eth_getBlockByNumber answers what it cannot: {error}", hint="another endpoint"
         ) from error
 
 
 async def _strange_batches(
-    chain: Chain, view: ChainView, tag: str, only: Collection[int] | None
+    chain: Chain, view: Ledger, tag: str, only: Collection[int] | None
 ) -> list[int]:
     """Return the batches whose stored hash is not that of the header the events add up to."""
     strange, numbers = [], [b for b in view.batches if only is None or b in only]
@@ -187,7 +221,7 @@ async def _strange_batches(
         for number, stored in zip(asked, await _commitments(chain, asked, tag), strict=True):
             batch = view.batches[number]
             due = Hash32(bytes(32)) if batch.is_void else batch.header().commitment()
-            if undisputed(stored) != due:
+            if stored[:-1] + bytes([stored[-1] & UNDISPUTED]) != due:
                 strange.append(number)
     return strange
 
@@ -211,20 +245,10 @@ async def _commitments(chain: Chain, numbers: Sequence[int], tag: str) -> list[H
         ) from error
 
 
-def undisputed(commitment: Hash32) -> Hash32:
-    """Return a batch's stored hash without the bit that tells of challenges."""
-    return Hash32(commitment[:-1] + bytes([commitment[-1] & UNDISPUTED]))
-
-
-def fixed(deployment: Deployment, observed: Observed | None) -> dict[str, int]:
+def parameters_of(deployment: Deployment, observed: Observed) -> Parameters:
     """Return the numbers that contracts were built with: as they say it, else as the deployment
     records it.
     """
     # Wei are decimal text there.
     recorded = {k: int(v) for k, v in deployment.parameters.items() if str(v).isdecimal()}
-    return recorded | (dict(observed.parameters) if observed else {})
-
-
-def parameter(deployment: Deployment, observed: Observed | None, name: str) -> int | None:
-    """Return one of them; None when it is not known."""
-    return fixed(deployment, observed).get(name)
+    return recorded | dict(observed.parameters)

@@ -204,7 +204,7 @@ LogKey = tuple[int, str, str, tuple[str, ...], str]
 
 
 def log_key(log: Mapping[str, Any]) -> LogKey:
-    """Return what a log is, whoever shows it; raises EncodingError when it is malformed."""
+    """Return a log's identity, the same from any endpoint; raises EncodingError when malformed."""
     try:
         topics = tuple(topic.lower() for topic in log["topics"])
         place = int(log["logIndex"], 16)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -22,33 +23,54 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from muster.api import BatchEntry
+from muster.api import BatchChecking, BatchEntry, OrchestratorApi
 from muster.chain import BatchView, RunView
 from muster.client.audit.contradictions import (
     Check,
     Contradiction,
     Kind,
     NotRerun,
+    at_outcomes,
     summarise,
 )
 from muster.client.audit.evidence import EvidenceStore
 from muster.client.audit.history import History
-from muster.client.audit.proofs import ProofBook
 from muster.client.audit.table import OutcomeTable, tabulate
-from muster.client.bundle_checks import NOT_OF_ONE_FILE, Answer, check_verdict, check_weights
-from muster.client.rerun import Recomputed, claim_at, recompute, slots_of
+from muster.client.disputes.bundle_checks import (
+    NOT_OF_ONE_FILE,
+    Answer,
+    check_verdict,
+    check_weights,
+)
+from muster.client.disputes.rerun import Recomputed, claim_at, measure_conduct, recompute, slots_of
+from muster.client.validator.checking import (
+    Fingerprints,
+    Proof,
+    shown_fingerprints,
+    who_checked,
+)
+from muster.client.validator.conduct import Place, counted_before, judge_again
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Rules
 from muster.client.validator.process import require_consistent
+from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import file_hash, hex0x
-from muster.protocol.errors import ConfigError, EncodingError, MusterError, PolicyUnavailable
-from muster.protocol.ids import PolicyVersion, RunId
+from muster.protocol.errors import (
+    ApiError,
+    ConfigError,
+    EncodingError,
+    EngineError,
+    MusterError,
+    PolicyUnavailable,
+)
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.merkle import merkle_root
-from muster.protocol.messages import OutcomeRecord
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.recipe import Recipe
 from muster.shardcast import Fetcher, Manifest
 from muster.tasks import TaskSet
 from muster.toploc import Calibration
+from muster.toploc.history import Conduct
 
 if TYPE_CHECKING:
     from muster.inference import InferenceEngine
@@ -69,6 +91,8 @@ HOW_POLICIES = (
 """How an old policy is had; a fetch rebuilds it from deltas by itself."""
 HOW_NONE = "nothing does: the evidence of one file bears it out as little as it contradicts it"
 """What can be done about an outcome that hangs on more than its file."""
+HOW_MACHINE = "free memory and disk on this machine, and audit it again"
+"""What can be done where this machine failed: that contradicts nobody."""
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]
 """Hears how many outcomes were run again, of how many, and what came of the last."""
@@ -149,6 +173,7 @@ def _sum_up(
         passed=check.passed and not nothing_ran,
         detail=figures,
         not_rerun=tuple(not_rerun),
+        is_open=bool(not_rerun),
     )
 
 
@@ -165,12 +190,13 @@ class Rejudge:
         folder: Path,
     ) -> None:
         self.table = tabulate(history.ledger)
-        self.proofs = ProofBook(run, history.domain, copies.store, copies.orchestrator)
+        self.proofs = CheckingProofs(run, history.domain, copies.store, copies.orchestrator)
         self._history, self._run = history, run
         self._copies, self._engine, self._folder = copies, engine, folder
         self._decoder = decoder
         self._rules: Rules | None = None
         self._loaded: PolicyVersion | None = None
+        self._conducts: dict[Hash32, Conduct] = {}
         self._slots = slots_of(history.ledger, run.run_id)
 
     def describe(self, row: int, result: Contradiction | NotRerun | None) -> str:
@@ -187,19 +213,13 @@ class Rejudge:
         """Return what contradicts an outcome, or why it cannot be run again; None: it agrees."""
         batch, position = self.table.place(row)
         record = self.table.record(row)
-
-        def wrong(kind: Kind, detail: str) -> Contradiction:
-            at = (batch.posted_tx, batch.posted_block, batch.batch_id, position)
-            return Contradiction(kind, detail, *at)
-
-        if record.reason in NOT_OF_ONE_FILE:
+        if record.reason in NOT_OF_ONE_FILE and record.reason is not Reason.SAMPLER_DRIFT:
             why = NOT_OF_ONE_FILE[record.reason]
             return NotRerun(batch.batch_id, position, why, HOW_NONE)
         try:
             entries, data = self._evidence(batch, record)
             self._rules = self._rules or self._read_rules()
-            await self._load(record.policy_version)
-            # A busy machine may kill a decoder: who accuses looks twice.
+            # Who accuses looks twice.
             problems, again = await self._compare(batch, position, entries, data)
             if problems:
                 problems, again = await self._compare(batch, position, entries, data)
@@ -207,8 +227,10 @@ class Rejudge:
         except Missing as error:
             return NotRerun(batch.batch_id, position, str(error), error.how)
         except EncodingError as error:
-            return wrong(Kind.EVIDENCE_ALTERED, str(error))
-        return wrong(Kind.VERDICT_WRONG, problems) if problems else None
+            return at_outcomes(batch, Kind.EVIDENCE_ALTERED, str(error), position)
+        except EngineError as error:
+            return NotRerun(batch.batch_id, position, str(error), HOW_MACHINE)
+        return at_outcomes(batch, Kind.VERDICT_WRONG, problems, position) if problems else None
 
     def _evidence(self, batch: BatchView, record: OutcomeRecord) -> tuple[list[BatchEntry], bytes]:
         entries = self._copies.store.entries(batch)
@@ -296,10 +318,42 @@ class Rejudge:
         domain = self._history.domain
         claim = claim_at(self._history.ledger, batch, entries, position, domain, self._slots)
         seats = await self.proofs.wanted(batch)
+        record = batch.records[position]
+        await self._load(record.policy_version)
         again = await recompute(claim, data, self._rules, self._engine, self._decoder, seats)
-        checks = check_verdict(batch.records[position], again)
+        has_history = record.reason is Reason.SAMPLER_DRIFT
+        if has_history and again.record.verdict is Verdict.ACCEPTED:
+            again = await self._with_history(Place(batch.batch_id, position), again)
+        checks = check_verdict(record, again, has_history=has_history)
         wrong = [f"{c.name}: {c.detail}" for c in checks if c.answer is Answer.CONTRADICT]
         return "; ".join(wrong), again
+
+    async def _with_history(self, place: Place, alone: Recomputed) -> Recomputed:
+        """Return the outcome of a submission in the light of its worker's earlier ones."""
+        assert self._rules is not None  # read by the caller
+        batches = self._history.ledger.batches
+        counted = counted_before(batches, self._run, place)
+        conducts = [
+            await self._conduct(record) for record in (*(r for _, r in counted), alone.record)
+        ]
+        record, detail = judge_again(
+            batches, place, alone.record, conducts, self._rules.calibration
+        )
+        return replace(alone, record=record, detail=detail)
+
+    async def _conduct(self, record: OutcomeRecord) -> Conduct:
+        """Return what an accepted file's replay measures; once, for many outcomes rest on it."""
+        name = record.file_hash
+        if name not in self._conducts:
+            assert self._rules is not None  # read by the caller
+            data = self._copies.store.submission_file(name)
+            if data is None or file_hash(data) != name:
+                raise Missing(f"an earlier file, {hex0x(name)}, is not in the evidence", HOW_FILES)
+            await self._load(record.policy_version)
+            self._conducts[name] = await measure_conduct(
+                data, self._rules, self._engine, self._decoder
+            )
+        return self._conducts[name]
 
 
 class Missing(MusterError):
@@ -323,3 +377,111 @@ def require_rows(rows: Sequence[int], run_id: RunId) -> None:
         raise ConfigError(
             f"run {run_id} has no outcomes to run again", hint="wait for some to be posted"
         )
+
+
+# Proofs of checking
+
+
+class CheckingProofs:
+    """Compares what a run's validators show with what was recomputed, and adds up.
+
+    A validator's fingerprints are its signed word, so it does not matter who shows them: a file
+    `checking-<batch>.json` of the evidence, which is an orchestrator's answer about the batch, or
+    the orchestrator asked now. What nobody shows is a note: no rule says that it must be kept.
+    """
+
+    def __init__(
+        self, run: RunView, domain: Domain, store: EvidenceStore, orchestrator: str | None = None
+    ) -> None:
+        """`domain` is the ledger's; `orchestrator` is asked for what `store` does not have."""
+        self._run, self._domain = run, domain
+        self._store, self._orchestrator = store, orchestrator
+        self._known: dict[int, BatchChecking | None] = {}
+        self._found: list[Contradiction] = []
+        self._counts: Counter[Proof] = Counter()
+        # In order, each once.
+        self._notes: dict[str, None] = {}
+
+    async def wanted(self, batch: BatchView) -> list[Address]:
+        """Return the validators whose fingerprints of a batch are to be recomputed.
+
+        They signed, or committed to fingerprints; there are none when nobody shows any.
+        """
+        checking = await self._checking(batch)
+        if checking is None:
+            return []
+        committed = {each.validator for each in checking.commitments} & set(self._run.seats)
+        return sorted(committed | self._signers(batch))
+
+    async def compare(self, batch: BatchView, position: int, recomputed: Fingerprints) -> None:
+        """Compare the fingerprints of an accepted submission; other submissions need none."""
+        checking = await self._checking(batch)
+        if checking is None or not batch.records:
+            return
+        if batch.records[position].verdict is not Verdict.ACCEPTED:
+            return
+        expected = {who: of for who, of in recomputed.items() if of}
+        for who, proof in who_checked(checking, batch, position, expected, self._domain).items():
+            self._counts[proof] += 1
+            if proof is Proof.UNCHECKED:
+                what = f"{who} signed without recomputing it: its fingerprints come from other "
+                what += f"hidden states{self._copied(checking, batch, position, who)}"
+                self._found.append(at_outcomes(batch, Kind.OUTCOME_UNCHECKED, what, position))
+            elif proof is Proof.NONE:
+                self._unproven(checking, batch, who)
+
+    def check(self) -> Check | None:
+        """Return what came of it; None when nothing could be compared."""
+        if not self._counts and not self._found:
+            return None
+        summary = (
+            f"{self._counts[Proof.CHECKED]} proofs borne out, {self._counts[Proof.NONE]} not shown"
+        )
+        name = "who signed accepted outcomes had recomputed them"
+        return summarise(name, self._found, summary, notes=self._notes)
+
+    async def _checking(self, batch: BatchView) -> BatchChecking | None:
+        """Return what validators committed to and showed of a batch; None when nobody has it."""
+        if batch.batch_id not in self._known:
+            found = self._store.checking(batch, self._found) or await self._asked(batch)
+            self._known[batch.batch_id] = found
+            if found is None:
+                self._notes[f"batch {batch.batch_id}: nobody shows proofs of checking"] = None
+        return self._known[batch.batch_id]
+
+    async def _asked(self, batch: BatchView) -> BatchChecking | None:
+        if self._orchestrator is None:
+            return None
+        try:
+            async with OrchestratorApi(self._orchestrator) as api:
+                found = await api.checking(batch.batch_id)
+        except ApiError:
+            return None
+        return found if found.batch_root == batch.root else None
+
+    def _unproven(self, checking: BatchChecking, batch: BatchView, who: Address) -> None:
+        """Note that a signer shows no proof; fingerprints that it did not sign were altered."""
+        of = next((each for each in checking.commitments if each.validator == who), None)
+        if of is not None and of.fingerprints is not None and of.records_hash == batch.records_hash:
+            what = f"the fingerprints kept as {who}'s are not those that it signed"
+            if all(what != each.detail for each in self._found if each.batch_id == batch.batch_id):
+                self._found.append(at_outcomes(batch, Kind.EVIDENCE_ALTERED, what))
+        elif who in self._signers(batch):
+            says = "committed to no fingerprints" if of is None else "shows no fingerprints of it"
+            self._notes[f"batch {batch.batch_id}: {who} signed and {says}"] = None
+
+    def _copied(
+        self, checking: BatchChecking, batch: BatchView, position: int, who: Address
+    ) -> str:
+        """Return who else shows the same fingerprints, in words; empty when nobody does."""
+        shown = {
+            each.validator: parts[position]
+            for each in checking.commitments
+            if (parts := shown_fingerprints(checking, each.validator, batch, self._domain))
+        }
+        mine = shown.pop(who)
+        others = [other for other, of in shown.items() if of == mine]
+        return f", the same as {others[0]} shows" if others else ""
+
+    def _signers(self, batch: BatchView) -> set[Address]:
+        return {who for who, bit in self._run.seats.items() if bit & batch.signers}

@@ -6,31 +6,41 @@ The same figures for everybody who reads the same events; nothing but the chain 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from muster.chain import (
-    ChainView,
+    BatchView,
     Deployment,
     Loss,
     MemberView,
+    Place,
     RunView,
     SlashView,
+    find_outcome,
+    find_worker,
     losses,
     reason_of,
 )
 from muster.client.audit import calls, disputes, money, stakes, work
 from muster.client.audit.contradictions import Check, Contradiction
-from muster.client.audit.observed import Observed, fixed
+from muster.client.audit.ledger import Ledger, of_run
+from muster.client.audit.observed import Observed, parameters_of
 from muster.client.audit.table import OutcomeTable, tabulate
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, PolicyVersion, RunId
+from muster.protocol.jury import summons_of
+from muster.protocol.merkle import merkle_proof
 from muster.protocol.messages import Verdict
+
+if TYPE_CHECKING:
+    from muster.client.audit.history import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +103,12 @@ class WorkerReport:
 
     run_id: RunId
     """The run."""
-    address: Address
-    """The staking wallet."""
     worker_id: int
     """Number in outcome records."""
+    address: Address
+    """The staking wallet."""
     node: Address
-    """The hot key that signs for it."""
+    """The hot key that signs for it now."""
     status: str
     """active, jailed, exiting or banned."""
     stake_wei: str
@@ -108,17 +118,17 @@ class WorkerReport:
     slashed_wei: str
     """Stake taken and not given back."""
     submitted: int
-    """Submissions that were judged."""
+    """Submissions judged."""
     accepted: int
-    """Accepted ones."""
+    """Accepted, by the verdict that stands."""
     rejected: int
-    """Rejected or incomplete ones."""
+    """Rejected or incomplete."""
     fraud: int
-    """Fraudulent ones."""
+    """Fraudulent."""
     units: int
     """Units of the accepted ones."""
     paid_wei: str
-    """What it was paid."""
+    """Reward paid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,25 +136,25 @@ class SlashReport:
     """A slash."""
 
     worker: Address
-    """Whose stake it was."""
+    """Whose stake it was: a worker's, a validator's or a juror's."""
     amount_wei: str
     """What was taken."""
     reason: str
-    """Why, as validators recorded it."""
+    """Why."""
     state: str
     """escrowed, released or restored."""
     run_id: RunId
-    """The run that it was staked for; 0 for the jurors' bench."""
+    """Run that it was staked for; 0 for the jurors' bench."""
     batch_id: int | None
     """Its batch."""
     position: int | None
     """Its place there."""
     offence: str
-    """What for, as the vault files it."""
+    """fraud, exact_fraud, double_submission, wrong_verdict, double_outcome, absent_juror."""
     tx: str
-    """The transaction that slashed."""
+    """Transaction that slashed."""
     outcome_tx: str | None
-    """The transaction that posted the verdict."""
+    """Transaction that posted the verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +194,11 @@ class AuditReport:
     payments: tuple[PaymentReport, ...]
     """Payments of the audited runs, in chain order."""
     losses: tuple[Loss, ...]
-    """What each stake lost in the audited runs, one for whoever was slashed."""
+    """Losses in the audited runs, one for each stake that was slashed."""
     checks: tuple[Check, ...]
-    """What was recomputed: always over the whole chain."""
+    """What was recomputed: of the audited runs, and of what all runs share."""
+    others: int = 0
+    """Runs that were not looked at."""
 
     @property
     def passed(self) -> bool:
@@ -202,30 +214,31 @@ class AuditReport:
         """Return the stable JSON form."""
         values = asdict(self)
         # Sums of the slashes, for people.
-        del values["losses"]
+        del values["losses"], values["others"]
         values["checks"] = [check.to_json() for check in self.checks]
         values["contradictions"] = [found.to_json() for found in self.contradictions]
         return values
 
 
 def build_report(
-    view: ChainView,
+    view: Ledger,
     deployment: Deployment,
+    observed: Observed,
     *,
     block: int | None = None,
     run_id: RunId | None = None,
-    observed: Observed | None = None,
     about_source: Sequence[Check] = (),
 ) -> AuditReport:
     """Return what the events add up to, for one run or all, with every check.
 
     `about_source` are checks of where the events came from.
     """
+    whole, view = view, view if run_id is None else of_run(view, run_id)
     table = tabulate(view)
     paid: dict[tuple[RunId, Address], int] = defaultdict(int)
     for payment in view.payments:
         paid[payment.run_id, payment.worker] += payment.amount_wei
-    runs = [run for run in view.runs.values() if run_id in (None, run.run_id)]
+    runs = list(view.runs.values())
     return AuditReport(
         chain_id=deployment.chain_id,
         block=block if block is not None else view.block_number or 0,
@@ -236,39 +249,53 @@ def build_report(
             for counts in [Counts(table, run.run_id)]
             for member in run.members.values()
         ),
-        batches=sum(run_id in (None, batch.run_id) for batch in view.batches.values()),
+        batches=len(view.batches),
         slashes=tuple(
             _slash_report(view, slash) for slash in view.slashes if run_id in (None, slash.run_id)
         ),
         payments=tuple(
             PaymentReport(p.run_id, p.worker, p.slots, p.units, str(p.amount_wei), p.tx_hash)
             for p in view.payments
-            if run_id in (None, p.run_id)
         ),
         losses=tuple(losses(view, run_id)),
-        checks=(*about_source, *run_checks(view, deployment, observed, table=table)),
+        checks=(
+            *about_source,
+            *run_checks(
+                view,
+                deployment,
+                observed,
+                whole=whole,
+                table=table,
+                doubts=money.Doubts.of(about_source),
+            ),
+        ),
+        others=len(whole.runs) - len(runs),
     )
 
 
 def run_checks(
-    view: ChainView,
+    view: Ledger,
     deployment: Deployment,
-    observed: Observed | None = None,
+    observed: Observed,
     *,
+    whole: Ledger,
     table: OutcomeTable | None = None,
     fresh: OutcomeTable | None = None,
+    doubts: money.Doubts | None = None,
 ) -> list[Check]:
-    """Return every check; the contracts' own sums are compared only when they were observed.
+    """Return every check.
 
     Batches never change once they are posted: roots, signatures and records of those outside
-    `fresh` are not looked at again.
+    `fresh` are not looked at again. `view` may be `of_run`, a part of the `whole`. `doubts` are
+    those of verdicts that were run again.
     """
     table = tabulate(view) if table is None else table
     fresh = table if fresh is None else fresh
     domain = Domain(deployment.chain_id, deployment.contracts["ContributionLedger"])
-    known = fixed(deployment, observed)
-    window_s, deadline_s = known.get("challenge_window_s"), known.get("outcome_deadline_s")
-    checks = [
+    parameters = parameters_of(deployment, observed)
+    window_s = parameters.get("challenge_window_s")
+    deadline_s = parameters.get("outcome_deadline_s")
+    return [
         work.events_follow(view),
         work.batch_roots(view, fresh),
         work.commitments(view),
@@ -280,16 +307,17 @@ def run_checks(
         work.reasons(fresh),
         work.accepted_records(view, fresh),
         money.slots(table),
-        money.payments(view, table, window_s),
+        money.payments(view, table, window_s, doubts or money.Doubts()),
         money.voids(view),
-        stakes.roles(view, known),
-        stakes.slashes(view, table, known),
-        stakes.slash_splits(view, known),
+        stakes.roles(view, parameters),
+        stakes.slashes(view, table, parameters),
+        stakes.slash_splits(view, parameters),
         disputes.cases(view, domain),
-        disputes.juries(view, observed, known),
-        disputes.money(view, observed, known),
+        disputes.juries(view, observed, parameters),
+        disputes.money(view, observed, parameters, whole),
+        money.waiting(view, parameters, money.now_of(whole, observed)),
+        money.sums(whole, observed, view.runs),
     ]
-    return checks if observed is None else [*checks, money.sums(view, observed)]
 
 
 class Counts:
@@ -297,20 +325,19 @@ class Counts:
 
     def __init__(self, table: OutcomeTable, run_id: RunId | None) -> None:
         rows = np.flatnonzero(table.is_of(run_id))
-        self._numbers, place = np.unique(table.column("worker_id")[rows], return_inverse=True)
+        numbers, place = np.unique(table.column("worker_id")[rows], return_inverse=True)
+        self._place = {number: at for at, number in enumerate(numbers.tolist())}
         verdicts = table.verdict_N[rows]
-        size = (len(self._numbers), 5)
-        self._counts: NDArray[np.int64] = np.zeros(size, np.int64)
+        # The last row is that of workers without outcomes.
+        self._counts: NDArray[np.int64] = np.zeros((len(numbers) + 1, 5), np.int64)
         np.add.at(self._counts, (place, verdicts), 1)
-        self._units: NDArray[np.int64] = np.zeros(len(self._numbers), np.int64)
+        self._units: NDArray[np.int64] = np.zeros(len(numbers) + 1, np.int64)
         accepted = verdicts == Verdict.ACCEPTED
         np.add.at(self._units, place[accepted], table.column("units")[rows][accepted])
 
     def of(self, worker_id: int) -> dict[str, int]:
         """Return a worker's figures, named as in the reports."""
-        at = int(np.searchsorted(self._numbers, worker_id))
-        if at == len(self._numbers) or self._numbers[at] != worker_id:
-            return _figures(np.zeros(5, np.int64), 0)
+        at = self._place.get(worker_id, -1)
         return _figures(self._counts[at], int(self._units[at]))
 
     def of_all(self) -> dict[str, int]:
@@ -327,7 +354,7 @@ def _figures(counts: NDArray[np.int64], units: int) -> dict[str, int]:
     }
 
 
-def _run_report(view: ChainView, run: RunView, table: OutcomeTable) -> RunReport:
+def _run_report(view: Ledger, run: RunView, table: OutcomeTable) -> RunReport:
     batches = [batch for batch in view.batches.values() if batch.run_id == run.run_id]
     return RunReport(
         run_id=run.run_id,
@@ -373,8 +400,8 @@ def _worker_report(worker: MemberView, counts: Counts, paid_wei: int) -> WorkerR
     )
 
 
-def _slash_report(view: ChainView, slash: SlashView) -> SlashReport:
-    batch = view.batches.get(slash.batch_id) if slash.batch_id is not None else None
+def _slash_report(view: Ledger, slash: SlashView) -> SlashReport:
+    batch = view.batch_of(slash)
     return SlashReport(
         worker=slash.owner,
         amount_wei=str(slash.amount_wei),
@@ -387,3 +414,124 @@ def _slash_report(view: ChainView, slash: SlashView) -> SlashReport:
         tx=slash.tx_hash,
         outcome_tx=batch.posted_tx if batch else None,
     )
+
+
+# One worker, one submission, every slash: what the ledger says, and what contradicts it
+
+
+def worker_facts(history: History, worker: str) -> dict[str, Any]:
+    """Return a worker's figures, outcomes, slashes and payments; raises ConfigError for nobody."""
+    account = find_worker(history.ledger, worker)
+    address = account.address
+    report, table = history.report(), tabulate(history.ledger)
+    rows = np.flatnonzero(table.column("worker_id") == account.worker_id).tolist()
+    places = {(batch.batch_id, position) for batch, position in map(table.place, rows)}
+    figures = [worker for worker in report.workers if worker.address == address]
+    return {
+        "worker": {"address": address, "worker_id": account.worker_id, "node": account.node},
+        "memberships": [asdict(membership) for membership in figures],
+        "outcomes": [_outcome(table, row) for row in rows],
+        "slashes": [asdict(slash) for slash in report.slashes if slash.worker == address],
+        "payments": [asdict(each) for each in report.payments if each.worker == address],
+        "contradictions": [
+            found.to_json()
+            for found in report.contradictions
+            if address in found.detail or (found.batch_id, found.position) in places
+        ],
+    }
+
+
+def _outcome(table: OutcomeTable, row: int) -> dict[str, Any]:
+    batch, position = table.place(row)
+    record = table.record(row)
+    return {
+        "run_id": batch.run_id,
+        "batch_id": batch.batch_id,
+        "position": position,
+        "step": record.step,
+        "index": record.index,
+        "policy_version": record.policy_version,
+        "file_sha256": hex0x(record.file_hash),
+        "units": record.units,
+        "verdict": record.verdict.name.lower(),
+        "reason": record.reason.name.lower(),
+        "standing_verdict": Verdict(int(table.verdict_N[row])).name.lower(),
+        "posted_tx": batch.posted_tx,
+    }
+
+
+def row_of(table: OutcomeTable, place: Place) -> int:
+    """Return an outcome's row; raises ConfigError when it is not judged yet."""
+    for number, batch in enumerate(table.batches):
+        if batch.batch_id == place.batch.batch_id:
+            return int(table.starts[number]) + place.position
+    raise ConfigError(f"submission {place} is not judged yet", hint="muster explain says who is to")
+
+
+def submission_facts(history: History, submission: str) -> dict[str, Any]:
+    """Return everything that the chain proves about an outcome."""
+    table, ledger = tabulate(history.ledger), history.ledger
+    row = row_of(table, find_outcome(ledger, submission))
+    batch, position = table.place(row)
+    record = table.record(row)
+    leaves = batch.leaves()
+    leaf = leaves[position]
+    case = ledger.cases.get(leaf) or ledger.cases.get(summons_of(batch.batch_id))
+    worker = ledger.worker_by_id.get(record.worker_id)
+    slash = next(
+        (s for s in ledger.slashes if (s.batch_id, s.position) == (batch.batch_id, position)), None
+    )
+    return {
+        **_outcome(table, row),
+        "worker": worker and worker.address,
+        "price_wei_per_unit": str(batch.price_per_unit),
+        "committed": _moment(batch.committed_at, batch.block_number, batch.tx_hash),
+        "posted": _moment(batch.posted_at, batch.posted_block, batch.posted_tx),
+        **_called(history, batch),
+        "signed_by": [signer for signer in work.outcome_signers(batch, history.domain) if signer],
+        "leaf": hex0x(leaf),
+        "outcomes_root": batch.outcomes_root and hex0x(batch.outcomes_root),
+        "proof": [hex0x(node) for node in merkle_proof(leaves, position)],
+        "case": case
+        and {
+            "opened_tx": case.opened_tx,
+            "closed_tx": case.closed_tx,
+            "is_overturned": case.overturned,
+        },
+        "slash_tx": slash and slash.tx_hash,
+        "contradictions": [found.to_json() for found in _about(history, batch, position)],
+    }
+
+
+def _called(history: History, batch: BatchView) -> dict[str, Any]:
+    """Return who was drawn to check a batch, and on what ground others signed instead."""
+    if not batch.signers:
+        return {"drawn_first": None, "signed_on_ground": "judged by jurors of the network"}
+    deadline_s = history.parameters.get("outcome_deadline_s")
+    if deadline_s is None:
+        return {"drawn_first": None, "signed_on_ground": None}
+    first, ground = calls.drawn_first(history.ledger, batch, deadline_s)
+    return {"drawn_first": first, "signed_on_ground": str(ground)}
+
+
+def _moment(at_s: int | None, block: int | None, tx: str | None) -> dict[str, Any]:
+    return {"at_s": at_s, "block": block, "tx": tx}
+
+
+def _about(history: History, batch: BatchView, position: int) -> Iterator[Contradiction]:
+    for found in history.report().contradictions:
+        if found.batch_id == batch.batch_id and found.position in (None, position):
+            yield found
+
+
+def slash_facts(history: History) -> dict[str, Any]:
+    """Return every slash with what contradicts it."""
+    report = history.report()
+    wrong = [found for found in report.contradictions if found.kind.startswith("slash-")]
+    return {
+        "slashes": [
+            {**asdict(slash), "is_founded": not any(slash.tx == found.tx for found in wrong)}
+            for slash in report.slashes
+        ],
+        "contradictions": [found.to_json() for found in wrong],
+    }

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -40,7 +40,7 @@ class Proof(StrEnum):
     """How much of the source is proven."""
 
     NONE = "none"
-    """Nothing: the endpoint is believed."""
+    """The endpoint is believed."""
     BLOCKS = "blocks"
     """Every event is in a block of the hash that is shown."""
     CHAIN = "chain"
@@ -80,7 +80,7 @@ class Listener(Rpc):
 
 @dataclass(frozen=True, slots=True)
 class _Listening:
-    """What `EventReader` needs of a connection."""
+    """The part of a connection that `EventReader` needs."""
 
     rpc: Rpc
     deployment: Deployment
@@ -89,16 +89,16 @@ class _Listening:
 
 
 @dataclass(slots=True)
-class Heard:
+class RawPoll:
     """A history as one endpoint tells it."""
 
     poll: Poll
     """The decoded events and the head."""
     blocks: dict[int, DumpedBlock] = field(default_factory=dict)
-    """The raw blocks with events; empty when nobody wants them."""
+    """The raw blocks with events; empty unless they are kept."""
 
 
-class Ear:
+class SourceReader:
     """Hears a history from one endpoint, poll by poll."""
 
     def __init__(self, chain: Chain, *, keeps_logs: bool) -> None:
@@ -106,18 +106,13 @@ class Ear:
         source = _Listening(self._listener or chain.rpc, chain.deployment)
         self._reader = EventReader(source)
 
-    async def poll(self) -> Heard:
+    async def poll(self) -> RawPoll:
         """Return everything new, with the raw logs if they are kept."""
         poll = await self._reader.poll()
         if self._listener is None:
-            return Heard(poll)
+            return RawPoll(poll)
         logs, self._listener.logs = self._listener.logs, {}
-        return Heard(poll, _blocks_of(poll, logs))
-
-
-async def hear(chain: Chain, *, keeps_logs: bool) -> Heard:
-    """Return everything that an endpoint tells, with the raw logs if wanted."""
-    return await Ear(chain, keeps_logs=keeps_logs).poll()
+        return RawPoll(poll, _blocks_of(poll, logs))
 
 
 def _blocks_of(
@@ -146,7 +141,7 @@ def contract_addresses(deployment: Deployment) -> frozenset[str]:
 # One endpoint
 
 
-async def prove(chain: Chain, heard: Heard, proof: Proof) -> Check:
+async def prove(chain: Chain, heard: RawPoll, proof: Proof) -> Check:
     """Return whether an endpoint's answers prove its events; raises ConfigError when it does not
     give what a proof is made of. Headers and receipts are kept in `heard`.
     """
@@ -192,7 +187,7 @@ def check_block(
 
 
 async def _prove_chain(
-    chain: Chain, heard: Heard, addresses: frozenset[str]
+    chain: Chain, heard: RawPoll, addresses: frozenset[str]
 ) -> list[Contradiction]:
     """Return what is wrong with the headers from the deployment to the head."""
     head = heard.poll.head
@@ -255,7 +250,7 @@ def _all_of(rpc: Rpc, method: str, answers: list[Any], kind: type) -> list[Any]:
 # Several endpoints
 
 
-async def compare(heard: Heard, first: Rpc, other: Chain) -> Check:
+async def compare(heard: RawPoll, first: Rpc, other: Chain) -> Check:
     """Return whether another endpoint shows the same blocks and logs up to the same head."""
     found = [
         Contradiction(Kind.SOURCE_DISAGREES, what, block=number)
@@ -269,7 +264,7 @@ async def compare(heard: Heard, first: Rpc, other: Chain) -> Check:
     )
 
 
-async def _differences(heard: Heard, first: Rpc, other: Chain) -> list[tuple[int, str]]:
+async def _differences(heard: RawPoll, first: Rpc, other: Chain) -> list[tuple[int, str]]:
     head = heard.poll.head
     ours = {number: block.block.hash for number, block in heard.blocks.items()}
     ours[head.number] = head.hash
@@ -288,7 +283,7 @@ async def _differences(heard: Heard, first: Rpc, other: Chain) -> list[tuple[int
 
 
 async def _differing_logs(
-    heard: Heard, first: Rpc, other: Chain, last: int
+    heard: RawPoll, first: Rpc, other: Chain, last: int
 ) -> list[tuple[int, str]]:
     ours = {(n, log_key(log)) for n, block in heard.blocks.items() for log in block.logs}
     theirs: set[tuple[int, LogKey]] = set()
@@ -311,7 +306,7 @@ async def _differing_logs(
 
 
 async def compare_with_past(
-    rpc: Rpc, past: Iterator[DumpedBlock], name: str, *, describe: Any
+    rpc: Rpc, past: Iterator[DumpedBlock], name: str, describe: Callable[[DumpedBlock], str]
 ) -> Check:
     """Return whether blocks that were written down before are still on the chain.
 

@@ -8,14 +8,15 @@ a vote that was not cast.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from muster.chain import ZERO_ADDRESS, CaseView, ChainView, SlashState, SlashView
+from muster.chain import ZERO_ADDRESS, CaseView, SlashState, SlashView
 from muster.chain.structs import Offence
 from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
 from muster.client.audit.ledger import Ledger
+from muster.client.audit.observed import Parameters
 from muster.client.audit.table import OutcomeTable
 from muster.client.audit.work import terms_of_batch
 from muster.client.quantities import format_tokens
@@ -31,8 +32,6 @@ FRAUDS = (Offence.FRAUD, Offence.EXACT_FRAUD)
 MAX_FOLLOWERS = 256
 """Later offences that stake which comes back is counted for."""
 
-Fixed = Mapping[str, int]
-"""What the contracts were built with, by name."""
 Problems = Iterator[tuple[Kind, str]]
 """What is wrong, of which kind."""
 
@@ -40,9 +39,9 @@ Problems = Iterator[tuple[Kind, str]]
 # Roles
 
 
-def roles(view: ChainView, fixed: Fixed) -> Check:
-    """Return whether who works, validates or judges holds the stake, and agreed to the terms."""
-    found = [*_worker_problems(view, fixed), *_judge_problems(view, fixed)]
+def roles(view: Ledger, parameters: Parameters) -> Check:
+    """Return whether workers, validators and jurors hold their stake, and agreed to the terms."""
+    found = [*_worker_problems(view, parameters), *_judge_problems(view, parameters)]
     members = sum(len(run.members) for run in view.runs.values())
     seats = sum(len(run.validators) for run in view.runs.values())
     return summarise(
@@ -52,8 +51,8 @@ def roles(view: ChainView, fixed: Fixed) -> Check:
     )
 
 
-def _worker_problems(view: ChainView, fixed: Fixed) -> Iterator[Contradiction]:
-    required = fixed.get("required_worker_stake", 0)
+def _worker_problems(view: Ledger, parameters: Parameters) -> Iterator[Contradiction]:
+    required = parameters.get("required_worker_stake", 0)
     for run in view.runs.values():
         for member in run.members.values():
             who = f"worker {member.address} of run {run.run_id}"
@@ -66,16 +65,16 @@ def _worker_problems(view: ChainView, fixed: Fixed) -> Iterator[Contradiction]:
                 yield _role(f"{who} is active with {format_tokens(member.active_wei)} tokens")
 
 
-def _judge_problems(view: ChainView, fixed: Fixed) -> Iterator[Contradiction]:
+def _judge_problems(view: Ledger, parameters: Parameters) -> Iterator[Contradiction]:
     of_seats, of_bench = ("required_validator_stake", "required_juror_stake")
     seated = ((run.run_id, who) for run in view.runs.values() for who in run.validators)
     for run_id, who in seated:
         stake = view.stake(run_id, who).active_wei
-        if stake < fixed.get(of_seats, 0):
+        if stake < parameters.get(of_seats, 0):
             yield _role(f"validator {who} of run {run_id} sits with {format_tokens(stake)} tokens")
     for who in view.jurors():
         stake = view.stake(RunId(BENCH), who).active_wei
-        if stake < fixed.get(of_bench, 0):
+        if stake < parameters.get(of_bench, 0):
             yield _role(f"juror {who} is on the bench with {format_tokens(stake)} tokens")
 
 
@@ -86,19 +85,19 @@ def _role(detail: str) -> Contradiction:
 # Slashes
 
 
-def slashes(view: ChainView, table: OutcomeTable, fixed: Fixed) -> Check:
+def slashes(view: Ledger, table: OutcomeTable, parameters: Parameters) -> Check:
     """Return whether every slash follows from an offence that its owner answers for."""
     found = [
         _of(slash, kind, problem)
         for slash in view.slashes
-        for kind, problem in _slash_problems(view, table, slash, fixed)
+        for kind, problem in _slash_problems(view, table, slash, parameters)
     ]
     executed = {(slash.batch_id, slash.position) for slash in view.slashes}
     places = (table.place(int(row)) for row in np.flatnonzero(table.is_verdict(Verdict.FRAUD)))
     waiting = sum((batch.batch_id, position) not in executed for batch, position in places)
     return summarise(
         "nobody lost what it had not signed for",
-        [*found, *_conviction_problems(view), *_follow_problems(view, table, fixed)],
+        [*found, *_conviction_problems(view), *_follow_problems(view, table, parameters)],
         f"{len(view.slashes)} slashes, {waiting} fraud verdicts not executed",
     )
 
@@ -115,7 +114,7 @@ def _of(slash: SlashView, kind: Kind, problem: str) -> Contradiction:
 
 
 def _slash_problems(
-    view: ChainView, table: OutcomeTable, slash: SlashView, fixed: Fixed
+    view: Ledger, table: OutcomeTable, slash: SlashView, parameters: Parameters
 ) -> Problems:
     if slash.escrow_id != escrow_of(slash):
         yield Kind.SLASH_UNFOUNDED, "it is filed under another name than its own"
@@ -131,7 +130,7 @@ def _slash_problems(
         yield from _double_submission_problems(view, slash)
     else:
         yield Kind.SLASH_UNFOUNDED, "there is no such offence"
-    shares = due_shares(view, table, slash, fixed)
+    shares = due_shares(view, table, slash, parameters)
     if shares is not None and not any(slash.taken == _shares(slash, ppm) for ppm in shares):
         due = " or ".join(_both(_shares(slash, ppm)) for ppm in sorted(shares)) or "nothing"
         what = f"{_both(slash.taken)} tokens were taken of {_both(slash.stake_before)}, due {due}"
@@ -147,7 +146,7 @@ def escrow_of(slash: SlashView) -> Hash32:
 
 
 def due_shares(
-    view: ChainView, table: OutcomeTable, slash: SlashView, fixed: Fixed
+    view: Ledger, table: OutcomeTable, slash: SlashView, parameters: Parameters
 ) -> set[int] | None:
     """Return what an offence costs, in millionths of the stake; several where it cannot be told
     which, None where it is not known.
@@ -156,11 +155,11 @@ def due_shares(
         return {PPM}
     if slash.offence in (Offence.WRONG_VERDICT, Offence.ABSENT_JUROR):
         is_verdict = slash.offence is Offence.WRONG_VERDICT
-        ppm = fixed.get("wrong_verdict_ppm" if is_verdict else "absence_ppm")
+        ppm = parameters.get("wrong_verdict_ppm" if is_verdict else "absence_ppm")
         return None if ppm is None else {ppm}
     if slash.offence is Offence.DOUBLE_SUBMISSION:
         return _exact_shares(view, table, slash)
-    batch = view.batches.get(slash.batch_id) if slash.batch_id is not None else None
+    batch = view.batch_of(slash)
     terms = terms_of_batch(view, batch) if batch else None
     if terms is None:
         return set()
@@ -170,7 +169,7 @@ def due_shares(
     return {min(terms.fraud_ppm << max(0, min(slash.priors, 20)), PPM)}
 
 
-def _exact_shares(view: ChainView, table: OutcomeTable, slash: SlashView) -> set[int]:
+def _exact_shares(view: Ledger, table: OutcomeTable, slash: SlashView) -> set[int]:
     """Return what two submissions for a slot may cost: by the terms of a batch that judged it."""
     worker = view.workers.get(slash.owner)
     if worker is None or not len(table):
@@ -192,8 +191,8 @@ def _shares(slash: SlashView, ppm: int) -> tuple[int, ...]:
     return tuple(-(-stake * ppm // PPM) for stake in slash.stake_before)
 
 
-def _fraud_problems(view: ChainView, slash: SlashView) -> Problems:
-    batch = view.batches.get(slash.batch_id) if slash.batch_id is not None else None
+def _fraud_problems(view: Ledger, slash: SlashView) -> Problems:
+    batch = view.batch_of(slash)
     if batch is None or batch.records is None or slash.position is None:
         yield Kind.SLASH_UNFOUNDED, "slashed without a posted outcome"
         return
@@ -239,7 +238,7 @@ def _stands(record: OutcomeRecord, case: CaseView | None) -> int:
     return Ruling(record.verdict, record.reason).number
 
 
-def _conviction_problems(view: ChainView) -> Iterator[Contradiction]:
+def _conviction_problems(view: Ledger) -> Iterator[Contradiction]:
     """Yield whose convictions are not the offences that stand against it in the run."""
     convicting = (*FRAUDS, Offence.DOUBLE_SUBMISSION)
     standing = Counter(
@@ -255,7 +254,7 @@ def _conviction_problems(view: ChainView) -> Iterator[Contradiction]:
                 yield Contradiction(Kind.SLASH_VERDICT, what)
 
 
-def _absence_problems(view: ChainView, slash: SlashView) -> Problems:
+def _absence_problems(view: Ledger, slash: SlashView) -> Problems:
     if slash.run_id != BENCH:
         yield Kind.SLASH_OTHER_RUN, f"a juror's duty, and stake for run {slash.run_id}"
     case = next((case for case in view.cases.values() if case.number == slash.tag), None)
@@ -265,7 +264,7 @@ def _absence_problems(view: ChainView, slash: SlashView) -> Problems:
         yield Kind.SLASH_UNFOUNDED, f"case {slash.tag} did not find that it was absent"
 
 
-def _signer_problems(view: ChainView, slash: SlashView) -> Problems:
+def _signer_problems(view: Ledger, slash: SlashView) -> Problems:
     batch, run = view.batches.get(slash.tag), view.runs.get(slash.run_id)
     if batch is None or run is None or batch.run_id != slash.run_id:
         yield Kind.SLASH_OTHER_RUN, f"batch {slash.tag} is none of run {slash.run_id}"
@@ -276,15 +275,15 @@ def _signer_problems(view: ChainView, slash: SlashView) -> Problems:
         yield Kind.SLASH_UNFOUNDED, f"no jury overturned what it signed in batch {slash.tag}"
 
 
-def _lost_cases(view: ChainView, batch_id: int) -> Iterator[CaseView]:
-    """Yield the cases that make a batch's signers pay: not those about what could not be had."""
+def _lost_cases(view: Ledger, batch_id: int) -> Iterator[CaseView]:
+    """Yield the cases that make a batch's signers pay. Cases about missing files do not."""
     for case in view.cases.values():
         is_seen = not is_unavailable(case.recorded) and not case.is_summons
         if case.batch_id == batch_id and case.overturned and is_seen:
             yield case
 
 
-def _double_outcome_problems(view: ChainView, slash: SlashView) -> Problems:
+def _double_outcome_problems(view: Ledger, slash: SlashView) -> Problems:
     batch, run = view.batches.get(slash.tag), view.runs.get(slash.run_id)
     if batch is None or run is None or batch.run_id != slash.run_id:
         yield Kind.SLASH_OTHER_RUN, f"batch {slash.tag} is none of run {slash.run_id}"
@@ -293,49 +292,43 @@ def _double_outcome_problems(view: ChainView, slash: SlashView) -> Problems:
     yield from _unproven(view, slash)
 
 
-def _double_submission_problems(view: ChainView, slash: SlashView) -> Problems:
+def _double_submission_problems(view: Ledger, slash: SlashView) -> Problems:
     member = view.member(slash.run_id, slash.owner)
     if member is None or member.joined_block > slash.block_number:
         yield Kind.SLASH_OTHER_RUN, f"it had not joined run {slash.run_id}"
     yield from _unproven(view, slash)
 
 
-def _unproven(view: ChainView, slash: SlashView) -> Problems:
+def _unproven(view: Ledger, slash: SlashView) -> Problems:
     # The fault court checked the two signatures, which its event does not repeat.
-    if isinstance(view, Ledger) and slash.escrow_id not in view.proven:
+    if slash.escrow_id not in view.proven:
         yield Kind.SLASH_UNFOUNDED, "the fault court proved nothing of it"
 
 
-def _reporters(view: ChainView, slash: SlashView) -> set[str]:
-    """Return who may have been rewarded: nobody, but where a jury contradicted the record."""
+def _reporters(view: Ledger, slash: SlashView) -> set[str]:
+    """Return the accounts that may be rewarded: none unless a jury contradicted the record."""
     if slash.offence is Offence.WRONG_VERDICT:
         return {case.reporter for case in _lost_cases(view, slash.tag)}
-    batch = view.batches.get(slash.batch_id) if slash.batch_id is not None else None
-    records = batch.records if batch else None
-    if slash.offence not in FRAUDS or batch is None or not records or slash.position is None:
+    record = view.record_at(slash.batch_id, slash.position)
+    if slash.offence not in FRAUDS or record is None or record.verdict is Verdict.FRAUD:
         return {ZERO_ADDRESS}
-    if not 0 <= slash.position < len(records):
-        return {ZERO_ADDRESS}
-    record = records[slash.position]
-    case = view.cases.get(record.leaf(batch.batch_id, slash.position))
-    if record.verdict is Verdict.FRAUD or case is None or not case.overturned:
-        return {ZERO_ADDRESS}
-    return {case.reporter}
+    case = view.cases.get(record.leaf(slash.batch_id or 0, slash.position or 0))
+    return {case.reporter if case is not None and case.overturned else ZERO_ADDRESS}
 
 
 # Stake that came back
 
 
-def _follow_problems(view: ChainView, table: OutcomeTable, fixed: Fixed) -> Iterator[Contradiction]:
+def _follow_problems(
+    view: Ledger, table: OutcomeTable, parameters: Parameters
+) -> Iterator[Contradiction]:
     """Yield where later offences took another share of stake that an earlier one gave back."""
-    if not isinstance(view, Ledger):
-        return
     told: dict[Hash32, list[tuple[Hash32, int]]] = {}
     for each in view.followed:
         told.setdefault(each.earlier, []).append((each.later, each.wei))
     for place, slash in enumerate(view.slashes):
         if slash.state is SlashState.RESTORED:
-            due = _followers(view, table, place, fixed)
+            due = _followers(view, table, place, parameters)
             if due is not None and told.pop(slash.escrow_id, []) != due:
                 yield _of(slash, Kind.SLASH_FOLLOWED, "its stake did not go where it was due")
     yield from (
@@ -346,9 +339,9 @@ def _follow_problems(view: ChainView, table: OutcomeTable, fixed: Fixed) -> Iter
 
 
 def _followers(
-    view: Ledger, table: OutcomeTable, place: int, fixed: Fixed
+    view: Ledger, table: OutcomeTable, place: int, parameters: Parameters
 ) -> list[tuple[Hash32, int]] | None:
-    """Return what later offences had to take when a slash was restored; None if not known."""
+    """Return the shares that later offences had to take of a restored slash; None if not known."""
     restored = view.slashes[place]
     left = restored.amount_wei
     until = view.restored_after.get(restored.escrow_id, len(view.slashes))
@@ -356,7 +349,7 @@ def _followers(
     later = [s for s in view.slashes[place + 1 : until] if (s.run_id, s.owner) == account]
     due: list[tuple[Hash32, int]] = []
     for slash in later[:MAX_FOLLOWERS]:
-        shares = due_shares(view, table, slash, fixed)
+        shares = due_shares(view, table, slash, parameters)
         if not left or slash.escrow_id in view.restored_before.get(restored.escrow_id, ()):
             continue
         if shares is None or len(shares) != 1:
@@ -370,33 +363,35 @@ def _followers(
 # Where it went
 
 
-def slash_splits(view: ChainView, fixed: Fixed) -> Check:
+def slash_splits(view: Ledger, parameters: Parameters) -> Check:
     """Return whether released slashes went where they must."""
     released = [slash for slash in view.slashes if slash.split is not None]
     found = (
         Contradiction(Kind.SLASH_SPLIT, f"{slash.owner}: {problem}", tx=slash.settled_tx)
         for slash in released
-        for problem in _split_problems(view, slash, fixed)
+        for problem in _split_problems(view, slash, parameters)
     )
     return summarise(
         "released slashes are split without profit for judges", found, f"{len(released)} released"
     )
 
 
-def _split_problems(view: ChainView, slash: SlashView, fixed: Fixed) -> Iterator[str]:
+def _split_problems(view: Ledger, slash: SlashView, parameters: Parameters) -> Iterator[str]:
     assert slash.split is not None  # the caller's filter
     if sum(slash.split) != slash.amount_wei:
         split = ", ".join(map(format_tokens, slash.split))
         yield f"{split} tokens do not add up to {format_tokens(slash.amount_wei)}"
     # What follows a slash that is final is split by itself, and nobody reported it.
-    parts = view.splits.get(slash.escrow_id, []) if isinstance(view, Ledger) else [slash.split]
+    parts = view.splits.get(slash.escrow_id, [])
     for number, (burned, insured, rewarded) in enumerate(parts):
         amount = burned + insured + rewarded
-        if insured != amount * fixed.get("insurance_ppm", 0) // PPM and "insurance_ppm" in fixed:
+        ppm = parameters.get("insurance_ppm")
+        if ppm is not None and insured != amount * ppm // PPM:
             yield f"{format_tokens(insured)} tokens were insured of {format_tokens(amount)}"
         is_reported = slash.reporter != ZERO_ADDRESS and number == 0
         most = min(
-            amount * fixed.get("reporter_ppm", PPM) // PPM, fixed.get("reporter_cap", amount)
+            amount * parameters.get("reporter_ppm", PPM) // PPM,
+            parameters.get("reporter_cap", amount),
         )
         if rewarded > (most if is_reported else 0):
             yield (

@@ -5,17 +5,19 @@ Rows are in batch order, batches in the order of their commitment. `_N` is one v
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.chain import BatchView, ChainView
-from muster.client.audit.ledger import RECORD, PackedRecords
-from muster.protocol.ids import RunId
-from muster.protocol.messages import OutcomeRecord, Verdict, pack_records
+from muster.chain import BatchView
+from muster.client.audit.contradictions import Contradiction, Kind, at_outcomes
+from muster.client.audit.ledger import RECORD, Ledger, PackedRecords
+from muster.protocol.encoding import address_bytes, keccak
+from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.messages import OutcomeRecord, Submission, Verdict, pack_records
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +76,12 @@ class OutcomeTable:
             yield batch, self.records_N[self.starts[number] : self.starts[number + 1]]
 
 
+def at_row(table: OutcomeTable, row: int, kind: Kind, detail: str) -> Contradiction:
+    """Return what is wrong with the outcome of a row."""
+    batch, position = table.place(row)
+    return at_outcomes(batch, kind, detail, position)
+
+
 def packed(batch: BatchView) -> bytes:
     """Return a judged batch's records as posted."""
     records = batch.records
@@ -84,7 +92,7 @@ def packed(batch: BatchView) -> bytes:
     return pack_records(list(records or ()))
 
 
-def tabulate(view: ChainView, *, only: Collection[int] | None = None) -> OutcomeTable:
+def tabulate(view: Ledger, *, only: Collection[int] | None = None) -> OutcomeTable:
     """Return the outcomes that a view knows, of all batches or of some."""
     batches = [
         batch
@@ -106,21 +114,68 @@ def tabulate(view: ChainView, *, only: Collection[int] | None = None) -> Outcome
     return table
 
 
-def _apply_disputes(view: ChainView, table: OutcomeTable) -> None:
+def _apply_disputes(view: Ledger, table: OutcomeTable) -> None:
     """Put the jury's verdict on every overturned outcome in the recorded one's place."""
     numbers = {batch.batch_id: number for number, batch in enumerate(table.batches)}
     for case in view.cases.values():
         number = numbers.get(case.batch_id)
         if not case.overturned or number is None:
             continue
-        if case.case_id == leaf_at(view, case.batch_id, case.position):
+        record = view.record_at(case.batch_id, case.position)
+        if record is not None and case.case_id == record.leaf(case.batch_id, case.position):
             table.verdict_N[table.starts[number] + case.position] = case.ruling >> 8
 
 
-def leaf_at(view: ChainView, batch_id: int, position: int) -> bytes | None:
-    """Return the leaf of a posted outcome; None where there is none."""
-    batch = view.batches.get(batch_id)
-    records = batch.records if batch else None
-    if not records or not 0 <= position < len(records):
+# Leaves of many records at once: preimages are laid out in arrays, then hashed one by one. The
+# layouts are those of docs/protocol.md, sections 3 and 9; a test compares them with the messages'.
+
+_TYPE = keccak(Submission.TYPE.encode())
+_WORDS = 9
+"""Type hash and the fields of a submission."""
+_FIELDS = (
+    ("step", 3, 4),
+    ("index", 4, 4),
+    ("policy_version", 5, 4),
+    ("rollouts", 7, 2),
+    ("units", 8, 4),
+)
+"""Numbers of a record, the word that each is in a submission, and its bytes."""
+
+
+def outcome_leaves(batch_id: int, records_N: NDArray[Any]) -> list[Hash32]:
+    """Return the leaves of a batch's outcomes tree."""
+    count = len(records_N)
+    preimages = np.empty((count, 12 + records_N.dtype.itemsize), np.uint8)
+    preimages[:, :8] = np.frombuffer(batch_id.to_bytes(8, "big"), np.uint8)
+    preimages[:, 8:12] = np.arange(count, dtype=">u4").view(np.uint8).reshape(count, 4)
+    preimages[:, 12:] = _bytes_of(records_N)
+    return [keccak(row.tobytes()) for row in preimages]
+
+
+def submission_leaves(
+    run_id: int, records_N: NDArray[Any], addresses: Mapping[int, Address]
+) -> list[Hash32] | None:
+    """Return the leaves that the submissions have if the records repeat them; None when a record
+    names a worker without an address.
+    """
+    known = {number: addresses.get(number) for number in set(records_N["worker_id"].tolist())}
+    if None in known.values():
         return None
-    return records[position].leaf(batch_id, position)
+    count = len(records_N)
+    preimages = np.zeros((count, _WORDS, 32), np.uint8)
+    preimages[:, 0] = np.frombuffer(_TYPE, np.uint8)
+    preimages[:, 1, 24:] = np.frombuffer(run_id.to_bytes(8, "big"), np.uint8)
+    for number, address in known.items():
+        assert address is not None  # looked at above
+        mine = records_N["worker_id"] == number
+        preimages[mine, 2, 12:] = np.frombuffer(address_bytes(address), np.uint8)
+    for name, word, size in _FIELDS:
+        preimages[:, word, 32 - size :] = _bytes_of(records_N[name])
+    preimages[:, 6] = _bytes_of(records_N["file_hash"])
+    return [keccak(keccak(row.tobytes())) for row in preimages]
+
+
+def _bytes_of(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return each value's bytes as a row."""
+    size = values.dtype.itemsize
+    return np.frombuffer(values.tobytes(), np.uint8).reshape(len(values), size)

@@ -1,16 +1,12 @@
-"""`muster audit verify`: one verdict re-run from an evidence bundle, on this machine alone.
+"""One verdict re-run from an evidence bundle, on this machine alone: `muster audit verify`.
 
 No orchestrator, relay or validator is asked. The chain is, for the facts that the verdict rests on;
-with --offline they are the bundle's, and are printed to be compared. Exits 1 when anything
-contradicts. `--json` prints one line:
-
-    {"submission", "verdict", "agrees", "facts",
-     "checks": [{"name", "answer": "agree|contradict|-", "detail"}]}
+with --offline they are the bundle's, and are printed to be compared.
 """
 
 from __future__ import annotations
 
-import sys
+import asyncio
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -19,58 +15,58 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.client.options import FILE, FOLDER, chain_options, endpoint, engine_options, json_option
-from muster.client.printing import print_facts, print_json, printable
+from muster.chain import Chain, find_outcome, is_named, read_view
+from muster.client.chain_facts import HistoryView
+from muster.client.cli.options import endpoint
+from muster.client.cli.printing import print_facts, printable
+from muster.client.disputes.bundle import (
+    CALIBRATION,
+    RECIPE,
+    SUBMISSION,
+    TASK_SET,
+    Bundle,
+    ChainFacts,
+    Evidence,
+    facts_of,
+)
+from muster.client.disputes.bundle_checks import (
+    Answer,
+    Check,
+    check_batch,
+    check_documents,
+    check_facts,
+    check_outcomes,
+    check_verdict,
+    check_weights,
+    claim_of,
+    is_borne_out,
+    read_manifest,
+    recorded_of,
+)
+from muster.client.disputes.rerun import claim_at, recompute
+from muster.client.validator.decoding import FileDecoder
+from muster.client.validator.judging import Rules
+from muster.client.validator.process import require_consistent
+from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ConfigError
+from muster.protocol.recipe import Recipe
+from muster.shardcast import Manifest
+from muster.tasks import TaskSet
+from muster.toploc import Calibration
 
 if TYPE_CHECKING:
-    from muster.client.bundle import Bundle, ChainFacts, Evidence
-    from muster.client.bundle_checks import Check
-    from muster.shardcast import Manifest
+    from muster.inference import InferenceEngine
 
 COLOURS = {"agree": "green", "contradict": "red", "-": "bright_black"}
 
 
-@click.command("verify")
-@click.argument("submission")
-@click.option("--bundle", type=FILE, required=True, help="Its evidence bundle.")
-@click.option("--policy", type=FOLDER, help="The policy's files, if the bundle lacks them.")
-@click.option("--offline", is_flag=True, help="Ask no chain: print the bundle's facts instead.")
-@engine_options
-@json_option
-@chain_options
-def verify(submission: str, as_json: bool, **options: Any) -> None:
-    """Re-run a verdict from its evidence bundle.
-
-    The submission is named as BATCH:POSITION, by its file's hash or a transaction's, or six digits
-    of one; with --offline not by a transaction.
-
-    Every check says agree or contradict. muster explain --save writes bundles.
-
-    \b
-    Examples:
-      muster audit verify 12:3 --bundle evidence.zip
-      muster audit verify 12:3 --bundle evidence.zip --offline --json
-    """
-    import asyncio
-
-    from muster.client.bundle_checks import is_borne_out
-
-    evidence, facts, checks = asyncio.run(_verify(submission, options))
-    found = to_json(evidence, facts, checks)
-    if as_json:
-        print_json(found)
-    else:
-        _print(found, checks, facts if options["offline"] else None)
-    if not is_borne_out(checks):
-        sys.exit(1)
-
-
-async def _verify(
+async def verify(
     submission: str, options: dict[str, Any]
 ) -> tuple[Evidence, ChainFacts, list[Check]]:
-    from muster.client.bundle import Bundle
+    """Return a bundle's evidence, the facts that it was held against, and every check.
 
+    Raises ConfigError when the bundle is about another submission than the one that is named.
+    """
     with ExitStack() as stack:
         bundle = stack.enter_context(Bundle(options["bundle"]))
         evidence = bundle.evidence()
@@ -92,13 +88,11 @@ def require_about(
 
     `found` is the place of what the text names on chain, if a chain was asked.
     """
-    from muster.chain import is_named
-
     place = (evidence.batch_id, evidence.position)
-    file_hash = evidence.entry.submission.file_hash
-    if found != place and not is_named(submission, place, file_hash):
+    own = evidence.entry.submission.file_hash
+    if found != place and not is_named(submission, place, own):
         raise ConfigError(
-            f"the bundle is about submission {place[0]}:{place[1]}, file 0x{file_hash.hex()}, "
+            f"the bundle is about submission {place[0]}:{place[1]}, file 0x{own.hex()}, "
             f"not {submission}",
             hint="name the one it is about, or give its own bundle",
         )
@@ -109,11 +103,6 @@ async def read_facts(evidence: Evidence, submission: str, options: dict[str, Any
 
     Raises ConfigError when the chain knows no such verdict.
     """
-    from muster.chain import Chain, find_outcome, read_view
-    from muster.client.bundle import facts_of
-    from muster.client.facts import HistoryView
-    from muster.client.rerun import claim_at
-
     async with await Chain.connect(*endpoint(options)) as chain:
         view = await read_view(chain, HistoryView())
         named = find_outcome(view, submission)
@@ -140,22 +129,20 @@ async def verify_bundle(
 
     `known` are the facts to go by, and the chain's if it was asked; `folder` is for weights.
     """
-    from muster.client import bundle_checks as held
-
     facts, chain = known
-    rests_on = [held.check_batch(evidence, facts), held.check_documents(bundle, facts)]
+    rests_on = [check_batch(evidence, facts), check_documents(bundle, facts)]
     checks = [
-        held.check_facts(evidence.facts, chain),
-        held.check_outcomes(evidence, facts),
+        check_facts(evidence.facts, chain),
+        check_outcomes(evidence, facts),
         *rests_on,
     ]
-    if not held.is_borne_out(rests_on):
+    if not is_borne_out(rests_on):
         return checks
-    manifest = held.read_manifest(bundle, facts)
+    manifest = read_manifest(bundle, facts)
     if facts.policy is not None:
         weights = _find_weights(bundle, manifest, folder, options["policy"])
         checks.append(weights)
-        if not held.is_borne_out([weights]):
+        if not is_borne_out([weights]):
             return checks
     return [
         *checks,
@@ -167,8 +154,6 @@ def _find_weights(
     bundle: Bundle, manifest: Manifest | None, folder: Path, given: Path | None
 ) -> Check:
     """Return whether the weights are the chain's; those of the bundle are put into `folder`."""
-    from muster.client.bundle_checks import Answer, Check, check_weights
-
     if manifest is None:
         return Check("policy", Answer.CONTRADICT, "its manifest is not the one on chain")
     if given is not None:
@@ -189,27 +174,13 @@ async def _recompute(
     bundle: Bundle, evidence: Evidence, facts: ChainFacts, policy: Path, options: dict[str, Any]
 ) -> list[Check]:
     """Return what the validators' own checks say on this machine."""
-    import asyncio
-
-    from muster.client.bundle import CALIBRATION, RECIPE, SUBMISSION, TASK_SET
-    from muster.client.bundle_checks import check_verdict, claim_of, recorded_of
-    from muster.client.doctor.command import load_transformers
-    from muster.client.rerun import recompute
-    from muster.client.validator.decoding import FileDecoder
-    from muster.client.validator.judging import Rules
-    from muster.client.validator.process import require_consistent
-    from muster.protocol.recipe import Recipe
-    from muster.tasks import TaskSet
-    from muster.toploc import Calibration
-
     rules = Rules(
         recipe=Recipe.from_bytes(bundle.part(RECIPE) or b""),
         task_set=TaskSet.from_bytes(bundle.part(TASK_SET) or b""),
         calibration=Calibration.from_bytes(bundle.part(CALIBRATION) or b""),
     )
     require_consistent(rules)
-    load = load_transformers(options["threads"] or 1)
-    engine = load(options["dtype"] or "float32", options["device"] or "cpu")
+    engine = engine_of(options)
     claim = claim_of(evidence, facts)
     if facts.policy is not None:
         version = claim.submission.policy_version
@@ -220,10 +191,16 @@ async def _recompute(
     return check_verdict(recorded_of(evidence), again)
 
 
+def engine_of(options: dict[str, Any]) -> InferenceEngine:
+    """Return the engine that the flags describe."""
+    from muster.client.connections import load_transformers
+
+    load = load_transformers(options["threads"] or 1)
+    return load(options["dtype"] or "float32", options["device"] or "cpu")
+
+
 def require_file(data: bytes | None, expected: bytes) -> bytes:
     """Return the submission's file; raises ConfigError when it is missing or another."""
-    from muster.protocol.encoding import file_hash
-
     if data is None or file_hash(data) != expected:
         found = "no file" if data is None else f"a file of hash 0x{file_hash(data).hex()}"
         raise ConfigError(
@@ -234,9 +211,11 @@ def require_file(data: bytes | None, expected: bytes) -> bytes:
 
 
 def to_json(evidence: Evidence, facts: ChainFacts, checks: list[Check]) -> dict[str, Any]:
-    """Return what was found, as JSON values."""
-    from muster.client.bundle_checks import is_borne_out, recorded_of
+    """Return what was found, as JSON values:
 
+    {"submission", "verdict", "agrees", "facts",
+     "checks": [{"name", "answer": "agree|contradict|-", "detail"}]}
+    """
     return {
         "submission": f"{evidence.batch_id}:{evidence.position}",
         "verdict": recorded_of(evidence).verdict.name.lower(),
@@ -246,7 +225,8 @@ def to_json(evidence: Evidence, facts: ChainFacts, checks: list[Check]) -> dict[
     }
 
 
-def _print(found: dict[str, Any], checks: list[Check], stated: ChainFacts | None) -> None:
+def print_verdict(found: dict[str, Any], checks: list[Check], stated: ChainFacts | None) -> None:
+    """Print every check and the result; `stated` are facts that only the bundle states."""
     for check in checks:
         mark = click.style(f"{check.answer:10}", fg=COLOURS[check.answer])
         name = check.name.split(":")[0]

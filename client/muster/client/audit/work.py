@@ -13,47 +13,42 @@ from numpy.typing import NDArray
 from muster.chain import (
     BatchStatus,
     BatchView,
-    ChainView,
     LeasedWork,
     MemberView,
     RunTerms,
     WorkerStatus,
 )
-from muster.client.audit import leaves
-from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
+from muster.client.audit.contradictions import (
+    Check,
+    Contradiction,
+    Kind,
+    at_commitment,
+    at_outcomes,
+    summarise,
+)
 from muster.client.audit.ledger import WITHHELD, Ledger
-from muster.client.audit.table import OutcomeTable
+from muster.client.audit.table import OutcomeTable, at_row, outcome_leaves, submission_leaves
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.errors import SignatureError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.merkle import merkle_root
-from muster.protocol.messages import Outcomes, Submission, Ticket, Verdict
-
-VERDICTS_OF = {
-    0: {Verdict.ACCEPTED},
-    23: {Verdict.INCOMPLETE},
-    **{reason: {Verdict.REJECTED} for reason in (10, 11, 12, 13, 14, 15, 16, 20, 21, 22)},
-    **{reason: {Verdict.FRAUD} for reason in (30, 31, 32, 41, 50)},
-    **{reason: {Verdict.REJECTED, Verdict.FRAUD} for reason in (33, 40, 60, 70)},
-}
-"""Verdicts that a reason can have: docs/protocol.md section 8."""
+from muster.protocol.messages import Outcomes, Reason, Submission, Ticket, Verdict
+from muster.protocol.reasons import verdicts_of
 
 
-def events_follow(view: ChainView) -> Check:
+def events_follow(view: Ledger) -> Check:
     """Return whether the events make sense one after the other."""
-    if isinstance(view, Ledger):
-        found = view.disorder
-    else:
-        found = [Contradiction(Kind.EVENT_ORDER, problem) for problem in view.contradictions]
-    return summarise("events follow from one another", found, f"up to block {view.block_number}")
+    return summarise(
+        "events follow from one another", view.disorder, f"up to block {view.block_number}"
+    )
 
 
 # Roots
 
 
-def batch_roots(view: ChainView, table: OutcomeTable) -> Check:
-    """Return whether batches commit to what was judged, where events suffice to tell."""
+def batch_roots(view: Ledger, table: OutcomeTable) -> Check:
+    """Return whether batches commit to the judged submissions, where events suffice to tell."""
     found: list[Contradiction] = []
     addresses = {number: worker.address for number, worker in view.worker_by_id.items()}
     proven = 0
@@ -61,7 +56,7 @@ def batch_roots(view: ChainView, table: OutcomeTable) -> Check:
         if batch.direct is not None:
             claimed, units = [batch.direct.leaf()], batch.direct.units
         else:
-            of_run = leaves.submission_leaves(batch.run_id, records_N, addresses)
+            of_run = submission_leaves(batch.run_id, records_N, addresses)
             claimed, units = of_run or [], int(records_N["units"].sum(dtype=np.int64))
         all_accepted = bool((records_N["verdict"] == Verdict.ACCEPTED).all())
         must_hold = batch.direct is not None or all_accepted
@@ -69,10 +64,10 @@ def batch_roots(view: ChainView, table: OutcomeTable) -> Check:
             proven += 1
             if must_hold and batch.units != units:
                 what = f"{batch.units} units declared, its submissions claim {units}"
-                found.append(_of(batch, Kind.BATCH_UNITS, what))
+                found.append(at_commitment(batch, Kind.BATCH_UNITS, what))
         elif claimed and must_hold:
             what = "the root does not commit to what was accepted"
-            found.append(_of(batch, Kind.BATCH_ROOT, what))
+            found.append(at_commitment(batch, Kind.BATCH_ROOT, what))
     unproven = len(view.batches) - proven
     return summarise(
         "batch roots commit to the submissions that were judged",
@@ -85,9 +80,9 @@ def batch_roots(view: ChainView, table: OutcomeTable) -> Check:
 def outcomes_roots(table: OutcomeTable) -> Check:
     """Return whether the outcomes roots are those of the records."""
     found = (
-        _posted(batch, Kind.OUTCOMES_ROOT, "the records do not make up the outcomes root")
+        at_outcomes(batch, Kind.OUTCOMES_ROOT, "the records do not make up the outcomes root")
         for batch, records_N in table.slices()
-        if merkle_root(leaves.outcome_leaves(batch.batch_id, records_N)) != batch.outcomes_root
+        if merkle_root(outcome_leaves(batch.batch_id, records_N)) != batch.outcomes_root
     )
     return summarise(
         "outcomes roots follow from the records", found, f"{len(table.batches)} roots recomputed"
@@ -97,11 +92,11 @@ def outcomes_roots(table: OutcomeTable) -> Check:
 # Signatures
 
 
-def direct_submissions(view: ChainView, domain: Domain) -> Check:
-    """Return whether workers themselves committed, or took out, what is there as their own."""
+def direct_submissions(view: Ledger, domain: Domain) -> Check:
+    """Return whether workers themselves committed, or took out, the work that bears their name."""
     own = [(batch, batch.work) for batch in view.batches.values() if batch.work is not None]
     found = (
-        _of(batch, Kind.DIRECT_SIGNATURE, problem)
+        at_commitment(batch, Kind.DIRECT_SIGNATURE, problem)
         for batch, work in own
         if (problem := _work_problem(view, batch, work, domain)) is not None
     )
@@ -112,19 +107,16 @@ def direct_submissions(view: ChainView, domain: Domain) -> Check:
     )
 
 
-def _work_problem(
-    view: ChainView, batch: BatchView, work: LeasedWork, domain: Domain
-) -> str | None:
+def _work_problem(view: Ledger, batch: BatchView, work: LeasedWork, domain: Domain) -> str | None:
     """Return what is wrong with work that its worker brought itself."""
     submission, ticket = work.submission, work.ticket
-    member = view.member(batch.run_id, submission.worker)
-    signer = recovered(digest(domain, submission.struct_hash()), work.node_signature)
-    if member is None or signer is None or not member.answers_for(signer, batch.committed_at):
+    node = signer_of(domain, submission, work.node_signature)
+    if not view.answers_for(batch, submission.worker, node):
         return "it is not signed by a node of its worker"
     if batch.split_from is not None:
         # The run's orchestrator committed it: the ledger asks for no ticket then.
         return None
-    if recovered(digest(domain, ticket.struct_hash()), work.ticket_signature) != batch.orchestrator:
+    if signer_of(domain, ticket, work.ticket_signature) != batch.orchestrator:
         return "its ticket is not signed by the run's orchestrator"
     if _slot(ticket) != _slot(submission):
         return "its ticket is for another slot"
@@ -135,10 +127,10 @@ def _slot(signed: Submission | Ticket) -> tuple[int, ...]:
     return (signed.run_id, int(signed.worker, 16), signed.step, signed.index, signed.policy_version)
 
 
-def commitments(view: ChainView) -> Check:
-    """Return whether batches name terms of their run, and what workers took out counts once."""
+def commitments(view: Ledger) -> Check:
+    """Return whether batches name terms of their run, and work taken out of them counts once."""
     found = [
-        _of(batch, kind, detail)
+        at_commitment(batch, kind, detail)
         for batch in view.batches.values()
         for kind, detail in _commitment_problems(view, batch)
     ]
@@ -148,7 +140,7 @@ def commitments(view: ChainView) -> Check:
             # Whatever its policy, a worker brings a slot by itself once.
             slot = _slot(batch.direct)[:-1]
             if slot in taken:
-                found.append(_of(batch, Kind.BATCH_SPLIT, "its slot was brought before"))
+                found.append(at_commitment(batch, Kind.BATCH_SPLIT, "its slot was brought before"))
             taken.add(slot)
     split = sum(batch.split_from is not None for batch in view.batches.values())
     return summarise(
@@ -158,22 +150,19 @@ def commitments(view: ChainView) -> Check:
     )
 
 
-def _commitment_problems(view: ChainView, batch: BatchView) -> Iterator[tuple[Kind, str]]:
+def _commitment_problems(view: Ledger, batch: BatchView) -> Iterator[tuple[Kind, str]]:
     terms = terms_of_batch(view, batch)
     if terms is None or terms.price_per_unit != batch.price_per_unit:
         yield Kind.BATCH_TERMS, f"its price is not that of terms {batch.terms} of its run"
     if batch.split_from is not None:
         yield from _split_problems(view, batch, batch.split_from)
-    elif isinstance(view, Ledger) and view.terms_then.get(batch.batch_id) != batch.terms:
-        known = view.terms_then.get(batch.batch_id)
+    elif (known := view.terms_then.get(batch.batch_id)) != batch.terms:
         yield Kind.BATCH_TERMS, f"it names terms {batch.terms}, its run's were {known}"
     if batch.units < 0:
         yield Kind.BATCH_SPLIT, "more units were taken out of it than it holds"
 
 
-def _split_problems(
-    view: ChainView, batch: BatchView, source_id: int
-) -> Iterator[tuple[Kind, str]]:
+def _split_problems(view: Ledger, batch: BatchView, source_id: int) -> Iterator[tuple[Kind, str]]:
     """Yield what is wrong with a submission that its worker took out of a batch."""
     source, own = view.batches.get(source_id), batch.direct
     if source is None or own is None:
@@ -188,7 +177,7 @@ def _split_problems(
         yield Kind.BATCH_SPLIT, f"batch {source_id}, which it was taken out of, has outcomes"
 
 
-def signatures(view: ChainView, table: OutcomeTable, domain: Domain) -> Check:
+def signatures(view: Ledger, table: OutcomeTable, domain: Domain) -> Check:
     """Return whether a quorum of validators, or else a jury, stands behind every outcome, and a
     quorum behind every batch that is said to be withheld.
     """
@@ -211,32 +200,30 @@ def _has_withheld_word(batch: BatchView) -> bool:
     return batch.status is BatchStatus.WITHHELD and batch.records_hash == WITHHELD
 
 
-def _signature_problems(
-    view: ChainView, batch: BatchView, domain: Domain
-) -> Iterator[Contradiction]:
+def _signature_problems(view: Ledger, batch: BatchView, domain: Domain) -> Iterator[Contradiction]:
     if batch.records is not None and not batch.signers and not batch.signatures:
         if (problem := _ruling_problem(view, batch)) is not None:
-            yield _posted(batch, Kind.OUTCOME_QUORUM, problem)
+            yield at_outcomes(batch, Kind.OUTCOME_QUORUM, problem)
         return
     signers = outcome_signers(batch, domain)
     if None in signers:
-        yield _posted(batch, Kind.OUTCOME_SIGNATURE, "a signature is malformed")
+        yield at_outcomes(batch, Kind.OUTCOME_SIGNATURE, "a signature is malformed")
     valid = {signer for signer in signers if signer in batch.validators}
     for stranger in {signer for signer in signers if signer} - valid:
-        yield _posted(batch, Kind.OUTCOME_STRANGER, f"{stranger} signed and was no validator")
+        yield at_outcomes(batch, Kind.OUTCOME_STRANGER, f"{stranger} signed and was no validator")
     run = view.runs.get(batch.run_id)
     if run is not None and seats_of(valid, run.seats) != batch.signers:
         what = f"seats {batch.signers:#b} are recorded, not those of who signed"
-        yield _posted(batch, Kind.OUTCOME_SIGNATURE, what)
+        yield at_outcomes(batch, Kind.OUTCOME_SIGNATURE, what)
     terms = terms_of_batch(view, batch)
     quorum = terms.quorum if terms else 1
     if len(valid) < quorum:
         what = f"{len(valid)} validators signed, the quorum is {quorum}"
-        yield _posted(batch, Kind.OUTCOME_QUORUM, what)
+        yield at_outcomes(batch, Kind.OUTCOME_QUORUM, what)
 
 
-def _ruling_problem(view: ChainView, batch: BatchView) -> str | None:
-    """Return what is wrong with an outcome that no validator signed: a jury must have ruled it."""
+def _ruling_problem(view: Ledger, batch: BatchView) -> str | None:
+    """Return what is wrong with an outcome that no validator signed. A jury must have ruled it."""
     case, records = view.cases.get(summons_of(batch.batch_id)), list(batch.records or ())
     if case is None or not case.overturned or len(records) != 1 or not case.claims:
         return "nobody signed, and no jury of the network ruled so"
@@ -257,7 +244,7 @@ def seats_of(accounts: Collection[Address], seats: Mapping[Address, int]) -> int
     return sum(bit for who, bit in seats.items() if who in accounts)
 
 
-def terms_of_batch(view: ChainView, batch: BatchView) -> RunTerms | None:
+def terms_of_batch(view: Ledger, batch: BatchView) -> RunTerms | None:
     """Return the run's terms by which a batch is paid, judged and punished; None if not known."""
     run = view.runs.get(batch.run_id)
     known = run.terms[batch.terms - 1 : batch.terms] if run is not None and batch.terms else []
@@ -270,11 +257,17 @@ def outcome_signers(batch: BatchView, domain: Domain) -> list[Address | None]:
         return []
     message = Outcomes(batch.batch_id, batch.root, batch.records_hash)
     hashed = digest(domain, message.struct_hash())
-    return [recovered(hashed, signature) for signature in batch.signatures]
+    return [_recovered(hashed, signature) for signature in batch.signatures]
 
 
-def recovered(hashed: Hash32, signature: bytes) -> Address | None:
-    """Return who signed, None for a signature that recovers to nobody."""
+def signer_of(
+    domain: Domain, signed: Outcomes | Submission | Ticket, signature: bytes
+) -> Address | None:
+    """Return who signed a message, None for a signature that recovers to nobody."""
+    return _recovered(digest(domain, signed.struct_hash()), signature)
+
+
+def _recovered(hashed: Hash32, signature: bytes) -> Address | None:
     try:
         return recover(hashed, signature)
     except SignatureError:
@@ -307,19 +300,19 @@ def _posting_problems(
     posted_at, is_run = batch.posted_at or 0, bool(batch.signers)
     if is_run and deadline_s is not None and posted_at >= batch.committed_at + deadline_s:
         late = f"posted {posted_at - batch.committed_at} s after the commitment, due {deadline_s}"
-        yield _posted(batch, Kind.OUTCOME_DEADLINE, late)
+        yield at_outcomes(batch, Kind.OUTCOME_DEADLINE, late)
     if units > batch.units:
         what = f"its records hold {units} units, it was committed for {batch.units}"
-        yield _posted(batch, Kind.OUTCOME_UNITS, what)
+        yield at_outcomes(batch, Kind.OUTCOME_UNITS, what)
 
 
 def reasons(table: OutcomeTable) -> Check:
     """Return whether every reason has a verdict that its check gives."""
     allowed = np.zeros((256, 5), bool)
-    for reason, verdicts in VERDICTS_OF.items():
-        allowed[reason, list(verdicts)] = True
+    for reason in Reason:
+        allowed[reason, list(verdicts_of(reason))] = True
     rows = np.flatnonzero(~allowed[table.records_N["reason"], table.records_N["verdict"]])
-    found = (_at(table, int(row), Kind.OUTCOME_REASON, _pair(table, int(row))) for row in rows)
+    found = (at_row(table, int(row), Kind.OUTCOME_REASON, _pair(table, int(row))) for row in rows)
     return summarise("verdicts are those of their reasons' checks", found, f"{len(table)} outcomes")
 
 
@@ -328,7 +321,7 @@ def _pair(table: OutcomeTable, row: int) -> str:
     return f"verdict {record.verdict.name.lower()} for reason {record.reason.name}"
 
 
-def accepted_records(view: ChainView, table: OutcomeTable) -> Check:
+def accepted_records(view: Ledger, table: OutcomeTable) -> Check:
     """Return whether accepted work could be done at all: by whom, with which policy."""
     rows_A = np.flatnonzero(table.is_verdict(Verdict.ACCEPTED))
     committed_A = table.of_batches([_committed_in(view, b) for b in table.batches])[rows_A]
@@ -336,7 +329,7 @@ def accepted_records(view: ChainView, table: OutcomeTable) -> Check:
     unpublished = (published_A < 0) | (published_A > committed_A)
     unknown, inactive = _strangers(view, table, rows_A, committed_A)
     found = (
-        _at(table, row, *_unfounded(table, row, bool(unknown[i]), bool(unpublished[i])))
+        at_row(table, row, *_unfounded(table, row, bool(unknown[i]), bool(unpublished[i])))
         for i in np.flatnonzero(unknown | unpublished | inactive)
         for row in [int(rows_A[i])]
     )
@@ -347,8 +340,8 @@ def accepted_records(view: ChainView, table: OutcomeTable) -> Check:
     )
 
 
-def _committed_in(view: ChainView, batch: BatchView) -> int:
-    """Return the block that committed a batch's work first: what was taken out was so before."""
+def _committed_in(view: Ledger, batch: BatchView) -> int:
+    """Return the block that first committed a batch's work, before it was taken out of another."""
     source = None if batch.split_from is None else view.batches.get(batch.split_from)
     return (source or batch).block_number
 
@@ -367,7 +360,7 @@ def _unfounded(
 
 
 def _publication_blocks(
-    view: ChainView, table: OutcomeTable, rows_A: NDArray[np.int64]
+    view: Ledger, table: OutcomeTable, rows_A: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return the block that published each row's policy, -1 where none did."""
     versions_A, runs_A = table.column("policy_version")[rows_A], table.run_N()[rows_A]
@@ -387,7 +380,7 @@ def _publication_blocks(
 
 
 def _strangers(
-    view: ChainView,
+    view: Ledger,
     table: OutcomeTable,
     rows_A: NDArray[np.int64],
     committed_A: NDArray[np.int64],
@@ -411,37 +404,7 @@ def _strangers(
     return unknown_A, inactive_A
 
 
-def _member_of(view: ChainView, pair: int) -> MemberView | None:
+def _member_of(view: Ledger, pair: int) -> MemberView | None:
     """Return a member by its run and its worker's number, joined to one."""
     worker = view.worker_by_id.get(pair & 0xFFFFFFFF)
     return worker.memberships.get(RunId(pair >> 32)) if worker else None
-
-
-# Where
-
-
-def _of(batch: BatchView, kind: Kind, detail: str) -> Contradiction:
-    """Return what is wrong with a commitment."""
-    return Contradiction(
-        kind, detail, tx=batch.tx_hash, block=batch.block_number, batch_id=batch.batch_id
-    )
-
-
-def _posted(batch: BatchView, kind: Kind, detail: str) -> Contradiction:
-    """Return what is wrong with the posting of outcomes."""
-    return Contradiction(
-        kind, detail, tx=batch.posted_tx, block=batch.posted_block, batch_id=batch.batch_id
-    )
-
-
-def _at(table: OutcomeTable, row: int, kind: Kind, detail: str) -> Contradiction:
-    """Return what is wrong with one outcome."""
-    batch, position = table.place(row)
-    return Contradiction(
-        kind,
-        detail,
-        tx=batch.posted_tx,
-        block=batch.posted_block,
-        batch_id=batch.batch_id,
-        position=position,
-    )

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.client.doctor.lines import Line, State, failed, is_fit, skipped, to_json
-from muster.client.options import (
+from muster.client.cli.options import (
     FILE,
     FOLDER,
     HOME,
@@ -25,14 +24,15 @@ from muster.client.options import (
     orchestrator_option,
     relay_option,
 )
-from muster.client.printing import print_json, printable
+from muster.client.cli.printing import print_json, printable
+from muster.client.doctor import Line, State, failed, is_fit, skipped, to_json
 from muster.protocol.errors import ConfigError, MusterError
 from muster.protocol.ids import Address, to_address
 
 if TYPE_CHECKING:
     from muster.api import OrchestratorApi
     from muster.chain import Chain, RunView
-    from muster.inference import InferenceEngine
+    from muster.client.connections import Dtype, EngineLoader
 
 MARKS = {State.OK: "ok", State.WARN: "warn", State.FAIL: "FAIL", State.SKIP: "-"}
 COLOURS = {State.OK: "green", State.WARN: "yellow", State.FAIL: "red", State.SKIP: "bright_black"}
@@ -60,7 +60,7 @@ class Examination:
     """Where policies are kept; a worker's own folder spares it the download."""
     engine: str = "transformers"
     """What runs the model."""
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
     """Arithmetic of the model."""
     device: str = "cpu"
     """Where the model computes."""
@@ -70,37 +70,7 @@ class Examination:
     """Whether a rollout is generated and checked."""
 
 
-def load_vllm(threads: int) -> Callable[[str, str], InferenceEngine]:
-    """Return what makes engines on vLLM of a number format and a device."""
-
-    def load(dtype: str, device: str) -> InferenceEngine:
-        from muster.inference.vllm.engine import VllmEngine
-
-        return VllmEngine(
-            "bfloat16" if dtype == "bfloat16" else "float32", threads=threads, device=device
-        )
-
-    return load
-
-
-def load_transformers(threads: int) -> Callable[[str, str], InferenceEngine]:
-    """Return what makes engines of a number format and a device."""
-
-    def load(dtype: str, device: str) -> InferenceEngine:
-        from muster.client.seat import require_device
-        from muster.inference.transformers_engine import TransformersEngine
-
-        require_device(device)
-        return TransformersEngine(
-            "bfloat16" if dtype == "bfloat16" else "float32", threads=threads, device=device
-        )
-
-    return load
-
-
-async def examine(
-    asked: Examination, load: Callable[[str, str], InferenceEngine]
-) -> AsyncIterator[Line]:
+async def examine(asked: Examination, load: EngineLoader) -> AsyncIterator[Line]:
     """Yield the lines of an examination as they become known."""
     from muster.chain import Chain
     from muster.client.doctor.machine import examine_machine
@@ -126,12 +96,12 @@ async def examine(
 async def _examine_chain(
     asked: Examination,
     chain: Chain,
-    load: Callable[[str, str], InferenceEngine],
+    load: EngineLoader,
     stack: AsyncExitStack,
 ) -> AsyncIterator[Line]:
     from muster.api import OrchestratorApi
     from muster.chain import ChainView, read_view
-    from muster.client.doctor.standing import (
+    from muster.client.doctor.chain import (
         examine_chain,
         examine_node,
         examine_run,
@@ -169,7 +139,7 @@ async def _examine_network(
     chain: Chain,
     run: RunView,
     api: OrchestratorApi,
-    load: Callable[[str, str], InferenceEngine],
+    load: EngineLoader,
 ) -> AsyncIterator[Line]:
     from muster.client.doctor import network
     from muster.client.doctor.machine import examine_room
@@ -207,11 +177,11 @@ async def _examine_proof(
     run: RunView,
     api: OrchestratorApi,
     relays: tuple[str, ...],
-    load: Callable[[str, str], InferenceEngine],
+    load: EngineLoader,
 ) -> AsyncIterator[Line]:
-    from muster.client.doctor import selfproof
+    from muster.client.doctor.machine import examine_fit, memory_needed
     from muster.client.documents import TASK_SETS, read_rules
-    from muster.client.memory import available_bytes
+    from muster.client.hardware import available_bytes
     from muster.shardcast import Fetcher
 
     try:
@@ -223,8 +193,8 @@ async def _examine_proof(
             assert run.latest_version is not None
             root = run.checkpoints[run.latest_version].manifest_root
             folder = await fetcher.fetch(run.run_id, run.latest_version, root)
-        needed = selfproof.memory_needed(folder, asked.dtype)
-        fits = _examine_memory(needed, asked.device)
+        needed = memory_needed(folder, asked.dtype)
+        fits = examine_fit(needed, asked.device)
         yield fits
         if fits.state is State.FAIL:
             return
@@ -238,42 +208,21 @@ async def _examine_proof(
         yield failed("proof", "self-proof", error)
 
 
-def _examine_memory(needed: int, device: str) -> Line:
-    """Return whether a policy fits where it is to compute; 0 is a size that nobody knows."""
-    from muster.client.gpus import find_gpu
-    from muster.client.memory import available_bytes
-    from muster.client.quantities import format_size
-
-    gpu = None if device == "cpu" else find_gpu(device)
-    room = available_bytes() if device == "cpu" else gpu and gpu.free_bytes
-    figure = f"{format_size(needed)} needed" if needed else "size unknown"
-    if room is None:
-        return Line("software", "model fits", State.SKIP, f"{figure}, {device} cannot be asked")
-    figure += f", {format_size(room)} free on {device}"
-    if needed > room:
-        advice = "close other programs, --dtype bfloat16, or a machine with more memory"
-        return Line("software", "model fits", State.FAIL, figure, advice)
-    return Line("software", "model fits", State.OK, figure)
-
-
 def _examine_requirements(rules: Any, engine: str) -> Iterator[Line]:
     """Yield whether a worker would start with this software."""
-    from muster.client import requirements
     from muster.client.hardware import measure, shortcomings
+    from muster.client.requirements import (
+        installed_version,
+        require_covered,
+        require_pinned_engine,
+        require_software,
+    )
 
-    version = requirements.installed_version()
+    version = installed_version()
     asked: list[tuple[str, str, Callable[[], None]]] = [
-        (
-            "version",
-            f"muster-rl {version}",
-            partial(requirements.require_software, rules.recipe, version),
-        ),
-        (
-            "calibrated",
-            engine,
-            partial(requirements.require_covered, rules.calibration, engine),
-        ),
-        ("pinned", "engine versions as pinned", requirements.require_pinned_engine),
+        ("version", f"muster-rl {version}", partial(require_software, rules.recipe, version)),
+        ("calibrated", engine, partial(require_covered, rules.calibration, engine)),
+        ("pinned", "engine versions as pinned", require_pinned_engine),
     ]
     for name, figure, require in asked:
         try:
@@ -282,8 +231,7 @@ def _examine_requirements(rules: Any, engine: str) -> Iterator[Line]:
             yield failed("software", name, error)
         else:
             yield Line("software", name, State.OK, figure)
-    lacking = shortcomings(measure(), rules.recipe.hardware)
-    if lacking:
+    if lacking := shortcomings(measure(), rules.recipe.hardware):
         yield Line("machine", "for this run", State.FAIL, "; ".join(lacking), "use another machine")
     else:
         yield Line("machine", "for this run", State.OK, "has what the run asks for")
@@ -303,53 +251,49 @@ def _prove(
     run: RunView,
     rules: Any,
     folder: Path,
-    load: Callable[[str, str], InferenceEngine],
+    load: EngineLoader,
     room_bytes: int,
 ) -> Line:
-    from muster.client.doctor import selfproof
+    from muster.client import connections
+    from muster.client.doctor.machine import make_engines
     from muster.client.quantities import format_duration
+    from muster.client.validator.soundness import fictitious_ticket, prove
 
     is_reference = asked.engine == "transformers"
-    engine, reference, how = selfproof.make_engines(
+    engine, reference, how = make_engines(
         load,
         asked.dtype,
         asked.device,
         room_bytes=room_bytes,
         folder=folder,
-        load_reference=None if is_reference else load_transformers(asked.threads),
+        load_reference=None if is_reference else connections.load_transformers(asked.threads),
     )
     assert run.latest_version is not None
     for each in {id(engine): engine, id(reference): reference}.values():
         each.load_policy(folder, run.latest_version)
-    found = selfproof.prove(
-        selfproof.fictitious_ticket(run, asked.worker), rules, engine, reference
-    )
+    found = prove(fictitious_ticket(run, asked.worker), rules, engine, reference)
     statistics = "; ".join(map(str, found.statistics))
-    if found.finding is not None:
-        finding = found.finding
-        return Line(
-            "proof",
-            "self-proof",
-            State.FAIL,
+    if finding := found.finding:
+        figure = (
             f"a validator would answer {finding.verdict.name} {finding.reason.name}: "
-            f"{finding.detail}. {statistics}",
-            "do not stake: its work would be rejected or slashed. Try --dtype float32, --device "
-            "cpu; else this machine's arithmetic is outside what the run was calibrated for",
+            f"{finding.detail}. {statistics}"
         )
+        advice = (
+            "do not stake: its work would be rejected or slashed. Try --dtype float32, --device "
+            "cpu; else this machine's arithmetic is outside what the run was calibrated for"
+        )
+        return Line("proof", "self-proof", State.FAIL, figure, advice)
     rate = found.units / max(found.generate_s, 1e-9)
     wanted = rules.recipe.hardware.min_units_per_s
-    slow = rate < wanted
-    return Line(
-        "proof",
-        "self-proof",
-        State.FAIL if slow else State.OK,
+    figure = (
         f"accepted: {found.samples} samples, {found.units} units in "
         f"{format_duration(found.generate_s)} ({rate:,.0f} units/s), checked in "
-        f"{format_duration(found.check_s)}, {how}; strain {found.strain:.2f} of 1. {statistics}",
-        f"the run asks for {wanted:,g} units/s: a faster machine, or more --threads"
-        if slow
-        else "",
+        f"{format_duration(found.check_s)}, {how}; strain {found.strain:.2f} of 1. {statistics}"
     )
+    if rate < wanted:
+        advice = f"the run asks for {wanted:,g} units/s: a faster machine, or more --threads"
+        return Line("proof", "self-proof", State.FAIL, figure, advice)
+    return Line("proof", "self-proof", State.OK, figure)
 
 
 # Command
@@ -407,8 +351,10 @@ def _asked(options: dict[str, Any]) -> Examination:
 
 
 async def _collect(asked: Examination, shows: bool) -> list[Line]:
+    from muster.client import connections
+
     lines = []
-    load = load_vllm if asked.engine == "vllm" else load_transformers
+    load = connections.load_vllm if asked.engine == "vllm" else connections.load_transformers
     async for line in examine(asked, load(asked.threads)):
         lines.append(line)
         if shows:

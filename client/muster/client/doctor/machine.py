@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
+import struct
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from muster.client.doctor.lines import Line, State
-from muster.client.gpus import NoDriverError, list_gpus
-from muster.client.memory import available_bytes, total_bytes
+from muster.client.doctor import Line, State
+from muster.client.hardware import NoDriverError, available_bytes, find_gpu, list_gpus, total_bytes
 from muster.client.quantities import format_size
 from muster.protocol.errors import EngineError
+
+if TYPE_CHECKING:
+    from muster.client.connections import Dtype, EngineLoader
+    from muster.inference import InferenceEngine
 
 SECTION = "machine"
 FREE_BYTES = 1 << 30
@@ -22,6 +28,11 @@ KEPT_POLICIES = 6
 """Versions on a worker's disk: five, and the one that is being fetched."""
 PACKAGES = ("torch", "transformers", "safetensors")
 """What the transformers engine is made of."""
+OVERHEAD_BYTES = 768 << 20
+"""What torch and one batch of logits take beside the weights."""
+MAX_HEADER_BYTES = 100 << 20
+"""A larger safetensors header is none."""
+_WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1}
 
 
 def examine_machine(
@@ -105,7 +116,7 @@ def _engine() -> Line:
 
 
 def _vllm() -> Line:
-    from muster.inference.vllm.environment import find_python, require_version, version_at
+    from muster.inference.vllm.process import find_python, require_version, version_at
 
     try:
         python = find_python()
@@ -114,3 +125,68 @@ def _vllm() -> Line:
     except EngineError as error:
         return Line("software", "vllm", State.FAIL, str(error), error.hint or "")
     return Line("software", "vllm", State.OK, f"vLLM {found}, run by {python}")
+
+
+# What runs the model, and what checks it
+
+
+def memory_needed(folder: Path, dtype: str) -> int:
+    """Return the bytes that a policy takes once loaded; 0 when its files do not say."""
+    weights = sum(_parameters(path) for path in folder.glob("*.safetensors"))
+    return weights * (2 if dtype == "bfloat16" else 4) + OVERHEAD_BYTES if weights else 0
+
+
+def _parameters(path: Path) -> int:
+    """Return how many numbers a safetensors file holds, from its header alone."""
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
+        if not 0 < size <= MAX_HEADER_BYTES:
+            return 0
+        try:
+            header = json.loads(file.read(size))
+            entries = [v for k, v in header.items() if k != "__metadata__"]
+            return sum(
+                (e["data_offsets"][1] - e["data_offsets"][0]) // _WIDTHS[e["dtype"]]
+                for e in entries
+            )
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise EngineError(f"{path.name} is no safetensors file: {error}") from None
+
+
+def examine_fit(needed: int, device: str) -> Line:
+    """Return whether a policy fits where it is to compute; 0 is a size that nobody knows."""
+    gpu = None if device == "cpu" else find_gpu(device)
+    room = available_bytes() if device == "cpu" else gpu and gpu.free_bytes
+    figure = f"{format_size(needed)} needed" if needed else "size unknown"
+    if room is None:
+        return Line("software", "model fits", State.SKIP, f"{figure}, {device} cannot be asked")
+    figure += f", {format_size(room)} free on {device}"
+    if needed > room:
+        advice = "close other programs, --dtype bfloat16, or a machine with more memory"
+        return Line("software", "model fits", State.FAIL, figure, advice)
+    return Line("software", "model fits", State.OK, figure)
+
+
+def make_engines(
+    load: EngineLoader,
+    dtype: Dtype,
+    device: str,
+    *,
+    room_bytes: int,
+    folder: Path,
+    load_reference: EngineLoader | None = None,
+) -> tuple[InferenceEngine, InferenceEngine, str]:
+    """Return the engine, the reference that checks it, and what the reference is, in words.
+
+    `load_reference` makes the reference where `load` makes another kind of engine.
+    """
+    engine = load(dtype, device)
+    if load_reference is None and (dtype, device) == ("float32", "cpu"):
+        return engine, engine, "prefilled at once, as validators do"
+    needed = memory_needed(folder, "float32")
+    if not needed or needed > room_bytes:
+        return engine, engine, "checked by the same engine: float32 on the CPU does not fit"
+    how = "checked by float32 on the CPU"
+    if load_reference is None:
+        return engine, load("float32", "cpu"), how
+    return engine, load_reference("float32", "cpu"), f"{how}, with transformers"

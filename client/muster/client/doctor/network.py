@@ -13,7 +13,7 @@ import httpx
 
 from muster.api import OrchestratorApi
 from muster.chain import RunView
-from muster.client.doctor.lines import Line, State, failed
+from muster.client.doctor import Line, State, failed
 from muster.client.quantities import format_duration, format_size
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ApiError

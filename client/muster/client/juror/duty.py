@@ -13,6 +13,9 @@ What is next follows from the chain and the journal alone, so a juror that was k
 two steps goes on where it was. A juror that stays away is slashed: what cannot be had in time (no
 file, no ticket, no policy) it votes as not seen. Judging goes on beside the other steps, one case
 at a time: a slow one makes no other late.
+
+A vote is drawn up once and never changed: another decision on the same case would leave a
+commitment that nobody can reveal, which costs stake. How far a vote has come is on chain.
 """
 
 from __future__ import annotations
@@ -24,19 +27,20 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from muster.chain import CaseView, Chain, ChainView, CourtTerms
-from muster.client.cases import fees_due, penalties_of, ruling_words
-from muster.client.journal import write_durably
-from muster.client.juror.votes import Vote, VoteJournal
-from muster.client.outage import SURVIVED
-from muster.client.settling import OVERTAKEN, close_case, fine
+from muster.client.chain_facts import ChainClock
+from muster.client.disputes.cases import fees_due, penalties_of, ruling_words
+from muster.client.disputes.claims import OVERTAKEN, close_case, fine
+from muster.client.journal import Journal, write_durably
+from muster.client.outage import SURVIVED, Steps
 from muster.protocol.encoding import canonical_json, hex0x, keccak
-from muster.protocol.errors import ChainError, ContractRevert, MusterError
-from muster.protocol.ids import Address, Hash32
-from muster.protocol.jury import Ruling
+from muster.protocol.errors import ChainError, ConfigError
+from muster.protocol.ids import Address, Hash32, to_address, to_hash32
+from muster.protocol.jury import Ruling, vote_commitment
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +55,78 @@ _OVERTAKEN = OVERTAKEN | {
     "CourtTooEarlyToDraw",
 }
 """Refusals that say somebody else was first, or that the chain's clock is not where ours is."""
+
+
+# The vote
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """A juror's decision on a case, with what hides it until it is revealed."""
+
+    case_id: Hash32
+    number: int
+    """Its number: a reorganised chain may have another case of that name."""
+    juror: Address
+    """Who votes."""
+    ruling: int
+    """What it found, as a number; 0 when nobody showed it the work."""
+    result_hash: Hash32
+    """Keccak-256 of the document about what was recomputed."""
+    salt: Hash32
+    """Keeps others from finding the vote by trying."""
+
+    def __repr__(self) -> str:
+        return f"Vote(0x{self.case_id.hex()}, juror={self.juror})"
+
+    def commitment(self) -> Hash32:
+        """Return what goes on chain before the vote does."""
+        ruling = Ruling.of(self.ruling)
+        return vote_commitment(self.case_id, self.juror, ruling, self.result_hash, self.salt)
+
+
+class VoteJournal(Journal):
+    """Remembers every vote before its commitment leaves."""
+
+    def __init__(self, folder: Path) -> None:
+        self._votes: dict[tuple[Hash32, Address, int], Vote] = {}
+        super().__init__(folder / "votes.jsonl")
+
+    def take_in(self, entry: dict[str, Any]) -> None:
+        """Remember a vote."""
+        vote = Vote(
+            case_id=to_hash32(entry["case"]),
+            number=int(entry["number"]),
+            juror=to_address(entry["juror"]),
+            ruling=int(entry["ruling"]),
+            result_hash=to_hash32(entry["result_hash"]),
+            salt=to_hash32(entry["salt"]),
+        )
+        self._votes[vote.case_id, vote.juror, vote.number] = vote
+
+    def record(self, vote: Vote) -> Vote:
+        """Return what may be voted: this, now durable, or what was recorded before."""
+        if earlier := self.find(vote.case_id, vote.juror, vote.number):
+            return earlier
+        self.append(
+            {
+                "case": hex0x(vote.case_id),
+                "number": vote.number,
+                "juror": vote.juror,
+                "ruling": vote.ruling,
+                "result_hash": hex0x(vote.result_hash),
+                "salt": hex0x(vote.salt),
+            }
+        )
+        self._votes[vote.case_id, vote.juror, vote.number] = vote
+        return vote
+
+    def find(self, case_id: Hash32, juror: Address, number: int) -> Vote | None:
+        """Return the vote that was recorded for a case."""
+        return self._votes.get((case_id, juror, number))
+
+
+# The steps
 
 
 class Step(StrEnum):
@@ -144,9 +220,8 @@ class JurorDuty:
 
     def __init__(self, place: JurorPlace) -> None:
         self.place = place
-        self._head: tuple[int, int, float] | None = None
-        self._not_before: dict[tuple[Hash32, Step], float] = {}
-        self._reported: set[tuple[Hash32, str]] = set()
+        self._time = ChainClock(place.chain, place.clock)
+        self._steps = Steps(place.clock, retry_s=RETRY_S, overtaken=_OVERTAKEN)
         self._judging: asyncio.Task[None] | None = None
         self._over: set[Hash32] = set()
 
@@ -172,12 +247,18 @@ class JurorDuty:
             # The view's follower reports outages; a case can wait for the next look.
             logger.debug("no look at the chain", extra={"error": str(error)})
             return
+        acts = {
+            Step.DRAW: self.draw,
+            Step.COMMIT: self.commit,
+            Step.REVEAL: self.reveal,
+            Step.SETTLE: self.settle,
+        }
         for case in cases:
-            step = self.next_step(case, at)
+            step = next_step(case, self.place.juror, self._vote(case), at, self.place.terms)
             if step is Step.JUDGE:
                 self._begin_to_judge(case, at)
             elif step is not None:
-                await self._try(case, step, lambda case=case, step=step: self._do(case, step))  # type: ignore[misc]
+                await self._try(case, step, partial(acts[step], case))
 
     async def judged(self) -> None:
         """Wait for the case that is being judged, if one is."""
@@ -185,9 +266,10 @@ class JurorDuty:
             await self._judging
 
     def _begin_to_judge(self, case: CaseView, at: Moment) -> None:
-        if self._judging is None or self._judging.done():
+        is_busy = self._judging is not None and not self._judging.done()
+        if not is_busy and self._steps.is_due(case.case_id, _named(Step.JUDGE)):
             self._judging = asyncio.create_task(
-                self._try(case, Step.JUDGE, lambda: self.decide(case, at))
+                self._try(case, Step.JUDGE, partial(self.decide, case, at))
             )
 
     async def _clear_up(self) -> None:
@@ -198,55 +280,20 @@ class JurorDuty:
                 continue
             if juror not in fees_due(case) and not penalties_of(self.place.view, case):
                 self._over.add(name)
-            elif self.place.clock() >= self._not_before.get((name, Step.COLLECT), 0.0):
-                await self._try(case, Step.COLLECT, lambda case=case: self.collect(case))  # type: ignore[misc]
+            else:
+                await self._try(case, Step.COLLECT, partial(self.collect, case))
 
     async def moment(self) -> Moment:
         """Return where the chain is; between blocks its clock goes on as ours does."""
-        block, now = await self.place.chain.latest_block(), self.place.clock()
-        if self._head is None or self._head[:2] != (block.number, block.timestamp):
-            self._head = (block.number, block.timestamp, now)
-        return Moment(block.number, block.timestamp + now - self._head[2])
-
-    def next_step(self, case: CaseView, at: Moment) -> Step | None:
-        """Return what to do about a case now, unless it was tried just before."""
-        step = next_step(case, self.place.juror, self._vote(case), at, self.place.terms)
-        if step is None or self.place.clock() < self._not_before.get((case.case_id, step), 0.0):
-            return None
-        return step
+        return Moment(*await self._time.head())
 
     def _vote(self, case: CaseView) -> Vote | None:
         return self.place.journal.find(case.case_id, self.place.juror, case.number)
 
-    async def _do(self, case: CaseView, step: Step) -> None:
-        do: dict[Step, Callable[[CaseView], Awaitable[None]]] = {
-            Step.DRAW: self.draw,
-            Step.COMMIT: self.commit,
-            Step.REVEAL: self.reveal,
-            Step.SETTLE: self.settle,
-        }
-        await do[step](case)
-
     async def _try(self, case: CaseView, step: Step, act: Callable[[], Awaitable[Any]]) -> None:
-        """Do one step; what fails is tried again, and reported once."""
-        # Also after success: until the event is read back, the step still looks undone.
-        self._not_before[case.case_id, step] = self.place.clock() + RETRY_S
-        try:
-            await act()
-        except ContractRevert as error:
-            if error.name in _OVERTAKEN:
-                logger.debug("step overtaken", extra=_about(case) | {"error": str(error)})
-            else:
-                self._report(case, f"{step} refused", error)
-        except SURVIVED as error:
-            self._report(case, f"{step} has to wait", error)
+        await self._steps.take(case.case_id, _named(step), act, **_about(case))
 
-    def _report(self, case: CaseView, what: str, error: MusterError) -> None:
-        level = logging.DEBUG if (case.case_id, what) in self._reported else logging.WARNING
-        self._reported.add((case.case_id, what))
-        logger.log(level, f"jury: {what}", extra=_about(case) | {"error": str(error)})
-
-    # ---------------------------------------------------------------------- draw
+    # draw
 
     async def draw(self, case: CaseView) -> None:
         """Draw the jury, or a later block when the draw comes too late to read this one."""
@@ -254,7 +301,7 @@ class JurorDuty:
         await self.place.chain.once(named).court.draw(case.case_id)
         logger.info("jury drawn", extra=_about(case))
 
-    # --------------------------------------------------------------------- judge
+    # judge
 
     async def decide(self, case: CaseView, at: Moment) -> Vote:
         """Judge a case's work and record the vote; raises while something is missing that may
@@ -267,7 +314,7 @@ class JurorDuty:
             number = ruling.number
         except TimeoutError:
             number, result = 0, {"unavailable": "it took too long"}
-        except SURVIVED as error:
+        except (*SURVIVED, ConfigError) as error:
             if left_s > 0:
                 raise
             number, result = 0, {"unavailable": str(error)}
@@ -288,7 +335,7 @@ class JurorDuty:
         logger.info("case judged", extra=_about(case))
         return recorded
 
-    # ---------------------------------------------------------------------- vote
+    # vote
 
     async def commit(self, case: CaseView) -> None:
         """Commit to the vote that the journal has."""
@@ -312,7 +359,7 @@ class JurorDuty:
         )
         logger.info("vote revealed", extra=_about(case) | {"ruling": ruling_words(vote.ruling)})
 
-    # ----------------------------------------------------------------- afterwards
+    # afterwards
 
     async def settle(self, case: CaseView) -> None:
         """Settle the case."""
@@ -342,6 +389,10 @@ def _described(case: CaseView) -> dict[str, Any]:
         "position": case.position,
         "recorded": case.recorded,
     }
+
+
+def _named(step: Step) -> str:
+    return f"jury: {step}"
 
 
 def _about(case: CaseView) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,35 @@ import httpx
 
 from muster.api import BatchEntry
 from muster.chain import BatchView, CaseView, RunView
+from muster.client.chain_facts import HistoryView, entry_of
+from muster.client.disputes.rerun import Recomputed, claim_of, measure_conduct, recompute
 from muster.client.documents import TASK_SETS, read_rules
-from muster.client.facts import HistoryView, entry_of
-from muster.client.rerun import Recomputed, claim_of, recompute
 from muster.client.sources import Signer, Sources
 from muster.client.tickets import ticket_signer
+from muster.client.validator.batches import is_misdeclared
+from muster.client.validator.conduct import Place, counted_before, judge_again
 from muster.client.validator.decoding import FileDecoder
-from muster.client.validator.judging import Rules, within_declared
+from muster.client.validator.judging import MISDECLARED, Rules, outcome_record
 from muster.inference import InferenceEngine
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.jury import Ruling
-from muster.protocol.messages import OutcomeRecord, Reason
+from muster.protocol.messages import Reason, Verdict
 from muster.shardcast import Fetcher
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _CaseAt:
+    """The work of a case, and who shows it."""
+
+    run: RunView
+    batch: BatchView
+    position: int
+    rules: Rules
+    sources: Sources
 
 
 @dataclass
@@ -78,14 +91,15 @@ class CaseJudge:
             transport=self.transport,
         ) as sources:
             rules = await self._read_rules(run, sources)
-            records = batch.records
-            if records and records[case.position].reason is Reason.BATCH_MISDECLARED:
-                found, record = await self._among_all(run, batch, case.position, rules, sources)
+            case_at = _CaseAt(run, batch, case.position, rules, sources)
+            recorded = batch.records[case.position].reason if batch.records else None
+            if recorded is Reason.BATCH_MISDECLARED:
+                found = await self._among_all(case_at)
             else:
-                entry = await self._entry(batch, case, sources)
-                found = await self._recompute(run, batch, entry, case.position, rules, sources)
-                record = found.record
-        return Ruling(record.verdict, record.reason), _described(found, record)
+                found = await self._recompute(case_at, await self._entry(batch, case, sources))
+                if recorded is Reason.SAMPLER_DRIFT:
+                    found = await self._with_history(case_at, found)
+        return Ruling(found.record.verdict, found.record.reason), _described(found)
 
     async def _read_rules(self, run: RunView, sources: Sources) -> Rules:
         if run.run_id not in self._rules:
@@ -113,36 +127,36 @@ class CaseJudge:
         signed = next((c.node_signature for c in case.claims if c.node_signature), entry.signature)
         return entry.model_copy(update={"signature": signed})
 
-    async def _recompute(
-        self,
-        run: RunView,
-        batch: BatchView,
-        entry: BatchEntry,
-        position: int,
-        rules: Rules,
-        sources: Sources,
-    ) -> Recomputed:
-        claim = claim_of(self.view, batch, entry, position, self.domain)
-        data = await sources.file(entry.submission.file_hash)
-        await self._load(run, entry.submission.policy_version, sources)
-        return await recompute(claim, data, rules, self.engine, self.decoder)
+    async def _recompute(self, at: _CaseAt, entry: BatchEntry) -> Recomputed:
+        claim = claim_of(self.view, at.batch, entry, at.position, self.domain)
+        data = await at.sources.file(entry.submission.file_hash)
+        await self._load(at.run, entry.submission.policy_version, at.sources)
+        return await recompute(claim, data, at.rules, self.engine, self.decoder)
 
-    async def _among_all(
-        self,
-        run: RunView,
-        batch: BatchView,
-        position: int,
-        rules: Rules,
-        sources: Sources,
-    ) -> tuple[Recomputed, OutcomeRecord]:
+    async def _among_all(self, at: _CaseAt) -> Recomputed:
         """Return the outcome that follows from the whole batch: it was refused as a whole."""
-        entries = await sources.batch(batch.batch_id, batch.root, batch.count)
-        found = [
-            await self._recompute(run, batch, entry, place, rules, sources)
-            for place, entry in enumerate(entries)
-        ]
-        records = within_declared([each.record for each in found], batch.units)
-        return found[position], records[position]
+        batch = at.batch
+        entries = await at.sources.batch(batch.batch_id, batch.root, batch.count)
+        entry = entries[at.position]
+        found = await self._recompute(at, entry)
+        if not is_misdeclared(batch, [each.submission for each in entries]):
+            return found
+        claim = claim_of(self.view, batch, entry, at.position, self.domain)
+        return replace(found, record=outcome_record(claim, MISDECLARED))
+
+    async def _with_history(self, at: _CaseAt, alone: Recomputed) -> Recomputed:
+        """Return the outcome of a submission in the light of its worker's earlier ones."""
+        if alone.record.verdict is not Verdict.ACCEPTED:
+            return alone
+        batches, place = self.view.batches, Place(at.batch.batch_id, at.position)
+        counted = [record for _, record in counted_before(batches, at.run, place)]
+        conducts = []
+        for record in (*counted, alone.record):
+            data = await at.sources.file(record.file_hash)
+            await self._load(at.run, record.policy_version, at.sources)
+            conducts.append(await measure_conduct(data, at.rules, self.engine, self.decoder))
+        record, detail = judge_again(batches, place, alone.record, conducts, at.rules.calibration)
+        return replace(alone, record=record, detail=detail)
 
     async def _load(self, run: RunView, version: PolicyVersion, sources: Sources) -> None:
         """Load the policy that the work claims, if it was ever published."""
@@ -169,8 +183,9 @@ class CaseJudge:
         return list(dict.fromkeys([*self.relays, *named, *sources.urls]))
 
 
-def _described(found: Recomputed, record: OutcomeRecord) -> dict[str, Any]:
+def _described(found: Recomputed) -> dict[str, Any]:
     """Return what was recomputed as JSON values; no measurement that machines differ in."""
+    record = found.record
     return {
         "file_hash": hex0x(record.file_hash),
         "verdict": record.verdict.name,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 
 from muster.chain import Chain, EventReader, apply_poll, follow
-from muster.client.facts import HistoryView
-from muster.client.juror.duty import JurorDuty, JurorPlace
+from muster.client.chain_facts import HistoryView
+from muster.client.connections import TRANSACTIONS, EngineFactory, load_engine, make_engine
+from muster.client.juror.duty import JurorDuty, JurorPlace, VoteJournal
 from muster.client.juror.judging import CaseJudge
-from muster.client.juror.votes import VoteJournal
 from muster.client.preflight import coins_of, gas_money
 from muster.client.quantities import format_coins
-from muster.client.seat import TRANSACTIONS, EngineFactory, load_engine, make_engine
 from muster.client.settings import JurorSettings
 from muster.client.stake import FAUCET_CHAIN_ID
 from muster.client.validator.decoding import FileDecoder

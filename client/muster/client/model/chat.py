@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
+from muster.client.cli.printing import printable
 from muster.client.model.fetch import LINEAGE, MANIFEST, manifest_in
-from muster.client.printing import printable
 from muster.inference.policy_files import LoadedPolicy, load_folder, swap_weights
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, EngineError
@@ -25,7 +25,7 @@ NEWEST_FILES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Manners:
+class AnswerSettings:
     """How to answer."""
 
     max_tokens: int
@@ -72,7 +72,7 @@ class Live:
 class Speaker:
     """A loaded model that answers; remembers the conversation where the model has a template."""
 
-    def __init__(self, source: Path | Live, manners: Manners) -> None:
+    def __init__(self, source: Path | Live, manners: AnswerSettings) -> None:
         self._source, self._manners = source, manners
         self._policy: LoadedPolicy | None = None
         self._version: PolicyVersion | None = None
@@ -177,7 +177,7 @@ class Speaker:
         )["input_ids"]
 
 
-def talk(source: Path | Live, prompts: Sequence[str], manners: Manners) -> None:
+def talk(source: Path | Live, prompts: Sequence[str], manners: AnswerSettings) -> None:
     """Answer prompts, or without any the lines of standard input until it ends."""
     from transformers.utils import logging as transformers_logging
 
@@ -191,7 +191,7 @@ def talk(source: Path | Live, prompts: Sequence[str], manners: Manners) -> None:
         _converse(speaker, manners)
 
 
-def _converse(speaker: Speaker, manners: Manners) -> None:
+def _converse(speaker: Speaker, manners: AnswerSettings) -> None:
     if not speaker.has_template:
         click.echo("no chat template: every line is a prompt of its own", err=True)
     while (line := _read_line()) is not None:
@@ -217,7 +217,7 @@ def _read_line() -> str | None:
         return None
 
 
-def _say(speaker: Speaker, text: str, manners: Manners) -> None:
+def _say(speaker: Speaker, text: str, manners: AnswerSettings) -> None:
     for piece in speaker.answer(text):
         click.echo(printable(piece), nl=False)
     click.echo()

@@ -4,24 +4,26 @@ DIR/                    the version's files, as Hugging Face's libraries load th
 DIR/README.md           the model card
 DIR/manifest.muster     what the files are; its hash is the root on chain
 DIR/lineage.json        every submission that went into it
+
+The card says what trained the version, and how anybody checks that.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from muster.chain import RunView
 from muster.client.audit.history import History
-from muster.client.audit.lineage import trace
-from muster.client.audit.lineage_command import fetch_manifests
-from muster.client.model.card import Origin, write_card
+from muster.client.audit.lineage import TAKEN, Lineage, fetch_manifests, trace
+from muster.client.audit.report import RunReport
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, EncodingError, PolicyUnavailable, StorageError
-from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.shardcast import Fetcher, Manifest
 from muster.shardcast.checks import check_files, read_manifest
 from muster.shardcast.fetcher import Progress
@@ -32,11 +34,10 @@ OTHER_CARD = "MUSTER.md"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class WantedVersion:
     """Which version is wanted, where from and where to."""
 
     run_id: RunId
-    """The run."""
     version: PolicyVersion | None
     """The version; None for the newest."""
     relays: Sequence[str]
@@ -45,7 +46,9 @@ class Wish:
     """The folder that receives it; it must not hold anything else."""
 
 
-async def fetch_model(wish: Wish, history: History, progress: Progress | None = None) -> Manifest:
+async def fetch_model(
+    wish: WantedVersion, history: History, progress: Progress | None = None
+) -> Manifest:
     """Fetch a version into its folder, and write its card; returns its manifest.
 
     Goes on where an interrupted fetch stopped. Raises ConfigError when there is no such version or
@@ -54,7 +57,7 @@ async def fetch_model(wish: Wish, history: History, progress: Progress | None = 
     run, version = version_of(history, wish.run_id, wish.version)
     checkpoint = run.checkpoints[version]
     require_free(wish.out)
-    # Beside the folder: what was fetched is renamed, not copied.
+    # Beside the folder, so that the files are renamed, not copied.
     cache = wish.out.with_name(f".{wish.out.name}.part")
     async with Fetcher(wish.relays, cache) as fetcher:
         try:
@@ -66,8 +69,8 @@ async def fetch_model(wish: Wish, history: History, progress: Progress | None = 
                 error.hint = f"relays keep the newest versions; the newest is {run.latest_version}"
             raise
     manifest = read_manifest(folder)
-    wanted = {c.manifest_root: int(v) for v, c in run.checkpoints.items() if v < version}
-    found = await fetch_manifests(wish.relays, int(wish.run_id), wanted)
+    wanted = {c.manifest_root: v for v, c in run.checkpoints.items() if v < version}
+    found = await fetch_manifests(wish.relays, wish.run_id, wanted)
     found[manifest.root()] = manifest.to_bytes()
     _describe(folder, history, run, manifest, found.get)
     try:
@@ -160,3 +163,113 @@ def faults_of(folder: Path, run: RunView | None) -> list[str]:
     if checkpoint.manifest_root != keccak(manifest.to_bytes()):
         return [f"the chain has {name} as {hex0x(checkpoint.manifest_root)}"]
     return [f"{each.name} is damaged" for each in check_files(folder, manifest) if each.damaged]
+
+
+MOST_WORKERS = 50
+"""Workers that a card names; the lineage beside it has all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a version comes from."""
+
+    chain_id: int
+    """EIP-155 chain id."""
+    registry: Address
+    """The RunRegistry that holds its root."""
+    run: RunReport
+    """What happened in its run."""
+    manifest: Manifest
+    """What the version's files are."""
+    tx: str
+    """The transaction that published it."""
+    base_root: str | None
+    """Root of version 0's manifest, the base model's."""
+    documents: dict[str, str]
+    """Keccak-256 of the run's documents, by what they are."""
+
+
+def write_card(origin: Origin, lineage: Lineage) -> str:
+    """Return the card as Markdown with the front matter of Hugging Face's model cards."""
+    manifest, run = origin.manifest, origin.run
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            "pipeline_tag: text-generation",
+            "tags: [muster, reinforcement-learning]",
+            "---",
+            "",
+            f"# Run {manifest.run_id}, version {manifest.version}",
+            "",
+            f"Trained by strangers' machines: every sample was checked by {run.quorum} of "
+            f"{len(run.validators)} validators before it was learned from.",
+            "",
+            *_table(_where(origin)),
+            "",
+            "## What trained it",
+            "",
+            *_table(_figures(run, lineage)),
+            "",
+            *_workers(lineage),
+            "",
+            "## How to check that",
+            "",
+            "The root is on chain, and fixes every file and every submission that went into this "
+            "version and all before it.",
+            "",
+            "```sh",
+            "muster model verify .",
+            f"muster audit lineage --run {manifest.run_id} --version {manifest.version} "
+            "--evidence .",
+            f"muster audit --run {manifest.run_id}",
+            "```",
+            "",
+        ]
+    )
+
+
+def _where(origin: Origin) -> list[tuple[str, str]]:
+    manifest = origin.manifest
+    return [
+        ("chain", f"{origin.chain_id}, RunRegistry `{origin.registry}`"),
+        ("root (lineage)", f"`{hex0x(manifest.root())}`"),
+        ("published by", f"`{origin.tx}`"),
+        ("base model", "itself" if manifest.version == 0 else f"`{origin.base_root}`"),
+        ("size", f"{manifest.total_bytes:,} bytes in {len(manifest.files)} files"),
+        *((what, f"`{found}`") for what, found in origin.documents.items()),
+    ]
+
+
+def _figures(run: RunReport, lineage: Lineage) -> list[tuple[str, str]]:
+    uses = Counter(each.use for each in lineage.ingredients)
+    passed = ", ".join(f"{uses[use]} {use}" for use in ("repeated", "stale") if uses[use])
+    taken = sum(uses[use] for use in TAKEN)
+    return [
+        ("versions before it", str(lineage.version)),
+        (
+            "submissions offered to training",
+            f"{taken:,}" + (f" (passed over: {passed})" * bool(passed)),
+        ),
+        ("units in them", f"{sum(units for _, _, units in lineage.by_worker()):,}"),
+        ("workers", f"{len(lineage.by_worker()):,}"),
+        (
+            "verdicts in the run",
+            f"{run.accepted:,} accepted, {run.rejected:,} rejected, {run.fraud:,} fraud",
+        ),
+        ("accepted by mistake, as a jury found", f"{uses['overturned']:,}"),
+    ]
+
+
+def _workers(lineage: Lineage) -> list[str]:
+    workers = lineage.by_worker()
+    if not workers:
+        return ["Nothing: this is the base model."]
+    rows = [f"| `{who}` | {count:,} | {units:,} |" for who, count, units in workers[:MOST_WORKERS]]
+    more = len(workers) - MOST_WORKERS
+    left = ["", f"{more:,} more in `lineage.json`."] if more > 0 else []
+    return ["| worker | submissions | units |", "|---|---:|---:|", *rows, *left]
+
+
+def _table(rows: list[tuple[str, str]]) -> list[str]:
+    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]

@@ -1,21 +1,19 @@
-"""What a validator is called for, from the chain: which batches it must judge now, which again.
+"""A validator's calls: the batches that it must judge now, and those that it judges once more.
 
-The order of a batch and its age follow from the chain; of silence and disagreement, which happen
-off chain, the orchestrator tells how many are called. It can so call more, never fewer: whoever is
-called by age alone judges, whatever the orchestrator says, and who was called once stays so.
+The order of a batch and its age follow from the chain. Silence and disagreement happen off chain:
+of these the orchestrator tells, by how many it says are called. It can call more, never fewer: a
+validator that the batch's age calls judges, whatever the orchestrator says, and stays called.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from muster.api import OrchestratorApi
 from muster.chain.structs import BatchStatus
-from muster.client.validator.journal import OutcomeJournal
+from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, BatchName, RunId
 from muster.protocol.messages import Verdict
@@ -31,6 +29,7 @@ from muster.protocol.schedule import (
 
 if TYPE_CHECKING:
     from muster.chain import BatchView, ChainView, RunView
+    from muster.client.validator.place import ValidatorPlace
 
 logger = logging.getLogger(__name__)
 
@@ -70,35 +69,20 @@ def recent_batches(view: ChainView, run_id: RunId, whole_s: int) -> list[BatchVi
     return sorted(mine, key=lambda batch: batch.batch_id)
 
 
-@dataclass(slots=True)
+def order_of(batch: BatchView, run: RunView) -> tuple[Address, ...]:
+    """Return the order in which a run's validators are called for a batch."""
+    seed = batch_seed(batch.beacon, batch.run_id, batch.batch_id, batch.root)
+    return order_of_batch(seed, batch.seated, run.validators)
+
+
 class CallDuty:
     """One validator's calls in one run."""
 
-    run_id: RunId
-    """The run."""
-    validator: Address
-    """Whose calls."""
-    view: ChainView
-    """The chain, kept current by someone else."""
-    api: OrchestratorApi
-    """Tells how many are called."""
-    journal: OutcomeJournal
-    """What was judged before."""
-    windows: Windows
-    """How long the chain gives."""
-    now: Callable[[], Awaitable[int]]
-    """The chain's time."""
-    clock: Callable[[], float]
-    """Seconds, for pauses."""
-    checks_everything: bool = False
-    """Whether it judges what it is not called for, after the rest."""
-    _called: set[BatchName] = field(default_factory=set)
-    _asked_at: float = float("-inf")
-
-    @property
-    def run(self) -> RunView:
-        """The run as the chain has it."""
-        return self.view.runs[self.run_id]
+    def __init__(self, place: ValidatorPlace) -> None:
+        self.place = place
+        self.me = address_of(place.key)
+        self._called = set[BatchName]()
+        self._asked_at = float("-inf")
 
     async def due(self) -> tuple[list[BatchView], bool]:
         """Return what to judge or to hand over now, oldest first, and whether there is more that
@@ -108,14 +92,14 @@ class CallDuty:
         if not waiting:
             self._called.clear()
             return [], False
-        now = await self.now()
+        now = await self.place.now()
         open_batches = [b for b in waiting if now < self._timing(b).due_at]
         self._called |= {b.name for b in open_batches if self._is_called(b, now)}
         uncalled = [b for b in open_batches if b.name not in self._called]
-        if self.checks_everything:
+        if self.place.checks_everything:
             mine = [b for b in open_batches if b.name in self._called]
             return mine + uncalled, False
-        if uncalled and self.clock() >= self._asked_at + ASK_S:
+        if uncalled and self.place.clock() >= self._asked_at + ASK_S:
             self._called |= await self._ask(uncalled)
         mine = [b for b in open_batches if b.name in self._called]
         return mine, len(mine) < len(open_batches)
@@ -125,28 +109,24 @@ class CallDuty:
         return [b for b in self._recent() if b.status is BatchStatus.COMMITTED]
 
     def _recent(self) -> list[BatchView]:
-        return recent_batches(self.view, self.run_id, self.windows.whole_s)
+        return recent_batches(self.place.view, self.place.run_id, self.place.windows.whole_s)
 
     def _timing(self, batch: BatchView) -> Timing:
-        deadline_s = self.windows.outcome_deadline_s
+        deadline_s = self.place.windows.outcome_deadline_s
         return Timing(batch.committed_at, deadline_s, timeout_of(deadline_s))
 
-    def _order(self, batch: BatchView) -> tuple[Address, ...]:
-        seed = batch_seed(batch.beacon, batch.run_id, batch.batch_id, batch.root)
-        return order_of_batch(seed, batch.seated, self.run.validators)
-
     def _is_called(self, batch: BatchView, now: int) -> bool:
-        # What was judged is handed over until it is posted.
-        if self.journal.judged(batch.name) is not None or batch.name in self._called:
+        # A judged batch is handed over until its outcomes are posted.
+        if self.place.journal.judged(batch.name) is not None or batch.name in self._called:
             return True
-        quorum = self.run.config.terms.quorum
-        return self.validator in called_by_age(self._order(batch), quorum, self._timing(batch), now)
+        order, quorum = order_of(batch, self.place.run), self.place.run.config.terms.quorum
+        return self.me in called_by_age(order, quorum, self._timing(batch), now)
 
     async def _ask(self, uncalled: list[BatchView]) -> set[BatchName]:
         """Return which of these the orchestrator calls this validator for."""
-        self._asked_at = self.clock()
+        self._asked_at = self.place.clock()
         try:
-            called = await self.api.called(after=uncalled[0].batch_id - 1)
+            called = await self.place.api.called(after=uncalled[0].batch_id - 1)
         except ApiError as error:
             # The batch's age calls in the end.
             logger.debug("no answer about who is called", extra={"error": str(error)})
@@ -154,7 +134,7 @@ class CallDuty:
         return {
             batch.name
             for batch in uncalled
-            if self.validator in self._order(batch)[: called.get(batch.batch_id, 0)]
+            if self.me in order_of(batch, self.place.run)[: called.get(batch.batch_id, 0)]
         }
 
     async def reaudits(self) -> list[BatchView]:
@@ -162,17 +142,19 @@ class CallDuty:
         found = [b for b in self._recent() if self._is_mine_to_reaudit(b)]
         if not found:
             return []
-        now = await self.now()
-        return [b for b in found if now < (b.posted_at or 0) + self.windows.challenge_window_s]
+        now = await self.place.now()
+        return [
+            b for b in found if now < (b.posted_at or 0) + self.place.windows.challenge_window_s
+        ]
 
     def _is_mine_to_reaudit(self, batch: BatchView) -> bool:
         if not batch.records or batch.posted_beacon is None:
             return False
         seed = batch_seed(batch.posted_beacon, batch.run_id, batch.batch_id, batch.root)
-        if not is_reaudited(seed) or self.journal.judged(batch.name) is not None:
+        if not is_reaudited(seed) or self.place.journal.judged(batch.name) is not None:
             return False
         if any(record.verdict is not Verdict.ACCEPTED for record in batch.records):
             return False
-        seats = self.run.seats
-        fresh = [v for v in self.run.validators if not seats[v] & batch.signers]
-        return draw_order(seed, fresh)[:1] == (self.validator,)
+        seats = self.place.run.seats
+        fresh = [v for v in self.place.run.validators if not seats[v] & batch.signers]
+        return draw_order(seed, fresh)[:1] == (self.me,)

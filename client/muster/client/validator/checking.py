@@ -4,9 +4,13 @@
   show      the fingerprints, once the outcomes are on chain
   compare   others' fingerprints with what its own recomputation says they must be, and say so
 
-What it recomputed is on disk before anything is signed, so a validator that was killed goes on. A
-wrong verdict costs stake on chain; a right one that nobody checked does not, since no contract can
-tell: it is reported, signed, and shown where the run's owner decides about seats.
+A validator writes its recomputation to disk before it signs anything, so one that was killed goes
+on. A wrong verdict costs stake on chain. A right one that nobody checked does not, since no
+contract can tell: it is reported, signed, and shown where the run's owner decides about seats.
+
+This finds a lone validator that accepts without recomputing, in the first batches that an honest
+one recomputes too. Where all called validators look away nobody compares: traps find those, see
+`muster.client.validator.traps`.
 """
 
 from __future__ import annotations
@@ -14,17 +18,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from muster.api import BatchChecking, OrchestratorApi
+from muster.api import BatchChecking
 from muster.chain import BatchView
-from muster.client.facts import HistoryView
 from muster.client.journal import write_durably
-from muster.client.outage import SURVIVED
+from muster.client.outage import serve_forever
 from muster.protocol.checking import (
     Checking,
     CheckReport,
@@ -32,12 +36,15 @@ from muster.protocol.checking import (
     pack_fingerprints,
     unpack_fingerprints,
 )
-from muster.protocol.eip712 import Domain, address_of, digest, recover, sign
+from muster.protocol.eip712 import Domain, address_of, digest, recover
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError, EncodingError, SignatureError
-from muster.protocol.ids import Address, BatchName, Hash32, RunId, to_address, to_hash32
+from muster.protocol.ids import Address, BatchName, to_address, to_hash32
 from muster.protocol.messages import OutcomeRecord, Verdict
 from muster.toploc.projections import FINGERPRINT_BYTES, failed_blocks
+
+if TYPE_CHECKING:
+    from muster.client.validator.place import ValidatorPlace
 
 logger = logging.getLogger(__name__)
 
@@ -64,17 +71,9 @@ Fingerprints = Mapping[Address, bytes]
 class Checked:
     """What this validator recomputed of a batch."""
 
-    batch_id: int
-    """The batch."""
-    root: Hash32
-    """The root it was committed with."""
+    name: BatchName
     found: tuple[Fingerprints, ...]
     """By position."""
-
-    @property
-    def name(self) -> BatchName:
-        """What tells the batch from every other."""
-        return BatchName(self.batch_id, self.root)
 
     def of(self, validator: Address) -> list[bytes]:
         """Return a validator's fingerprints of every submission."""
@@ -90,10 +89,10 @@ class CheckingStore:
     def record(self, checked: Checked) -> None:
         """Remember a batch, durably."""
         document = {
-            "root": hex0x(checked.root),
+            "root": hex0x(checked.name.root),
             "found": [{who: hex0x(of) for who, of in each.items()} for each in checked.found],
         }
-        write_durably(self._path(checked.batch_id), json.dumps(document).encode())
+        write_durably(self._path(checked.name.batch_id), json.dumps(document).encode())
         old = sorted(self._folder.glob("*.json"), key=lambda path: int(path.stem))
         for path in old[:-KEPT_BATCHES]:
             path.unlink(missing_ok=True)
@@ -109,7 +108,7 @@ class CheckingStore:
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return Checked(*name, found) if name.root == recorded else None
+        return Checked(name, found) if name.root == recorded else None
 
     def batches(self) -> list[int]:
         """Return the batches that are remembered, ascending."""
@@ -218,58 +217,37 @@ def who_checked(
 # The duty
 
 
-@dataclass(frozen=True, slots=True)
-class CheckingPlace:
-    """Everything the duty works with."""
-
-    run_id: RunId
-    """The run."""
-    key: bytes
-    """The validator's private key."""
-    domain: Domain
-    """Of the ContributionLedger."""
-    view: HistoryView
-    """The chain, kept current by someone else."""
-    api: OrchestratorApi
-    """The run's orchestrator."""
-    store: CheckingStore
-    """What was recomputed."""
-    now: Callable[[], float]
-    """Wall clock, for patience with others."""
-    poll_s: float
-    """Pause between two looks."""
-
-    def __repr__(self) -> str:
-        return f"CheckingPlace(run_id={self.run_id})"
-
-
 class CheckingDuty:
     """Commits, shows and compares for one validator of one run."""
 
-    def __init__(self, place: CheckingPlace) -> None:
+    def __init__(
+        self,
+        place: ValidatorPlace,
+        store: CheckingStore,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`store` has what was recomputed; `now` is the wall clock, for patience with others."""
         self.place = place
+        self.store = store
         self.me = address_of(place.key)
-        self._committed: set[BatchName] = set()
-        self._shown: set[BatchName] = set()
+        self._now = now
+        self._committed = set[BatchName]()
+        self._shown = set[BatchName]()
         self._looks: dict[BatchName, tuple[float, float]] = {}
-        self._done: set[BatchName] = set()
-
-    def seats(self) -> list[Address]:
-        """Return whose fingerprints are recomputed: those of all the run's validators."""
-        return sorted({self.me, *self.place.view.runs[self.place.run_id].validators})
+        self._done = set[BatchName]()
 
     async def record(self, checked: Checked) -> None:
         """Remember what was recomputed of a batch, before its outcomes are signed."""
-        await asyncio.to_thread(self.place.store.record, checked)
+        await asyncio.to_thread(self.store.record, checked)
 
     async def commit(self, name: BatchName, records: bytes) -> None:
         """Commit to the fingerprints of a batch, once; a refusal never holds up its outcomes."""
-        checked = await asyncio.to_thread(self.place.store.find, name)
+        checked = await asyncio.to_thread(self.store.find, name)
         if checked is None or name in self._committed:
             return
         hashed = fingerprints_hash(checked.of(self.me))
         message = Checking(*name, keccak(records), hashed)
-        signature = sign(digest(self.place.domain, message.struct_hash()), self.place.key)
+        signature = self.place.sign(message)
         try:
             await self.place.api.post_checking(message, signature)
         except ApiError as error:
@@ -283,26 +261,21 @@ class CheckingDuty:
 
     async def run(self) -> None:
         """Show and compare until cancelled."""
-        while True:
-            try:
-                await self.serve()
-            except SURVIVED as error:
-                logger.debug("fingerprints have to wait", extra={"error": str(error)})
-            await asyncio.sleep(max(self.place.poll_s, 0.2))
+        await serve_forever(self.serve, max(self.place.poll_s, 0.2))
 
     async def serve(self) -> None:
         """Show what is due, and compare what others show."""
-        remembered = await asyncio.to_thread(self.place.store.batches)
+        remembered = await asyncio.to_thread(self.store.batches)
         for batch_id in remembered[-RECENT_BATCHES:]:
             batch = self.place.view.batches.get(batch_id)
             if batch is None or batch.records is None:
                 continue
             name = batch.name
             due_at, pause = self._looks.get(name, (0.0, self.place.poll_s))
-            if name in self._done or self.place.now() < due_at:
+            if name in self._done or self._now() < due_at:
                 continue
-            self._looks[name] = (self.place.now() + pause, min(2 * pause, LONGEST_PAUSE_S))
-            checked = await asyncio.to_thread(self.place.store.find, name)
+            self._looks[name] = (self._now() + pause, min(2 * pause, LONGEST_PAUSE_S))
+            checked = await asyncio.to_thread(self.store.find, name)
             if checked is None or len(checked.found) != batch.count:
                 self._done.add(name)
                 continue
@@ -315,12 +288,12 @@ class CheckingDuty:
             return
         packed = pack_fingerprints(checked.of(self.me))
         try:
-            await self.place.api.post_fingerprints(checked.batch_id, packed)
+            await self.place.api.post_fingerprints(name.batch_id, packed)
         except ApiError as error:
             if error.status not in _REFUSALS or error.code in _NOT_YET:
                 raise
             # Nothing was committed to in time, as by who judged later: there is nothing to show.
-            fields = {"batch_id": checked.batch_id, "error": str(error)}
+            fields = {"batch_id": name.batch_id, "error": str(error)}
             logger.debug("fingerprints not wanted", extra=fields)
         self._shown.add(name)
 
@@ -335,12 +308,12 @@ class CheckingDuty:
             if shown is not None:
                 await self._report(batch, each.validator, shown, checked.of(each.validator))
                 said.add(each.validator)
-        is_over = self.place.now() - (batch.posted_at or 0) > PATIENCE_S
+        is_over = self._now() - (batch.posted_at or 0) > PATIENCE_S
         if is_over or self._signers(batch) <= said | {self.me}:
             self._done.add(batch.name)
 
     def _signers(self, batch: BatchView) -> set[Address]:
-        seats = self.place.view.runs[self.place.run_id].seats
+        seats = self.place.run.seats
         return {who for who, bit in seats.items() if batch.signers & bit}
 
     async def _report(
@@ -361,5 +334,5 @@ class CheckingDuty:
                 "a validator signed what it did not check",
                 extra={**fields, "positions": list(found.failed)},
             )
-        signature = sign(digest(self.place.domain, report.struct_hash()), self.place.key)
+        signature = self.place.sign(report)
         await self.place.api.post_check_report(report, signature)

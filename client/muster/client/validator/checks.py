@@ -1,27 +1,34 @@
 """The seven ordered checks of docs/protocol.md section 8, as pure functions over frozen inputs.
 
-Each returns a Finding or None. No input from a peer makes one raise: what strangers wrote has been
-parsed into frozen types before, and everything here is total over those types. The first finding
-decides; `muster.client.validator.judging` calls them in order.
+Each returns a Finding or None, and the first finding decides. No input from a peer makes one raise:
+what strangers wrote has been parsed into frozen types before, and everything here is total over
+those types. `muster.client.validator.judging.examine` calls them by their numbers, but for tasks
+that answer or run what completions say: there 6 and 7 come before the replies of 3, 4 and 5.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from muster.client.assignment import Assignment, Group
-from muster.client.tickets import TicketTerms, slot_and_policy, ticket_fault
+import numpy as np
+
+from muster.client.tickets import Assignment, Group, TicketTerms, slot_and_policy, ticket_fault
 from muster.client.validator.replay import Replay, split_row_proofs
+from muster.inference import InferenceEngine
 from muster.inference.dialogue import Followed
 from muster.protocol.eip712 import digest, recover
-from muster.protocol.errors import ProofError, SignatureError
+from muster.protocol.errors import ProofError, SignatureError, ValidatorDisturbed
 from muster.protocol.ids import Address
 from muster.protocol.messages import COMMIT_GRACE_S, Reason, Submission, Ticket, Verdict
 from muster.protocol.recipe import Recipe, SamplingRecipe
 from muster.protocol.rollouts import MAX_FILE_BYTES, MAX_ROWS, Rollout
 from muster.tasks import Graded, Problem, Undecided, verify, verify_all
 from muster.toploc import Calibration
+from muster.toploc.history import MOST_FLIPS, Conduct, Flip, history_of
+
+T = TypeVar("T")
 
 CONFIRMATIONS = 2
 """How often a grade that contradicts a claim is computed again before it proves fraud."""
@@ -61,18 +68,6 @@ class Claim:
     """The worker's node key when the batch was committed, if it was active then."""
     is_slot_used: bool
     """Whether an earlier submission fills the same slot."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """What checks need to know about the model."""
-
-    hidden_size: int
-    """Width of the final hidden states."""
-    vocab_size: int
-    """Token ids are below this."""
-    eos_token_ids: frozenset[int]
-    """What ends a completion."""
 
 
 # 1. The claim: signatures, ticket, time, slot, file
@@ -132,7 +127,7 @@ def unreadable(detail: str) -> Finding:
 
 
 def check_form(
-    rows: Sequence[Rollout], submission: Submission, recipe: Recipe, shape: ModelShape
+    rows: Sequence[Rollout], submission: Submission, recipe: Recipe, engine: InferenceEngine
 ) -> Finding | None:
     """2. Rows in order, token ids in range, proofs whole and canonical, no group missing."""
     sampling = recipe.sampling
@@ -144,7 +139,7 @@ def check_form(
     if len(rows) > expected or len(rows) % sampling.samples_per_problem:
         return _rejected(Reason.SCHEMA, f"{len(rows)} rows, the recipe asks for {expected}")
     for number, row in enumerate(rows):
-        if finding := _check_row(number, row, recipe, shape):
+        if finding := _check_row(number, row, recipe, engine):
             return finding
     if len(rows) < expected:
         return Finding(
@@ -155,14 +150,16 @@ def check_form(
     return None
 
 
-def _check_row(number: int, row: Rollout, recipe: Recipe, shape: ModelShape) -> Finding | None:
+def _check_row(
+    number: int, row: Rollout, recipe: Recipe, engine: InferenceEngine
+) -> Finding | None:
     group, sample = divmod(number, recipe.sampling.samples_per_problem)
     if (row.group, row.sample) != (group, sample):
         return _rejected(Reason.SCHEMA, f"row {number} is group {row.group} sample {row.sample}")
-    if max(max(row.prompt_tokens), max(row.completion_tokens)) >= shape.vocab_size:
+    if max(max(row.prompt_tokens), max(row.completion_tokens)) >= engine.vocab_size:
         return _rejected(Reason.SCHEMA, f"row {number} has a token id beyond the vocabulary")
     try:
-        split_row_proofs(row, recipe.proof, shape.hidden_size)
+        split_row_proofs(row, recipe.proof, engine.hidden_size)
     except ProofError as error:
         is_count = error.reason == "count"
         reason = Reason.PROOF_COUNT if is_count else Reason.PROOF_ENCODING
@@ -199,12 +196,18 @@ def _check_derived(number: int, row: Rollout, group: Group) -> Finding | None:
     return None
 
 
-def check_turns(rows: Sequence[Rollout], eos: frozenset[int]) -> Finding | None:
+def check_turns(rows: Sequence[Rollout], limit: int, eos: frozenset[int]) -> Finding | None:
     """3. Each claimed reply follows a turn's EOS, and no turn has another before its end.
 
-    So a turn holds nothing but what checks 6 and 7 replay as the model's.
+    So a turn holds nothing but what checks 6 and 7 replay as the model's; check 5 of the length
+    comes first, lest a prefill be of any.
     """
     for number, row in enumerate(rows):
+        if len(row.completion_tokens) > limit:
+            return _fraud(
+                Reason.WRONG_TERMINATION,
+                f"row {number} ends wrongly after {len(row.completion_tokens)} tokens",
+            )
         begins, ends = 0, [start for start, _ in row.replies]
         for end, goes_on in zip(ends, (after for _, after in row.replies), strict=True):
             first = next((i for i in range(begins, end) if row.completion_tokens[i] in eos), None)
@@ -223,12 +226,15 @@ def check_replies(
     completion once more.
     """
     for number, found in enumerate(followed):
+        _calm(found)
         if isinstance(found, Undecided):
             return _rejected(Reason.WRONG_REPLY, f"row {number} has no reply: {found.reason}")
         fault, detail = found.fault, f"row {number}: {found.fault.detail if found.fault else ''}"
         if fault is None:
             continue
-        if not (fault.is_repeatable and all(again(number) == found for _ in range(CONFIRMATIONS))):
+        if not (
+            fault.is_repeatable and all(_calm(again(number)) == found for _ in range(CONFIRMATIONS))
+        ):
             return _rejected(Reason.WRONG_REPLY, f"{detail}, but perhaps not everywhere")
         if fault.kind == "reply":
             return _fraud(Reason.WRONG_REPLY, detail)
@@ -248,12 +254,13 @@ def check_grades(
     """4. Rewards are what the verifier computes, units what the completions add up to.
 
     An answer that this validator cannot grade, or not alike every time, proves no fraud: it is only
-    rejected.
+    rejected. Raises ValidatorDisturbed when its machine is the reason.
     """
     answers = [
         (assignment.groups[row.group].problem, text) for row, text in zip(rows, texts, strict=True)
     ]
     for number, (row, grade) in enumerate(zip(rows, verify_all(answers), strict=True)):
+        _calm(grade)
         if isinstance(grade, Undecided):
             return _rejected(Reason.WRONG_REWARD, f"row {number} cannot be graded: {grade.reason}")
         if row.task_reward != grade.score:
@@ -266,9 +273,19 @@ def check_grades(
     return None
 
 
+def _calm(found: T) -> T:
+    """Return what was found; raises ValidatorDisturbed when this machine is why nothing was."""
+    if isinstance(found, Undecided) and found.is_disturbance:
+        raise ValidatorDisturbed(
+            f"this validator cannot grade: {found.reason}",
+            hint="it judges again once it has memory, processes and time for it",
+        )
+    return found
+
+
 def _is_repeated(grade: Graded, problem: Problem, answer: str) -> bool:
     return grade.is_repeatable and all(
-        isinstance(again := verify(problem, answer), Graded)
+        isinstance(again := _calm(verify(problem, answer)), Graded)
         and again.is_repeatable
         and again.score == grade.score
         for _ in range(CONFIRMATIONS)
@@ -309,20 +326,14 @@ def _is_one_turn(row: Rollout, limit: int, eos: frozenset[int]) -> bool:
 
 def check_proofs(replays: Sequence[Replay], calibration: Calibration) -> Finding | None:
     """6. Every chunk's hidden states match its proof."""
-    failed = [n for n, r in enumerate(replays) if not passes_proofs(r, calibration)]
-    if not failed:
-        return None
-    return _struck(Reason.TOPLOC_MISMATCH, failed, count_strikes(replays, calibration), calibration)
+    passed = [passes_proofs(replay, calibration) for replay in replays]
+    return _struck(Reason.TOPLOC_MISMATCH, passed, replays, calibration)
 
 
 def check_sampling(replays: Sequence[Replay], calibration: Calibration) -> Finding | None:
     """7. Every token is what verifiable sampling yields, within the calibrated margin."""
-    failed = [n for n, r in enumerate(replays) if not passes_sampling(r, calibration)]
-    if not failed:
-        return None
-    return _struck(
-        Reason.SAMPLER_MISMATCH, failed, count_strikes(replays, calibration), calibration
-    )
+    passed = [passes_sampling(replay, calibration) for replay in replays]
+    return _struck(Reason.SAMPLER_MISMATCH, passed, replays, calibration)
 
 
 def passes_proofs(replay: Replay, calibration: Calibration) -> bool:
@@ -346,16 +357,44 @@ def count_strikes(replays: Sequence[Replay], calibration: Calibration) -> int:
     return len(by_sampling) + len(by_proofs - {replay.tokens for replay in by_sampling})
 
 
-def strain_of(replays: Sequence[Replay], calibration: Calibration) -> float:
-    """Return how close a submission comes to the limits: what the sequential test takes."""
-    return calibration.submission_strain((replay.chunks, replay.margins) for replay in replays)
+def conduct_of(replays: Sequence[Replay], calibration: Calibration) -> Conduct:
+    """Return what the sequential test takes of a submission."""
+    groups: dict[tuple[int, ...], list[Flip]] = {}
+    for replay in replays:
+        groups.setdefault(replay.tokens[0], []).extend(replay.flips)
+    return Conduct(
+        strain=calibration.submission_strain((r.chunks, r.margins) for r in replays),
+        loss=calibration.loss(np.concatenate([r.margins for r in replays])),
+        groups=tuple(tuple(flips[:MOST_FLIPS]) for flips in groups.values()),
+    )
 
 
-def _struck(reason: Reason, failed: list[int], strikes: int, calibration: Calibration) -> Finding:
-    detail = f"{len(failed)} samples fail, row {failed[0]} first; {strikes} strikes"
-    if strikes >= calibration.fraud_strikes:
-        return _fraud(reason, detail)
-    return _rejected(reason, detail)
+def check_history(
+    conducts: Sequence[Conduct], calibration: Calibration, *, is_struck: bool
+) -> Finding | None:
+    """7. The worker's submissions, this one last, are like honest ones, taken together.
+
+    The first alarm is a strike; one that follows, from submissions after the strike alone, proves
+    fraud.
+    """
+    history = history_of(conducts, calibration.history)
+    if not history.alarms(calibration.history):
+        return None
+    detail = f"{history.submissions} submissions, evidence e^{history.log_evidence:.1f}"
+    return (_fraud if is_struck else _rejected)(Reason.SAMPLER_DRIFT, detail)
+
+
+def _struck(
+    reason: Reason, passed: Sequence[bool], replays: Sequence[Replay], calibration: Calibration
+) -> Finding | None:
+    """Return what follows where samples did not pass check 6 or 7."""
+    if all(passed):
+        return None
+    strikes = count_strikes(replays, calibration)
+    detail = (
+        f"{passed.count(False)} samples fail, row {passed.index(False)} first; {strikes} strikes"
+    )
+    return (_fraud if strikes >= calibration.fraud_strikes else _rejected)(reason, detail)
 
 
 def _rejected(reason: Reason, detail: str) -> Finding:

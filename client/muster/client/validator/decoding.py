@@ -1,165 +1,337 @@
-"""Parquet files from strangers, parsed in a child process that may die.
+"""Parquet files from strangers, parsed in child processes that may die.
 
 The Parquet library aborts the process on some damaged files (an uncaught C++ exception), so a
-validator must never parse an unjudged file itself. One child serves many files; when a file kills
-it, takes too much of its processor's time or exhausts its memory, the file is malformed and a fresh
-child follows. A machine that is busy with other things is no fault of a file's: what is counted is
-processor time, and a child that does not start says nothing about any file.
+validator must never parse an unjudged file itself. A few children serve many files. A child first
+measures a file by its headers, and decodes what is within the recipe's bounds.
+
+One death of a child says nothing yet. A file is malformed when it alone ended two children that had
+decoded a known-good file before: by a crash, by its own processor time, or by more memory
+than its rows need while there was enough. A child that was killed, does not start, does not answer
+or finds no memory is a disturbance of this machine: tried again, then ValidatorDisturbed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import mmap
+import os
 import signal
 import struct
+import subprocess
 import sys
-from typing import BinaryIO
+from collections.abc import Callable
+from functools import lru_cache
+from typing import IO, BinaryIO, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+import pyarrow as pa
 
 from muster.protocol.errors import EncodingError, ValidatorDisturbed
-from muster.protocol.rollouts import MAX_FILE_BYTES, MAX_ROWS, Rollout, decode_rollouts
-
-logger = logging.getLogger(__name__)
-
-MEMORY_BYTES = 4 << 30
-"""Address space of the child; the decoded form of the largest file allowed needs about 2 GiB."""
-CPU_S = 30.0
-"""Processor time after which a file is malformed; honest ones take milliseconds."""
-WALL_S = 600.0
-"""Time after which it is in any case: whatever a file waits for, it must not wait for ever."""
-MAX_ANSWER_BYTES = 1 << 30
-"""Bound on what is read back from the child."""
-
-_HEADER = struct.Struct(">II")
-_READY = b"R"
-_ROWS = TypeAdapter(
-    list[Rollout], config=ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+from muster.protocol.parquet import footer_bytes
+from muster.protocol.rollouts import (
+    ANY,
+    MAX_FILE_BYTES,
+    Bounds,
+    Rollout,
+    encode_rollouts,
+    read_table,
+    require_bounds,
+    to_rollouts,
 )
+
+CHILDREN = 2
+"""Files that are decoded at the same time."""
+MEMORY_BYTES = 2 << 30
+"""Address space of a child; the largest file allowed needs about half of it."""
+CPU_S = 5.0
+"""Processor time after which a file of no size is malformed; honest ones take milliseconds."""
+CPU_BYTES = 32 << 20
+"""One that decodes to so many bytes may take twice that, and so on."""
+WALL_S = 120.0
+"""A child that has not answered after this long is not served by its machine."""
+TRIES = 3
+"""How often a file is tried before its validator is disturbed."""
+MAX_ANSWER_BYTES = 1 << 30
+"""Bound on what is read back from a child."""
+
+_ROOM_BYTES = 32 << 20
+"""Memory that decoding takes whatever the file."""
+
+T = TypeVar("T")
+
+_REQUEST = struct.Struct(">5Qd")
+_ANSWER = struct.Struct(">BQ")
+_ROWS, _REFUSED, _BROKEN, _SHORT = range(4)
+_OWN_DEATHS = frozenset(
+    {signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+)
+"""A process ends itself so; others kill, terminate or interrupt it."""
+
+
+class _Broken(Exception):
+    """A file ended its child, and nobody else did."""
 
 
 class FileDecoder:
-    """Decodes submission files in a child process; use as an async context manager."""
+    """Decodes submission files in child processes; use as an async context manager."""
 
     def __init__(self, *, cpu_s: float = CPU_S, wall_s: float = WALL_S) -> None:
         self._cpu_s = cpu_s
         self._wall_s = wall_s
-        self._child: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
+        self._idle: list[_Child] = []
+        self._room = asyncio.Semaphore(CHILDREN)
 
     async def __aenter__(self) -> FileDecoder:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._end_child()
+        while self._idle:
+            await asyncio.to_thread(self._idle.pop().end)
 
-    async def decode(self, data: bytes, *, max_rows: int = MAX_ROWS) -> list[Rollout]:
+    async def decode(self, data: bytes, bounds: Bounds = ANY) -> list[Rollout]:
         """Return the rows of a file.
 
         Raises EncodingError for any file that does not yield them, and ValidatorDisturbed when
-        there is no child to ask.
+        this machine is why.
         """
         if len(data) > MAX_FILE_BYTES:
             raise EncodingError(f"file of {len(data)} bytes exceeds the limit of {MAX_FILE_BYTES}")
-        async with self._turn:
-            child = await self._start()
-            try:
-                async with asyncio.timeout(self._wall_s):
-                    failed, answer = await _ask(child, data, max_rows)
-            except (TimeoutError, OSError, EOFError) as error:
-                logger.warning("file killed its decoder", extra={"error": type(error).__name__})
-                await self._end_child()
-                raise EncodingError("not a readable Parquet file: it broke the decoder") from error
-            except asyncio.CancelledError:
-                # The child's answer would be taken for the next file's.
-                await self._end_child()
-                raise
-        if failed:
-            raise EncodingError(answer.decode())
-        try:
-            return _ROWS.validate_json(answer)
-        except ValidationError as error:
-            raise EncodingError("not a readable Parquet file: the decoder answered junk") from error
+        footer_bytes(data)  # what no child need be sent
+        async with self._room:
+            broken, disturbed = 0, ValidatorDisturbed("no file was tried")
+            for _ in range(TRIES):
+                try:
+                    return await self._in_child(lambda child: child.decode(data, bounds))
+                except _Broken as error:
+                    broken += 1
+                    if broken > 1:
+                        # One that does not start now may have had no memory before, either.
+                        await self._in_child(_Child.start)
+                        raise EncodingError(
+                            f"not a readable Parquet file: it broke the decoder twice ({error})"
+                        ) from error
+                except ValidatorDisturbed as error:
+                    disturbed = error
+            raise disturbed
 
     async def start(self) -> None:
         """Have a child ready; raises ValidatorDisturbed when it does not start."""
-        async with self._turn:
-            await self._start()
+        async with self._room:
+            await self._in_child(_Child.start)
 
-    async def _start(self) -> asyncio.subprocess.Process:
-        if self._child is not None and self._child.returncode is None:
-            return self._child
+    async def _in_child(self, ask: Callable[[_Child], T]) -> T:
+        """Return what a child answers, asked in a thread."""
+        child = self._idle.pop() if self._idle else _Child(self._cpu_s)
         try:
-            self._child = child = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "muster.client.validator.decoding",
-                str(self._cpu_s),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-            )
-            assert child.stdout is not None
-            await child.stdout.readexactly(len(_READY))
-        except (OSError, EOFError) as error:
-            await self._end_child()
-            raise ValidatorDisturbed(
-                f"the process that decodes files does not start: {type(error).__name__}",
-                hint="is there memory left, and room for another process?",
-            ) from error
-        except asyncio.CancelledError:
-            await self._end_child()
-            raise
-        return child
-
-    async def _end_child(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            with contextlib.suppress(ProcessLookupError):
+            async with asyncio.timeout(self._wall_s):
+                return await asyncio.to_thread(child.asked, ask)
+        except TimeoutError as error:
+            raise _disturbed(f"did not answer within {self._wall_s} s") from error
+        except (MemoryError, OSError, RuntimeError) as error:
+            if isinstance(error, ValidatorDisturbed):
+                raise
+            raise _disturbed(f"cannot be asked: {type(error).__name__}") from error
+        finally:
+            if child.is_idle:
+                self._idle.append(child)
+            else:
+                # Its answer would be taken for the next file's.
                 child.kill()
-            await child.wait()
 
 
-async def _ask(child: asyncio.subprocess.Process, data: bytes, max_rows: int) -> tuple[bool, bytes]:
-    """Return whether a file was refused, and its rows as JSON or why."""
-    stdin, stdout = child.stdin, child.stdout
-    assert stdin is not None
-    assert stdout is not None
-    stdin.write(_HEADER.pack(len(data), max_rows) + data)
-    await stdin.drain()
-    size, failed = _HEADER.unpack(await stdout.readexactly(_HEADER.size))
-    if size > MAX_ANSWER_BYTES:
+def _disturbed(what: str) -> ValidatorDisturbed:
+    return ValidatorDisturbed(
+        f"the process that decodes files {what}",
+        hint="is there memory left, and room for another process?",
+    )
+
+
+class _Child:
+    """One process; every method blocks but `kill`, which may come from another thread."""
+
+    def __init__(self, cpu_s: float) -> None:
+        self._cpu_s = cpu_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
+        self.is_idle = False
+        """Whether it has started, and has answered all that it was asked."""
+
+    def asked(self, ask: Callable[[_Child], T]) -> T:
+        """Return what it answers; one that is killed meanwhile is waited for."""
+        try:
+            return ask(self)
+        finally:
+            if self._is_killed:
+                self._wait()
+
+    def start(self) -> None:
+        """Return once it has decoded a known-good file; raises ValidatorDisturbed."""
+        if self.is_idle:
+            return
+        try:
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-m", "muster.client.validator.decoding"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                # The other allocators reserve more than they are asked for.
+                env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"},
+            )
+        except OSError as error:
+            raise _disturbed(f"does not start: {error.strerror}") from error
+        if self._is_killed:
+            process.kill()
+        try:
+            kind, _ = self._ask(_known_good(), ANY, CPU_S)
+        except (EOFError, OSError):
+            raise _disturbed(f"does not start: it ended with {self._wait()}") from None
+        if kind != _ROWS:
+            self.end()
+            raise _disturbed("does not start: it does not read a file that is good")
+        self.is_idle = True
+
+    def decode(self, data: bytes, bounds: Bounds) -> list[Rollout]:
+        """Return a file's rows; raises EncodingError, ValidatorDisturbed and _Broken."""
+        self.start()
+        self.is_idle = False
+        try:
+            kind, answer = self._ask(data, bounds, self._cpu_s)
+        except (EOFError, OSError):
+            code = self._wait()
+            if -code in _OWN_DEATHS:
+                raise _Broken(signal.Signals(-code).name) from None
+            raise _disturbed(f"ended with {code}") from None
+        self.is_idle = True
+        if kind == _SHORT:
+            raise _disturbed("finds no memory for a file within bounds")
+        if kind == _BROKEN:
+            raise _Broken("more memory than its rows need")
+        if kind == _REFUSED:
+            raise EncodingError(answer.decode())
+        return _unpacked(answer)
+
+    def _ask(self, data: bytes, bounds: Bounds, cpu_s: float) -> tuple[int, bytes]:
+        assert self._process is not None  # started
+        requests, answers = self._process.stdin, _stdout(self._process)
+        assert requests is not None
+        limits = bounds.rows, bounds.prompt_tokens, bounds.completion_tokens, bounds.proof_bytes
+        requests.write(_REQUEST.pack(len(data), *limits, cpu_s))
+        requests.write(data)
+        requests.flush()
+        kind, size = _ANSWER.unpack(_read(answers, _ANSWER.size))
+        if size > MAX_ANSWER_BYTES:
+            raise EOFError
+        return kind, _read(answers, size)
+
+    def kill(self) -> None:
+        """End it at once; whoever asks it sees it end."""
+        self._is_killed = True
+        if self._process is not None:
+            self._process.kill()
+
+    def end(self) -> None:
+        """End it, and wait until it has."""
+        self.kill()
+        self._wait()
+
+    def _wait(self) -> int:
+        """Return the exit code of a process that ends."""
+        self.is_idle = False
+        if self._process is None:
+            return 0
+        code = self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):  # what was not written yet
+                pipe.close()
+        return code
+
+
+@lru_cache(1)
+def _known_good() -> bytes:
+    return encode_rollouts([Rollout("known", 0, 0, 0, -1, 0, (1,), (2,), b"good", 1.0)])
+
+
+def _stdout(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert process.stdout is not None
+    return process.stdout
+
+
+def _read(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
         raise EOFError
-    return bool(failed), await stdout.readexactly(size)
+    return data
 
 
-def _serve(requests: BinaryIO, answers: BinaryIO, cpu_s: float) -> None:
+def _unpacked(answer: bytes) -> list[Rollout]:
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(answer)) as reader:
+            table = reader.read_all()
+        table.validate(full=True)
+        return to_rollouts(table)
+    except (pa.ArrowException, LookupError) as error:
+        if isinstance(error, MemoryError):
+            raise
+        raise _Broken(f"the decoder answered junk: {type(error).__name__}") from error
+
+
+# The child
+
+
+def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer requests until the parent closes the pipe."""
-    answers.write(_READY)
-    answers.flush()
-    while header := requests.read(_HEADER.size):
-        size, max_rows = _HEADER.unpack(header)
+    while header := requests.read(_REQUEST.size):
+        size, *limits, cpu_s = _REQUEST.unpack(header)
         data = requests.read(size)
         # Nothing handles the signal: it ends the process, also in the middle of native code.
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        try:
-            failed, answer = 0, _ROWS.dump_json(decode_rollouts(data, max_rows=max_rows))
-        except EncodingError as error:
-            failed, answer = 1, str(error).encode()
+        kind, answer = _answer(data, Bounds(*limits), cpu_s)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(_HEADER.pack(len(answer), failed) + answer)
+        answers.write(_ANSWER.pack(kind, len(answer)))
+        answers.write(answer)
         answers.flush()
+
+
+def _answer(data: bytes, bounds: Bounds, cpu_s: float) -> tuple[int, bytes | memoryview]:
+    needed = len(data)
+    try:
+        needed += require_bounds(data, bounds)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s * (1 + needed / CPU_BYTES))
+        if not _has_room(needed):
+            return _SHORT, b""
+        return _ROWS, memoryview(_packed(read_table(data)))
+    except EncodingError as error:
+        return _REFUSED, str(error).encode()
+    except MemoryError:
+        # The machine may refuse memory to two that ask at once: then the file is not to blame.
+        return (_BROKEN if _has_room(needed) else _SHORT), b""
+
+
+def _packed(table: pa.Table) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def _has_room(size: int) -> bool:
+    """Return whether there is memory for a file that decodes to so many bytes."""
+    try:
+        mmap.mmap(-1, 4 * size + _ROOM_BYTES).close()
+    except (OSError, MemoryError, OverflowError):
+        return False
+    return True
 
 
 def _limit_memory() -> None:
     import resource
 
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for limit, most in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):
+        _, hard = resource.getrlimit(limit)
+        resource.setrlimit(limit, (most, most) if hard == -1 or hard > most else (hard, hard))
 
 
 if __name__ == "__main__":
     _limit_memory()
-    _serve(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[1]))
+    _serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -24,10 +24,10 @@ from muster.protocol.ids import Hash32, RunId
 LONGEST_S = 45.0
 """Longest time in which all sources are asked about one thing."""
 WAIT_S = 3.0
-"""How long a validator waits for it; later it asks again, and what came meanwhile is there."""
+"""How long a validator waits for it; when it asks again, an answer that came meanwhile is there."""
 REST, LEAST_REST_S, MOST_REST_S = 10, 1.0, 60.0
-"""What nobody showed is not asked for again for so many times as long as it took, within these: a
-source that has it not yet may have it soon, one that hangs will hang again."""
+"""A thing that nobody showed is not asked for again for so many times as long as it took, within
+these: a source that has it not yet may have it soon, one that hangs will hang again."""
 MOST_ASKED = 8
 """Things that are asked for at the same time: as many files may be in memory."""
 PATIENCE = Patience(source_s=20.0)
@@ -41,7 +41,6 @@ class Elsewhere:
     """The sources of one run but its orchestrator."""
 
     run_id: RunId
-    """The run."""
     view: ChainView
     """The chain, kept current by someone else."""
     relays: Sequence[str]
@@ -136,5 +135,6 @@ def _not_yet() -> ApiError:
         "no source has shown it yet",
         status=503,
         code="no_source",
-        hint="it is asked for again",
+        hint="it is asked for again, of our --relay URLs and of the sources that the chain names: "
+        "validators do not ask each other",
     )

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
-from muster.client.assignment import Assignment, derive
+import numpy as np
+
+from muster.client.tickets import Assignment, derive, most_prompt_tokens
 from muster.client.validator.checks import (
     Claim,
     Finding,
-    ModelShape,
     check_assignment,
     check_endings,
     check_form,
@@ -25,16 +26,18 @@ from muster.client.validator.checks import (
     check_turns,
 )
 from muster.client.validator.replay import Replay, replay_rows
-from muster.client.validator.sketch import Sketch
 from muster.inference import InferenceEngine
 from muster.inference.dialogue import Claimed, Followed, follow
-from muster.protocol.errors import EngineError, MusterError, ProofError
+from muster.protocol.checking import block_seed, split_blocks
+from muster.protocol.errors import MusterError, ProofError, SampleUnfit
 from muster.protocol.ids import Address
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict
 from muster.protocol.recipe import Recipe, SamplingRecipe
-from muster.protocol.rollouts import Rollout, count_units
+from muster.protocol.rollouts import Bounds, Rollout, count_units
 from muster.tasks import TaskSet, runs_completions
 from muster.toploc import Calibration
+from muster.toploc.chunks import Patterns
+from muster.toploc.projections import project
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +69,28 @@ class Judgement:
     """The measurements behind checks 6 and 7, when it came to them."""
     fingerprints: Mapping[Address, bytes] = field(default_factory=dict)
     """What each validator's fingerprints of the hidden states are, if it came to those."""
+    is_nonsense: bool = False
+    """Whether the prefill gave what is no number: of a sound engine's, the file is to blame."""
+    earlier: tuple[tuple[int, int], ...] = ()
+    """The worker's submissions, (batch, position), that were taken into account with this one."""
+
+
+def bounds_of(claim: Claim, rules: Rules) -> Bounds:
+    """Return what the file of a claim that passed check 1 may hold."""
+    assert claim.ticket is not None  # check 1
+    most = most_prompt_tokens(claim.ticket, rules.recipe.sampling, rules.task_set)
+    return Bounds.of(rules.recipe, prompt_tokens=most)
+
+
+MISDECLARED = Judgement(
+    Finding(
+        Verdict.REJECTED,
+        Reason.BATCH_MISDECLARED,
+        "its batch declares fewer units than its submissions claim",
+    ),
+    units=0,
+)
+"""The judgement on everything in such a batch: the ledger would not take more units."""
 
 
 def unread(claim: Claim, finding: Finding) -> Judgement:
@@ -82,11 +107,12 @@ def examine(
 ) -> Judgement:
     """Return the judgement on a claim that passed check 1, with the ticket's policy loaded, and
     what the fingerprints of the validators in `seats` must be.
+
+    Raises EngineError, MemoryError and the like where the machine fails: that judges nobody.
     """
     sampling = rules.recipe.sampling
-    shape = ModelShape(engine.hidden_size, engine.vocab_size, engine.eos_token_ids)
     units = count_units(rows, sampling.max_new_tokens)
-    if finding := check_form(rows, claim.submission, rules.recipe, shape):
+    if finding := check_form(rows, claim.submission, rules.recipe, engine):
         return Judgement(finding, units)
     assert claim.ticket is not None  # check 1
     assignment = derive(claim.ticket, sampling, rules.task_set, engine.encode)
@@ -94,22 +120,25 @@ def examine(
     completions = partial(_check_completions, rows, claim.submission, assignment, sampling, engine)
     finding = check_assignment(rows, assignment)
     if not finding:
-        # Where what a completion says is run, it must be the policy's first: strangers' programs
-        # would cost a validator any time at no stake.
-        finding = check_turns(rows, engine.eos_token_ids) if runs_text else completions()
+        # A completion that is run must be shown to be the policy's first: strangers' programs would
+        # cost a validator any time at no stake.
+        limit, eos = sampling.max_new_tokens, engine.eos_token_ids
+        finding = check_turns(rows, limit, eos) if runs_text else completions()
     if finding:
         return Judgement(finding, units)
-    sketch = Sketch(claim, seats, [len(row.completion_tokens) for row in rows])
+    fingerprinter = _Fingerprinter(claim, seats, [len(row.completion_tokens) for row in rows])
     try:
-        replays = replay_rows(rows, engine, rules.recipe, sketch.take)
-    except (ProofError, EngineError) as error:
-        # NaN, or a sample longer than the model can take: nothing that a proof could match.
-        logger.error("prefill failed", extra={"error": str(error)})
+        replays = replay_rows(rows, engine, rules.recipe, fingerprinter.take)
+    except SampleUnfit as error:
         return Judgement(_without_prefill(error), units)
+    except ProofError as error:
+        logger.error("prefill is no number", extra={"error": str(error)})
+        return Judgement(_without_prefill(error), units, is_nonsense=True)
     finding = check_proofs(replays, rules.calibration) or check_sampling(replays, rules.calibration)
     if runs_text and not finding:
         finding = completions()
-    return Judgement(finding, units, tuple(replays), sketch.fingerprints())
+    is_nonsense = any(len(r.margins) and not np.isfinite(r.margins).any() for r in replays)
+    return Judgement(finding, units, tuple(replays), fingerprinter.fingerprints(), is_nonsense)
 
 
 def _check_completions(
@@ -136,12 +165,52 @@ def _check_completions(
     )
 
 
+class _Fingerprinter:
+    """Takes what validators' fingerprints of a submission must be, from its rows in order.
+
+    The hidden states of one block are held at a time, whatever the size of the submission. Nothing
+    is computed without seats.
+    """
+
+    def __init__(self, claim: Claim, seats: Sequence[Address], lengths: Sequence[int]) -> None:
+        policy = claim.terms.policies.get(claim.submission.policy_version)
+        self._seats = tuple(seats) if policy is not None else ()
+        self._beacon = policy.beacon if policy is not None else b""
+        self._leaf = claim.submission.leaf()
+        self._ends = {rows.stop for rows in split_blocks(lengths)}
+        self._rows = 0
+        self._blocks = 0
+        self._held: list[Patterns] = []
+        self._found: dict[Address, list[bytes]] = {seat: [] for seat in self._seats}
+
+    def take(self, hidden_TH: Patterns) -> None:
+        """Take the hidden states of the next row."""
+        if not self._seats:
+            return
+        self._rows += 1
+        self._held.append(hidden_TH)
+        if self._rows in self._ends:
+            self._finish_block(np.concatenate(self._held))
+
+    def _finish_block(self, hidden_TH: Patterns) -> None:
+        for seat, parts in self._found.items():
+            seed = block_seed(seat, self._beacon, self._leaf, self._blocks)  # type: ignore[arg-type]
+            parts.append(project(hidden_TH, seed))
+        self._held, self._blocks = [], self._blocks + 1
+
+    def fingerprints(self) -> dict[Address, bytes]:
+        """Return each seat's fingerprints of the whole submission."""
+        return {seat: b"".join(parts) for seat, parts in self._found.items()}
+
+
 def _without_prefill(error: MusterError) -> Finding:
     return Finding(Verdict.REJECTED, Reason.TOPLOC_MISMATCH, f"cannot be prefilled: {error}")
 
 
 def outcome_record(claim: Claim, judgement: Judgement) -> OutcomeRecord:
-    """Return the record of a judgement; what does not fit its field is capped."""
+    """Return the record of a judgement. Its units are never more than claimed, of which the batch's
+    are the sum: nobody makes a batch exceed what it declared.
+    """
     finding = judgement.finding
     submission = claim.submission
     return OutcomeRecord(
@@ -151,19 +220,7 @@ def outcome_record(claim: Claim, judgement: Judgement) -> OutcomeRecord:
         policy_version=submission.policy_version,
         file_hash=submission.file_hash,
         rollouts=min(submission.rollouts, MAX_UINT16),
-        units=min(judgement.units, MAX_UINT32),
+        units=min(judgement.units, submission.units, MAX_UINT32),
         verdict=finding.verdict if finding else Verdict.ACCEPTED,
         reason=finding.reason if finding else Reason.NONE,
     )
-
-
-def within_declared(records: Sequence[OutcomeRecord], units: int) -> list[OutcomeRecord]:
-    """Return a batch's outcomes as the ledger takes them: with no more units than it declared.
-
-    Records that exceed what was committed, and set aside to be paid, could not be posted, and the
-    validators would be punished for their absence. The whole batch is refused instead.
-    """
-    if sum(record.units for record in records) <= units:
-        return list(records)
-    verdict, reason = Verdict.REJECTED, Reason.BATCH_MISDECLARED
-    return [replace(record, verdict=verdict, reason=reason, units=0) for record in records]

@@ -9,8 +9,8 @@
 Batches come from the chain, in order; the orchestrator only hands over what their roots commit to.
 Which of them are this validator's to judge is drawn, see muster.client.validator.calls.
 A batch is judged as a whole and signed once: the outcomes are durable before the signature exists.
-What cannot be obtained now (a file, a policy, the orchestrator) is waited for, never held against
-a worker; only a file that the orchestrator lastingly does not have counts as missing.
+The loop waits for a file, a policy or an orchestrator that cannot be had now, and holds that
+against no worker; only a file that the orchestrator lastingly does not have counts as missing.
 """
 
 from __future__ import annotations
@@ -18,47 +18,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from muster.api import BatchEntry, OrchestratorApi
-from muster.client.doctor.selfproof import fictitious_ticket
-from muster.client.ending import is_over, settled_at
-from muster.client.facts import HistoryView
+from muster.client.chain_facts import is_over, settled_at
 from muster.client.outage import SURVIVED, Outages
 from muster.client.quantities import format_time
-from muster.client.validator.calls import ASK_S, CallDuty, Windows
-from muster.client.validator.checking import Checked, CheckingDuty, Fingerprints
-from muster.client.validator.checks import Claim, Finding
-from muster.client.validator.decoding import FileDecoder
-from muster.client.validator.docket import BATCH_PATIENCE_S, Docket
-from muster.client.validator.elsewhere import Elsewhere
-from muster.client.validator.evidence import EvidenceStore
-from muster.client.validator.examiner import Examiner
-from muster.client.validator.journal import JudgedBatch, OutcomeJournal
-from muster.client.validator.judging import (
-    Judgement,
-    Rules,
-    outcome_record,
-    within_declared,
-)
-from muster.client.validator.slots import (
+from muster.client.validator.batches import (
+    BATCH_PATIENCE_S,
+    BatchReader,
+    is_misdeclared,
     slot_of_record,
 )
+from muster.client.validator.calls import ASK_S, CallDuty
+from muster.client.validator.checking import Checked, CheckingDuty, Fingerprints
+from muster.client.validator.checks import Claim, Finding
+from muster.client.validator.conduct import Place
+from muster.client.validator.examiner import Examiner
+from muster.client.validator.judging import MISDECLARED, Judgement, outcome_record
+from muster.client.validator.place import ValidatorPlace
+from muster.client.validator.records import JudgedBatch
 from muster.client.validator.soundness import (
     BEFORE_ACCUSING_S,
     CHECK_EVERY_S,
     Flaw,
     Soundness,
+    fictitious_ticket,
 )
-from muster.inference import InferenceEngine
-from muster.protocol.eip712 import Domain, address_of, digest, sign
+from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ApiError, ChainError, ConfigError, ValidatorDisturbed
-from muster.protocol.ids import Address, BatchName, PolicyVersion, RunId
-from muster.protocol.messages import OutcomeRecord, Verdict
-from muster.shardcast import Fetcher
+from muster.protocol.ids import Address, BatchName, PolicyVersion
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 
 if TYPE_CHECKING:
     from muster.chain import BatchView, Event, RunView
@@ -71,55 +61,6 @@ _REFUSALS = frozenset({404, 409, 422})
 """Answers that say outcomes are not wanted."""
 _NOT_READ_YET = "batch_unknown"
 """What the orchestrator says of a batch until it has read the chain as far as this validator."""
-
-
-@dataclass(frozen=True, slots=True)
-class ValidatorPlace:
-    """Everything a validator works with; nothing of it belongs to the loop."""
-
-    run_id: RunId
-    """The run."""
-    key: bytes
-    """The validator's private key."""
-    domain: Domain
-    """Of the ContributionLedger."""
-    view: HistoryView
-    """The chain, kept current by someone else."""
-    api: OrchestratorApi
-    """The run's orchestrator."""
-    fetcher: Fetcher
-    """Where policies come from."""
-    engine: InferenceEngine
-    """What prefills."""
-    rules: Rules
-    """What the run's documents say."""
-    decoder: FileDecoder
-    """What parses files nobody has judged."""
-    journal: OutcomeJournal
-    """What was signed before."""
-    evidence: EvidenceStore
-    """Where evidence goes."""
-    poll_s: float
-    """Shortest pause between two looks for batches."""
-    file_patience_s: float
-    """How long a file that the orchestrator does not have is asked for."""
-    windows: Windows
-    """How long the chain gives."""
-    now: Callable[[], Awaitable[int]]
-    """The chain's time."""
-    checks_everything: bool = False
-    """Whether it also judges what it is not called for."""
-    keep_going: bool = False
-    """Whether it stays when the run is over and nothing of it can be disputed any more."""
-    checking: CheckingDuty | None = None
-    """Proves that it recomputes what it judges; without one it proves nothing."""
-    elsewhere: Elsewhere | None = None
-    """Shows what the orchestrator does not."""
-    clock: Callable[[], float] = time.monotonic
-    """Seconds, for patience and pauses."""
-
-    def __repr__(self) -> str:
-        return f"ValidatorPlace(run_id={self.run_id})"
 
 
 def require_seat(run: RunView, validator: Address) -> None:
@@ -138,40 +79,11 @@ class ValidatorLoop:
         self.place = place
         self._address = address_of(place.key)
         self._failing_since: dict[object, float] = {}
-        self.docket = Docket(
-            run_id=place.run_id,
-            domain=place.domain,
-            view=place.view,
-            api=place.api,
-            journal=place.journal,
-            failing_since=self._failing_since,
-            clock=place.clock,
-            elsewhere=place.elsewhere,
-        )
-        self.duty = CallDuty(
-            run_id=place.run_id,
-            validator=self._address,
-            view=place.view,
-            api=place.api,
-            journal=place.journal,
-            windows=place.windows,
-            now=place.now,
-            clock=place.clock,
-            checks_everything=place.checks_everything,
-        )
-        self.examiner = Examiner(
-            run_id=place.run_id,
-            api=place.api,
-            fetcher=place.fetcher,
-            engine=place.engine,
-            rules=place.rules,
-            decoder=place.decoder,
-            checking=place.checking,
-            file_patience_s=place.file_patience_s,
-            failing_since=self._failing_since,
-            clock=place.clock,
-            elsewhere=place.elsewhere,
-        )
+        self.reader = BatchReader(place, self._failing_since)
+        self.duty = CallDuty(place)
+        self.examiner = Examiner(place, self._failing_since)
+        self.checking = None if place.checked is None else CheckingDuty(place, place.checked)
+        """Proves that it recomputes what it judges."""
         self.outages = Outages()
         self.soundness: Soundness | None = None
         """Whether it may sign; it is not asked while there is none."""
@@ -188,9 +100,9 @@ class ValidatorLoop:
         cancelled; raises ConfigError when the run has no seat for it.
         """
         try:
-            while not await self._has_ended():
+            while not await self.has_ended():
                 self._woken.clear()
-                self.require_seat()
+                require_seat(self.place.run, self._address)
                 pause = await self._round()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
@@ -201,10 +113,10 @@ class ValidatorLoop:
             if self.place.elsewhere is not None:
                 self.place.elsewhere.close()
 
-    async def _has_ended(self) -> bool:
+    async def has_ended(self) -> bool:
         """Return whether nothing of this run can ask for a validator any more; says when it may."""
         place = self.place
-        run, steps = place.view.runs[place.run_id], place.rules.recipe.training.steps
+        run, steps = place.run, place.rules.recipe.training.steps
         if place.keep_going or not is_over(run, steps):
             return False
         windows = place.windows
@@ -226,10 +138,6 @@ class ValidatorLoop:
     async def on_change(self, _events: list[Event]) -> None:
         """Take note of new events of the chain."""
         self._woken.set()
-
-    def require_seat(self) -> None:
-        """Raise ConfigError when the chain does not list this validator for the run."""
-        require_seat(self.place.view.runs[self.place.run_id], self._address)
 
     async def _round(self) -> float:
         """Judge every batch that is due; return how many seconds to wait before the next look."""
@@ -275,26 +183,32 @@ class ValidatorLoop:
         await self._require_sound(CHECK_EVERY_S)
         judged = self.place.journal.judged(batch.name)
         if judged is None:
-            records = within_declared(await self.judge(batch), batch.units)
-            if any(record.verdict is Verdict.FRAUD for record in records):
+            records = await self.judge(batch)
+            if any(map(_accuses, records)):
                 await self._require_sound(BEFORE_ACCUSING_S)
             await self._remember(batch)
-            mine = JudgedBatch(batch.batch_id, batch.root, tuple(records))
+            mine = JudgedBatch(batch.name, tuple(records))
             judged = await asyncio.to_thread(self.place.journal.record, mine)
         await self.hand_over(judged)
         _compare(batch, judged)
 
     async def judge(self, batch: BatchView) -> list[OutcomeRecord]:
         """Return the outcome of every submission of a batch, in batch order."""
-        entries = await self.contents(batch)
-        await self.docket.refresh(before=batch.batch_id)
-        # What is done stays done when a file or a policy is waited for in the middle of a batch.
+        entries = await self.reader.contents(batch)
+        await self.reader.refresh(before=batch.batch_id)
+        refused = is_misdeclared(batch, [entry.submission for entry in entries])
+        # These records stay when a file or a policy is waited for in the middle of a batch.
         records = self._unfinished.setdefault(batch.name, [])
         for position, entry in enumerate(entries[len(records) :], len(records)):
-            claim = self.docket.claim(batch, entry, [slot_of_record(record) for record in records])
-            judgement, data = await self.judge_claim(claim)
+            claim = self.reader.claim(batch, entry, [slot_of_record(record) for record in records])
+            judgement, data = (MISDECLARED, None) if refused else await self.judge_claim(claim)
+            place, conducts = Place(batch.batch_id, position), self.place.conducts
+            if conducts is not None and not refused:
+                known = dict(self.place.view.batches)  # it grows while a thread reads it
+                judgement = await asyncio.to_thread(
+                    conducts.judge, place, claim.worker_id, judgement, known
+                )
             record = outcome_record(claim, judgement)
-            place = (batch.batch_id, position)
             await asyncio.to_thread(self.place.evidence.write, place, claim, data, judgement)
             records.append(record)
             self.fingerprints.setdefault(batch.name, []).append(judgement.fingerprints)
@@ -308,14 +222,14 @@ class ValidatorLoop:
         try:
             await self.soundness.require(within_s)
         except ValidatorDisturbed:
-            # What it found while it was disturbed is worth nothing.
+            # Its findings while it was disturbed are worth nothing.
             self._unfinished.clear()
             self.fingerprints.clear()
             raise
 
     async def find_flaw(self) -> Flaw | None:
         """Return the first known-good item that this validator would not accept, or None."""
-        run = self.place.view.runs[self.place.run_id]
+        run = self.place.run
         if run.latest_version is None:
             return None
         version = self.examiner.version
@@ -329,8 +243,8 @@ class ValidatorLoop:
     async def _flaw_of_accepted(self, version: PolicyVersion) -> Flaw | None:
         """Judge the newest submission again that this validator accepted under a policy version."""
         for judged in reversed(self.place.journal.all()):
-            batch = self.place.view.batches.get(judged.batch_id)
-            if batch is None or batch.root != judged.root:
+            batch = self.place.view.batches.get(judged.name.batch_id)
+            if batch is None or batch.name != judged.name:
                 continue
             for position, record in enumerate(judged.records):
                 if record.verdict is Verdict.ACCEPTED and record.policy_version == version:
@@ -341,8 +255,8 @@ class ValidatorLoop:
 
     async def _judge_accepted(self, batch: BatchView, position: int) -> Finding | None:
         try:
-            entries = await self.contents(batch)
-            claim = self.docket.claim(batch, entries[position], ())
+            entries = await self.reader.contents(batch)
+            claim = self.reader.claim(batch, entries[position], ())
             judgement, data = await self.judge_claim(replace(claim, is_slot_used=False))
         except ApiError:
             return None  # not to be had any more, or not now: the other item has passed
@@ -351,22 +265,8 @@ class ValidatorLoop:
     async def _remember(self, batch: BatchView) -> None:
         """Keep what was recomputed of a batch, before its outcomes are signed."""
         found = self.fingerprints.pop(batch.name, [])
-        if self.place.checking is not None:
-            await self.place.checking.record(Checked(batch.batch_id, batch.root, tuple(found)))
-
-    async def reconsider(
-        self, batch: BatchView, entries: Sequence[BatchEntry], position: int
-    ) -> tuple[Claim, Judgement, bytes | None]:
-        """Return the judgement on one submission of a batch, as if nobody had judged it."""
-        await self._require_sound(CHECK_EVERY_S)
-        await self.docket.refresh(before=batch.batch_id)
-        earlier = [self.docket.slot(batch, entry.submission) for entry in entries[:position]]
-        claim = self.docket.claim(batch, entries[position], earlier)
-        return claim, *await self.judge_claim(claim)
-
-    async def contents(self, batch: BatchView) -> list[BatchEntry]:
-        """Return the batch's submissions, which reproduce the root on chain."""
-        return await self.docket.contents(batch)
+        if self.checking is not None:
+            await self.checking.record(Checked(batch.name, tuple(found)))
 
     async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
         """Return the judgement on a claim, and its file if it was read."""
@@ -380,25 +280,31 @@ class ValidatorLoop:
         if now - self._handed_over.get(name, -REPOST_S) < REPOST_S:
             return
         message = judged.message()
-        signature = sign(digest(self.place.domain, message.struct_hash()), self.place.key)
-        if self.place.checking is not None:
-            await self.place.checking.commit(judged.name, judged.packed())
+        signature = self.place.sign(message)
+        if self.checking is not None:
+            await self.checking.commit(judged.name, judged.packed())
         try:
-            await self.place.api.post_outcomes(judged.batch_id, judged.packed(), signature)
+            await self.place.api.post_outcomes(name.batch_id, judged.packed(), signature)
         except ApiError as error:
             if error.status not in _REFUSALS:
                 raise
             # Repeating it at once changes nothing, and must not hold up other batches.
-            fields = {"batch_id": judged.batch_id, "code": error.code, "error": str(error)}
+            fields = {"batch_id": name.batch_id, "code": error.code, "error": str(error)}
             logger.warning("outcomes refused", extra=fields)
         self._handed_over[name] = now
+
+
+def _accuses(record: OutcomeRecord) -> bool:
+    return record.verdict is Verdict.FRAUD or record.reason is Reason.SAMPLER_DRIFT
 
 
 def _compare(batch: BatchView, judged: JudgedBatch) -> None:
     """Say loudly when outcomes that were posted are not what this validator found."""
     pairs = zip(batch.records or (), judged.records, strict=False)
     for position, (theirs, ours) in enumerate(pairs):
-        if theirs != ours:
+        # Validators saw different parts of a worker's history.
+        is_about_history = Reason.SAMPLER_DRIFT in (theirs.reason, ours.reason)
+        if theirs != ours and not is_about_history:
             logger.error(
                 "posted outcome is wrong, it can be challenged: muster dispute open BATCH:POSITION",
                 extra={

@@ -6,31 +6,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from pathlib import Path
 
-from muster.chain import Chain, follow
-from muster.client.documents import (
-    TASK_SETS,
-    fetch_calibration,
-    fetch_recipe,
-    fetch_task_set,
-)
+from muster.chain import Chain
+from muster.client.connections import EngineFactory, connect, load_engine, make_engine
+from muster.client.documents import TASK_SETS, fetch_rules
 from muster.client.preflight import coins_of, gas_money
 from muster.client.quantities import format_coins, format_tokens
 from muster.client.requirements import require_fit
-from muster.client.seat import EngineFactory, Seat, load_engine, make_engine, take_seat
 from muster.client.settings import ValidatorSettings
 from muster.client.stake import FAUCET_CHAIN_ID
 from muster.client.validator.calls import Windows
-from muster.client.validator.checking import CheckingDuty, CheckingPlace, CheckingStore
+from muster.client.validator.checking import CheckingStore
+from muster.client.validator.conduct import ConductStore
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.elsewhere import Elsewhere
-from muster.client.validator.evidence import EvidenceStore
-from muster.client.validator.journal import OutcomeJournal
 from muster.client.validator.judging import Rules
-from muster.client.validator.loop import ValidatorLoop, ValidatorPlace, require_seat
-from muster.client.validator.showing import ShowingDuty, ShowingPlace
+from muster.client.validator.loop import ValidatorLoop, require_seat
+from muster.client.validator.place import ValidatorPlace
+from muster.client.validator.records import EvidenceStore, OutcomeJournal
+from muster.client.validator.showing import ShowingDuty
 from muster.client.validator.soundness import Soundness, pausing
 from muster.lifecycle import run_beside
 from muster.protocol.errors import ConfigError
@@ -56,19 +50,21 @@ async def run_validator(
     """Judge until cancelled; raises MusterError when this validator cannot or may not judge."""
     # The first is held by one process at a time, and the folder with it.
     with OutcomeJournal(settings.state_dir) as journal:
-        async with take_seat(settings, account, sends=True) as seat, FileDecoder() as decoder:
+        async with connect(settings, account) as connected, FileDecoder() as decoder:
             # Before the model, which may take minutes to load.
-            require_seat(seat.run, account.address)
-            await warn_of_little(seat.chain, settings.run, account.address)
-            rules = await fetch_rules(seat, settings.state_dir / TASK_SETS)
+            require_seat(connected.run, account.address)
+            await warn_of_little(connected.chain, settings.run, account.address)
+            folder = settings.state_dir / TASK_SETS
+            rules = await fetch_rules(connected.api, connected.run.config, folder)
+            await asyncio.to_thread(require_consistent, rules)
             require_fit(rules.recipe, rules.calibration, settings)
             place = ValidatorPlace(
                 run_id=settings.run,
                 key=account.key,
-                domain=seat.domain,
-                view=seat.view,
-                api=seat.api,
-                fetcher=seat.fetcher,
+                domain=connected.domain,
+                view=connected.view,
+                api=connected.api,
+                fetcher=connected.fetcher,
                 engine=await load_engine(engine_factory, settings),
                 rules=rules,
                 decoder=decoder,
@@ -76,64 +72,33 @@ async def run_validator(
                 evidence=EvidenceStore(settings.state_dir / "evidence", rules.calibration),
                 poll_s=settings.poll_s,
                 file_patience_s=settings.file_patience_s,
-                windows=await read_windows(seat.chain),
-                now=seat.chain.now,
+                windows=await read_windows(connected.chain),
+                now=connected.chain.now,
                 checks_everything=settings.checks_everything,
                 keep_going=settings.keep_going,
-                checking=_checking(settings, account, seat),
+                checked=CheckingStore(settings.state_dir / "checking"),
+                conducts=ConductStore(settings.state_dir / "conduct", rules.calibration),
                 elsewhere=Elsewhere(
                     run_id=settings.run,
-                    view=seat.view,
-                    relays=seat.relays,
-                    allows_private=seat.chain.chain_id == FAUCET_CHAIN_ID,
+                    view=connected.view,
+                    relays=connected.relays,
+                    allows_private=connected.chain.chain_id == FAUCET_CHAIN_ID,
                 ),
             )
             loop = loop_class(place)
             loop.soundness = Soundness(
                 loop.find_flaw,
-                pausing(seat.chain, settings.run, account.address, settings.state_dir / FLAWS),
+                pausing(connected.chain, settings.run, account.address, settings.state_dir / FLAWS),
                 clock=place.clock,
             )
-            following = follow(
-                seat.chain,
-                seat.view,
-                poll_s=settings.poll_s,
-                confirmations=settings.confirmations,
-                on_change=loop.on_change,
+            assert loop.checking is not None  # it has a store
+            showing = ShowingDuty(place, connected.chain, loop.reader.contents)
+            await run_beside(
+                loop.run(),
+                loop.checking.run(),
+                showing.run(),
+                connected.follow(settings, loop.on_change),
             )
-            assert place.checking is not None  # just made
-            showing = ShowingDuty(_showing_place(place, seat, loop))
-            await run_beside(loop.run(), place.checking.run(), showing.run(), following)
-
-
-def _showing_place(place: ValidatorPlace, seat: Seat, loop: ValidatorLoop) -> ShowingPlace:
-    return ShowingPlace(
-        run_id=place.run_id,
-        key=place.key,
-        domain=place.domain,
-        view=place.view,
-        chain=seat.chain,
-        journal=place.journal,
-        contents=loop.contents,
-        windows=place.windows,
-        clock=place.clock,
-        poll_s=place.poll_s,
-    )
-
-
-def _checking(settings: ValidatorSettings, account: Wallet, seat: Seat) -> CheckingDuty:
-    return CheckingDuty(
-        CheckingPlace(
-            run_id=settings.run,
-            key=account.key,
-            domain=seat.domain,
-            view=seat.view,
-            api=seat.api,
-            store=CheckingStore(settings.state_dir / "checking"),
-            now=time.time,
-            poll_s=settings.poll_s,
-        )
-    )
 
 
 async def read_windows(chain: Chain) -> Windows:
@@ -159,21 +124,6 @@ async def warn_of_little(chain: Chain, run_id: RunId, account: Address) -> None:
             "stake is below what a validator must hold, anybody may unseat it",
             extra={"holds": format_tokens(staked), "must_hold": format_tokens(required)},
         )
-
-
-async def fetch_rules(seat: Seat, folder: Path) -> Rules:
-    """Return what the run's documents say, the task set kept in `folder`.
-
-    Raises MusterError when nobody can be judged by them.
-    """
-    config = seat.run.config
-    rules = Rules(
-        recipe=await fetch_recipe(seat.api, config.recipe_hash),
-        task_set=await fetch_task_set(seat.api, config.task_set_hash, folder),
-        calibration=await fetch_calibration(seat.api, config.calibration_hash),
-    )
-    await asyncio.to_thread(require_consistent, rules)
-    return rules
 
 
 def require_consistent(rules: Rules) -> None:

@@ -11,30 +11,28 @@ post one after the other in the order in which they are drawn, so that one pays 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from muster.chain.structs import BatchStatus, Offence
 from muster.chain.structs import Outcomes as SignedOutcomes
-from muster.client.clock import ChainClock
-from muster.client.facts import HistoryView
-from muster.client.outage import SURVIVED
-from muster.client.validator.calls import Windows, recent_batches
-from muster.client.validator.journal import OutcomeJournal
-from muster.protocol.eip712 import Domain, address_of, digest, recover, sign
+from muster.client.chain_facts import ChainClock
+from muster.client.outage import Steps, serve_forever
+from muster.client.validator.calls import order_of, recent_batches
+from muster.protocol.eip712 import Domain, address_of, digest, recover
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ApiError, ContractRevert, SignatureError
-from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.errors import ApiError, SignatureError
+from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import Outcomes
-from muster.protocol.schedule import batch_seed, order_of_batch
 
 if TYPE_CHECKING:
     from muster.api import BatchEntry
     from muster.chain import BatchView, Chain, RunView
+    from muster.client.validator.place import ValidatorPlace
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +94,7 @@ def shown_by(batch: BatchView, domain: Domain) -> dict[Hash32, dict[Address, byt
     held = {}
     for hashed, signed in found.items():
         message = Outcomes(batch.batch_id, batch.root, hashed)
-        # What was shown once the outcomes were there is about another root.
+        # A signature that was shown once the outcomes were there is about another root.
         held[hashed] = {
             who: each for who, each in signed.items() if _signer(message, each, domain) == who
         }
@@ -141,8 +139,7 @@ def postable(batch: BatchView, run: RunView, domain: Domain) -> tuple[bytes, byt
 
 def posts_at(batch: BatchView, run: RunView, validator: Address) -> float:
     """Return the share of the deadline from which a validator posts what a quorum showed."""
-    seed = batch_seed(batch.beacon, batch.run_id, batch.batch_id, batch.root)
-    order = order_of_batch(seed, batch.seated, run.validators)
+    order = order_of(batch, run)
     place = order.index(validator) if validator in order else len(order)
     return min(POST_AT + place * NEXT_POSTS, LAST_POST_AT)
 
@@ -150,58 +147,26 @@ def posts_at(batch: BatchView, run: RunView, validator: Address) -> float:
 # The duty
 
 
-@dataclass(frozen=True, slots=True)
-class ShowingPlace:
-    """Everything the duty works with."""
-
-    run_id: RunId
-    """The run."""
-    key: bytes
-    """The validator's private key."""
-    domain: Domain
-    """Of the ContributionLedger."""
-    view: HistoryView
-    """The chain, kept current by someone else."""
-    chain: Chain
-    """Signs with the key."""
-    journal: OutcomeJournal
-    """What was judged."""
-    contents: Contents
-    """Shows what a batch is made of."""
-    windows: Windows
-    """How long the chain gives."""
-    clock: Callable[[], float]
-    """Seconds, for pauses, and between two blocks."""
-    poll_s: float
-    """Pause between two looks."""
-
-    def __repr__(self) -> str:
-        return f"ShowingPlace(run_id={self.run_id})"
-
-
 class ShowingDuty:
     """One validator of one run."""
 
-    def __init__(self, place: ShowingPlace) -> None:
+    def __init__(self, place: ValidatorPlace, chain: Chain, contents: Contents) -> None:
+        """`chain` signs with the validator's key."""
         self.place = place
+        self.chain = chain
         self.me = address_of(place.key)
-        self._time = ChainClock(place.chain, place.clock)
-        self._not_before: dict[tuple[object, str], float] = {}
-        self._reported: set[tuple[object, str]] = set()
+        self._contents = contents
+        self._time = ChainClock(chain, place.clock)
+        self._steps = Steps(place.clock, retry_s=RETRY_S, overtaken=_OVERTAKEN)
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        while True:
-            try:
-                await self.serve()
-            except SURVIVED as error:
-                logger.debug("no look at the chain", extra={"error": str(error)})
-            await asyncio.sleep(max(self.place.poll_s, 0.2))
+        await serve_forever(self.serve, max(self.place.poll_s, 0.2))
 
     async def serve(self) -> None:
         """Do what can be done about every batch now."""
         place, windows = self.place, self.place.windows
-        run = place.view.runs[place.run_id]
+        run = place.run
         batches = recent_batches(place.view, place.run_id, windows.whole_s)
         for batch in batches:
             if len(batch.shown) > 1 or (batch.shown and batch.records_hash is not None):
@@ -219,25 +184,29 @@ class ShowingDuty:
         judged = self.place.journal.judged(batch.name)
         if judged is not None and share >= SHOW_AT:
             records = judged.packed()
-            await self._try(batch, "show", lambda: self._show(batch, keccak(records), records))
+            await self._try(
+                batch, "showing own outcomes", partial(self._show, batch, keccak(records), records)
+            )
         elif judged is None and share >= WITHHOLD_AT and batch.work is None:
-            await self._try(batch, "withhold", lambda: self._withhold(batch))
+            await self._try(batch, "calling the batch withheld", partial(self._withhold, batch))
         if share >= posts_at(batch, run, self.me):
             found = postable(batch, run, self.place.domain)
             if found is not None:
-                await self._try(batch, "post", lambda: self._post(batch, *found))
+                await self._try(
+                    batch, "posting a quorum's outcomes", partial(self._post, batch, *found)
+                )
 
     async def _show(self, batch: BatchView, records_hash: Hash32, records: bytes) -> None:
         """Show own outcomes, the records with them unless somebody showed those."""
         if self.me in batch.shown.get(records_hash, {}):
             return
         message = Outcomes(batch.batch_id, batch.root, records_hash)
-        signature = sign(digest(self.place.domain, message.struct_hash()), self.place.key)
+        signature = self.place.sign(message)
         named = (
             f"show outcomes {hex0x(records_hash)} of batch {batch.batch_id}, {hex0x(batch.root)}"
         )
         told = b"" if records_hash in batch.shown_records else records
-        ledger = self.place.chain.once(named).ledger
+        ledger = self.chain.once(named).ledger
         await ledger.show_outcomes(batch.header(), records_hash, told, signature)
         what = "withheld" if records_hash == WITHHELD else "outcomes"
         logger.warning("shown on chain", extra={"batch_id": batch.batch_id, "what": what})
@@ -247,7 +216,7 @@ class ShowingDuty:
         if self.me in batch.shown.get(WITHHELD, {}) or any(h != WITHHELD for h in batch.shown):
             return
         try:
-            await self.place.contents(batch)
+            await self._contents(batch)
         except ApiError as error:
             fields = {"batch_id": batch.batch_id, "error": str(error)}
             logger.warning("nothing of a batch can be had", extra=fields)
@@ -255,7 +224,7 @@ class ShowingDuty:
 
     async def _post(self, batch: BatchView, records: bytes, signatures: bytes) -> None:
         named = f"post outcomes of batch {batch.batch_id}, {hex0x(batch.root)}"
-        ledger = self.place.chain.once(named).ledger
+        ledger = self.chain.once(named).ledger
         await ledger.post_outcomes(batch.header(), records, signatures)
         logger.warning("posted what a quorum showed", extra={"batch_id": batch.batch_id})
 
@@ -268,14 +237,14 @@ class ShowingDuty:
         }
         for double in doubles_of(batch, self.place.domain):
             if double.validator not in slashed:
-                what = f"report {double.validator}"
-                await self._try(batch, what, lambda double=double: self._prove(batch, double))  # type: ignore[misc]
+                act = partial(self._prove, batch, double)
+                await self._try(batch, f"proving two outcomes of {double.validator}", act)
 
     async def _prove(self, batch: BatchView, double: Double) -> None:
         """Prove that a validator signed two different outcomes."""
         (first, first_signature), (second, second_signature) = double.first, double.second
         named = f"prove two outcomes of {double.validator}, batch {batch.batch_id}"
-        await self.place.chain.once(named).faults.prove_double_outcome(
+        await self.chain.once(named).faults.prove_double_outcome(
             batch.header(),
             SignedOutcomes(batch.batch_id, batch.root, first),
             first_signature,
@@ -286,17 +255,4 @@ class ShowingDuty:
         logger.error("a validator signed two different outcomes: proven on chain", extra=fields)
 
     async def _try(self, batch: BatchView, what: str, act: Callable[[], Awaitable[None]]) -> None:
-        """Take a step; what fails is tried again, and reported once."""
-        key, now = (batch.name, what), self.place.clock()
-        if now < self._not_before.get(key, 0.0):
-            return
-        # Also after success: until the event is read back, the step still looks undone.
-        self._not_before[key] = now + RETRY_S
-        try:
-            await act()
-        except SURVIVED as error:
-            is_late = isinstance(error, ContractRevert) and error.name in _OVERTAKEN
-            level = logging.DEBUG if is_late or key in self._reported else logging.WARNING
-            self._reported.add(key)
-            fields = {"batch_id": batch.batch_id, "step": what, "error": str(error)}
-            logger.log(level, "a step on chain has to wait", extra=fields)
+        await self._steps.take(batch.name, what, act, batch_id=batch.batch_id)

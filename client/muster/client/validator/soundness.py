@@ -1,10 +1,11 @@
 """Whether this validator can trust its own engine: it judges items that it knows to be good.
 
-Two of them. One it generates itself, for a ticket that is nobody's, and judges as it would judge a
-stranger's; that shows an engine that computes differently from call to call. An engine that is
+There are two. It generates one itself, for a ticket that is nobody's, and judges it as it would
+judge a stranger's: an engine that computes differently from call to call fails. An engine that is
 wrong in the same way each time agrees with itself: it fails the other item, a submission that this
 validator accepted earlier under the policy it has loaded. Nobody else chooses either, so nobody can
-make a sound validator fail.
+make a sound validator fail. The doctor judges the first item on the worker's machine, by another
+engine where it can (`prove`).
 
 While it fails, it signs nothing, says so, and has slashing paused on chain. It is tried again until
 it passes. Knows nothing of batches.
@@ -13,19 +14,34 @@ it passes. Knows nothing of batches.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from muster.chain import Chain, PauseCause
-from muster.client.doctor.selfproof import prove
-from muster.client.validator.checks import Finding
-from muster.client.validator.judging import Rules
+from muster.chain import ZERO_ADDRESS, Chain, PauseCause, RunView
+from muster.client.check_statistics import Statistic, measure
+from muster.client.journal import write_durably
+from muster.client.tickets import KnownPolicy, TicketTerms
+from muster.client.validator.checks import Claim, Finding, check_file, conduct_of
+from muster.client.validator.judging import Judgement, Rules, examine
+from muster.client.worker.generation import build_submission, submission_of
 from muster.inference import InferenceEngine
-from muster.protocol.encoding import canonical_json, hex0x, keccak
-from muster.protocol.errors import ChainError, ContractRevert, ValidatorDisturbed
-from muster.protocol.ids import Address, PolicyVersion, RunId
+from muster.protocol.eip712 import Domain
+from muster.protocol.encoding import canonical_json, file_hash, hex0x, keccak
+from muster.protocol.errors import (
+    ChainError,
+    ContractRevert,
+    MusterError,
+    StorageError,
+    ValidatorDisturbed,
+)
+from muster.protocol.ids import Address, PolicyVersion, RunId, Step, to_address
 from muster.protocol.messages import Ticket
+from muster.protocol.recipe import Recipe
+from muster.protocol.rollouts import Rollout, decode_rollouts, encode_rollouts
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +49,94 @@ CHECK_EVERY_S = 600.0
 """A validator that has passed is believed for this long."""
 BEFORE_ACCUSING_S = 60.0
 """And for this long when it is about to call somebody a fraud."""
-PROBLEMS, SAMPLES = 1, 2
-"""Groups and samples of the item that it generates."""
+PROBLEMS, SAMPLES, TOKENS = 1, 2, 64
+"""Groups, samples and most tokens of the item that it generates, however long the run's are."""
+NO_STEP = Step((1 << 32) - 1)
+"""A rollout step that no run reaches: its slots are nobody's."""
 TOO_SOON = "RunPauseTooSoon"
 """The refusal of a pause while one lasts, or shortly after it."""
+
+
+# The self-proof: one submission, generated and judged on this machine, with nothing at stake
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """What the self-proof found."""
+
+    finding: Finding | None
+    """Why a validator would not accept it, or None."""
+    statistics: list[Statistic]
+    """What checks 6 and 7 measured."""
+    strain: float
+    """How close it came to the limits, from 0 to 1."""
+    samples: int
+    """Rollouts generated."""
+    units: int
+    """What they would be paid for."""
+    generate_s: float
+    """Seconds to generate them."""
+    check_s: float
+    """Seconds to check them."""
+
+
+def fictitious_ticket(
+    run: RunView, worker: Address | None, version: PolicyVersion | None = None
+) -> Ticket:
+    """Return a ticket for a policy, the newest unless given, and a slot that is nobody's."""
+    version = run.latest_version if version is None else version
+    assert version is not None  # the caller asked
+    checkpoint = run.checkpoints[version]
+    return Ticket(
+        run_id=run.run_id,
+        worker=worker or to_address(secrets.token_bytes(20)),
+        step=NO_STEP,
+        index=secrets.randbelow(1 << 32),
+        policy_version=version,
+        policy_root=checkpoint.manifest_root,
+        beacon=checkpoint.beacon,
+        deadline=int(time.time()) + 3600,
+    )
+
+
+def prove(
+    ticket: Ticket, rules: Rules, engine: InferenceEngine, reference: InferenceEngine
+) -> Proven:
+    """Return how a validator would judge what the engine generates; both have the policy loaded."""
+    started = time.perf_counter()
+    data = encode_rollouts(build_submission(ticket, rules.recipe, rules.task_set, engine))
+    generated = time.perf_counter()
+    rows = decode_rollouts(data)
+    claim = _unsigned(ticket, rows, data, rules.recipe)
+    judgement = examine(claim, rows, rules, reference)
+    finding = check_file(data) or judgement.finding
+    replays = judgement.replays
+    return Proven(
+        finding=finding,
+        statistics=measure(replays, rules.calibration),
+        strain=conduct_of(replays, rules.calibration).strain if replays else 1.0,
+        samples=len(rows),
+        units=judgement.units,
+        generate_s=generated - started,
+        check_s=time.perf_counter() - generated,
+    )
+
+
+def _unsigned(ticket: Ticket, rows: Sequence[Rollout], data: bytes, recipe: Recipe) -> Claim:
+    """Return the claim that a worker would sign; check 1, of signatures, has no say here."""
+    submission = submission_of(ticket, rows, file_hash(data), recipe)
+    policy = KnownPolicy(ticket.policy_root, ticket.beacon)
+    terms = TicketTerms(
+        domain=Domain(1, ZERO_ADDRESS),
+        orchestrator=ZERO_ADDRESS,
+        run_id=ticket.run_id,
+        worker=ticket.worker,
+        policies={ticket.policy_version: policy},
+    )
+    return Claim(submission, b"", ticket, b"", 0, terms, 0, None, False)
+
+
+# Whether a validator may sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +211,7 @@ def small(rules: Rules) -> Rules:
     few = {
         "problems_per_submission": min(PROBLEMS, sampling.problems_per_submission),
         "samples_per_problem": min(SAMPLES, sampling.samples_per_problem),
+        "max_new_tokens": min(TOKENS, sampling.max_new_tokens),
     }
     recipe = rules.recipe.model_copy(update={"sampling": sampling.model_copy(update=few)})
     return replace(rules, recipe=recipe)
@@ -121,6 +222,44 @@ def judge_generated(ticket: Ticket, rules: Rules, engine: InferenceEngine) -> Fi
     return prove(ticket, small(rules), engine, engine).finding
 
 
+@contextmanager
+def own_trouble() -> Iterator[None]:
+    """Turn what this machine lacks (memory, files, threads) into ValidatorDisturbed."""
+    try:
+        yield
+    except MusterError:
+        raise
+    except BaseException as error:
+        # A panic of a library in Rust, as the tokenizer's without memory, is no Exception.
+        is_panic = type(error).__module__ == "pyo3_runtime"
+        if not is_panic and not isinstance(error, MemoryError | OSError | RuntimeError):
+            raise
+        raise ValidatorDisturbed(
+            f"this machine failed while it judged: {type(error).__name__}: {error}",
+            hint="memory, disk or processes are short; nothing was signed, and it tries again",
+        ) from error
+
+
+def examine_surely(
+    claim: Claim,
+    rows: Sequence[Rollout],
+    rules: Rules,
+    engine: InferenceEngine,
+    seats: Sequence[Address] = (),
+) -> Judgement:
+    """Return the judgement as `examine` does; what is no number says something about the file only
+    on an engine that passes an item of its own between two tries.
+    """
+    judgement = examine(claim, rows, rules, engine, seats)
+    if not judgement.is_nonsense:
+        return judgement
+    assert claim.ticket is not None  # check 1
+    nobodys = replace(claim.ticket, step=NO_STEP)  # lest it generate what it was shown
+    if finding := judge_generated(nobodys, rules, engine):
+        raise ValidatorDisturbed(f"the engine computes nonsense: {finding.detail}")
+    return examine(claim, rows, rules, engine, seats)
+
+
 def pausing(
     chain: Chain, run_id: RunId, validator: Address, folder: Path
 ) -> Callable[[Flaw], Awaitable[None]]:
@@ -128,8 +267,10 @@ def pausing(
 
     async def pause(flaw: Flaw) -> None:
         document = evidence_of(flaw, run_id, validator)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{hex0x(keccak(document))}.json").write_bytes(document)
+        try:
+            write_durably(folder / f"{hex0x(keccak(document))}.json", document)
+        except StorageError as error:
+            logger.warning("the flaw's evidence is not kept", extra={"error": str(error)})
         try:
             await chain.runs.pause_slashing(
                 run_id, PauseCause.KNOWN_GOOD_ITEM, int(flaw.finding.reason), keccak(document)

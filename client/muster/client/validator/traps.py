@@ -3,6 +3,10 @@
 Everything follows from the revealed plan and the chain; the trap worker's journal only tells where
 no trap could be laid. The commitment is an `approve` of the token, which says a number in public
 and costs 46,000 gas: any account may send it, so nothing leads from it to the trap worker.
+
+A trap finds validators that sign a wrong verdict, all of a run in league included, and costs them
+stake. A lone lazy one among honest ones signs no verdict that is posted: proof of checking finds
+that one, see `muster.client.validator.checking`.
 """
 
 from __future__ import annotations
@@ -72,9 +76,7 @@ class Anchor:
     """Where a plan's commitment is on chain."""
 
     block_number: int
-    """The block."""
     tx_hash: str
-    """The transaction."""
     by: Address
     """Who sent it."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.client.options import (
+from muster.client.cli.options import (
     FILE,
     FOLDER,
     PASSWORD_HELP,
@@ -28,7 +28,7 @@ from muster.client.options import (
     relay_option,
     yes_option,
 )
-from muster.client.printing import print_json
+from muster.client.cli.printing import print_json
 from muster.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class _Plan:
 
 
 async def _submit(node: Wallet | None, sender: Wallet | None, options: dict[str, Any]) -> None:
-    async with _desk(node, sender, options) as (duty, read):
+    async with _open_duty(node, sender, options) as (duty, read):
         plans = _named(await _plans(duty), options["submission"])
         for plan in plans:
             ticket = plan.signed.ticket
@@ -134,7 +134,7 @@ async def _submit(node: Wallet | None, sender: Wallet | None, options: dict[str,
 
 
 @asynccontextmanager
-async def _desk(
+async def _open_duty(
     node: Wallet | None, sender: Wallet | None, options: dict[str, Any]
 ) -> AsyncIterator[tuple[SilenceDuty, Any]]:
     """Open the journal, the chain and the rooms; yields the duty, and what brings it up to date."""
@@ -142,7 +142,8 @@ async def _desk(
     from muster.chain import Chain, ChainView, EventReader, apply_poll
     from muster.client.preflight import find_run
     from muster.client.sources import Sources
-    from muster.client.worker.silence import SilenceDuty, SilencePlace, read_times
+    from muster.client.worker.place import NodePlace
+    from muster.client.worker.silence import SilenceDuty, read_times
 
     async with AsyncExitStack() as stack:
         key = sender.key if sender else None
@@ -160,21 +161,18 @@ async def _desk(
             api = await stack.enter_async_context(OrchestratorApi(options["orchestrator"]))
             relays = relays or await _relays(options["orchestrator"], run.run_id)
         rooms = await stack.enter_async_context(Sources(relays))
-        place = SilencePlace(
+        place = NodePlace(
             run_id=run.run_id,
             worker=_worker_of(view, options["node"]),
             key=node.key if node else b"",
             domain=chain.domain("ContributionLedger"),
             view=view,
-            chain=chain,
             api=api,
-            rooms=rooms,
             journal=journal,
-            times=await read_times(chain),
-            named=[*relays, *([options["orchestrator"]] if options["orchestrator"] else [])],
             poll_s=1.0,
         )
-        yield SilenceDuty(place), read
+        named = [*relays, *([options["orchestrator"]] if options["orchestrator"] else [])]
+        yield SilenceDuty(place, chain, rooms, await read_times(chain), named), read
 
 
 def _open_journal(folder: Path) -> SubmissionJournal:
@@ -238,8 +236,8 @@ def _worker_of(view: ChainView, node: Address) -> Address:
 
 async def _plans(duty: SilenceDuty) -> list[_Plan]:
     plans = []
-    at = await duty.place.chain.now()
-    for signed in list(duty.place.journal.unfinished().values()):
+    at = await duty.chain.now()
+    for signed in list(duty.node.journal.unfinished().values()):
         await duty.look_up(signed)
         # Who asks by hand does not wait for the orchestrator's last chance.
         batch, step = duty.next_of(signed, duty.own_batch(signed), at, is_refused=True)
@@ -251,7 +249,7 @@ async def _plans(duty: SilenceDuty) -> list[_Plan]:
 def _place_of(duty: SilenceDuty, signed: SignedSubmission, batch: BatchView | None) -> str | None:
     if batch is None:
         return None
-    proven = duty.place.journal.proven(signed)
+    proven = duty.node.journal.proven(signed)
     position = proven.position if proven and batch.work is None else 0
     return f"{batch.batch_id}:{position}"
 
@@ -268,7 +266,7 @@ def _words(
     from muster.client.worker.silence import Step
     from muster.protocol.messages import COMMIT_GRACE_S
 
-    bond = format_tokens(duty.place.times.court.bond)
+    bond = format_tokens(duty.times.court.bond)
     if step is Step.SUBMIT:
         until = format_time(signed.ticket.deadline + COMMIT_GRACE_S)
         return f"not committed: {step}, with a bond of {bond} tokens, until {until}"
@@ -282,7 +280,7 @@ def _words(
         return f"batch {batch.batch_id} is void"
     if batch.records is not None:
         return f"batch {batch.batch_id} is judged: muster explain says how"
-    due_at = batch.due_at(duty.place.times.outcome_deadline_s)
+    due_at = batch.due_at(duty.times.outcome_deadline_s)
     if at < due_at:
         return f"batch {batch.batch_id} waits for its outcomes until {format_time(due_at)}"
     return f"batch {batch.batch_id} is before judges of the network, or was: muster dispute list"
@@ -291,7 +289,7 @@ def _words(
 async def _agree(duty: SilenceDuty, count: int, options: dict[str, Any]) -> None:
     from muster.client.preflight import gas_money, require_gas
 
-    chain: Chain = duty.place.chain
+    chain: Chain = duty.chain
     assert chain.account is not None  # connected with a key
     await require_gas(chain, chain.account, "worker submit-direct", await gas_money(chain, "show"))
     if not options["yes"]:
@@ -309,7 +307,7 @@ async def _carry_out(duty: SilenceDuty, read: Any, plan: _Plan) -> list[str]:
             break
         transactions.append(await duty.act(step, plan.signed, batch))
         await read()
-        at = await duty.place.chain.now()
+        at = await duty.chain.now()
         own = duty.own_batch(plan.signed)
         batch, step = duty.next_of(plan.signed, own, at, is_refused=True)
     for _ in range(ROOM_TRIES):

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from muster.client.printing import printable
+from muster.client.cli.printing import printable
 from muster.client.quantities import format_duration, format_tokens
 
 if TYPE_CHECKING:
@@ -37,26 +37,12 @@ EVENTS = 8
 class Picture:
     """Everything that is shown."""
 
-    worker: str
-    """The staking wallet."""
-    run_id: int
-    """The run."""
-    state: str
-    """What it does."""
-    policy: str
-    """Loaded version, and the newest when that is another."""
-    ticket: str
-    """The ticket at hand."""
-    speed: str
-    """Tokens per second on the last ticket."""
-    work: str
-    """Submissions: uploaded, waiting, accepted, not accepted."""
-    money: str
-    """What was earned, how much of it can be claimed, what was paid."""
-    stake: str
-    """Stake that counts, and what was slashed."""
-    outages: tuple[str, ...]
-    """What is not available."""
+    title: str
+    """The staking wallet, and the run."""
+    rows: tuple[tuple[str, str], ...]
+    """Names and figures; the first is what the worker does."""
+    is_waiting: bool
+    """Whether something that it needs is not available."""
     events: tuple[str, ...]
     """Latest log lines, oldest first."""
 
@@ -76,25 +62,23 @@ class EventLog(logging.Handler):
 
 def take_picture(loop: WorkerLoop, events: tuple[str, ...], *, now: int, window_s: int) -> Picture:
     """Return what a worker does at `now`; outcomes are final `window_s` after they were posted."""
-    place = loop.place
-    return Picture(
-        worker=place.worker,
-        run_id=place.run_id,
-        state=loop.state,
-        policy=_policy(loop),
-        ticket=_ticket(loop, now),
-        speed=f"{loop.tokens_per_s:,.0f} tokens/s" if loop.tokens_per_s else "-",
-        work=f"{loop.uploaded} uploaded, {len(place.journal.unfinished())} waiting; "
+    waiting, lasting = len(loop.place.journal.unfinished()), loop.outages.lasting
+    rows = {
+        "state": loop.state + (f", waiting for {' and '.join(lasting)}" if lasting else ""),
+        "policy": _policy(loop),
+        "ticket": _ticket(loop, now),
+        "speed": f"{loop.tokens_per_s:,.0f} tokens/s" if loop.tokens_per_s else "-",
+        "work": f"{loop.uploaded} uploaded, {waiting} waiting; "
         f"{loop.accepted} accepted, {loop.refused} not",
-        money=_money(loop, now - window_s),
-        stake=_stake(loop),
-        outages=tuple(loop.outages.lasting),
-        events=events,
-    )
+        "money": _money(loop, now - window_s),
+        "stake": f"{format_tokens(_stake_wei(loop))} tokens",
+    }
+    title = f"worker {loop.place.worker}, run {loop.place.run_id}"
+    return Picture(title, tuple(rows.items()), bool(lasting), events)
 
 
 def _policy(loop: WorkerLoop) -> str:
-    newest = loop.place.view.runs[loop.place.run_id].latest_version
+    newest = loop.place.run.latest_version
     if loop.policy_version is None:
         return "none yet"
     is_newest = newest in (None, loop.policy_version)
@@ -123,27 +107,22 @@ def _money(loop: WorkerLoop, final_before: int) -> str:
     return "{} earned, {} claimable, {} paid".format(*map(format_tokens, parts))
 
 
-def _stake(loop: WorkerLoop) -> str:
-    stake = loop.place.view.stake(loop.place.run_id, loop.place.worker)
-    return f"{format_tokens(stake.active_wei)} tokens"
+def _stake_wei(loop: WorkerLoop) -> int:
+    return loop.place.view.stake(loop.place.run_id, loop.place.worker).active_wei
 
 
 def draw(picture: Picture) -> Group:
     """Return a picture as it is shown."""
-    facts = Table(box=None, show_header=False, pad_edge=False)
-    facts.add_column(style="bold", width=7)
-    facts.add_column(overflow="fold")
-    state = Text(picture.state, style="yellow" if picture.outages else "green")
-    if picture.outages:
-        state.append(f", waiting for {' and '.join(picture.outages)}")
-    facts.add_row("state", state)
-    for name in ("policy", "ticket", "speed", "work", "money", "stake"):
-        facts.add_row(name, Text(getattr(picture, name)))
-    title = Text(f"worker {picture.worker}, run {picture.run_id}", style="bold")
+    figures = Table(box=None, show_header=False, pad_edge=False)
+    figures.add_column(style="bold", width=7)
+    figures.add_column(overflow="fold")
+    for name, figure in picture.rows:
+        colour = "yellow" if picture.is_waiting else "green"
+        figures.add_row(name, Text(figure, style=colour if name == "state" else ""))
     lines = [Text(printable(line), style="dim", overflow="ellipsis") for line in picture.events]
     for line in lines:
         line.no_wrap = True
-    return Group(title, facts, Text(), *lines)
+    return Group(Text(picture.title, style="bold"), figures, Text(), *lines)
 
 
 class LiveView:

@@ -1,4 +1,4 @@
-"""The worker, from lease to settlement. One rollout's way through Muster (DESIGN section 2):
+"""The worker, from lease to settlement. One rollout's way through Muster (docs/architecture.md):
 
  1. publish    the trainer anchors a policy version on chain
  2. broadcast  relays mirror its chunks
@@ -30,22 +30,20 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from muster.api import Lease, NoWork
-from muster.client.ending import is_over
-from muster.client.facts import entry_of, ticket_terms
+from muster.client.chain_facts import entry_of, is_over, ticket_terms
+from muster.client.disputes.rerun import claim_of
 from muster.client.hardware import measure, report
 from muster.client.outage import SURVIVED, Outage, Outages
-from muster.client.rerun import claim_of
 from muster.client.tickets import TicketFault, lease_fault
 from muster.client.validator.checks import check_claim
-from muster.client.validator.judging import Rules, examine
-from muster.client.worker.generation import build_submission
+from muster.client.validator.judging import examine
+from muster.client.worker.generation import build_submission, submission_of
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.place import WorkerPlace
-from muster.client.worker.selfcheck import require_sound
+from muster.client.worker.selfcheck import require_sound, require_sound_policy
 from muster.client.worker.silence import SilenceDuty
-from muster.client.worker.standing import require_good_standing
 from muster.lifecycle import ComputeThread, run_beside
-from muster.protocol.eip712 import address_of, digest, sign
+from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import (
     ApiError,
@@ -55,12 +53,12 @@ from muster.protocol.errors import (
     MusterError,
     TaskError,
 )
-from muster.protocol.ids import Hash32, PolicyVersion
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, Verdict
-from muster.protocol.rollouts import Rollout, count_units, decode_rollouts, encode_rollouts
+from muster.protocol.rollouts import Rollout, decode_rollouts, encode_rollouts
 
 if TYPE_CHECKING:
-    from muster.chain import BatchView, Event
+    from muster.chain import BatchView, ChainView, Event
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +78,8 @@ nothing but this may ever be signed: what was signed is kept.
 
 NO_TICKET_HINTS = {
     "unit_cap": "its stake covers no more units: add stake, or wait until outcomes are final",
+    "share": "it holds its share of the tickets until they are judged, or let some lapse: an hour"
+    " at most; accepted work earns more",
     "unfunded": "the run cannot pay at the moment: its owner must fund it",
     "hardware_unknown": "the next sign of life says what this machine has",
     "hardware_short": "the run asks for more memory than this machine has: muster doctor",
@@ -88,13 +88,38 @@ NO_TICKET_HINTS = {
 """What to do when an orchestrator has work but no ticket."""
 
 
+def require_good_standing(view: ChainView, run_id: RunId, worker: Address, node: Address) -> None:
+    """Raise MusterError when the chain says that this node may not work in a run for a worker."""
+    member = view.member(run_id, worker)
+    if member is None:
+        raise ConfigError(
+            f"{worker} is no worker of run {run_id}",
+            hint=f"join it first: muster stake --run {run_id} --keystore FILE --node FILE",
+        )
+    if member.status != "Active":
+        raise MusterError(
+            f"worker {worker} is {member.status.lower()} in run {run_id} and may not work",
+            hint="muster worker status says why; muster worker rejoin ends jail and leaving",
+        )
+    if node == worker:
+        raise ConfigError(
+            f"{node} is the worker's own (cold) key, which must not sign submissions",
+            hint="keep it off this machine; --keystore is the node's (node.json)",
+        )
+    if member.node != node:
+        raise ConfigError(
+            f"worker {worker} is served by node {member.node}, not {node}",
+            hint="give the keystore of that node with --keystore",
+        )
+
+
 class WorkerLoop:
     """One node of one worker."""
 
     def __init__(self, place: WorkerPlace) -> None:
         self.place = place
         self.compute = ComputeThread()
-        # What it tells of itself: outcomes are all there are on chain, the rest is since its start.
+        # Told of itself: outcomes are all that are on chain, the rest counts since its start.
         self.state = "starting"
         self.ticket: Ticket | None = None
         self.tokens_per_s = 0.0
@@ -112,7 +137,7 @@ class WorkerLoop:
         self._node = address_of(place.key)
         self._loaded: tuple[PolicyVersion, Hash32] | None = None
         self.outages = Outages()
-        self._refusals = Outage("a ticket that can be worked on", first_s=TICKET_PAUSE_S)
+        self.refusals = Outage("a ticket that can be worked on", first_s=TICKET_PAUSE_S)
         self._no_ticket_because: str | None = None
         self._posted: deque[int] = deque(maxlen=100_000)
         self._woken = asyncio.Event()
@@ -161,13 +186,13 @@ class WorkerLoop:
         self._over_since = self._over_since or now
         longest_s, is_done = OUTCOMES_S, not self.place.journal.unfinished()
         if self.silence is not None:
-            longest_s += self.silence.place.times.longest_s
+            longest_s += self.silence.times.longest_s
             is_done = is_done and self.silence.is_done()
         return is_done or now - self._over_since > longest_s
 
     def _is_over(self) -> bool:
         place = self.place
-        return is_over(place.view.runs[place.run_id], place.recipe.training.steps)
+        return is_over(place.run, place.rules.recipe.training.steps)
 
     async def _round(self) -> float:
         """Settle, work on at most one ticket, and live through what is away meanwhile."""
@@ -203,14 +228,14 @@ class WorkerLoop:
         if signed := self.place.journal.signed(ticket):
             await self._submit_again(signed)
             # Also when it was taken: an orchestrator may give the same ticket for ever.
-            return self._refusals.failed(ConfigError("its slot was signed before, and sent again"))
-        self._refusals.recovered()
+            return self.refusals.failed(ConfigError("its slot was signed before, and sent again"))
+        self.refusals.recovered()
         self.ticket, self._ticket_signature = ticket, lease.signature
         await self.fetch(ticket.policy_version, ticket.policy_root)
         try:
             rollouts = await self.generate(ticket)
         except TaskError as error:
-            logger.warning("ticket given up", extra={**_fields(ticket), "error": str(error)})
+            logger.warning("ticket left to lapse", extra={**_fields(ticket), "error": str(error)})
             return TICKET_PAUSE_S
         await self.submit(ticket, rollouts)
         return 0.0
@@ -218,7 +243,10 @@ class WorkerLoop:
     # 3. fetch
 
     async def fetch(self, version: PolicyVersion, root: Hash32) -> None:
-        """Load a policy version, verified against the root on chain."""
+        """Load a policy version, verified against the root on chain.
+
+        Raises EngineError when what it computes is not what a validator would: it is loaded anew.
+        """
         if self._loaded == (version, root):
             return
         self.state = "fetching"
@@ -226,10 +254,11 @@ class WorkerLoop:
         # A load that fails leaves the engine without any policy.
         self._loaded = None
         await self.compute.run(self.place.engine.load_policy, folder, version)
+        await self.compute.run(require_sound_policy, self.place.rules, self.place.engine)
         self._loaded = (version, root)
 
     async def _prefetch(self) -> None:
-        run = self.place.view.runs[self.place.run_id]
+        run = self.place.run
         if run.latest_version is not None:
             root = run.checkpoints[run.latest_version].manifest_root
             await self.fetch(run.latest_version, root)
@@ -249,14 +278,13 @@ class WorkerLoop:
 
     async def _fault(self, lease: Lease) -> TicketFault | None:
         place = self.place
-        orchestrator = place.view.runs[place.run_id].config.orchestrator
         terms = ticket_terms(
             place.view,
             place.run_id,
             place.domain,
             lease.ticket.policy_version,
             place.worker,
-            orchestrator,
+            place.run.config.orchestrator,
         )
         earlier = place.journal.signed(lease.ticket)
         return lease_fault(
@@ -272,7 +300,7 @@ class WorkerLoop:
             # The orchestrator may be a block ahead of this node.
             logger.debug("ticket ahead of the chain view", extra=_fields(ticket))
             return self.place.poll_s
-        return self._refusals.failed(ConfigError(f"ticket refused: {fault}"))
+        return self.refusals.failed(ConfigError(f"ticket refused: {fault}"))
 
     # 5. generate
 
@@ -284,7 +312,7 @@ class WorkerLoop:
         self.state = "generating"
         place, started = self.place, time.perf_counter()
         rollouts = await self.compute.run(
-            build_submission, ticket, place.recipe, place.task_set, place.engine
+            build_submission, ticket, place.rules.recipe, place.rules.task_set, place.engine
         )
         generating_s = time.perf_counter() - started
         tokens = sum(len(rollout.completion_tokens) for rollout in rollouts)
@@ -296,14 +324,7 @@ class WorkerLoop:
         """Raise EngineError when a validator would not accept what was generated just now."""
         place = self.place
         try:
-            await self.compute.run(
-                require_sound,
-                rollouts,
-                place.recipe,
-                place.calibration,
-                place.engine,
-                generating_s,
-            )
+            await self.compute.run(require_sound, rollouts, place.rules, place.engine, generating_s)
         except EngineError:
             # Perhaps it is the weights: they are read again before the next try.
             self._loaded = None
@@ -315,7 +336,7 @@ class WorkerLoop:
         """Journal, sign and upload the rollouts, unless their time is over."""
         if await self._has_lapsed(ticket):
             # A machine that slept, or is too slow. What is not signed can be leased again.
-            logger.warning("ticket given up, its time is over", extra=_fields(ticket))
+            logger.warning("ticket left to lapse, its time is over", extra=_fields(ticket))
             return
         data = await self.compute.run(encode_rollouts, rollouts)
         submission = self.claim(ticket, rollouts, file_hash(data))
@@ -333,16 +354,7 @@ class WorkerLoop:
 
     def claim(self, ticket: Ticket, rollouts: list[Rollout], data_hash: Hash32) -> Submission:
         """Return what is signed about a file of rollouts."""
-        return Submission(
-            run_id=ticket.run_id,
-            worker=ticket.worker,
-            step=ticket.step,
-            index=ticket.index,
-            policy_version=ticket.policy_version,
-            file_hash=data_hash,
-            rollouts=len(rollouts),
-            units=count_units(rollouts, self.place.recipe.sampling.max_new_tokens),
-        )
+        return submission_of(ticket, rollouts, data_hash, self.place.rules.recipe)
 
     async def _resume(self) -> None:
         """Upload again what has no outcome yet: a crash may have come before the upload."""
@@ -360,7 +372,7 @@ class WorkerLoop:
     async def _upload(self, signed: SignedSubmission, data: bytes) -> None:
         self.state = "uploading"
         submission = signed.submission
-        signature = sign(digest(self.place.domain, submission.struct_hash()), self.place.key)
+        signature = self.place.sign(submission)
         while True:
             try:
                 await self.place.api.submit(submission, signature, data)
@@ -420,6 +432,10 @@ class WorkerLoop:
         is_elsewhere = self.silence is not None and self.silence.is_on_chain(signed)
         if record.reason is Reason.SLOT_REUSED and is_elsewhere and batch.direct is None:
             return  # the outcome of its own submission is another
+        if record.reason is Reason.BATCH_MISDECLARED and self.silence is not None:
+            # Its slot is not used: the same is submitted directly, if it was not yet.
+            self.silence.refused[signed.slot] = record.reason.name
+            return
         fields = {**_fields(signed.ticket), "units": record.units}
         if is_accepted:
             logger.info("submission accepted", extra=fields)
@@ -456,15 +472,13 @@ class WorkerLoop:
         data = await asyncio.to_thread(place.journal.data, signed)
         if data is None:
             return False
-        work = self.silence.place.work(signed, self.silence.sign(signed))
-        entry = entry_of(work, batch.committed_at)
+        entry = entry_of(self.silence.work(signed), batch.committed_at)
         claim = claim_of(place.view, batch, entry, position, place.domain)
         if check_claim(claim):
             return False
         await self.fetch(signed.ticket.policy_version, signed.ticket.policy_root)
-        rules = Rules(place.recipe, place.task_set, place.calibration)
         rows = await self.compute.run(decode_rollouts, data)
-        judgement = await self.compute.run(examine, claim, rows, rules, place.engine)
+        judgement = await self.compute.run(examine, claim, rows, place.rules, place.engine)
         return judgement.finding is None
 
     # Standing and signs of life

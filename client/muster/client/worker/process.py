@@ -1,4 +1,4 @@
-"""A worker process: takes its seat, loads the run's documents and the engine, runs the loop, and
+"""A worker process: connects, loads the run's documents and the engine, runs the loop, and
 beside it what helps when the run is silent.
 """
 
@@ -9,24 +9,18 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from muster.chain import Chain, follow
-from muster.client.documents import (
-    TASK_SETS,
-    fetch_calibration,
-    fetch_recipe,
-    fetch_task_set,
-)
+from muster.chain import Chain
+from muster.client.connections import EngineFactory, connect, load_engine, make_engine
+from muster.client.documents import TASK_SETS, fetch_rules
 from muster.client.preflight import coins_of, gas_money
 from muster.client.quantities import format_coins, format_tokens
 from muster.client.requirements import require_fit
-from muster.client.seat import EngineFactory, Seat, load_engine, make_engine, take_seat
 from muster.client.settings import WorkerSettings
 from muster.client.sources import Sources
 from muster.client.worker.journal import SubmissionJournal
-from muster.client.worker.loop import WorkerLoop
+from muster.client.worker.loop import WorkerLoop, require_good_standing
 from muster.client.worker.place import WorkerPlace
-from muster.client.worker.silence import SilenceDuty, SilencePlace, Times, read_times
-from muster.client.worker.standing import require_good_standing
+from muster.client.worker.silence import SilenceDuty, Times, read_times
 from muster.lifecycle import run_beside
 from muster.tasks import require_pinned
 from muster.wallet import Wallet
@@ -42,7 +36,7 @@ async def run_worker(
     node: Wallet,
     *,
     engine_factory: EngineFactory = make_engine,
-    loop_class: type[WorkerLoop] = WorkerLoop,
+    loop_class: Callable[[WorkerPlace], WorkerLoop] = WorkerLoop,
     watch: Watch | None = None,
 ) -> None:
     """Work until cancelled; raises MusterError when the worker cannot or may not work.
@@ -51,76 +45,46 @@ async def run_worker(
     """
     with SubmissionJournal(settings.state_dir) as journal:
         async with (
-            take_seat(settings, node, sends=True) as seat,
-            Sources(seat.relays) as rooms,
+            connect(settings, node) as connected,
+            Sources(connected.relays) as rooms,
         ):
             # Before the model, which may take minutes to load.
-            require_good_standing(seat.view, settings.run, settings.worker, node.address)
-            config = seat.run.config
-            recipe = await fetch_recipe(seat.api, config.recipe_hash)
-            calibration = await fetch_calibration(seat.api, config.calibration_hash)
-            require_fit(recipe, calibration, settings)
+            require_good_standing(connected.view, settings.run, settings.worker, node.address)
+            folder = settings.state_dir / TASK_SETS
+            rules = await fetch_rules(connected.api, connected.run.config, folder)
+            require_fit(rules.recipe, rules.calibration, settings)
             # A grade by another verifier may be a fraud.
-            await asyncio.to_thread(require_pinned, recipe.verifiers)
+            await asyncio.to_thread(require_pinned, rules.recipe.verifiers)
             place = WorkerPlace(
                 run_id=settings.run,
                 worker=settings.worker,
                 key=node.key,
-                domain=seat.domain,
-                view=seat.view,
-                now=seat.chain.now,
-                api=seat.api,
-                fetcher=seat.fetcher,
+                domain=connected.domain,
+                view=connected.view,
+                now=connected.chain.now,
+                api=connected.api,
+                fetcher=connected.fetcher,
                 engine=await load_engine(engine_factory, settings),
-                recipe=recipe,
-                calibration=calibration,
-                task_set=await fetch_task_set(
-                    seat.api, config.task_set_hash, settings.state_dir / TASK_SETS
-                ),
+                rules=rules,
                 journal=journal,
                 poll_s=settings.poll_s,
                 heartbeat_s=settings.heartbeat_s,
                 keep_going=settings.keep_going,
             )
-            times = await read_times(seat.chain)
-            await warn_of_little(seat.chain, node, times)
+            times = await read_times(connected.chain)
+            await warn_of_little(connected.chain, node, times)
             loop = loop_class(place)
             silence = loop.silence = SilenceDuty(
-                _silence_place(settings, node, seat, rooms, journal, times)
+                place,
+                connected.chain,
+                rooms,
+                times,
+                named=[*connected.relays, settings.orchestrator],
             )
-            following = follow(
-                seat.chain,
-                seat.view,
-                poll_s=settings.poll_s,
-                confirmations=settings.confirmations,
-                on_change=loop.on_change,
+            watching = [watch(loop, connected.chain)] if watch else []
+            await run_beside(
+                loop.run(), silence.run(), connected.follow(settings, loop.on_change), *watching
             )
-            watching = [watch(loop, seat.chain)] if watch else []
-            await run_beside(loop.run(), silence.run(), following, *watching)
-
-
-def _silence_place(
-    settings: WorkerSettings,
-    node: Wallet,
-    seat: Seat,
-    rooms: Sources,
-    journal: SubmissionJournal,
-    times: Times,
-) -> SilencePlace:
-    return SilencePlace(
-        run_id=settings.run,
-        worker=settings.worker,
-        key=node.key,
-        domain=seat.domain,
-        view=seat.view,
-        chain=seat.chain,
-        api=seat.api,
-        rooms=rooms,
-        journal=journal,
-        times=times,
-        named=[*seat.relays, settings.orchestrator],
-        poll_s=settings.poll_s,
-    )
 
 
 async def warn_of_little(chain: Chain, node: Wallet, times: Times) -> None:

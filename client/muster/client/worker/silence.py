@@ -18,32 +18,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
-from muster.api import BatchEntry, OrchestratorApi
+from muster.api import BatchEntry
 from muster.chain.structs import ZERO_ADDRESS, BatchStatus, CourtTerms, LeasedWork
-from muster.client.clock import ChainClock
-from muster.client.exposure import eligible_jurors
-from muster.client.facts import entry_of
-from muster.client.outage import SURVIVED
+from muster.client.chain_facts import ChainClock, entry_of
+from muster.client.disputes.cases import eligible_jurors
+from muster.client.disputes.claims import OVERTAKEN, close_case
+from muster.client.outage import Steps, serve_forever
 from muster.client.quantities import format_tokens
-from muster.client.settling import OVERTAKEN, close_case
 from muster.client.sources import MAX_NAMED, MAX_URL_CHARS, Sources
-from muster.client.worker.journal import Proven, SignedSubmission, Slot, SubmissionJournal
+from muster.client.validator.batches import is_misdeclared
+from muster.client.worker.journal import Proven, SignedSubmission, Slot
+from muster.client.worker.place import NodePlace
 from muster.lifecycle import run_beside
-from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import ApiError, ConfigError, ContractRevert
-from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.ids import Hash32
 from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.merkle import merkle_proof, merkle_root
 from muster.protocol.messages import COMMIT_GRACE_S, Reason, Verdict
 
 if TYPE_CHECKING:
-    from muster.chain import BatchView, CaseView, Chain, ChainView
+    from muster.chain import BatchView, CaseView, Chain, ChainView, Receipt
 
 logger = logging.getLogger(__name__)
 
@@ -135,20 +136,11 @@ def next_step(
     if batch.status is BatchStatus.JUDGED or batch.is_void or (case and not case.closed):
         return None
     due_at = batch.due_at(times.outcome_deadline_s)
-    if at >= due_at + times.appeal_s or (case and case.closed):
-        return Step.VOID if batch.work is not None and at >= due_at + times.appeal_s else None
-    if at < due_at:
+    if at >= due_at + times.appeal_s:
+        return Step.VOID if batch.work is not None else None
+    if case or at < due_at:
         return None
     return Step.SPLIT if batch.work is None else Step.SUMMON
-
-
-def own_batches(view: ChainView, run_id: RunId, worker: Address) -> dict[Hash32, BatchView]:
-    """Return the batches that a worker committed, or took out of others, by their leaf."""
-    return {
-        batch.root: batch
-        for batch in view.batches.values()
-        if batch.run_id == run_id and batch.direct is not None and batch.direct.worker == worker
-    }
 
 
 def find_batch(view: ChainView, own: BatchView | None, proven: Proven | None) -> BatchView | None:
@@ -183,102 +175,6 @@ def named_sources(urls: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class SilencePlace:
-    """Everything the duty works with."""
-
-    run_id: RunId
-    """The run."""
-    worker: Address
-    """The staking wallet."""
-    key: bytes
-    """The node's private key: signs submissions."""
-    domain: Domain
-    """Of the ContributionLedger."""
-    view: ChainView
-    """The chain, kept current by someone else."""
-    chain: Chain
-    """Signs transactions and puts up bonds: as the node, or as the worker's own wallet."""
-    api: OrchestratorApi | None
-    """The run's orchestrator, if it is asked."""
-    rooms: Sources
-    """Where file and proofs are put."""
-    journal: SubmissionJournal
-    """What was signed."""
-    times: Times
-    """How long the chain gives."""
-    named: Sequence[str]
-    """Sources that the chain names: where file and proofs can be had."""
-    poll_s: float
-    """Pause between two looks."""
-    clock: Callable[[], float] = time.monotonic
-    """Seconds, for pauses, and between two blocks."""
-
-    def __repr__(self) -> str:
-        return f"SilencePlace(run_id={self.run_id}, worker={self.worker!r})"
-
-    def work(self, signed: SignedSubmission, signature: bytes) -> LeasedWork:
-        """Return a submission with all that proves it."""
-        return LeasedWork(signed.submission, signature, signed.ticket, signed.ticket_signature)
-
-
-async def provide_bond(chain: Chain, bond_wei: int) -> None:
-    """Let the court take a bond; raises ConfigError when the account does not hold it."""
-    court = chain.deployment.contracts["DisputeCourt"]
-    assert chain.account is not None  # connected with a key
-    held = await chain.token.balance_of(chain.account)
-    if held < bond_wei:
-        raise ConfigError(
-            f"the bond is {format_tokens(bond_wei)} tokens, {chain.account} holds "
-            f"{format_tokens(held)}",
-            hint="send it tokens, or use the worker's wallet: muster worker submit-direct",
-        )
-    if await chain.token.allowance(chain.account, court) < bond_wei:
-        await chain.token.approve(court, bond_wei)
-
-
-async def perform(
-    place: SilencePlace,
-    step: Step,
-    signed: SignedSubmission,
-    batch: BatchView | None,
-    node_signature: bytes,
-) -> Any:
-    """Take one step about a piece of work and return its receipt; raises MusterError."""
-    work = place.work(signed, node_signature)
-    leaf = hex0x(signed.submission.leaf())
-    court = place.times.court
-    sources = named_sources(place.named)
-    if step is Step.SUBMIT:
-        await provide_bond(place.chain, court.bond)
-        chain = place.chain.once(f"submit {leaf} directly")
-        return await chain.ledger.submit_direct(work, sources)
-    assert batch is not None  # next_step
-    chain = place.chain.once(f"{step} {leaf} of batch {batch.batch_id}")
-    if step is Step.SPLIT:
-        proven = place.journal.proven(signed)
-        assert proven is not None  # found by it
-        _require_bench(place)
-        await provide_bond(place.chain, court.bond)
-        return await chain.ledger.split_off(batch.header(), work, proven.proof, sources)
-    if step is Step.SUMMON:
-        _require_bench(place)
-        return await chain.court.summon(batch.header(), signed.submission, sources)
-    if step is Step.VOID:
-        return await chain.ledger.void_batch(batch.header())
-    raise AssertionError(step)
-
-
-def _require_bench(place: SilencePlace) -> None:
-    """Raise ConfigError when nobody could judge: the bond would be put up for nothing."""
-    run = place.view.runs[place.run_id]
-    if not eligible_jurors(place.view, run, place.worker):
-        raise ConfigError(
-            "nobody of the network's bench could judge this run's work",
-            hint="muster juror join puts an account there; see muster run show",
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class _Asked:
     """When the orchestrator was asked where a submission is."""
 
@@ -293,25 +189,53 @@ class _Asked:
 class SilenceDuty:
     """One worker's recourse in one run."""
 
-    def __init__(self, place: SilencePlace) -> None:
-        self.place = place
+    def __init__(
+        self,
+        node: NodePlace,
+        chain: Chain,
+        rooms: Sources,
+        times: Times,
+        named: Sequence[str],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`chain` signs transactions and puts up bonds, as the node or as the worker's own wallet;
+        file and proofs are put into `rooms`, and the chain names the URLs in `named` for them.
+        """
+        self.node = node
+        self.chain = chain
+        self.rooms = rooms
+        self.times = times
         self.refused: dict[Slot, str] = {}
         """Work that the orchestrator will not take, and what it said."""
-        self._time = ChainClock(place.chain, place.clock)
+        self._sources = named_sources(named)
+        self._clock = clock
+        self._time = ChainClock(chain, clock)
+        self._steps = Steps(clock, retry_s=RETRY_S, overtaken=_OVERTAKEN)
         self._asked: dict[Slot, _Asked] = {}
-        self._not_before: dict[tuple[object, Step], float] = {}
-        self._reported: set[tuple[object, str]] = set()
-        self._returned: set[int] = set()
+        self._returned = set[int]()
         self._rooms: dict[Hash32, tuple[int, float]] = {}
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        await run_beside(self._forever(self.serve), self._forever(self.fill_rooms))
+        pause_s = self.node.poll_s
+        await run_beside(
+            serve_forever(self.serve, pause_s), serve_forever(self.fill_rooms, pause_s)
+        )
+
+    @property
+    def own_work(self) -> Mapping[Hash32, BatchView]:
+        """The batches that the worker committed, or took out of others, by their leaf."""
+        return self.node.view.own_work.get((self.node.run_id, self.node.worker), {})
+
+    def work(self, signed: SignedSubmission) -> LeasedWork:
+        """Return a submission with all that proves it."""
+        signature = self.node.sign(signed.submission)
+        return LeasedWork(signed.submission, signature, signed.ticket, signed.ticket_signature)
 
     def own_batch(self, signed: SignedSubmission) -> BatchView | None:
         """Return the batch in which the worker committed a submission by itself."""
-        own = own_batches(self.place.view, self.place.run_id, self.place.worker)
-        return own.get(signed.submission.leaf())
+        return self.own_work.get(signed.submission.leaf())
 
     def is_on_chain(self, signed: SignedSubmission) -> bool:
         """Return whether the worker committed a submission by itself."""
@@ -319,32 +243,23 @@ class SilenceDuty:
 
     def is_done(self) -> bool:
         """Return whether no bond and no case of its own is left."""
-        view = self.place.view
-        own = own_batches(view, self.place.run_id, self.place.worker)
-        waits = any(not batch.is_void and batch.records is None for batch in own.values())
+        view, own = self.node.view, self.own_work.values()
+        waits = any(not batch.is_void and batch.records is None for batch in own)
         return not (
             waits or self.bonds() or any(self._is_mine(case) for case in view.cases.values())
         )
 
     async def until_done(self) -> None:
         """Wait until no bond and no case of its own is left, as long as that can take."""
-        ends_at = self.place.clock() + self.place.times.longest_s
-        while not self.is_done() and self.place.clock() < ends_at:
-            await asyncio.sleep(self.place.poll_s)
-
-    async def _forever(self, act: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            try:
-                await act()
-            except SURVIVED as error:
-                logger.debug("no look at the chain", extra={"error": str(error)})
-            await asyncio.sleep(self.place.poll_s)
+        ends_at = self._clock() + self.times.longest_s
+        while not self.is_done() and self._clock() < ends_at:
+            await asyncio.sleep(self.node.poll_s)
 
     async def serve(self) -> None:
         """Do what can be done about every piece of work now."""
-        place, own = self.place, own_batches(self.place.view, self.place.run_id, self.place.worker)
-        waiting = list(place.journal.unfinished().values())
-        cases = [case for case in place.view.cases.values() if self._is_mine(case)]
+        node, own = self.node, self.own_work
+        waiting = list(node.journal.unfinished().values())
+        cases = [case for case in node.view.cases.values() if self._is_mine(case)]
         bonds = self.bonds()
         if not (waiting or cases or bonds):
             return
@@ -353,19 +268,19 @@ class SilenceDuty:
         for signed in waiting:
             await self._serve_work(signed, own.get(signed.submission.leaf()), at)
         for case in cases:
-            if at >= case.opened_at + place.times.court.jury_time:
-                await self._try(case.case_id, Step.SETTLE, lambda case=case: self._settle(case))  # type: ignore[misc]
+            if at >= case.opened_at + self.times.court.jury_time:
+                await self._steps.take(case.case_id, Step.SETTLE, partial(self._settle, case))
         for batch in bonds:
-            await self._try(batch.name, Step.RETURN, lambda batch=batch: self.return_bond(batch))  # type: ignore[misc]
+            await self._steps.take(batch.name, Step.RETURN, partial(self.return_bond, batch))
 
     async def _serve_work(self, signed: SignedSubmission, own: BatchView | None, at: float) -> None:
-        journal, is_refused = self.place.journal, signed.slot in self.refused
+        journal, is_refused = self.node.journal, signed.slot in self.refused
         batch, step = self.next_of(signed, own, at, is_refused=is_refused)
         if batch is not None and batch.is_void:
             logger.warning("work is void, nobody judged it", extra=_about(signed))
             await asyncio.to_thread(journal.finish, signed, "VOID")
         elif step is not None:
-            await self._try(signed.slot, step, lambda: self.act(step, signed, batch))
+            await self._steps.take(signed.slot, step, partial(self.act, step, signed, batch))
         elif batch is None and is_refused and at >= signed.ticket.deadline + COMMIT_GRACE_S:
             await asyncio.to_thread(journal.finish, signed, self.refused.pop(signed.slot))
 
@@ -375,26 +290,68 @@ class SilenceDuty:
         """Return the batch that holds a piece of work, if one is known, and what to do about it;
         `own` is the batch in which the worker committed it by itself.
         """
-        place = self.place
-        batch = find_batch(place.view, own, place.journal.proven(signed))
-        case = place.view.cases.get(summons_of(batch.batch_id)) if batch else None
-        step = next_step(signed, batch, case, at, place.times, is_refused=is_refused)
+        node = self.node
+        batch = find_batch(node.view, own, node.journal.proven(signed))
+        case = node.view.cases.get(summons_of(batch.batch_id)) if batch else None
+        step = next_step(signed, batch, case, at, self.times, is_refused=is_refused)
         return batch, None if step is Step.SUBMIT and not self._is_open() else step
 
     def _is_open(self) -> bool:
-        run = self.place.view.runs[self.place.run_id]
+        run = self.node.run
         return not run.paused and not run.closed_at
 
     async def act(self, step: Step, signed: SignedSubmission, batch: BatchView | None) -> str:
         """Take a step about a piece of work and return the transaction; raises MusterError."""
-        receipt = await perform(self.place, step, signed, batch, self.sign(signed))
+        receipt = await self._perform(step, signed, batch)
         fields = {**_about(signed), "taken": step, "tx": receipt.tx_hash}
         logger.warning("the run is silent about work: took a step", extra=fields)
         return str(receipt.tx_hash)
 
-    def sign(self, signed: SignedSubmission) -> bytes:
-        """Return the node's signature on its own submission."""
-        return sign(digest(self.place.domain, signed.submission.struct_hash()), self.place.key)
+    async def _perform(
+        self, step: Step, signed: SignedSubmission, batch: BatchView | None
+    ) -> Receipt:
+        leaf = hex0x(signed.submission.leaf())
+        if step is Step.SUBMIT:
+            await self._provide_bond()
+            chain = self.chain.once(f"submit {leaf} directly")
+            return await chain.ledger.submit_direct(self.work(signed), self._sources)
+        assert batch is not None  # next_step
+        chain, header = self.chain.once(f"{step} {leaf} of batch {batch.batch_id}"), batch.header()
+        if step is Step.VOID:
+            return await chain.ledger.void_batch(header)
+        self._require_bench()
+        if step is Step.SUMMON:
+            return await chain.court.summon(header, signed.submission, self._sources)
+        proven = self.node.journal.proven(signed)
+        assert step is Step.SPLIT  # nothing else is left
+        assert proven is not None  # found by it
+        await self._provide_bond()
+        work = self.work(signed)
+        return await chain.ledger.split_off(header, work, proven.proof, self._sources)
+
+    async def _provide_bond(self) -> None:
+        """Let the court take a bond; raises ConfigError when the account does not hold it."""
+        chain, bond_wei = self.chain, self.times.court.bond
+        court = chain.deployment.contracts["DisputeCourt"]
+        assert chain.account is not None  # connected with a key
+        held = await chain.token.balance_of(chain.account)
+        if held < bond_wei:
+            raise ConfigError(
+                f"the bond is {format_tokens(bond_wei)} tokens, {chain.account} holds "
+                f"{format_tokens(held)}",
+                hint="send it tokens, or use the worker's wallet: muster worker submit-direct",
+            )
+        if await chain.token.allowance(chain.account, court) < bond_wei:
+            await chain.token.approve(court, bond_wei)
+
+    def _require_bench(self) -> None:
+        """Raise ConfigError when nobody could judge: the bond would be put up for nothing."""
+        node = self.node
+        if not eligible_jurors(node.view, node.run, node.worker):
+            raise ConfigError(
+                "nobody of the network's bench could judge this run's work",
+                hint="muster juror join puts an account there; see muster run show",
+            )
 
     # Where the work is
 
@@ -402,7 +359,7 @@ class SilenceDuty:
         """Ask where work is of which that is not known, for a few seconds: an orchestrator that
         hangs must not make the worker's own submission late.
         """
-        journal, view = self.place.journal, self.place.view
+        journal, view = self.node.journal, self.node.view
         try:
             async with asyncio.timeout(LOOK_UP_S):
                 for signed in waiting:
@@ -413,64 +370,69 @@ class SilenceDuty:
 
     async def look_up(self, signed: SignedSubmission) -> None:
         """Ask the orchestrator in which batch it committed a submission, and keep the proof."""
-        place = self.place
-        if place.api is None or not self._is_time_to_ask(signed):
+        node = self.node
+        if node.api is None or not self._is_time_to_ask(signed):
             return
         try:
-            state = await place.api.submission_state(signed.submission.file_hash)
+            state = await node.api.submission_state(signed.submission.file_hash)
             if state.batch_id is None:
                 return
-            batch = place.view.batches.get(state.batch_id)
-            if batch is None or batch.run_id != place.run_id:
+            batch = node.view.batches.get(state.batch_id)
+            if batch is None or batch.run_id != node.run_id:
                 return  # it has read more of the chain than we did
-            entries = (await place.api.batch(batch.batch_id)).submissions
+            entries = (await node.api.batch(batch.batch_id)).submissions
         except ApiError as error:
             logger.debug("the orchestrator does not say", extra={"error": str(error)})
             return
         proven = prove_among(batch, entries, signed)
         if proven is None:
-            self._report(batch.name, "the orchestrator shows a batch that is not on chain")
+            self._steps.report(batch.name, "the orchestrator shows a batch that is not on chain")
             return
-        declared, held = batch.units, sum(entry.submission.units for entry in entries)
-        if batch.work is None and not batch.split_off and declared < held:
-            what = "a batch was committed to with fewer units than it holds: it will be refused"
-            self._report(batch.name, what, declared=declared, holds=held)
-        await asyncio.to_thread(place.journal.prove, signed, proven)
+        if is_misdeclared(batch, [entry.submission for entry in entries]):
+            # It will be refused as a whole, and fills no slot.
+            held = sum(entry.submission.units for entry in entries)
+            what = "a batch was committed to with fewer units than it holds: submitting by itself"
+            self._steps.report(batch.name, what, declared=batch.units, holds=held)
+            self.refused[signed.slot] = Reason.BATCH_MISDECLARED.name
+            return
+        await asyncio.to_thread(node.journal.prove, signed, proven)
 
     def _is_time_to_ask(self, signed: SignedSubmission) -> bool:
         """Return whether to ask where a submission is: soon after each new batch, then ever less
         often, for an orchestrator has many workers, and may be a block behind.
         """
-        now, batches = self.place.clock(), reversed(self.place.view.batches.values())
-        newest = next((b.batch_id for b in batches if b.run_id == self.place.run_id), 0)
+        now = self._clock()
+        newest = self.node.view.newest_batch.get(self.node.run_id, 0)
         asked = self._asked.get(signed.slot)
-        if asked is not None and asked.newest == newest and now < asked.again_at:
+        if asked is None or asked.newest != newest:
+            pause_s = ASK_S
+        elif now < asked.again_at:
             return False
-        is_news = asked is None or asked.newest != newest
-        pause_s = ASK_S if is_news or asked is None else min(2 * asked.pause_s, LONGEST_ASK_S)
+        else:
+            pause_s = min(2 * asked.pause_s, LONGEST_ASK_S)
         self._asked[signed.slot] = _Asked(newest, pause_s, now + pause_s)
         return True
 
     # Bonds and cases
 
     def _is_mine(self, case: CaseView) -> bool:
-        if case.closed or case.run_id != self.place.run_id:
+        if case.closed or case.run_id != self.node.run_id:
             return False
-        return any(claim.claimant == self.place.chain.account for claim in case.claims)
+        return any(claim.claimant == self.chain.account for claim in case.claims)
 
     async def _settle(self, case: CaseView) -> None:
         named = f"settle case {case.number}, {hex0x(case.case_id)}"
-        await close_case(self.place.chain.once(named), self.place.view, case)
+        await close_case(self.chain.once(named), self.node.view, case)
 
     def bonds(self) -> list[BatchView]:
         """Return the own batches that are judged or void and whose bonds may still be held."""
-        own = own_batches(self.place.view, self.place.run_id, self.place.worker)
-        over = (b for b in own.values() if b.status is BatchStatus.JUDGED or b.is_void)
+        own = self.own_work.values()
+        over = (b for b in own if b.status is BatchStatus.JUDGED or b.is_void)
         return [batch for batch in over if batch.batch_id not in self._returned]
 
     async def return_bond(self, batch: BatchView) -> None:
         """Have the bond of a batch that is over paid back, if it is held."""
-        chain = self.place.chain
+        chain = self.chain
         [payer] = await chain.read("DisputeCourt", "bondOf", [batch.batch_id])
         if payer != ZERO_ADDRESS:
             named = chain.once(f"return the bond of batch {batch.batch_id}")
@@ -482,24 +444,22 @@ class SilenceDuty:
         """Claim before the network's jurors that work which was called fraud is honest, and show
         them the file; returns whether a claim stands. Raises MusterError when that cannot be.
         """
-        from muster.client.dispute import claim
+        from muster.client.disputes.claims import claim
 
-        place, proof = self.place, batch.prove(position)
+        node, proof = self.node, batch.prove(position)
         record = (batch.records or ())[position]
-        case = place.view.cases.get(record.leaf(batch.batch_id, position))
+        case = node.view.cases.get(record.leaf(batch.batch_id, position))
         made = case.claims if case else ()
         if not any(HONEST.is_same(found) for each in made if (found := Ruling.of(each.ruling))):
-            _require_bench(place)
-            await provide_bond(place.chain, place.times.court.bond)
-            work = place.work(signed, self.sign(signed))
-            entry = entry_of(work, batch.committed_at)
-            named = named_sources(place.named)
-            await claim(place.chain, proof, entry, HONEST, named, key=place.key)
+            self._require_bench()
+            await self._provide_bond()
+            entry = entry_of(self.work(signed), batch.committed_at)
+            await claim(self.chain, proof, entry, HONEST, self._sources, key=node.key)
             logger.warning("claimed before jurors that the work is honest", extra=_about(signed))
         for _ in range(ROOM_TRIES):
             if await self.deposit(signed):
                 break
-            await asyncio.sleep(max(place.poll_s, 1.0))
+            await asyncio.sleep(max(node.poll_s, 1.0))
         return True
 
     # Rooms
@@ -508,58 +468,33 @@ class SilenceDuty:
         """Offer file and proofs of every piece of work that is on chain by itself, until every
         room has them or has refused them often enough.
         """
-        place = self.place
-        own = own_batches(place.view, place.run_id, place.worker)
-        for signed in list(place.journal.unfinished().values()):
+        node = self.node
+        own = self.own_work
+        for signed in list(node.journal.unfinished().values()):
             leaf = signed.submission.leaf()
             tries, not_before = self._rooms.get(leaf, (0, 0.0))
             batch = own.get(leaf)
             if batch is None or batch.is_void or batch.status is BatchStatus.JUDGED:
                 continue
-            if tries >= ROOM_TRIES or place.clock() < not_before:
+            if tries >= ROOM_TRIES or self._clock() < not_before:
                 continue
             done = await self.deposit(signed)
             pause = min(RETRY_S * 2**tries, 60.0)
-            self._rooms[leaf] = (ROOM_TRIES if done else tries + 1, place.clock() + pause)
+            self._rooms[leaf] = (ROOM_TRIES if done else tries + 1, self._clock() + pause)
 
     async def deposit(self, signed: SignedSubmission) -> bool:
         """Put file and proofs into all rooms; return whether none refused them."""
-        place = self.place
-        data = await asyncio.to_thread(place.journal.data, signed)
-        if data is None or not place.rooms.urls:
+        node = self.node
+        data = await asyncio.to_thread(node.journal.data, signed)
+        if data is None or not self.rooms.urls:
             return True
-        entry = entry_of(place.work(signed, self.sign(signed)), signed.ticket.deadline)
-        refused = await place.rooms.deposit(data, entry)
+        entry = entry_of(self.work(signed), signed.ticket.deadline)
+        refused = await self.rooms.deposit(data, entry)
         for url, why in refused.items():
-            self._report((signed.slot, url), "a relay does not take the file", why=why)
-        if len(refused) < len(place.rooms.urls):
+            self._steps.report((signed.slot, url), "a relay does not take the file", why=why)
+        if len(refused) < len(self.rooms.urls):
             logger.info("file and proofs are in rooms of relays", extra=_about(signed))
         return not refused
-
-    # One step
-
-    async def _try(self, about: object, step: Step, act: Callable[[], Awaitable[object]]) -> None:
-        """Take a step; what fails is tried again, and reported once."""
-        now = self.place.clock()
-        if now < self._not_before.get((about, step), 0.0):
-            return
-        # Also after success: until the event is read back, the step still looks undone.
-        self._not_before[about, step] = now + RETRY_S
-        try:
-            await act()
-        except ContractRevert as error:
-            if error.name in _OVERTAKEN:
-                logger.debug("step overtaken", extra={"step": step, "error": str(error)})
-            else:
-                self._report((about, step), f"{step} was refused", error=str(error))
-        except (*SURVIVED, ConfigError) as error:
-            fields = {"error": str(error)} | ({"hint": error.hint} if error.hint else {})
-            self._report((about, step), f"{step} has to wait", **fields)
-
-    def _report(self, about: object, what: str, **fields: object) -> None:
-        level = logging.DEBUG if (about, what) in self._reported else logging.WARNING
-        self._reported.add((about, what))
-        logger.log(level, what, extra=fields)
 
 
 def _about(signed: SignedSubmission) -> dict[str, object]:

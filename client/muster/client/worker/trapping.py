@@ -8,18 +8,18 @@ the sample fails the checks, the file stays honest, and is noted as such.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from muster.client.journal import Journal
 from muster.client.validator.checks import count_strikes
+from muster.client.validator.judging import Rules
 from muster.client.validator.replay import replay_rows
 from muster.client.worker.generation import generate_row
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.place import WorkerPlace
-from muster.inference import Request
+from muster.inference import InferenceEngine, Request
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Hash32
@@ -59,21 +59,18 @@ class TrapJournal(Journal):
 
 
 class TrapWorker(WorkerLoop):
-    """Follows a plan; see `trap_worker`."""
+    """Follows a plan, which says what slots are traps; notes what it lays."""
 
-    plan: ClassVar[TrapPlan]
-    """Which slots are traps."""
-    traps: ClassVar[TrapJournal]
-    """What was laid."""
-
-    def __init__(self, place: WorkerPlace) -> None:
+    def __init__(self, place: WorkerPlace, plan: TrapPlan, traps: TrapJournal) -> None:
         super().__init__(place)
-        if (self.plan.run_id, self.plan.worker) != (place.run_id, place.worker):
+        self.plan = plan
+        self.traps = traps
+        if (plan.run_id, plan.worker) != (place.run_id, place.worker):
             raise ConfigError(
-                f"the plan is for worker {self.plan.worker} of run {self.plan.run_id}",
+                f"the plan is for worker {plan.worker} of run {plan.run_id}",
                 hint="check --plan, --worker and --run",
             )
-        if place.calibration.fraud_strikes < 2:
+        if place.rules.calibration.fraud_strikes < 2:
             raise ConfigError(
                 "one strike is fraud in this run: a trap would be slashed",
                 hint="traps need a calibration with fraud_strikes of 2 or more",
@@ -86,7 +83,9 @@ class TrapWorker(WorkerLoop):
         trap = self.plan.trap_at(ticket.step, ticket.index)
         if trap is None:
             return rollouts
-        kind, rollouts = await self.compute.run(lay, trap, ticket, rollouts, self.place)
+        kind, rollouts = await self.compute.run(
+            lay, trap, ticket, rollouts, self.place.rules, self.place.engine
+        )
         self._spoilt[ticket.step, ticket.index] = kind
         return rollouts
 
@@ -102,11 +101,6 @@ class TrapWorker(WorkerLoop):
         return super().claim(ticket, rollouts, data_hash)
 
 
-def trap_worker(plan: TrapPlan, traps: TrapJournal) -> type[TrapWorker]:
-    """Return the worker that follows a plan."""
-    return type("PlannedTrapWorker", (TrapWorker,), {"plan": plan, "traps": traps})
-
-
 # Laying: off the event loop
 
 
@@ -114,28 +108,22 @@ def lay(
     trap: Trap,
     ticket: Ticket,
     rollouts: list[Rollout],
-    place: WorkerPlace,
+    rules: Rules,
+    engine: InferenceEngine,
 ) -> tuple[TrapKind | None, list[Rollout]]:
     """Return the rollouts with one sample spoilt, and how; as they were where nothing fails."""
     number = trap.row % len(rollouts)
     for kind in trap.kinds():
-        spoilt = _spoil(kind, number, ticket, rollouts, place)
-        if spoilt is not None and _strikes(spoilt, place) == 1:
+        if kind is TrapKind.OTHER_PROOF:
+            spoilt = _with_other_proof(rollouts, number)
+        else:
+            # Only the sampling differs: the claim is the ticket's, and the reward is real.
+            change = _with_other_seed if kind is TrapKind.OTHER_SEED else _colder
+            spoilt = generate_row(ticket, rules, engine, number, change)
+        if spoilt is not None and _strikes(spoilt, rules, engine) == 1:
             return kind, [*rollouts[:number], spoilt, *rollouts[number + 1 :]]
     logger.info("no trap could be laid", extra={"step": ticket.step, "index": ticket.index})
     return None, rollouts
-
-
-def _spoil(
-    kind: TrapKind, number: int, ticket: Ticket, rollouts: list[Rollout], place: WorkerPlace
-) -> Rollout | None:
-    if kind is TrapKind.OTHER_PROOF:
-        return _with_other_proof(rollouts, number)
-    change: Callable[[Request], Request] = (
-        _with_other_seed if kind is TrapKind.OTHER_SEED else _colder
-    )
-    # Only the sampling differs: what is claimed is what the ticket says, and the reward is real.
-    return generate_row(ticket, (place.recipe, place.task_set, place.engine), number, change)
 
 
 def _with_other_seed(request: Request) -> Request:
@@ -154,5 +142,5 @@ def _with_other_proof(rollouts: list[Rollout], number: int) -> Rollout | None:
     return None
 
 
-def _strikes(row: Rollout, place: WorkerPlace) -> int:
-    return count_strikes(replay_rows([row], place.engine, place.recipe), place.calibration)
+def _strikes(row: Rollout, rules: Rules, engine: InferenceEngine) -> int:
+    return count_strikes(replay_rows([row], engine, rules.recipe), rules.calibration)

@@ -1,7 +1,7 @@
 """Samples to read: prompts, completions and rewards of judged submissions.
 
-Files are read in a process of their own (`muster.orchestrator.sample_reader`), one at a time, only
-when somebody looks, and never before their verdict: until then a file is nobody's to read.
+Files are read in a process of their own (`sample_reader.py`), one at a time, only when somebody
+looks, and never before their verdict: until then a file is nobody's to read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.orchestrator.dashboard.tokenizer import RunTokenizer
-from muster.orchestrator.services.context import Services
+from muster.orchestrator.services import Services
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Hash32
 from muster.protocol.messages import Verdict
@@ -51,7 +51,6 @@ class Sample:
     length: int
     """Completion tokens."""
     prompt: str
-    """The prompt."""
     completion: str
     """The completion, with the tokens that end it."""
 
@@ -63,7 +62,6 @@ class FileSamples:
     submission_id: str
     """Its file hash."""
     worker: str
-    """The worker."""
     step: int
     """Rollout step."""
     policy_version: int
@@ -72,7 +70,7 @@ class FileSamples:
     """The best and worst of some groups; empty when the file cannot be shown."""
 
 
-class SampleDesk:
+class SampleCache:
     """Reads samples of judged files."""
 
     def __init__(self, services: Services) -> None:
@@ -149,7 +147,7 @@ async def _run(arguments: list[str]) -> bytes:
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "muster.orchestrator.sample_reader",
+        "muster.orchestrator.dashboard.sample_reader",
         *arguments,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What the dashboard knows of submissions: lists by cursor, and one from its lease to its money.
+"""Submissions on the dashboard: lists by cursor, and one from its lease to its money.
 
 Lists without a verdict come from the database, in order of upload; those with one from the chain,
 in the order of judgement. Either way a page costs what it shows, however long the list is.
@@ -6,19 +6,17 @@ in the order of judgement. Either way a page costs what it shows, however long t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from sqlalchemy import Row, select
 
 from muster.chain import BatchView, Place
-from muster.orchestrator.db.models import LeaseRow, SubmissionRow
-from muster.orchestrator.services.context import Services
-from muster.orchestrator.services.projection import Judged
+from muster.orchestrator.db.statements import SubmissionRow, submissions
+from muster.orchestrator.projection import Judged
+from muster.orchestrator.services import Services
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Address, Hash32
-from muster.protocol.messages import Reason, Verdict
+from muster.protocol.messages import Reason, Ticket, Verdict
 
 PAGE = 50
 """Submissions of one page."""
@@ -26,14 +24,8 @@ SCAN = 20_000
 """Outcomes looked at for one page, at most."""
 MAX_RECEIVED = 100
 """Received files that a search by some digits looks at."""
-_COLUMNS = (
-    SubmissionRow.sequence,
-    SubmissionRow.file_hash,
-    SubmissionRow.worker,
-    SubmissionRow.submission,
-    SubmissionRow.received_at,
-    SubmissionRow.size_bytes,
-    SubmissionRow.batch_root,
+_RECEIVED = (
+    "SELECT file_hash FROM submissions WHERE file_hash BETWEEN ? AND ? ORDER BY file_hash LIMIT ?"
 )
 
 
@@ -60,7 +52,6 @@ class Line:
     submission_id: str
     """Its file hash."""
     worker: Address
-    """The worker."""
     step: int
     """Rollout step."""
     index: int
@@ -76,7 +67,6 @@ class Line:
     state: str
     """Received, committed or judged."""
     batch_id: int | None
-    """Its batch."""
     verdict: Verdict | None
     """The verdict that stands."""
     reason: Reason | None
@@ -106,7 +96,6 @@ class Detail:
     deadline: int | None
     """Its ticket's deadline."""
     batch: BatchView | None
-    """Its batch."""
     recorded: Verdict | None
     """The verdict as recorded, before any dispute."""
     signers: list[Address]
@@ -123,15 +112,18 @@ async def list_submissions(services: Services, wanted: Wanted) -> Listing:
     """Return a page of submissions."""
     if wanted.verdict is not None:
         return _list_judged(services, wanted, wanted.verdict)
-    query = select(*_COLUMNS).order_by(SubmissionRow.sequence.desc()).limit(wanted.limit + 1)
-    if wanted.worker is not None:
-        query = query.where(SubmissionRow.worker == wanted.worker)
-    if wanted.step is not None:
-        query = query.where(SubmissionRow.step == wanted.step)
-    if wanted.before is not None:
-        query = query.where(SubmissionRow.sequence < wanted.before)
-    async with services.database.read() as session:
-        rows = (await session.execute(query)).all()
+    conditions = {
+        "worker = ?": wanted.worker,
+        "step = ?": wanted.step,
+        "sequence < ?": wanted.before,
+    }
+    filters = {sql: value for sql, value in conditions.items() if value is not None}
+    where = f"WHERE {' AND '.join(filters)}" if filters else ""
+    query = f"{where} ORDER BY sequence DESC LIMIT ?"
+    [found] = await services.database.search(
+        submissions(query, *filters.values(), wanted.limit + 1)
+    )
+    rows = [SubmissionRow(*row) for row in found]
     shown = rows[: wanted.limit]
     older = shown[-1].sequence if len(rows) > len(shown) else None
     return Listing([_line_of_row(services, row) for row in shown], older)
@@ -157,19 +149,8 @@ def _list_judged(services: Services, wanted: Wanted, verdict: Verdict) -> Listin
 
 async def find_submission(services: Services, file_hash: Hash32) -> Detail | None:
     """Return one submission; None when neither the database nor the chain has it."""
-    async with services.database.read() as session:
-        row = await session.scalar(
-            select(SubmissionRow).where(SubmissionRow.file_hash == file_hash)
-        )
-        lease: LeaseRow | None = None
-        if row is not None:
-            lease = await session.scalar(
-                select(LeaseRow).where(
-                    LeaseRow.worker == row.worker,
-                    LeaseRow.step == row.step,
-                    LeaseRow.index == row.index,
-                )
-            )
+    [rows] = await services.database.ask(submissions("WHERE file_hash = ?", file_hash))
+    row = SubmissionRow(*rows[0]) if rows else None
     outcome = services.projection.judged(file_hash)
     if row is not None:
         line = _line_of_row(services, row)
@@ -187,7 +168,7 @@ async def find_submission(services: Services, file_hash: Hash32) -> Detail | Non
         line=line,
         position=position,
         size_bytes=row.size_bytes if row else None,
-        deadline=lease.deadline if lease else row.ticket.get("deadline") if row else None,
+        deadline=Ticket.from_json(json.loads(row.ticket)).deadline if row else None,
         batch=batch,
         recorded=outcome.verdict if outcome else None,
         signers=_signers(services, batch),
@@ -200,14 +181,8 @@ async def find_submission(services: Services, file_hash: Hash32) -> Detail | Non
 async def received_files(services: Services, digits: str) -> list[Hash32]:
     """Return the received files whose hashes begin with these digits; a few are enough."""
     first, last = (Hash32(bytes.fromhex(digits.ljust(64, fill))) for fill in "0f")
-    query = (
-        select(SubmissionRow.file_hash)
-        .where(SubmissionRow.file_hash.between(first, last))
-        .order_by(SubmissionRow.file_hash)
-        .limit(MAX_RECEIVED)
-    )
-    async with services.database.read() as session:
-        return [Hash32(found) for found in await session.scalars(query)]
+    [rows] = await services.database.search((_RECEIVED, (first, last, MAX_RECEIVED)))
+    return [Hash32(found) for (found,) in rows]
 
 
 async def lines_at(services: Services, places: Sequence[Place]) -> list[Line]:
@@ -219,13 +194,10 @@ async def lines_at(services: Services, places: Sequence[Place]) -> list[Line]:
             outcome = Judged(batch.batch_id, place.position, batch.records[place.position])
             lines.append(_line_of_outcome(services, outcome))
             continue
-        query = select(SubmissionRow).where(
-            SubmissionRow.batch_root == batch.root, SubmissionRow.position == place.position
+        [rows] = await services.database.search(
+            submissions("WHERE batch_root = ? AND position = ?", batch.root, place.position)
         )
-        async with services.database.read() as session:
-            row = await session.scalar(query)
-        if row is not None:
-            lines.append(_line_of_row(services, row))
+        lines += [_line_of_row(services, SubmissionRow(*row)) for row in rows]
     return lines
 
 
@@ -249,18 +221,17 @@ async def _is_paid(services: Services, line: Line) -> bool | None:
     return await services.payments.is_paid(line.worker, line.step, line.index)
 
 
-def _line_of_row(services: Services, row: Row[Any] | SubmissionRow) -> Line:
-    outcome = services.projection.judged(Hash32(row.file_hash))
-    batch = row.batch_root and services.projection.batch_with_root(Hash32(row.batch_root))
-    claim = row.submission
+def _line_of_row(services: Services, row: SubmissionRow) -> Line:
+    outcome, claim = services.projection.judged(row.file_hash), row.claim
+    batch = row.batch_root and services.projection.batch_with_root(row.batch_root)
     return Line(
         submission_id=hex0x(row.file_hash),
-        worker=Address(row.worker),
-        step=claim["step"],
-        index=claim["index"],
-        policy_version=claim["policy_version"],
-        rollouts=outcome.record.rollouts if outcome else claim["rollouts"],
-        units=outcome.record.units if outcome else claim["units"],
+        worker=row.worker,
+        step=claim.step,
+        index=claim.index,
+        policy_version=claim.policy_version,
+        rollouts=outcome.record.rollouts if outcome else claim.rollouts,
+        units=outcome.record.units if outcome else claim.units,
         received_at=row.received_at,
         state="judged" if outcome else "committed" if batch else "received",
         batch_id=outcome.batch_id if outcome else batch.batch_id if batch else None,

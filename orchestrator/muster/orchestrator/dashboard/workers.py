@@ -1,4 +1,4 @@
-"""What the dashboard knows of workers: a ranking, and one of them in full."""
+"""Workers on the dashboard: a ranking, and one of them in full."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from muster.api.status import WorkerStatus
+from muster.api.answers import WorkerStatus
 from muster.chain import Loss, MemberView, PaymentView, loss_of
-from muster.orchestrator.services.context import Services
-from muster.orchestrator.services.life import WorkerState
-from muster.orchestrator.services.projection import Tally
+from muster.orchestrator.leases.life import WorkerState
+from muster.orchestrator.projection import Tally
+from muster.orchestrator.services import Services
 from muster.protocol.ids import Address
 from muster.protocol.messages import Reason
 

@@ -1,12 +1,77 @@
-"""What leases and uploads ask of the database. Each is answered by an index alone."""
+"""The statements of several services, in SQL that SQLite and PostgreSQL take, `?` for values.
+
+An index alone answers those of leases and uploads. Statements of one service stand beside it.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from muster.orchestrator.db.direct import Statement
+from muster.api.answers import BatchEntry
 from muster.protocol.ids import Address, Hash32, Step
 from muster.protocol.messages import Submission, Ticket
+
+Statement = tuple[str, tuple[object, ...]]
+"""SQL, and its values."""
+Rows = Sequence[tuple[Any, ...]]
+"""The answer to a statement; empty for one that answers nothing."""
+
+
+class Asked(Protocol):
+    """A transaction, or a connection."""
+
+    async def ask(self, *statements: Statement) -> list[Rows]:
+        """Run statements in order, in one round trip; return the rows of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionRow:
+    """A received submission."""
+
+    sequence: int
+    file_hash: Hash32
+    worker: Address
+    submission: str
+    """The signed claim, JSON."""
+    signature: bytes
+    ticket: str
+    """JSON."""
+    ticket_signature: bytes
+    received_at: int
+    """Chain time at which the upload was complete."""
+    size_bytes: int
+    batch_root: Hash32 | None
+    """The batch it was put into."""
+    position: int | None
+    """Its place in that batch."""
+
+    @property
+    def claim(self) -> Submission:
+        """What the node signed."""
+        return Submission.from_json(json.loads(self.submission))
+
+
+def submissions(condition: str, *values: object) -> Statement:
+    """Submissions that meet a condition, which may also order and limit them: SubmissionRows."""
+    return (
+        "SELECT sequence, file_hash, worker, submission, signature, ticket, ticket_signature,"
+        f" received_at, size_bytes, batch_root, position FROM submissions {condition}",
+        values,
+    )
+
+
+def in_slot(claim: Submission) -> Statement:
+    """The submission that has the same slot."""
+    slot = (claim.worker, claim.step, claim.index)
+    return submissions('WHERE worker = ? AND step = ? AND "index" = ?', *slot)
+
+
+def in_batch(root: Hash32) -> Statement:
+    """The submissions of a batch, in order."""
+    return submissions("WHERE batch_root = ? ORDER BY position", root)
 
 
 def open_leases(*, now: int, oldest: int) -> Statement:
@@ -18,12 +83,23 @@ def open_leases(*, now: int, oldest: int) -> Statement:
     )
 
 
+def unfilled(*, now: int) -> Statement:
+    """How many tickets wait for their submission, of whatever policy."""
+    return "SELECT count(*) FROM leases WHERE is_filled = false AND deadline >= ?", (now,)
+
+
 def holders(*, now: int, oldest: int) -> Statement:
-    """The nodes that hold those tickets."""
+    """The workers that hold those tickets, and how many each."""
     return (
-        "SELECT node FROM leases WHERE is_filled = false AND deadline >= ? AND policy_version >= ?",
+        "SELECT worker, count(*) FROM leases"
+        " WHERE is_filled = false AND deadline >= ? AND policy_version >= ? GROUP BY worker",
         (now, oldest),
     )
+
+
+def waiting_workers() -> Statement:
+    """The workers whose submissions are in no batch, and how many each."""
+    return "SELECT worker, count(*) FROM submissions WHERE batch_root IS NULL GROUP BY worker", ()
 
 
 def received_submissions() -> Statement:
@@ -43,7 +119,7 @@ def waiting_submissions() -> Statement:
 def unfilled_leases(worker: Address, *, since: int) -> Statement:
     """A worker's tickets that wait for their submission and are due at `since` or later."""
     return (
-        "SELECT node, deadline, policy_version, CAST(ticket AS TEXT), signature FROM leases"
+        "SELECT deadline, policy_version, ticket, signature FROM leases"
         " WHERE worker = ? AND is_filled = false AND deadline >= ? ORDER BY id",
         (worker, since),
     )
@@ -62,12 +138,12 @@ def units_in_batch(root: Hash32) -> Statement:
     )
 
 
-def last_slots(worker: Address, *, since: Step) -> Statement:
-    """The numbers of a worker's last slots, of each step from `since` on."""
+def slots(worker: Address, *, since: Step) -> Statement:
+    """The steps and numbers of a worker's slots, of steps from `since` on."""
     return (
-        'SELECT step, max("index") FROM leases WHERE worker = ? AND step >= ? GROUP BY step'
+        'SELECT step, "index" FROM leases WHERE worker = ? AND step >= ?'
         " UNION ALL "
-        'SELECT step, max("index") FROM submissions WHERE worker = ? AND step >= ? GROUP BY step',
+        'SELECT step, "index" FROM submissions WHERE worker = ? AND step >= ?',
         (worker, since, worker, since),
     )
 
@@ -95,6 +171,21 @@ def open_batches() -> Statement:
     return "SELECT root, count, units FROM batches WHERE is_judged = false", ()
 
 
+def batches() -> Statement:
+    """All batches that were composed."""
+    return "SELECT root, count, units FROM batches", ()
+
+
+def judge_batch(root: Hash32) -> Statement:
+    """Write down that a batch's outcomes are on chain."""
+    return "UPDATE batches SET is_judged = true WHERE root = ?", (root,)
+
+
+def set_unfunded(is_unfunded: bool) -> Statement:
+    """Write down whether the run could pay for the batch that was to be committed last."""
+    return "UPDATE identity SET is_unfunded = ?", (is_unfunded,)
+
+
 def is_unfunded() -> Statement:
     """Whether the run could not pay for the batch that was to be committed last."""
     return "SELECT is_unfunded FROM identity", ()
@@ -103,8 +194,7 @@ def is_unfunded() -> Statement:
 def claim_in_slot(claim: Submission) -> Statement:
     """The claim, as JSON text, that a submission's slot has."""
     return (
-        "SELECT CAST(submission AS TEXT) FROM submissions"
-        ' WHERE worker = ? AND step = ? AND "index" = ?',
+        'SELECT submission FROM submissions WHERE worker = ? AND step = ? AND "index" = ?',
         (claim.worker, claim.step, claim.index),
     )
 
@@ -120,8 +210,7 @@ def slot_of_file(claim: Submission) -> Statement:
 def ticket_for(claim: Submission) -> Statement:
     """The ticket that a submission fills, as JSON text, with its signature."""
     return (
-        "SELECT CAST(ticket AS TEXT), signature FROM leases"
-        ' WHERE worker = ? AND step = ? AND "index" = ?',
+        'SELECT ticket, signature FROM leases WHERE worker = ? AND step = ? AND "index" = ?',
         (claim.worker, claim.step, claim.index),
     )
 
@@ -134,22 +223,20 @@ def fill(claim: Submission) -> Statement:
     )
 
 
-def new_submission(
-    claim: Submission,
-    signature: bytes,
-    *,
-    ticket: Ticket,
-    ticket_signature: bytes,
-    received_at: int,
-    size_bytes: int,
-) -> Statement:
-    """Write a submission down, unless its slot or its file is taken; answers its number."""
+def new_submission(entry: BatchEntry, size_bytes: int, sequence: int | None = None) -> Statement:
+    """Write a submission down, unless its slot or its file is taken; answers its number, the next
+    one if none is given.
+    """
+    claim, ticket = entry.submission, entry.ticket
+    assert ticket is not None  # who has none commits its work itself
+    numbered = ("sequence, ", "?, ", (sequence,)) if sequence else ("", "", ())
     return (
-        'INSERT INTO submissions (file_hash, worker, step, "index", units, leaf, submission,'
-        " signature, ticket, ticket_signature, received_at, size_bytes, has_file)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, true)"
+        f'INSERT INTO submissions ({numbered[0]}file_hash, worker, step, "index", units, leaf,'
+        " submission, signature, ticket, ticket_signature, received_at, size_bytes)"
+        f" VALUES ({numbered[1]}?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
         " ON CONFLICT DO NOTHING RETURNING sequence",
         (
+            *numbered[2],
             claim.file_hash,
             claim.worker,
             claim.step,
@@ -157,20 +244,30 @@ def new_submission(
             claim.units,
             claim.leaf(),
             json.dumps(claim.to_json()),
-            signature,
+            entry.signature,
             json.dumps(ticket.to_json()),
-            ticket_signature,
-            received_at,
+            entry.ticket_signature,
+            entry.received_at,
             size_bytes,
         ),
+    )
+
+
+def continue_numbers() -> Statement:
+    """Let PostgreSQL number the next submission after those that were written with their numbers;
+    SQLite counts from the highest there is.
+    """
+    return (
+        "SELECT setval(pg_get_serial_sequence('submissions', 'sequence'), max(sequence))"
+        " FROM submissions",
+        (),
     )
 
 
 def first_waiting(count: int) -> Statement:
     """The claims that wait longest for a batch, as JSON text."""
     return (
-        "SELECT CAST(submission AS TEXT) FROM submissions WHERE batch_root IS NULL"
-        " ORDER BY sequence LIMIT ?",
+        "SELECT submission FROM submissions WHERE batch_root IS NULL ORDER BY sequence LIMIT ?",
         (count,),
     )
 
@@ -196,13 +293,13 @@ def hardware_report(node: Address) -> Statement:
     return "SELECT report FROM hardware WHERE node = ?", (node,)
 
 
-def last_tickets(node: Address, *, now: int, count: int) -> Statement:
-    """When a node's last tickets that are over were due and filled, and with how many units."""
+def last_tickets(worker: Address, *, count: int) -> Statement:
+    """A worker's last tickets, newest first: slots, when they were due and filled, and by what."""
     return (
-        "SELECT leases.deadline, received_at, units FROM leases LEFT JOIN submissions"
+        'SELECT leases.step, leases."index", leases.deadline, received_at, units, file_hash'
+        " FROM leases LEFT JOIN submissions"
         " ON submissions.worker = leases.worker AND submissions.step = leases.step"
         ' AND submissions."index" = leases."index"'
-        " WHERE node = ? AND (is_filled = true OR leases.deadline < ?)"
-        " ORDER BY leases.deadline DESC, leases.id DESC LIMIT ?",
-        (node, now, count),
+        " WHERE leases.worker = ? ORDER BY leases.deadline DESC, leases.id DESC LIMIT ?",
+        (worker, count),
     )

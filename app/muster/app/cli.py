@@ -1,0 +1,194 @@
+"""The `muster` command: one lazy group over every component's commands.
+
+Nothing is imported until its command is chosen, so `muster --help` needs neither torch nor a chain.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+from importlib import metadata
+
+import click
+
+from muster.app.groups import Lazy, LazyGroup
+from muster.client.cli.printing import printable
+from muster.protocol.errors import (
+    ApiError,
+    ChainUnreachable,
+    MusterError,
+    NotYet,
+    PolicyUnavailable,
+    TransactionLost,
+)
+
+PACKAGE = "muster-rl"
+LAB = "muster.lab"
+"""The studies: a checkout has them, a wheel does not."""
+_OF_EXTRA = re.compile(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]")
+_DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}
+"""Modules that are called otherwise than what brings them."""
+_EXTRAS_OF_EXTRAS = ("demo", "dev")
+REFUSED, LATER, STOPPED = 1, 3, 130
+"""Exit codes, see docs/reference/exit-codes.md; wrong usage is click's 2."""
+_LATER = (ChainUnreachable, NotYet, PolicyUnavailable, TransactionLost)
+COMPLETION_VARIABLE = "_MUSTER_COMPLETE"
+"""What the shell sets when it asks for completions."""
+COLLECT_AFTER = (5_000, 10, 10)
+"""After how many new objects Python looks for cycles, and how often it looks at older ones, too.
+With its default of 700 that is a fifth of the time in which torch and transformers are imported.
+"""
+
+
+COMMANDS = {
+    "demo": Lazy("muster.app.demo.story:demo", "See the whole network learn and catch a cheater."),
+    "devnet": Lazy("muster.app.devnet.command:devnet", "Start a local chain with the contracts."),
+    "init": Lazy("muster.client.cli.keys:init", "Create the keys of a worker and its node."),
+    "doctor": Lazy("muster.client.doctor.command:doctor", "Is this machine fit for a run?"),
+    "join": Lazy("muster.client.cli.network:join", "Learn a run's network from its orchestrator."),
+    "network": Lazy("muster.client.cli.network:network", "Name networks, and choose one."),
+    "wallet": Lazy("muster.client.cli.keys:wallet", "Create and show encrypted keystores."),
+    "stake": Lazy("muster.client.cli.stake:stake", "Stake for a run, and become its worker."),
+    "unstake": Lazy("muster.client.cli.stake:unstake", "Take stake back, or leave."),
+    "node": Lazy("muster.client.cli.keys:node", "Replace a worker's hot key."),
+    "worker": Lazy("muster.client.cli.worker:worker", "Generate rollouts and be paid."),
+    "explain": Lazy("muster.client.cli.explain:explain", "What became of a submission."),
+    "rewards": Lazy("muster.client.cli.worker:rewards", "Show and claim what a worker has earned."),
+    "validator": Lazy("muster.client.cli.judges:validator", "Check rollouts and sign verdicts."),
+    "juror": Lazy("muster.client.cli.judges:juror", "Judge disputes of the whole network."),
+    "dispute": Lazy("muster.client.cli.dispute:dispute", "Dispute outcomes before jurors."),
+    "model": Lazy("muster.client.cli.model:model", "Take the model that a run makes."),
+    "relay": Lazy("muster.client.cli.relay:relay", "Mirror policy weights for others."),
+    "shardcast": Lazy(
+        "muster.client.cli.shardcast:shardcast", "Broadcast large files, verified chunk by chunk."
+    ),
+    "calibrate": Lazy(
+        "muster.client.cli.calibrate:calibrate", "Measure a model's validation limits."
+    ),
+    "tasks": Lazy("muster.app.groups:tasks", "Import, check and publish problems."),
+    "economics": Lazy("muster.lab.economics.command:economics", "What cheating is worth in a run."),
+    "contracts": Lazy(
+        "muster.client.cli.contracts:contracts", "Deploy a network's contracts, verify them."
+    ),
+    "run": Lazy("muster.app.groups:run", "Look at runs; create, fund and end your own."),
+    "trainer": Lazy("muster.trainer.cli:trainer", "Train the policy and publish it."),
+    "orchestrator": Lazy("muster.orchestrator.cli:orchestrator", "Lease work and record outcomes."),
+    "simulate": Lazy("muster.lab.simulator.command:simulate", "Play a network in virtual time."),
+    "audit": Lazy(
+        "muster.client.audit.command:audit", "Rebuild and check everything from the chain."
+    ),
+    "redteam": Lazy("muster.lab.redteam.command:redteam", "Attack this software's defences."),
+    "completion": Lazy("muster.app.cli:completion", "Make the shell complete words."),
+}
+SECTIONS = {
+    "Contribute": [
+        *("join", "init", "doctor", "stake", "worker", "rewards", "unstake", "node", "wallet"),
+        "network",
+    ],
+    "Look and check": ["run", "explain", "audit", "dispute", "model"],
+    "Serve": ["validator", "juror", "relay", "orchestrator", "trainer", "contracts"],
+    "Prepare": ["tasks", "calibrate"],
+    "Develop": ["demo", "devnet", "shardcast", "completion"],
+    "Study, from a checkout": ["economics", "simulate", "redteam"],
+}
+"""The commands, by what people come for."""
+
+
+@click.group(
+    cls=LazyGroup,
+    commands_=COMMANDS,
+    sections=SECTIONS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(package_name=PACKAGE)
+def muster() -> None:
+    """Train language models with strangers' computers, and let only checked work touch the model.
+
+    \b
+    Start here:
+      muster demo            the whole network on this machine, in two minutes
+      muster init            keys, to contribute a computer to a run
+      muster audit           what happened, rebuilt from the chain alone
+
+    Exit codes: 0 done, 1 refused or unfit, 2 wrong usage, 3 not now: the same command may do later,
+    130 stopped.
+    """
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script that makes SHELL complete muster's commands and flags.
+
+    \b
+    Examples:
+      muster completion bash >> ~/.bashrc
+      muster completion zsh >> ~/.zshrc
+      muster completion fish > ~/.config/fish/completions/muster.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None  # click knows all three
+    click.echo(found(muster, {}, "muster", COMPLETION_VARIABLE).source())
+
+
+def exit_code(error: MusterError) -> int:
+    """Return 3 for what may succeed later without anybody's doing, 1 for all else."""
+    if isinstance(error, ApiError):
+        return LATER if error.status >= 500 or error.status in (408, 429) else REFUSED
+    return LATER if isinstance(error, _LATER) else REFUSED
+
+
+def main(command: click.Command | None = None) -> None:
+    """Run a command line; a MusterError becomes `error:` and `hint:` lines and an exit code."""
+    # What a process was forked with stays, and nobody need look at it again.
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
+    try:
+        (command or muster).main(standalone_mode=False)
+    except MusterError as error:
+        _fail(str(error), error.hint, exit_code(error))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(STOPPED)
+    except ModuleNotFoundError as error:
+        if error.name == LAB:
+            _fail("the lab is not in the package", "clone the repository, and run it from there")
+        if error.name is None or error.name.split(".")[0] == "muster":
+            raise
+        _fail(f"{error.name} is not installed", f"pip install 'muster-rl[{extra_of(error.name)}]'")
+    except OSError as error:
+        _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), _os_hint(error))
+
+
+def extra_of(module: str) -> str:
+    """Return the extra of this package that brings a module; `demo` for what only others need."""
+    name = _DISTRIBUTIONS.get(module, module).split(".")[0].replace("_", "-")
+    for requirement in metadata.requires(PACKAGE) or ():
+        found = _OF_EXTRA.match(requirement)
+        if found is None or found[2] in _EXTRAS_OF_EXTRAS:
+            continue
+        if found[1].lower().replace("_", "-") == name:
+            return found[2]
+    return "demo"
+
+
+def _fail(message: str, hint: str | None, code: int = REFUSED) -> None:
+    click.echo(f"error: {printable(message)}", err=True)
+    if hint:
+        click.echo(f"hint: {printable(hint)}", err=True)
+    sys.exit(code)
+
+
+def _os_hint(error: OSError) -> str | None:
+    import errno
+
+    return {
+        errno.ENOSPC: "the disk is full: free some space, then run the same command again",
+        errno.EADDRINUSE: "another program uses that port: stop it, or choose another with --port",
+        errno.EACCES: "check who owns the path and its permissions",
+    }.get(error.errno or 0)

@@ -1,0 +1,1 @@
+"""`muster demo`: the whole network on one machine."""

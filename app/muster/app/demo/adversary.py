@@ -1,0 +1,182 @@
+"""Dishonest workers: the real worker with one hook overridden, each for one way of cheating.
+
+    python -m muster.app.demo.adversary KIND <flags of `muster worker run`>
+
+Every kind is fraud by docs/protocol.md section 8: validators must catch it, the ledger slash it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from muster.api import Lease, NoWork
+from muster.client.worker.loop import WorkerLoop
+from muster.inference import Request
+from muster.protocol.ids import Hash32, PolicyVersion
+from muster.protocol.messages import Ticket
+from muster.protocol.rollouts import Rollout
+
+TOPLOC_MODULUS = 65_497
+STALE_BY = 4
+"""Versions; a policy one warm-up step old differs too little for fraud, and is rejected instead."""
+TYPICAL_PATTERN = 0x4030
+"""The bfloat16 pattern of 2.75, which is near the cut of the largest values of a normed row."""
+
+
+class OtherModel(WorkerLoop):
+    """Serves another model's tokens and proofs: the policy with its weights disturbed."""
+
+    async def fetch(self, version: PolicyVersion, root: Hash32) -> None:
+        """Load the policy, then disturb it."""
+        fresh = self._loaded != (version, root)
+        await super().fetch(version, root)
+        if fresh:
+            await self.compute.run(_disturb, self.place.engine.model)  # type: ignore[attr-defined]
+
+
+class StalePolicy(WorkerLoop):
+    """Never loads a second policy: saves the downloads. Works only once that is dishonest."""
+
+    async def lease(self) -> Lease | NoWork:
+        """Ask for work when the loaded policy is `STALE_BY` versions old."""
+        if (self.place.view.runs[self.place.run_id].latest_version or 0) >= STALE_BY:
+            return await super().lease()
+        await self._prefetch()
+        return NoWork(retry_after_s=self.place.poll_s)
+
+    async def fetch(self, version: PolicyVersion, root: Hash32) -> None:
+        """Load the first policy only."""
+        if self._loaded is None:
+            await super().fetch(version, root)
+
+
+class ConstantProof(WorkerLoop):
+    """Answers honestly, with proofs that took no computation: constant polynomials."""
+
+    async def generate(self, ticket: Ticket) -> list[Rollout]:
+        """Replace every proof."""
+        rollouts = await super().generate(ticket)
+        return [
+            replace(r, proofs=_constant(r.proofs, self.place.rules.recipe.proof.topk))
+            for r in rollouts
+        ]
+
+
+class ForgedReward(WorkerLoop):
+    """Claims that every answer is right."""
+
+    async def generate(self, ticket: Ticket) -> list[Rollout]:
+        """Set every reward to 1."""
+        return [replace(r, task_reward=1.0) for r in await super().generate(ticket)]
+
+
+class OwnProblem(WorkerLoop):
+    """Answers one problem of its choice over and over."""
+
+    async def generate(self, ticket: Ticket) -> list[Rollout]:
+        """Put the first group's rollouts in the place of all others."""
+        rollouts = await super().generate(ticket)
+        size = self.place.rules.recipe.sampling.samples_per_problem
+        return [replace(rollouts[i % size], group=i // size) for i in range(len(rollouts))]
+
+
+class BestOfMany(WorkerLoop):
+    """Samples wrong answers again under other seeds and keeps what is right."""
+
+    async def generate(self, ticket: Ticket) -> list[Rollout]:
+        """Replace wrong answers by right ones of the same group, seeds unchanged."""
+        rollouts = await super().generate(ticket)
+        best = {r.group: r for r in rollouts if r.task_reward == 1.0}
+        again = [i for i, r in enumerate(rollouts) if r.task_reward < 1.0 and r.group in best]
+        for i in again:
+            good = best[rollouts[i].group]
+            rollouts[i] = replace(
+                good, sample=rollouts[i].sample, sampling_seed=rollouts[i].sampling_seed
+            )
+        return rollouts
+
+
+class GreedyDecoder(WorkerLoop):
+    """Decodes almost greedily instead of at the recipe's temperature, for more reward."""
+
+    async def generate(self, ticket: Ticket) -> list[Rollout]:
+        """Generate with the temperature of every request lowered."""
+        engine, honest = self.place.engine, self.place.engine.generate
+
+        def cold(requests: list[Request], **options: Any) -> Any:
+            return honest([replace(r, temperature=r.temperature / 10) for r in requests], **options)
+
+        engine.generate = cold  # type: ignore[method-assign, assignment]
+        try:
+            return await super().generate(ticket)
+        finally:
+            engine.generate = honest  # type: ignore[method-assign]
+
+    async def check(self, rollouts: list[Rollout], generating_s: float) -> None:
+        """Ask nothing: the answer would be no."""
+
+
+KINDS: dict[str, type[WorkerLoop]] = {
+    "other-model": OtherModel,
+    "stale-policy": StalePolicy,
+    "constant-proof": ConstantProof,
+    "forged-reward": ForgedReward,
+    "own-problem": OwnProblem,
+    "best-of-many": BestOfMany,
+    "greedy-decoder": GreedyDecoder,
+}
+"""Ways of cheating by name."""
+
+
+def _disturb(model: Any) -> None:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+            parameter.add_(noise.to(parameter.dtype) * parameter.std() * 0.3)
+
+
+def _constant(proofs: bytes, topk: int) -> bytes:
+    """Return proofs of the same lengths that state one value for every position."""
+    size = 2 + 2 * topk
+    parts = [proofs[i : i + size] for i in range(0, len(proofs), size)]
+    constant = TOPLOC_MODULUS.to_bytes(2, "big") + TYPICAL_PATTERN.to_bytes(2, "big")
+    return b"".join(constant + bytes(len(part) - len(constant)) for part in parts)
+
+
+def adversary_command() -> click.Command:
+    """Return the command: `muster worker run` with the kind as its first argument."""
+    from muster.client.cli.worker import worker
+
+    honest = worker.commands["run"]
+    kind = click.Argument(["kind"], type=click.Choice(list(KINDS)))
+    return click.Command("adversary", params=[kind, *honest.params], callback=_run)
+
+
+def _run(
+    kind: str, config: Path | None, keystore: Path, password_file: Path | None, **flags: Any
+) -> None:
+    from muster.client.settings import WorkerSettings
+    from muster.client.worker.process import run_worker
+    from muster.lifecycle import run_until_stopped
+    from muster.settings import load_settings
+    from muster.telemetry import setup_logging
+    from muster.wallet import open_wallet
+
+    given = {name: value for name, value in flags.items() if value != ()}
+    settings = load_settings(WorkerSettings, file=config, flags=given, env_prefix="MUSTER_WORKER_")
+    node = open_wallet(keystore, password_file)
+    setup_logging("adversary")
+    run_until_stopped(lambda: run_worker(settings, node, loop_class=KINDS[kind]))
+
+
+if __name__ == "__main__":
+    from muster.app.cli import main
+
+    main(adversary_command())

@@ -1,0 +1,158 @@
+"""What people see of a demo: a live table on a terminal, a line per change in a log, the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from muster.app.demo.drawing import terminal_curve
+from muster.app.demo.report import DemoFacts
+from muster.chain import losses
+from muster.client.quantities import format_tokens
+from muster.protocol.ids import Address
+
+BAR_WIDTH = 60
+LEGEND = "a worker's 5+1-: 5 submissions accepted, 1 not; reward: mean of the step, at most 1"
+"""What the lines of a log mean."""
+UNITS = "units: completion tokens of accepted work, which are paid"
+"""What the tables' column means."""
+
+
+class Progress:
+    """Shows the orchestrator's status; use as a context manager."""
+
+    def __init__(self, console: Console, names: Mapping[Address, str]) -> None:
+        self._console = console
+        self._names = names
+        self._began = time.monotonic()
+        # The report prints the table once more, for good.
+        self._live = (
+            Live(console=console, auto_refresh=False, transient=True)
+            if console.is_terminal
+            else None
+        )
+        self._shown: tuple[Any, ...] = ()
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def say(self, message: str) -> None:
+        """Print one line above the live view."""
+        self._console.print(Text(f"{self._elapsed():>5} {message}"), soft_wrap=True)
+
+    def show(self, status: Mapping[str, Any]) -> None:
+        """Draw the status, or print a line if it changed."""
+        if self._live:
+            self._live.update(self._draw(status), refresh=True)
+            return
+        figures = (status["policy_version"], self._slashed(status))
+        if figures != self._shown:
+            if not self._shown:
+                self.say(LEGEND)
+            self._shown = figures
+            self.say(self._line(status))
+
+    def _elapsed(self) -> str:
+        seconds = int(time.monotonic() - self._began)
+        return f"{seconds // 60}:{seconds % 60:02}"
+
+    def _line(self, status: Mapping[str, Any]) -> str:
+        workers = "  ".join(
+            f"{self._name(w)} {w['accepted']}+{w['rejected'] + w['incomplete'] + w['fraud']}-"
+            for w in self._in_order(status)
+        )
+        return (
+            f"step {status['step']}/{status['steps']}  policy {status['policy_version']}  "
+            f"reward {_latest(status)}  {workers}  slashed: {self._slashed(status) or 'nobody'}"
+        )
+
+    def _in_order(self, status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return the workers as they were cast, strangers last: a line's places never change."""
+        places = {address: place for place, address in enumerate(self._names)}
+        return sorted(status["workers"], key=lambda w: places.get(w["worker"], len(places)))
+
+    def _slashed(self, status: Mapping[str, Any]) -> str:
+        """Return who lost stake, each once."""
+        return ", ".join(sorted({self._name(slash) for slash in status["slashes"]}))
+
+    def _draw(self, status: Mapping[str, Any]) -> Group:
+        done, steps = status["policy_version"] or 0, status["steps"] or 1
+        head = Text(
+            f"{self._elapsed()}  step {status['step']} of {status['steps']}  "
+            f"policy {status['policy_version']}  reward {_latest(status)}"
+        )
+        filled = BAR_WIDTH * done // steps
+        bar = Text("━" * filled, style="green").append("━" * (BAR_WIDTH - filled), style="dim")
+        curve = Text(terminal_curve([r for _, r in status["reward"]], width=54, height=6))
+        return Group(head, bar, self._table(status), Text(UNITS, style="dim"), curve)
+
+    def _table(self, status: Mapping[str, Any]) -> Table:
+        table = Table(
+            "worker", "status", "accepted", "rejected", "fraud", "units", "policy", box=None
+        )
+        for w in self._in_order(status):
+            table.add_row(
+                self._name(w),
+                w["status"],
+                str(w["accepted"]),
+                str(w["rejected"] + w["incomplete"]),
+                str(w["fraud"]),
+                str(w["units"]),
+                str(w["policy_version"]) if w["policy_version"] is not None else "-",
+                style="red" if w["status"] in ("banned", "jailed") else "",
+            )
+        return table
+
+    def _name(self, worker: Mapping[str, Any]) -> str:
+        return self._names.get(worker["worker"], worker["worker"][:10])
+
+
+def _latest(status: Mapping[str, Any]) -> str:
+    return f"{status['reward'][-1][1]:.2f}" if status["reward"] else "-"
+
+
+def show_report(console: Console, folder: Path, facts: DemoFacts, report: dict[str, Any]) -> None:
+    """Print what happened."""
+    reward = report["reward"]
+    console.print(f"\nreward by step, {report['steps']} steps in {report['wall_s']} s")
+    console.print(terminal_curve(reward["curve"]), highlight=False)
+    console.print(f"held-out reward {reward['start']:.2f} → {reward['end']:.2f}\n")
+    names = {member.wallet.address: member.name for member in facts.cast.members}
+    table = Table("worker", "status", "accepted", "rejected", "fraud", "units", "paid", box=None)
+    for w in report["workers"]:
+        paid = f"{int(w['paid_wei']) / 10**18:g}"
+        numbers = (str(w[name]) for name in ("accepted", "rejected", "fraud", "units"))
+        table.add_row(names[w["address"]], w["status"], *numbers, paid)
+    console.print(table)
+    console.print(f"{UNITS}; paid: tokens", style="dim", highlight=False)
+    for loss in losses(facts.view):
+        words = f"\n{names.get(loss.owner, loss.owner)}: {loss.words(format_tokens)}"
+        console.print(words, soft_wrap=True, highlight=False, markup=False)
+    console.print()
+    for check in report["checks"]:
+        console.print(
+            ("[green]kept  [/]" if check["passed"] else "[red]BROKEN[/]") + f" {check['name']}"
+        )
+    console.print(f"\n{folder / 'report.json'}  {folder / 'reward.png'}")
+
+
+def show_faults(console: Console, played: Mapping[str, int]) -> None:
+    """Print what the RPC endpoint did wrong, and how often."""
+    console.print("\nThe chain was reached through an endpoint that did wrong what public ones do:")
+    table = Table("what", "times", box=None)
+    for name, times in sorted(played.items(), key=lambda item: -item[1]):
+        table.add_row(name, str(times))
+    console.print(table)

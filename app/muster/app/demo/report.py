@@ -1,0 +1,323 @@
+"""What a demo did, and whether it did what it promises. Pure: facts in, report out.
+
+The report's form is that of `runs/demo/report.json`; amounts in wei are decimal text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from muster.app.demo.keys import Cast, Role
+from muster.chain import ChainView, SlashView, reason_of
+from muster.protocol.economics import PPM
+from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.messages import OutcomeRecord, Verdict
+
+END_REWARD, REWARD_GAIN = 0.7, 0.3
+"""The policy must reach this held-out reward, and gain this much."""
+PUNISHED = ("jailed", "banned")
+"""What a worker is after a fraud verdict: banned for an exact or a repeated one."""
+TIME_TO_RETURN = 16
+"""Training steps in which a killed worker is back at work; shorter runs do not promise it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSubmission:
+    """A submission as the orchestrator's database has it."""
+
+    file_hash: Hash32
+    """SHA-256 of its file."""
+    batch_root: Hash32 | None
+    """The batch it was put into."""
+    position: int | None
+    """Its place there."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedStep:
+    """What one training step consumed and reached."""
+
+    stream_from: int
+    """First position of the training stream it consumed."""
+    stream_to: int
+    """Position after the last one."""
+    reward: float
+    """Mean task reward of the files it trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoFacts:
+    """Everything that was observed, each item from its own source."""
+
+    cast: Cast
+    """Who took part."""
+    run_id: RunId
+    """The run."""
+    view: ChainView
+    """The chain, rebuilt from its events."""
+    steps: int
+    """Training steps that were asked for."""
+    returned_at: int | None
+    """Block in which the killed worker was started again, if it was."""
+    wall_s: float
+    """Seconds from the first process to the last payment."""
+    evaluations: Sequence[tuple[int, float]]
+    """Held-out reward by policy version, from the trainer."""
+    trained: Sequence[TrainedStep]
+    """The trainer's steps; ranges as in the published manifests."""
+    stored: Sequence[StoredSubmission]
+    """The orchestrator's database."""
+    earned_wei: dict[Address, int]
+    """Token balance of each wallet less what it had after staking."""
+    audit: dict[str, Any]
+    """`muster audit --json`."""
+    staked_wei: dict[tuple[RunId, Address], int]
+    """What each account staked for each run; 0 is the jurors' bench."""
+    rpc: str
+    """The chain's endpoint."""
+    chain_id: int
+    """Its id."""
+    deployments: str
+    """The deployment file."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """One worker's part."""
+
+    address: Address
+    """Its wallet."""
+    role: str
+    """Honest, cheater or restarted."""
+    status: str
+    """Status in the registry."""
+    stake_wei: str
+    """Active stake at the end."""
+    submitted: int
+    """Submissions with an outcome."""
+    accepted: int
+    """Of those, accepted."""
+    rejected: int
+    """Of those, rejected or incomplete."""
+    fraud: int
+    """Of those, fraud."""
+    units: int
+    """Units of the accepted ones."""
+    paid_wei: str
+    """What it was paid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One promise."""
+
+    name: str
+    """What was promised."""
+    passed: bool
+    """Whether it held."""
+
+
+def build_report(facts: DemoFacts) -> dict[str, Any]:
+    """Return the report with its checks, in the form of `report.json`."""
+    workers = worker_reports(facts)
+    evaluations = [reward for _, reward in facts.evaluations]
+    return {
+        "wall_s": round(facts.wall_s, 1),
+        "steps": len(facts.trained),
+        "reward": {
+            "start": evaluations[0] if evaluations else None,
+            "end": evaluations[-1] if evaluations else None,
+            "curve": [step.reward for step in facts.trained],
+        },
+        "workers": [asdict(worker) for worker in workers],
+        "slashes": [_slash(facts, slash) for slash in facts.view.slashes],
+        "chain": {
+            "rpc": facts.rpc,
+            "chain_id": facts.chain_id,
+            "deployments": facts.deployments,
+        },
+        "checks": [asdict(check) for check in run_checks(facts, workers)],
+    }
+
+
+def worker_reports(facts: DemoFacts) -> list[WorkerReport]:
+    """Return every worker's part, as the chain has it."""
+    records = _records(facts)
+    return [
+        _worker_report(facts, member.wallet.address, member.role, records)
+        for member in facts.cast.members
+    ]
+
+
+def _worker_report(
+    facts: DemoFacts, address: Address, role: Role, records: Sequence[OutcomeRecord]
+) -> WorkerReport:
+    worker = facts.view.runs[facts.run_id].members[address]
+    own = [record for record in records if record.worker_id == worker.worker_id]
+    verdicts = Counter(record.verdict for record in own)
+    return WorkerReport(
+        address=address,
+        role=role.value,
+        status=worker.status.lower(),
+        stake_wei=str(worker.active_wei),
+        submitted=len(own),
+        accepted=verdicts[Verdict.ACCEPTED],
+        rejected=verdicts[Verdict.REJECTED] + verdicts[Verdict.INCOMPLETE],
+        fraud=verdicts[Verdict.FRAUD],
+        units=sum(r.units for r in own if r.verdict == Verdict.ACCEPTED),
+        paid_wei=str(sum(p.amount_wei for p in facts.view.payments if p.worker == address)),
+    )
+
+
+def _records(facts: DemoFacts) -> list[OutcomeRecord]:
+    batches = (b for b in facts.view.batches.values() if b.run_id == facts.run_id)
+    return [record for batch in batches for record in batch.records or []]
+
+
+def _slash(facts: DemoFacts, slash: SlashView) -> dict[str, str]:
+    return {
+        "worker": slash.owner,
+        "amount_wei": str(slash.amount_wei),
+        "reason": reason_of(facts.view, slash),
+        "tx": slash.tx_hash,
+    }
+
+
+# ---------------------------------------------------------------------- checks
+
+
+def run_checks(facts: DemoFacts, workers: Sequence[WorkerReport]) -> list[Check]:
+    """Return every promise of the demo with whether it held."""
+    checks = [
+        Check("the policy learned", _learned(facts)),
+        Check("every training step was made", len(facts.trained) == facts.steps),
+        Check("every cheater was slashed and shut out", _cheaters_punished(facts, workers)),
+        Check("no honest worker was slashed", _honest_unharmed(facts, workers)),
+        Check("nobody lost what it had not signed for", _signed_for(facts)),
+        Check("every honest worker was paid what the ledger says", _paid_exactly(facts, workers)),
+        Check("no accepted file was trained twice or lost", _trained_once(facts)),
+        Check("chain and database agree", _database_agrees(facts)),
+        Check("the auditor finds no contradiction", _audit_passes(facts)),
+        Check("the auditor's figures equal the report's", _audit_agrees(facts, workers)),
+    ]
+    if _steps_after_return(facts) >= TIME_TO_RETURN:
+        checks.append(Check("the killed worker came back and worked", _came_back(facts)))
+    return checks
+
+
+def _learned(facts: DemoFacts) -> bool:
+    rewards = [reward for _, reward in facts.evaluations]
+    if len(rewards) < 2:
+        return False
+    return rewards[-1] >= END_REWARD and rewards[-1] - rewards[0] >= REWARD_GAIN
+
+
+def _cheaters_punished(facts: DemoFacts, workers: Sequence[WorkerReport]) -> bool:
+    slashed = {slash.owner for slash in facts.view.slashes if slash.amount_wei > 0}
+    cheaters = [w for w in workers if w.role == Role.CHEATER]
+    return all(w.status in PUNISHED and w.address in slashed and w.accepted == 0 for w in cheaters)
+
+
+def _honest_unharmed(facts: DemoFacts, workers: Sequence[WorkerReport]) -> bool:
+    slashed = {slash.owner for slash in facts.view.slashes}
+    honest = [w for w in workers if w.role != Role.CHEATER]
+    return all(w.status == "active" and w.address not in slashed for w in honest)
+
+
+def _signed_for(facts: DemoFacts) -> bool:
+    """Whether what everybody staked is still there, less slashes of that very stake that follow
+    from the terms which its owner signed.
+    """
+    return all(
+        stake.active_wei + stake.unbonding_wei + stake.slashed_wei == facts.staked_wei.get(key)
+        and stake.slashed_wei <= _most(facts, key)
+        for key, stake in facts.view.stakes.items()
+    )
+
+
+def _most(facts: DemoFacts, key: tuple[RunId, Address]) -> int:
+    """Return the most that slashes may take of a stake: a share of a worker's for each fraud."""
+    frauds = [slash for slash in facts.view.slashes if (slash.run_id, slash.owner) == key]
+    if not frauds:
+        return 0
+    left, signed = facts.staked_wei[key], facts.view.runs[facts.run_id].terms
+    kept = PPM - max(max(terms.fraud_ppm, terms.exact_fraud_ppm) for terms in signed)
+    for slash in frauds:
+        # A second statistical fraud costs twice the share.
+        left = 0 if slash.priors else left * kept // PPM
+    return facts.staked_wei[key] - left
+
+
+def _steps_after_return(facts: DemoFacts) -> int:
+    if facts.returned_at is None:
+        return 0
+    checkpoints = facts.view.runs[facts.run_id].checkpoints.values()
+    return sum(checkpoint.block_number > facts.returned_at for checkpoint in checkpoints)
+
+
+def _came_back(facts: DemoFacts) -> bool:
+    """A submission of the restarted worker was accepted in a batch committed after its return."""
+    members = [m.wallet.address for m in facts.cast.members if m.role is Role.RESTARTED]
+    ids = {facts.view.workers[address].worker_id for address in members}
+    return any(
+        record.worker_id in ids and record.verdict is Verdict.ACCEPTED
+        for batch in facts.view.batches.values()
+        if facts.returned_at is not None and batch.block_number > facts.returned_at
+        for record in batch.records or []
+    )
+
+
+def _paid_exactly(facts: DemoFacts, workers: Sequence[WorkerReport]) -> bool:
+    price = facts.view.runs[facts.run_id].config.terms.price_per_unit
+    return all(
+        w.units > 0 and int(w.paid_wei) == w.units * price == facts.earned_wei[w.address]
+        for w in workers
+        if w.role != Role.CHEATER
+    )
+
+
+def _trained_once(facts: DemoFacts) -> bool:
+    """Ranges follow each other from 0 without gap or overlap, and end inside the stream."""
+    stream = facts.view.training_stream(facts.run_id)
+    position = 0
+    for step in facts.trained:
+        if step.stream_from != position or step.stream_to <= position:
+            return False
+        position = step.stream_to
+    hashes = [item.record.file_hash for item in stream]
+    return 0 < position <= len(stream) and len(set(hashes)) == len(hashes)
+
+
+def _database_agrees(facts: DemoFacts) -> bool:
+    """Every judged record has its stored submission at the same place, and the reverse."""
+    on_chain = {
+        (batch.root, position): record.file_hash
+        for batch in facts.view.batches.values()
+        for position, record in enumerate(batch.records or [])
+    }
+    roots = {batch.root for batch in facts.view.batches.values() if batch.records}
+    stored = {
+        (row.batch_root, row.position): row.file_hash
+        for row in facts.stored
+        if row.batch_root in roots
+    }
+    return bool(on_chain) and stored == on_chain
+
+
+def _audit_passes(facts: DemoFacts) -> bool:
+    checks = facts.audit.get("checks", [])
+    return bool(checks) and all(check["passed"] for check in checks)
+
+
+def _audit_agrees(facts: DemoFacts, workers: Sequence[WorkerReport]) -> bool:
+    names = ("status", "submitted", "accepted", "fraud", "units", "paid_wei")
+    audited = {
+        w["address"]: tuple(str(w.get(name)) for name in names)
+        for w in facts.audit.get("workers", [])
+    }
+    ours = {w.address: tuple(str(asdict(w)[name]) for name in names) for w in workers}
+    slashes = {(s["worker"], str(s["amount_wei"])) for s in facts.audit.get("slashes", [])}
+    return audited == ours and slashes == {(s.owner, str(s.amount_wei)) for s in facts.view.slashes}

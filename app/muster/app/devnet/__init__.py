@@ -1,0 +1,1 @@
+"""`muster devnet`: a local chain with the contracts."""

@@ -1,0 +1,191 @@
+"""A local development chain: starts Anvil, waits until it answers, ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import signal
+import socket
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import IO, Self
+
+from muster.app.devnet.anvil_binary import find_anvil
+from muster.chain.rpc import Rpc
+from muster.lifecycle import free_port
+from muster.protocol.errors import ChainUnreachable, ConfigError
+from muster.protocol.ids import Address
+
+MNEMONIC = "test test test test test test test test test test test junk"
+"""Of the publicly known development accounts. Never for real money."""
+READY_TIMEOUT_S = 10.0
+"""Anvil answers within 0.1 s on an idle machine."""
+STOP_TIMEOUT_S = 5.0
+"""It writes its state file in this time."""
+_PR_SET_PDEATHSIG = 1
+
+
+class Anvil:
+    """A running Anvil; use as an async context manager.
+
+    Mines a block per transaction and one per second, or the latter only when it is not `instant`.
+    With a state file the chain outlives the process. Port 0 takes any free one.
+    """
+
+    STILL_S = 100_000
+    """The block time of a chain that stands still but for transactions.
+
+    Reorganise no other: `anvil_reorg` works in steps, and a block that is mined between them leaves
+    a hole in the chain.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        state: Path | None = None,
+        log: Path | None = None,
+        block_time_s: float = 1,
+        instant: bool = True,
+        arguments: tuple[str, ...] = (),
+    ) -> None:
+        self._port = port
+        self._state = state
+        self._log = log
+        self._block_time_s = block_time_s
+        self._instant = instant
+        self._arguments = arguments
+        self._process: asyncio.subprocess.Process | None = None
+        self._stack = contextlib.ExitStack()
+
+    @staticmethod
+    def key(index: int) -> bytes:
+        """Return the private key of a development account, funded from genesis (0 to 9)."""
+        return _development_key(index)
+
+    @property
+    def rpc_url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id while it runs."""
+        return self._process.pid if self._process else None
+
+    async def __aenter__(self) -> Self:
+        binary = find_anvil()
+        self._port = self._port or free_port()
+        if _is_taken(self._port):
+            raise ConfigError(
+                f"port {self._port} is in use",
+                hint="stop the program that uses it, or choose another port",
+            )
+        self._process = await self._spawn(binary)
+        try:
+            await self._wait_until_ready()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop()
+
+    async def set_balance(self, account: Address, wei: int) -> None:
+        """Give an account the chain's coin, to pay for gas."""
+        async with Rpc(self.rpc_url) as rpc:
+            await rpc.call("anvil_setBalance", account, hex(wei))
+
+    async def _spawn(self, binary: Path) -> asyncio.subprocess.Process:
+        log = self._open_log()
+        command = [
+            *(str(binary), "--host", "127.0.0.1", "--port", str(self._port), "--silent"),
+            *("--block-time", f"{self._block_time_s:g}"),
+            *(("--mixed-mining",) if self._instant else ()),
+            *(("--state", str(self._state)) if self._state else ()),
+            *self._arguments,
+        ]
+        # A group and streams of its own: Ctrl-C is ours to handle, and nobody waits for its pipes.
+        return await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+
+    def _open_log(self) -> IO[bytes]:
+        if self._log is None:
+            return self._stack.enter_context(tempfile.TemporaryFile())
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        return self._stack.enter_context(self._log.open("ab"))
+
+    async def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        async with Rpc(self.rpc_url, timeout_s=2.0) as rpc:
+            try:
+                async with asyncio.timeout(READY_TIMEOUT_S):
+                    while True:
+                        if self._process.returncode is not None:
+                            raise ConfigError(
+                                f"anvil ended with exit code {self._process.returncode}",
+                                hint=f"see {self._log}"
+                                if self._log
+                                else "is the state file whole?",
+                            )
+                        with contextlib.suppress(ChainUnreachable):
+                            await rpc.call("eth_chainId")
+                            return
+                        await asyncio.sleep(0.02)
+            except TimeoutError as error:
+                raise ConfigError(f"anvil did not answer within {READY_TIMEOUT_S:g} s") from error
+
+    async def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            # SIGINT makes it write its state file before it ends.
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+            try:
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        self._stack.close()
+
+
+@cache
+def _development_key(index: int) -> bytes:
+    from eth_account.hdaccount import key_from_seed
+
+    if not 0 <= index < 10:
+        raise ConfigError(f"development accounts are numbered 0 to 9, got {index}")
+    return bytes(key_from_seed(_development_seed(), f"m/44'/60'/0'/0/{index}"))
+
+
+@cache
+def _development_seed() -> bytes:
+    from eth_account.hdaccount import seed_from_mnemonic
+
+    return seed_from_mnemonic(MNEMONIC, "")
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
+
+
+def _die_with_parent() -> None:
+    # Runs between fork and exec: even if the parent is killed outright, no chain stays behind.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,209 @@
+"""`muster run create RUN.toml`: a run, checked in all its parts before anything is sent.
+
+1. read the file, the environment and the flags
+2. check documents, terms and accounts; try the base model on a sample of the problems
+3. say what is spent and what is locked, and ask once
+4. create the run, pay in, publish the base model as version 0
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.client.cli.options import (
+    FILE,
+    FOLDER,
+    PASSWORD_HELP,
+    chain_options,
+    json_option,
+    yes_option,
+)
+
+if TYPE_CHECKING:
+    from muster.chain import Chain, RunConfig
+    from muster.protocol.ids import Address
+    from muster.trainer.create import RunPlan
+    from muster.trainer.measure.evaluate import Evaluation
+
+PUBLISH_GAS = 100_000
+"""Of publishing version 0, with room to spare."""
+SAMPLES = 4
+"""How often each problem is tried with the base model."""
+
+
+@click.command()
+@click.argument("file", metavar="[RUN.toml]", type=FILE, required=False)
+@click.option("--keystore", type=FILE, help="Keystore of the run's owner.")
+@click.option("--password-file", type=FILE, help=PASSWORD_HELP)
+@click.option("--trainer", metavar="ADDR", help="Trainer. [default: --trainer-keystore's]")
+@click.option("--trainer-keystore", type=FILE, help="Publishes version 0. [default: the owner]")
+@click.option("--trainer-password-file", type=FILE, help="Its password; else the owner's.")
+@click.option("--orchestrator", metavar="ADDR", help="Orchestrator account.")
+@click.option("--validator", "validators", metavar="ADDR", multiple=True, help="Repeat for each.")
+@click.option("--quorum", type=int, help="Validators that must agree.")
+@click.option("--model", type=FOLDER, help="Base model folder.")
+@click.option("--recipe", help="TOML file or preset.")
+@click.option("--steps", type=int, help="Training steps. [default: the recipe's]")
+@click.option("--task-set", type=FILE, help="The problems.")
+@click.option("--calibration", type=FILE, help="From `muster calibrate`.")
+@click.option("--engine", "engines", multiple=True, help="It must cover this; repeatable.")
+@click.option("--price", metavar="AMOUNT", help="Per unit: wei, or '0.001 tokens'.")
+@click.option(
+    "--fraud-ppm",
+    type=int,
+    metavar="N",
+    help="First fraud, in millionths. [default: 100000]",
+)
+@click.option(
+    "--exact-fraud-ppm",
+    type=int,
+    metavar="N",
+    help="Exact fraud, in millionths. [default: 500000]",
+)
+@click.option("--fund", metavar="AMOUNT", help="Reward to pay in now. [default: 0]")
+@click.option("--store", type=FOLDER, help="The trainer's chunk store.")
+@click.option("--documents", type=FOLDER, help="Receives the documents, by hash.")
+@click.option("--sample", type=int, metavar="N", help="Problems to try. [default: 16]")
+@click.option("--device", help="Where the model computes. [default: cpu]")
+@click.option("--admit-anyway", is_flag=True, help="Take a refused task set.")
+@click.option("--accept-unsafe-economics", is_flag=True, help="Although cheating pays.")
+@yes_option
+@json_option
+@chain_options
+def create(file: Path | None, yes: bool, as_json: bool, **flags: Any) -> None:
+    """Create and fund a run, and publish its base model as version 0. Prints the run's number.
+
+    Example: muster run create examples/run.toml --yes
+    """
+    import asyncio
+    import json
+
+    from muster.app.run_file import read_run, wallets_of
+    from muster.telemetry import setup_logging
+    from muster.trainer.create import create_run
+
+    switches = {name: flags.pop(name) for name in ("admit_anyway", "accept_unsafe_economics")}
+    asked = read_run(file, flags)
+    setup_logging("run")
+    owner, trainer = wallets_of(asked)
+    plan = asked.plan(trainer.address, **switches)
+
+    async def agree(chain: Chain, config: RunConfig) -> None:
+        found = None
+        if asked.sample:
+            found = await asyncio.to_thread(_try_model, plan, asked.sample, asked.device)
+        publisher = trainer.address if trainer.address == plan.trainer else None
+        await _show(chain, config, plan, (owner.address, publisher), found)
+        if not yes:
+            click.confirm("Create the run?", abort=True, err=True)
+
+    created = asyncio.run(
+        create_run(
+            plan,
+            rpc=asked.rpc,
+            deployments=asked.deployments,
+            owner=owner.key,
+            trainer=trainer.key if trainer.address == plan.trainer else None,
+            agree=agree,
+        )
+    )
+    click.echo(json.dumps(created) if as_json else created["run_id"])
+
+
+def _try_model(plan: RunPlan, problems: int, device: str) -> Evaluation:
+    from muster.trainer.create import ModelTrial, try_model
+
+    return try_model(plan, ModelTrial(problems, SAMPLES, device))
+
+
+async def _show(
+    chain: Chain,
+    config: RunConfig,
+    plan: RunPlan,
+    payers: tuple[Address, Address | None],
+    found: Evaluation | None,
+) -> None:
+    """Say what is about to be created, spent and locked; raises ConfigError without gas money.
+
+    `payers` are the owner, and the trainer if it publishes version 0 now.
+    """
+    from muster.client.cli.run import lines_of
+    from muster.client.owning import FUND_GAS, STEP_BYTES
+    from muster.client.preflight import money_for, require_gas
+
+    owner, publisher = payers
+    creation = await chain.rehearsed_by(owner).write("RunRegistry", "createRun", [config])
+    gas = creation.gas_used + (FUND_GAS if plan.fund_wei else 0)
+    size = STEP_BYTES + 32 * len(plan.validators) + (2 * STEP_BYTES if plan.fund_wei else 0)
+    if publisher == owner:
+        gas, size = gas + PUBLISH_GAS, size + STEP_BYTES
+    money = await money_for(chain, gas, size)
+    facts = {
+        **_parts(plan, found),
+        "jurors": await _jurors(chain, {owner, *plan.validators}),
+        **_terms(plan),
+        "gas": f"about {gas:,} of {owner}: {money} of the chain's coin",
+    }
+    click.echo("\n".join(lines_of(facts)), err=True)
+    await require_gas(chain, owner, "run create", money)
+    if publisher not in (None, owner):
+        published = await money_for(chain, PUBLISH_GAS, STEP_BYTES)
+        await require_gas(chain, publisher, "run create, which publishes version 0,", published)
+
+
+async def _jurors(chain: Chain, excluded: set[Address]) -> str:
+    from muster.chain import ChainView, read_view
+    from muster.client.disputes.cases import bench_words
+
+    view = await read_view(chain, ChainView())
+    return bench_words(sum(juror not in excluded for juror in view.jurors()))
+
+
+def _parts(plan: RunPlan, found: Evaluation | None) -> dict[str, str]:
+    from muster.app.run_file import read_calibration
+    from muster.client.quantities import format_size
+    from muster.protocol.rollouts import MAX_FILE_BYTES
+    from muster.tasks import TaskSet
+    from muster.trainer.create import largest_file
+
+    measured = read_calibration(plan.calibration).model
+    size = largest_file(plan.recipe, measured.hidden_size)
+    steps = plan.recipe.training.steps
+    return {
+        "recipe": f"{plan.recipe.name}; {f'{steps} steps' if steps else 'no last step'}",
+        "model": f"{plan.model}, a {measured.architecture}" + ("" if found else "; not loaded"),
+        "problems": f"{len(TaskSet.open(plan.task_set)):,} in {plan.task_set}",
+        "base model": "not tried" if found is None else _pass_rate(found),
+        "engines": f"{measured.engine}, as the calibration has it",
+        "files": f"at most {format_size(size)} of {format_size(MAX_FILE_BYTES)}",
+        "judges": f"{plan.quorum} of {len(plan.validators)} validators must agree; each is "
+        "invited, and takes its seat with muster validator join",
+    }
+
+
+def _pass_rate(found: Evaluation) -> str:
+    right, ever = found.reward.value, found.pass_at[SAMPLES].value
+    said = (
+        f"{right:.0%} right on {found.problems} problems, {SAMPLES} times each; {ever:.0%} of them "
+        "at least once"
+    )
+    if ever == 0:
+        return f"{said}. NOTHING TO LEARN FROM in this sample: easier problems, or a better model"
+    if right == 1:
+        return f"{said}. NOTHING TO LEARN in this sample: harder problems"
+    return said
+
+
+def _terms(plan: RunPlan) -> dict[str, str]:
+    from muster.client.quantities import format_slashes, format_tokens
+
+    units = f", for {plan.fund_wei // plan.price_wei:,} units" if plan.fund_wei else ""
+    return {
+        "pays": f"{format_tokens(plan.price_wei)} tokens per unit (a completion token that counts)",
+        "slashes": format_slashes(plan.fraud_ppm, plan.exact_fraud_ppm),
+        "locked": f"{format_tokens(plan.fund_wei)} tokens{units}; what is left comes back once the "
+        "run is closed",
+    }

@@ -1,0 +1,177 @@
+"""RUN.toml: everything that `muster run create` is told, with flags and environment over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from muster.client.quantities import parse_tokens
+from muster.client.requirements import require_covered
+from muster.protocol.errors import ConfigError, EncodingError
+from muster.protocol.ids import Address, to_address
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, load_settings
+from muster.settings.options import find_preset, preset_names
+from muster.toploc import Calibration
+from muster.trainer.config import load_recipe
+from muster.trainer.create import RunPlan
+
+if TYPE_CHECKING:
+    from muster.wallet import Wallet
+
+VARIABLES = "MUSTER_CREATE_"
+"""What the environment variables of these settings begin with."""
+
+
+def _amount(value: Any) -> Any:
+    """Return the wei of `"5 tokens"`; anything else is left to be read as wei."""
+    if isinstance(value, str) and value.endswith(" tokens"):
+        return parse_tokens(value.removesuffix(" tokens"))
+    return value
+
+
+Wei = Annotated[int, BeforeValidator(_amount)]
+Ppm = Annotated[int, Field(ge=0, le=10**6)]
+
+
+class RunFile(Settings):
+    """What a run is made of. Paths are seen from the folder the command runs in."""
+
+    keystore: Path
+    """Keystore of the run's owner, who pays and may end the run."""
+    password_file: Path | None = None
+    """Its password; else MUSTER_PASSWORD, else it is asked for."""
+    trainer: str | None = None
+    """Account that publishes policies; else that of `trainer_keystore`."""
+    trainer_keystore: Path | None = None
+    """Publishes version 0 at once; else the owner's keystore does, when it is the trainer's."""
+    trainer_password_file: Path | None = None
+    """Its password; else the owner's."""
+    orchestrator: str
+    """Account that signs tickets and commits batches."""
+    validators: Annotated[tuple[str, ...], Field(min_length=1, max_length=88)]
+    """Accounts that sign outcomes; each holds the stake that the network asks for."""
+    quorum: Annotated[int, Field(ge=1)]
+    """How many of them must agree. The others are the jurors of a dispute."""
+    model: Path
+    """Base model folder: config.json, *.safetensors and tokenizer.json."""
+    recipe: str
+    """How it is trained: a TOML file, or the name of a preset."""
+    steps: Annotated[int, Field(ge=0)] | None = None
+    """Training steps; else the recipe's."""
+    task_set: Path
+    """The problems."""
+    calibration: Path
+    """The validation limits, measured by `muster calibrate` with this model and recipe."""
+    engines: tuple[str, ...] = ()
+    """Engines and number formats that the calibration must cover, such as "vllm:bfloat16"."""
+    price: Annotated[Wei, Field(ge=1)]
+    """Pay per unit: token wei, or text such as "0.001 tokens"."""
+    fraud_ppm: Ppm = 100_000
+    """Millionths of stake slashed for a first statistical fraud; doubled each time."""
+    exact_fraud_ppm: Ppm = 500_000
+    """Millionths of stake slashed for an exact fraud, which also bans."""
+    fund: Annotated[Wei, Field(ge=0)] = 0
+    """Reward that is paid in at once: token wei, or text such as "1000 tokens"."""
+    store: Path
+    """The trainer's chunk store, which receives version 0."""
+    documents: Path
+    """Receives recipe, calibration and task set, each named by its hash."""
+    sample: Annotated[int, Field(ge=0, le=65_536)] = 16
+    """Problems on which the base model is tried, four times each; 0 does not load it."""
+    device: str = "cpu"
+    """Where it computes, as torch names it."""
+    rpc: str = DEFAULT_RPC
+    """Endpoint of the chain; several between commas are compared."""
+    deployments: Path = DEPLOYMENTS
+    """Folder with the contracts' addresses."""
+
+    @field_validator("recipe")
+    @classmethod
+    def _is_a_recipe(cls, value: str) -> str:
+        if not Path(value).is_file() and find_preset(value) is None:
+            raise ValueError(f"no file and no preset ({', '.join(preset_names())})")
+        return value
+
+    def plan(
+        self, trainer: Address, *, admit_anyway: bool = False, accept_unsafe_economics: bool = False
+    ) -> RunPlan:
+        """Return what is to be created; `trainer` is whose key there is.
+
+        Raises ConfigError that names the value that cannot be.
+        """
+        if self.quorum > len(self.validators):
+            raise ConfigError(
+                f"a quorum of {self.quorum} of {len(self.validators)} validators cannot be",
+                hint="1 to the number of validators",
+            )
+        if self.fraud_ppm > self.exact_fraud_ppm:
+            raise ConfigError(
+                f"fraud_ppm {self.fraud_ppm} is above exact_fraud_ppm {self.exact_fraud_ppm}: an "
+                "exact fraud cannot cost less",
+                hint="raise exact_fraud_ppm",
+            )
+        for engine in self.engines:
+            require_covered(read_calibration(self.calibration), engine)
+        named = _account("trainer", self.trainer) if self.trainer else trainer
+        if self.trainer_keystore and named != trainer:
+            raise ConfigError(
+                f"trainer_keystore is {trainer}'s, the trainer is to be {named}",
+                hint="leave out trainer, or give its own keystore",
+            )
+        recipe = self.recipe if Path(self.recipe).is_file() else find_preset(self.recipe)
+        return RunPlan(
+            model=self.model,
+            recipe=load_recipe(Path(str(recipe)), steps=self.steps),
+            task_set=self.task_set,
+            calibration=self.calibration,
+            trainer=named,
+            orchestrator=_account("orchestrator", self.orchestrator),
+            validators=tuple(_account("validators", each) for each in self.validators),
+            quorum=self.quorum,
+            price_wei=self.price,
+            fraud_ppm=self.fraud_ppm,
+            exact_fraud_ppm=self.exact_fraud_ppm,
+            fund_wei=self.fund,
+            store=self.store,
+            documents=self.documents,
+            admits_anyway=admit_anyway,
+            accepts_unsafe_economics=accept_unsafe_economics,
+        )
+
+
+def read_run(file: Path | None, flags: dict[str, Any]) -> RunFile:
+    """Return what a run is made of; raises ConfigError that names the setting."""
+    return load_settings(RunFile, file=file, flags=flags, env_prefix=VARIABLES)
+
+
+def wallets_of(asked: RunFile) -> tuple[Wallet, Wallet]:
+    """Return the owner's account and the one that may be the trainer's; raises WalletError."""
+    from muster.wallet import open_wallet
+
+    owner = open_wallet(asked.keystore, asked.password_file, what=f"owner {asked.keystore}")
+    if asked.trainer_keystore is None:
+        return owner, owner
+    password = asked.trainer_password_file or asked.password_file
+    what = f"trainer {asked.trainer_keystore}"
+    return owner, open_wallet(asked.trainer_keystore, password, what=what)
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Return a calibration; raises ConfigError when it cannot be read."""
+    try:
+        return Calibration.from_bytes(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", hint="muster calibrate writes it"
+        ) from error
+
+
+def _account(setting: str, text: str) -> Address:
+    try:
+        return to_address(text)
+    except EncodingError as error:
+        raise ConfigError(
+            f"{setting} {text!r}: {error}", hint="an account is 0x and 40 digits"
+        ) from error

@@ -1,0 +1,351 @@
+"""`muster contracts`: deploy a network's contracts, verify them, show and hand them over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from muster.chain import ZERO_ADDRESS, Chain, TransactionSender, save_deployment
+from muster.chain.connection import open_journal
+from muster.chain.quorum import open_rpc
+from muster.chain.rpc import Rpc, from_hex
+from muster.client.cli.options import (
+    FILE,
+    FOLDER,
+    agree,
+    chain_options,
+    endpoint,
+    json_option,
+    key_options,
+    open_keystore,
+    parse_account,
+    yes_option,
+)
+from muster.client.cli.printing import plain_table, print_json, print_result, print_table
+from muster.client.contracts.deployed import (
+    COMPILER,
+    code_of,
+    first_difference,
+    holders,
+    parameters_in,
+    plan_of,
+    require_minted,
+    require_planned_addresses,
+    write_standard_json,
+)
+from muster.client.contracts.network import AMOUNTS, Estimate, NetworkFile, estimate, read_network
+from muster.client.quantities import format_coins, format_duration, format_tokens
+from muster.deploy import Plan, send_plan
+from muster.deploy.plan import STEPS, Stage, require_proxy
+from muster.protocol.eip712 import address_of
+from muster.protocol.errors import ChainError, ConfigError, WrongChain
+from muster.protocol.ids import Address
+from muster.wallet import keystore_address
+
+
+@click.group()
+def contracts() -> None:
+    """Deploy a network's contracts and see what they are fixed to.
+
+    They cannot be changed afterwards, by nobody: read docs/guides/deploy.md first.
+    """
+
+
+# -------------------------------------------------------------------------- deploy
+
+
+@contracts.command()
+@click.argument("network", type=FILE)
+@key_options
+@click.option("--dry-run", is_flag=True, help="Say what it does and costs; send nothing.")
+@yes_option
+@json_option
+@chain_options
+def deploy(network: Path, keystore: Path, password_file: Path | None, **options: Any) -> None:
+    """Deploy the contracts that NETWORK describes, a TOML file, and write their addresses.
+
+    Its parameters have bounds with reasons: docs/reference/deployment.md. The same file and account
+    are the same addresses on every chain. A deployment that was interrupted goes on with the same
+    command: nothing is sent twice, and a finished one only has its file written again.
+
+    \b
+    Examples:
+      muster contracts deploy network.toml --keystore owner.json --dry-run
+      muster contracts deploy network.toml --keystore owner.json --rpc https://…
+    """
+    described = read_network(network)
+    if options["dry_run"]:
+        plan = described.plan(keystore_address(keystore))
+        asyncio.run(_dry_run(described, plan, options))
+        return
+    asyncio.run(_deploy(described, open_keystore(keystore, password_file).key, options))
+
+
+async def _dry_run(described: NetworkFile, plan: Plan, options: dict[str, Any]) -> None:
+    async with open_rpc(endpoint(options)[0]) as rpc:
+        await _require_chain(rpc, described)
+        await require_proxy(rpc)
+        found = await estimate(rpc, plan, described.chain_id)
+    if options["as_json"]:
+        print_json(_cost_json(plan, found))
+        return
+    columns, rows = _cost_table(found)
+    print_table(columns, rows)
+    click.echo(_funds_line(found), err=True)
+    click.echo("nothing was sent", err=True)
+
+
+async def _deploy(described: NetworkFile, key: bytes, options: dict[str, Any]) -> None:
+    rpc_url, deployments = endpoint(options)
+    chain_id, plan = described.chain_id, described.plan(address_of(key))
+    async with open_rpc(rpc_url) as rpc:
+        await _require_chain(rpc, described)
+        await require_proxy(rpc)
+        found = await estimate(rpc, plan, chain_id)
+        click.echo("\n".join(plain_table(*_cost_table(found))), err=True)
+        click.echo(_funds_line(found), err=True)
+        found.require_funds(plan.account)
+        agree("Deploy? Nobody can change it later", options)
+        opened = await open_journal(rpc, chain_id, plan.account, _journal_in(deployments, key))
+        sender = TransactionSender(rpc, key, chain_id, journal=opened)
+        try:
+            made = await send_plan(rpc, sender, plan, _report_to(click.echo))
+        finally:
+            sender.close()
+    path = save_deployment(deployments, made)
+    facts = {"file": str(path), "deploy_block": made.deploy_block}
+    print_result(
+        facts | {"contracts": made.contracts}, options["as_json"], {**facts, **made.contracts}
+    )
+
+
+def _journal_in(deployments: Path, key: bytes) -> Path:
+    """Return the file of what an account has sent, beside the addresses; journals know chains."""
+    return deployments.expanduser() / f"{address_of(key)}.journal"
+
+
+def _report_to(echo: Callable[..., None]) -> Callable[[Stage], None]:
+    def report(stage: Stage) -> None:
+        spent = "there already" if stage.gas_used is None else f"{stage.gas_used} gas"
+        echo(f"{stage.contract:18}  {stage.address}  {spent}", err=True)
+
+    return report
+
+
+async def _require_chain(rpc: Rpc, described: NetworkFile) -> None:
+    served = from_hex(await rpc.call("eth_chainId"))
+    if served != described.chain_id:
+        raise WrongChain(
+            f"{rpc.masked_url} serves chain {served}, the network is for {described.chain_id}",
+            hint="check --rpc and chain_id",
+        )
+
+
+def _cost_table(found: Estimate) -> tuple[list[str], list[list[str]]]:
+    rows = [
+        [
+            cost.contract,
+            cost.address,
+            f"{'' if cost.is_estimated else '~'}{cost.gas}" if cost.gas else "there already",
+            format_coins(found.fee_wei(cost.gas)),
+        ]
+        for cost in found.costs
+    ]
+    total = ["total", "", str(found.gas), format_coins(found.fee_wei(found.gas))]
+    return ["contract", "address", "gas", "ETH"], [*rows, total]
+
+
+def _cost_json(plan: Plan, found: Estimate) -> dict[str, Any]:
+    return {
+        "account": plan.account,
+        "contracts": {c.contract: {"address": c.address, "gas": c.gas} for c in found.costs},
+        "gas": found.gas,
+        "base_fee_wei": str(found.base_fee_wei),
+        "fee_wei": str(found.fee_wei(found.gas)),
+        "balance_wei": str(found.balance_wei),
+    }
+
+
+def _funds_line(found: Estimate) -> str:
+    return (
+        f"base fee {found.base_fee_wei / 1e9:.6g} gwei, tip {found.tip_wei / 1e9:.6g} gwei; "
+        f"the account holds {format_coins(found.balance_wei)} ETH"
+    )
+
+
+# -------------------------------------------------------------------------- verify
+
+
+@contracts.command()
+@click.argument("network", type=FILE, required=False)
+@click.option(
+    "--standard-json", "sources", type=FOLDER, help="Write the compiler's input for explorers."
+)
+@json_option
+@chain_options
+def verify(network: Path | None, sources: Path | None, **options: Any) -> None:
+    """Compare the code on chain with this version's, byte for byte, immutables included.
+
+    The parameters are those of NETWORK; without it, those of the deployment's file.
+
+    \b
+    Examples:
+      muster contracts verify network.toml
+      muster contracts verify --standard-json explorer/
+    """
+    asyncio.run(_verify(network, sources, options))
+
+
+async def _verify(network: Path | None, sources: Path | None, options: dict[str, Any]) -> None:
+    async with await Chain.connect(*endpoint(options)) as chain:
+        plan = _plan_on(chain, network)
+        require_planned_addresses(chain.deployment, plan)
+        if found := await first_difference(chain, plan):
+            raise ChainError(
+                found.describe(), hint="deployed by another version, or with other parameters?"
+            )
+        await require_minted(chain, plan)
+    written = write_standard_json(sources, STEPS) if sources else []
+    if options["as_json"]:
+        print_json({"equal": list(STEPS), "written": [str(path) for path in written]})
+        return
+    print_table(
+        ["contract", "address", "code"],
+        [[name, plan.addresses.get(name, plan.factory), "equal"] for name in STEPS],
+    )
+    if sources:
+        click.echo(f"{len(written)} files in {sources}; the compiler is {COMPILER}", err=True)
+
+
+def _plan_on(chain: Chain, network: Path | None) -> Plan:
+    recorded = plan_of(chain.deployment)
+    if network is None:
+        return recorded
+    described = read_network(network)
+    if described.chain_id != chain.chain_id:
+        raise WrongChain(
+            f"{network} is for chain {described.chain_id}, not for {chain.chain_id}",
+            hint="check --rpc",
+        )
+    return described.plan(recorded.account)
+
+
+# ---------------------------------------------------------------------------- show
+
+
+@contracts.command()
+@json_option
+@chain_options
+def show(**options: Any) -> None:
+    """Show the contracts, what they are fixed to, and who holds what.
+
+    Parameters are read from the code on chain, not from the deployment's file.
+
+    \b
+    Example:
+      muster contracts show --rpc https://…
+    """
+    asyncio.run(_show(options))
+
+
+async def _show(options: dict[str, Any]) -> None:
+    async with await Chain.connect(*endpoint(options)) as chain:
+        plan = plan_of(chain.deployment)
+        parameters = parameters_in(await code_of(chain, plan))
+        held = await holders(chain, plan)
+    places = chain.deployment.contracts
+    if options["as_json"]:
+        shown = {k: v if isinstance(v, str) else str(v) for k, v in parameters.items()}
+        powers = [{"power": h.what, "holder": h.who, "limit": h.limit} for h in held]
+        print_json(
+            {
+                "chain_id": chain.chain_id,
+                "deploy_block": chain.deployment.deploy_block,
+                "contracts": places,
+                "parameters": shown,
+                "holders": powers,
+            }
+        )
+        return
+    print_table(["contract", "address"], [list(place) for place in places.items()])
+    click.echo()
+    print_table(["parameter", "value"], [[k, _worded(k, v)] for k, v in parameters.items()])
+    click.echo()
+    print_table(["power", "holder", "limit"], [[h.what, h.who, h.limit] for h in held])
+
+
+def _worded(name: str, value: str | int) -> str:
+    if isinstance(value, str):
+        return value
+    if name in AMOUNTS:
+        return f"{format_tokens(value)} tokens"
+    return format_duration(value) if name.endswith("_s") else str(value)
+
+
+# ------------------------------------------------------------------------ handover
+
+
+@contracts.command()
+@click.argument("to")
+@key_options
+@yes_option
+@json_option
+@chain_options
+def handover(to: str, keystore: Path, password_file: Path | None, **options: Any) -> None:
+    """Send all tokens of the deploying account to TO, an account such as a multisig.
+
+    That is all there is to hand over: the contracts have no administrator, and who receives the
+    insured share of slashes is fixed. Where nothing is left, nothing is sent.
+
+    \b
+    Example:
+      muster contracts handover 0x… --keystore owner.json
+    """
+    asyncio.run(_handover(to, open_keystore(keystore, password_file).key, options))
+
+
+async def _handover(to: str, key: bytes, options: dict[str, Any]) -> None:
+    rpc_url, deployments = endpoint(options)
+    account, journal = address_of(key), _journal_in(deployments, key)
+    async with await Chain.connect(rpc_url, deployments, key=key, journal=journal) as chain:
+        assert chain.sender is not None  # connected with a key
+        # What a killed process sent, first: it may have handed over already.
+        await chain.sender.recover()
+        receiver = receiver_of(to, chain.deployment.contracts, account)
+        left = await chain.token.balance_of(account)
+        has_code = await chain.rpc.call("eth_getCode", receiver, "latest") != "0x"
+        transaction = None
+        if left:
+            kind = "a contract" if has_code else "an account without code: no multisig"
+            click.echo(
+                f"sends   {format_tokens(left)} tokens of {account}\n"
+                f"to      {receiver}, {kind}\n"
+                "stays   who receives the insured share of slashes, "
+                f"{await chain.vault.insurance()}: it is fixed\n"
+                "stays   nothing else: the deploying account has no power over the contracts",
+                err=True,
+            )
+            agree("Go on? It cannot be taken back", options)
+            transaction = (await chain.token.transfer(receiver, left)).tx_hash
+        facts = {
+            "handed_over_tokens": format_tokens(left),
+            "to": receiver,
+            "holds_tokens": format_tokens(await chain.token.balance_of(receiver)),
+        }
+    print_result({**facts, "transaction": transaction}, options["as_json"])
+
+
+def receiver_of(to: str, contracts_at: Mapping[str, Address], account: Address) -> Address:
+    """Return the account that tokens go to; raises ConfigError for one that tokens are lost in."""
+    receiver = parse_account(to)
+    names = {at: name for name, at in contracts_at.items()}
+    if receiver in names or receiver == ZERO_ADDRESS:
+        what = names.get(receiver, "the zero address")
+        raise ConfigError(f"{receiver} is {what}: tokens sent there are lost")
+    if receiver == account:
+        raise ConfigError(f"{receiver} is the account that hands over", hint="name another")
+    return receiver

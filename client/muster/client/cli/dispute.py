@@ -1,0 +1,288 @@
+"""`muster dispute`: put a bond on another ruling than the recorded one, list cases, settle them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.chain import (
+    Chain,
+    ChainView,
+    CourtTerms,
+    EventReader,
+    Place,
+    apply_poll,
+    find_outcome,
+    read_view,
+)
+from muster.client.cli.options import (
+    FILE,
+    agree,
+    chain_options,
+    endpoint,
+    json_option,
+    key_options,
+    open_keystore,
+    orchestrator_option,
+    relay_option,
+    yes_option,
+)
+from muster.client.cli.printing import print_json, print_table
+from muster.client.disputes.cases import (
+    CASE_COLUMNS,
+    describe_cases,
+    make_row,
+    next_of,
+)
+from muster.client.disputes.claims import (
+    Settled,
+    case_id_of,
+    claim,
+    describe_settled,
+    find_entry,
+    make_offer,
+    proof_of,
+    settle,
+    until_decided,
+)
+from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.ids import Hash32, RunId
+from muster.protocol.jury import summons_of
+
+if TYPE_CHECKING:
+    from muster.api import BatchEntry
+    from muster.client.sources import Sources
+
+
+ROOM_TRIES = 5
+"""How often a relay's room is offered the file."""
+ROOM_PAUSE_S = 2.0
+"""Pause in between."""
+
+
+# The case of a command
+
+
+@dataclass(frozen=True, slots=True)
+class DisputedSubmission:
+    """What a command is about: a submission, and the chain it is on."""
+
+    chain: Chain
+    """Signs with the key given."""
+    read: Callable[[], Any]
+    """Brings the view up to date and returns it."""
+    place: Place
+    """The submission."""
+    case_id: Hash32
+    """The name that its case has, or would have."""
+    say: Callable[[str], None]
+    """Says something to people."""
+
+    async def follow(self, terms: CourtTerms, *, to_the_end: bool) -> Settled:
+        """Settle the case, once it is decided."""
+        if to_the_end:
+            await until_decided(self.chain, self.read, self.case_id, terms, self.say)
+        settled = await settle(self.chain, self.read, self.case_id)
+        for line in describe_settled(settled):
+            self.say(line)
+        return settled
+
+
+async def find_disputed(chain: Chain, submission: str) -> DisputedSubmission:
+    """Return what a command is about; raises ConfigError when the text names no submission."""
+    view, reader = ChainView(), EventReader(chain)
+
+    async def read() -> ChainView:
+        apply_poll(view, await reader.poll())
+        return view
+
+    place = find_outcome(await read(), submission)
+    return DisputedSubmission(
+        chain, read, place, case_id_of(place), lambda line: click.echo(line, err=True)
+    )
+
+
+# Commands
+
+
+@click.group()
+def dispute() -> None:
+    """Dispute outcomes before jurors of the network."""
+
+
+@dispute.command("open")
+@key_options
+@click.argument("submission", metavar="SUBMISSION")
+@click.option("--ruling", metavar="RULING", help="What is right. [default: the opposite]")
+@click.option("--file", type=FILE, help="The submission's file. [default: the orchestrator's]")
+@orchestrator_option
+@relay_option
+@click.option("--source", multiple=True, metavar="URL", help="Shows work and files; repeatable.")
+@click.option("--wait", is_flag=True, help="Say what happens until the end, and settle it.")
+@yes_option
+@json_option
+@chain_options
+def dispute_open(keystore: Path, password_file: Path | None, **options: Any) -> None:
+    """Claim that an outcome is wrong, with a bond. Prints the case.
+
+    Anybody but jurors may, until the outcome's challenge window closes. The file goes to the rooms
+    of the run's relays, where jurors look. RULING is accepted, incomplete, rejected or fraud, with
+    a reason behind a colon.
+
+    \b
+    Examples:
+      muster dispute open 12:3 --keystore worker.json --orchestrator URL
+      muster dispute open 12:3 --ruling fraud:wrong_reward --keystore me.json --wait --yes
+    """
+    asyncio.run(_open(open_keystore(keystore, password_file).key, options))
+
+
+async def _open(key: bytes, options: dict[str, Any]) -> None:
+    from muster.client.sources import Signer, Sources
+
+    async with await Chain.connect(*endpoint(options), key=key) as chain:
+        disputed = await find_disputed(chain, options["submission"])
+        assert chain.account is not None  # connected with a key
+        view = await disputed.read()
+        proof = proof_of(disputed.place)
+        offer = await make_offer(chain, view, chain.account, disputed.place, options["ruling"])
+        click.echo(offer.describe(), err=True)
+        agree("Claim?", options)
+        run = view.runs[disputed.place.batch.run_id]
+        signer = Signer(key, chain.domain("ContributionLedger"), run.config.orchestrator)
+        own = [url for url in (options["orchestrator"],) if url]
+        async with Sources([*own, *options["source"]], signer=signer) as sources:
+            case = view.cases.get(disputed.case_id)
+            entry = await find_entry(disputed.place, case, sources)
+            relays = await _relays(sources, run.run_id, options)
+            data = await _file(sources, entry, options["file"])
+            named = [*options["source"], *relays, *own]
+            receipt = await claim(chain, proof, entry, offer.ruling, named, key=key)
+            await _deposit(relays, data, entry, disputed.say)
+        leaf = f"0x{disputed.case_id.hex()}"
+        if not options["as_json"]:
+            click.echo(leaf)
+        made = (await disputed.read()).cases[disputed.case_id]
+        settled = None
+        if options["wait"]:
+            settled = await disputed.follow(offer.terms, to_the_end=True)
+        else:
+            disputed.say(f"claimed: {next_of(made, offer.terms, await chain.now())}")
+            disputed.say(f"later: muster dispute settle {options['submission']} --keystore FILE")
+    if options["as_json"]:
+        found = {"case": leaf, "transaction": receipt.tx_hash, "claimed": str(offer.ruling)}
+        print_json(found | ({"settled": settled.to_json()} if settled else {}))
+
+
+async def _relays(sources: Sources, run_id: RunId, options: dict[str, Any]) -> list[str]:
+    """Return the relays that were named, else those that the orchestrator names."""
+    if options["relay"]:
+        return list(options["relay"])
+    if options["orchestrator"] is None:
+        return []
+    found = await sources.run_info(run_id, options["orchestrator"].rstrip("/"))
+    return list(found.relays) if found else []
+
+
+async def _file(sources: Sources, entry: BatchEntry, path: Path | None) -> bytes | None:
+    """Return the submission's file where it can be had: jurors may still find it elsewhere."""
+    from muster.client.disputes.rerun import read_submission
+
+    if path is not None:
+        return await asyncio.to_thread(read_submission, path, entry.submission.file_hash)
+    try:
+        return await sources.file(entry.submission.file_hash)
+    except ApiError as error:
+        click.echo(f"{error}: give it with --file, or jurors may not see it", err=True)
+        return None
+
+
+async def _deposit(
+    relays: Sequence[str], data: bytes | None, entry: BatchEntry, say: Callable[[str], None]
+) -> None:
+    from muster.client.sources import Sources
+
+    if data is None or not relays:
+        return
+    refused = dict.fromkeys(relays, "")
+    for left in reversed(range(ROOM_TRIES)):
+        async with Sources(list(refused)) as rooms:
+            refused = await rooms.deposit(data, entry)
+        if not refused or not left:
+            break
+        # A room takes what the chain names, and may not have read the claim yet.
+        await asyncio.sleep(ROOM_PAUSE_S)
+    for url, why in refused.items():
+        say(f"{url} did not take the file: {why}")
+
+
+@dispute.command("list")
+@click.option("--run", type=int, help="Only cases of this run.")
+@json_option
+@chain_options
+def dispute_list(**options: Any) -> None:
+    """List cases, oldest first: where they stand, what was claimed, how many jurors committed.
+
+    \b
+    Example:
+      muster dispute list --run 1
+    """
+    cases = asyncio.run(_list(options))
+    if options["as_json"]:
+        print_json(cases)
+    else:
+        print_table(CASE_COLUMNS, [make_row(case) for case in cases])
+
+
+async def _list(options: dict[str, Any]) -> list[dict[str, Any]]:
+    async with await Chain.connect(*endpoint(options)) as chain:
+        view = await read_view(chain, ChainView())
+        run_id = None if options["run"] is None else RunId(options["run"])
+        if run_id is not None and run_id not in view.runs:
+            raise ConfigError(f"there is no run {run_id}", hint="check --run, --rpc")
+        return describe_cases(view, run_id, await chain.court.terms(), await chain.now())
+
+
+@dispute.command("settle")
+@key_options
+@click.argument("submission", metavar="SUBMISSION")
+@click.option("--wait", is_flag=True, help="Say what happens until the case is decided.")
+@json_option
+@chain_options
+def dispute_settle(keystore: Path, password_file: Path | None, **options: Any) -> None:
+    """End a case: close it, fine whom it finds at fault, pay its jurors.
+
+    Anybody may, once all jurors voted or their time is over. Jurors' programs do it by themselves;
+    this needs none. Repeating it is harmless.
+
+    \b
+    Example:
+      muster dispute settle 12:3 --keystore worker.json
+    """
+    asyncio.run(_settle(open_keystore(keystore, password_file).key, options))
+
+
+async def _settle(key: bytes, options: dict[str, Any]) -> None:
+    async with await Chain.connect(*endpoint(options), key=key) as chain:
+        disputed = await find_disputed(chain, options["submission"])
+        case_id = _existing(await disputed.read(), disputed, options["submission"])
+        disputed = DisputedSubmission(chain, disputed.read, disputed.place, case_id, disputed.say)
+        settled = await disputed.follow(await chain.court.terms(), to_the_end=options["wait"])
+    if options["as_json"]:
+        print_json(settled.to_json())
+
+
+def _existing(view: ChainView, disputed: DisputedSubmission, text: str) -> Hash32:
+    """Return the name of a submission's case: a verdict's, or that of its summons."""
+    for case_id in (disputed.case_id, summons_of(disputed.place.batch.batch_id)):
+        if case_id in view.cases:
+            return case_id
+    raise ConfigError(
+        f"submission {text} has no case",
+        hint="see muster dispute list; muster dispute open claims that an outcome is wrong",
+    )

@@ -1,0 +1,279 @@
+"""`muster explain`: one submission on one page.
+
+Everything is the chain's word but what has not reached it yet: that is the orchestrator's, and the
+page says so. With --rerun the verdict is recomputed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.chain import (
+    BatchView,
+    Chain,
+    ChainView,
+    NothingNamed,
+    Place,
+    RunView,
+    find_outcome,
+    prefix_of,
+    read_view,
+)
+from muster.client.audit.trainer_log import read_trainer_log
+from muster.client.cli.options import (
+    FILE,
+    FOLDER,
+    HOME,
+    chain_options,
+    endpoint,
+    engine_options,
+    json_option,
+    orchestrator_option,
+    relay_option,
+)
+from muster.client.cli.printing import print_facts, print_json
+from muster.client.disputes.explanation import (
+    ask_money,
+    describe,
+    facts_of,
+    rerun_facts,
+    rerun_json,
+    training_of,
+)
+from muster.protocol.eip712 import Domain
+from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.ids import Hash32
+
+if TYPE_CHECKING:
+    from muster.api import BatchChecking, BatchEntry, OrchestratorApi, SubmissionState
+    from muster.client.disputes.bundle import Contents
+    from muster.client.disputes.rerun import Recomputed
+    from muster.client.validator.checks import Claim
+
+
+@click.command()
+@click.argument("submission")
+@click.option("--worker", metavar="ADDRESS", help="SUBMISSION is this worker's STEP:INDEX.")
+@click.option("--run", type=click.IntRange(min=1), help="The run, where a worker is in several.")
+@orchestrator_option
+@click.option("--rerun", "file", type=FILE, help="Recompute the verdict from this file.")
+@click.option("--save", type=FILE, help="Write what --rerun used as an evidence bundle.")
+@click.option("--trainer-log", type=FILE, help="metrics.jsonl: what filters left of each file.")
+@relay_option
+@click.option("--state-dir", type=FOLDER, help=f"Keeps policies. [default: {HOME}/doctor]")
+@engine_options
+@json_option
+@chain_options
+def explain(submission: str, as_json: bool, **options: Any) -> None:
+    """Explain a submission, named as BATCH:POSITION, by a hash or a transaction's.
+
+    Six digits of a hash are enough. With --worker it is STEP:INDEX.
+
+    Received, committed, checked, verdict and why, paid or why not, and until when and how it can
+    be disputed. --rerun runs the validator's checks on the file here (--orchestrator is needed).
+
+    \b
+    Examples:
+      muster explain 12:3
+      muster explain 7:0 --worker 0x... --orchestrator http://orchestrator:8600
+      muster explain 12:3 --rerun submission.parquet --orchestrator URL --save evidence.zip
+    """
+    found, again = asyncio.run(_explain(submission, options))
+    if as_json:
+        print_json(found | ({"rerun": rerun_json(again)} if again else {}))
+        return
+    if found["state"] == "received":
+        print_facts(
+            {
+                "submission": found["file_hash"],
+                "received": "by the orchestrator, which says so; not on chain yet",
+                "next": "it commits a batch every few seconds: ask again",
+            }
+        )
+        return
+    print_facts(facts_of(found) | (rerun_facts(again, found) if again else {}))
+
+
+async def _explain(
+    submission: str, options: dict[str, Any]
+) -> tuple[dict[str, Any], Recomputed | None]:
+    from muster.client.chain_facts import HistoryView
+
+    log = read_trainer_log(options["trainer_log"]) if options["trainer_log"] else None
+    if options["file"] is not None and options["orchestrator"] is None:
+        raise ConfigError(
+            "--rerun needs --orchestrator URL", hint="it has the ticket and the run's documents"
+        )
+    if options["save"] is not None and options["file"] is None:
+        raise ConfigError(
+            "--save needs --rerun FILE",
+            hint="a bundle holds the file, and is tried before it is kept",
+        )
+    async with await Chain.connect(*endpoint(options)) as chain:
+        view = await read_view(chain, HistoryView())
+        place, state = await _find(view, submission, options)
+        if place is None:
+            assert state is not None  # _find
+            return {"state": state.state, "file_hash": _hex(submission)}, None
+        entries = await _entries(place.batch, options["orchestrator"])
+        money = await ask_money(chain, view, place)
+        found = describe(view, place, money, entries)
+        if log is not None:
+            found["training"] = training_of(view, place, log)
+        if options["file"] is None:
+            return found, None
+        return found, await _rerun(chain, view, place, entries, options)
+
+
+async def _find(
+    view: ChainView, submission: str, options: dict[str, Any]
+) -> tuple[Place | None, SubmissionState | None]:
+    """Return where a submission is, or how far it has come before the chain."""
+    try:
+        return find_outcome(view, submission, worker=options["worker"], run=options["run"]), None
+    except NothingNamed as error:
+        digits = prefix_of(submission)
+        if options["worker"] is not None or digits is None or len(digits) != 64:
+            raise
+        if options["orchestrator"] is None:
+            error.hint = "--orchestrator URL: it knows what was received and is not judged yet"
+            raise
+        return await _ask_where(view, Hash32(bytes.fromhex(digits)), options["orchestrator"])
+
+
+async def _ask_where(
+    view: ChainView, file_hash: Hash32, orchestrator: str
+) -> tuple[Place | None, SubmissionState]:
+    from muster.api import OrchestratorApi
+
+    async with OrchestratorApi(orchestrator) as api:
+        try:
+            state = await api.submission_state(file_hash)
+        except ApiError as error:
+            error.hint = error.hint or "check the hash and --orchestrator"
+            raise
+    if state.batch_id is None or state.position is None:
+        return None, state
+    return find_outcome(view, f"{state.batch_id}:{state.position}"), state
+
+
+async def _entries(batch: BatchView, orchestrator: str | None) -> list[BatchEntry]:
+    """Return a batch's submissions from the chain, where it has them, else from the orchestrator,
+    whose answer is checked; without an orchestrator return none.
+    """
+    from muster.client.chain_facts import entry_of
+    from muster.client.sources import Sources
+
+    if batch.work is not None:
+        return [entry_of(batch.work, batch.committed_at)]
+    if orchestrator is None:
+        return []
+    async with Sources([orchestrator]) as sources:
+        return await sources.batch(batch.batch_id, batch.root, batch.count)
+
+
+async def _rerun(
+    chain: Chain,
+    view: Any,
+    place: Place,
+    entries: Sequence[BatchEntry],
+    options: dict[str, Any],
+) -> Recomputed:
+    from muster.api import OrchestratorApi
+    from muster.client.connections import load_transformers
+    from muster.client.disputes.bundle import Contents
+    from muster.client.disputes.rerun import claim_at, read_submission, recompute
+    from muster.client.documents import TASK_SETS, read_rules
+    from muster.client.validator.checking import who_checked
+    from muster.client.validator.decoding import FileDecoder
+
+    batch = place.batch
+    run = view.runs[batch.run_id]
+    submission = entries[place.position].submission
+    data = read_submission(options["file"], submission.file_hash)
+    domain = chain.domain("ContributionLedger")
+    claim = claim_at(view, batch, entries, place.position, domain)
+    async with OrchestratorApi(options["orchestrator"]) as api:
+        rules = await read_rules(api, run.config, _state_dir(options) / TASK_SETS)
+        named = await api.run_info(run.run_id)
+        checking = await _checking(api, batch)
+    relays = tuple(options["relay"]) or tuple(named.relays) or (named.origin,)
+    engine = load_transformers(options["threads"] or 1)(
+        options["dtype"] or "float32", options["device"] or "cpu"
+    )
+    folder = await _load(run, submission.policy_version, relays, options, engine)
+    signers = [who for who, bit in run.seats.items() if batch.signers & bit]
+    async with FileDecoder() as decoder:
+        again = await recompute(claim, data, rules, engine, decoder, signers)
+    if checking is not None:
+        proofs = who_checked(checking, batch, place.position, again.fingerprints, domain)
+        again = replace(again, proofs=proofs)
+    if options["save"] is not None:
+        _save(options["save"], (run, place, claim, domain), entries, Contents(data, rules, folder))
+    return again
+
+
+async def _checking(api: OrchestratorApi, batch: BatchView) -> BatchChecking | None:
+    """Return what validators showed of a batch; None of an orchestrator that has nothing."""
+    if batch.records is None:
+        return None
+    try:
+        return await api.checking(batch.batch_id)
+    except ApiError:
+        return None
+
+
+def _save(
+    path: Path,
+    judged: tuple[RunView, Place, Claim, Domain],
+    entries: Sequence[BatchEntry],
+    contents: Contents,
+) -> None:
+    """Write an evidence bundle; raises ConfigError when there is no verdict yet."""
+    from muster.client.disputes.bundle import evidence_of, facts_of, write_bundle
+
+    run, place, claim, domain = judged
+    if place.batch.records is None:
+        raise ConfigError(
+            f"nobody has judged batch {place.batch.batch_id} yet",
+            hint="there is no verdict to keep evidence of: ask again once it is judged",
+        )
+    facts = facts_of(run, place.batch, claim, domain)
+    has_weights = write_bundle(
+        path, evidence_of(place.batch, place.position, entries, facts), contents
+    )
+    note = "" if has_weights else "; without the policy, give it to verify with --policy FOLDER"
+    place_name = f"{place.batch.batch_id}:{place.position}"
+    command = shlex.join(["muster", "audit", "verify", place_name, "--bundle", str(path)])
+    click.echo(f"Saved: {command}{note}", err=True)
+
+
+async def _load(
+    run: RunView, version: Any, relays: tuple[str, ...], options: dict[str, Any], engine: Any
+) -> Path | None:
+    """Load the policy that the submission claims, if it was ever published; return its folder."""
+    from muster.shardcast import Fetcher
+
+    if version not in run.checkpoints:
+        return None
+    async with Fetcher(relays, _state_dir(options) / "policies", attempts=3) as fetcher:
+        root = run.checkpoints[version].manifest_root
+        folder = await fetcher.fetch(run.run_id, version, root)
+    await asyncio.to_thread(engine.load_policy, folder, version)
+    return folder
+
+
+def _state_dir(options: dict[str, Any]) -> Path:
+    state_dir: Path = options["state_dir"] or HOME / "doctor"
+    return state_dir.expanduser()
+
+
+def _hex(submission: str) -> str:
+    return "0x" + submission.removeprefix("0x").lower()

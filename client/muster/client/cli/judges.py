@@ -1,0 +1,404 @@
+"""`muster validator` and `muster juror`: who judges, and how an account becomes one of them.
+
+Nobody seats anybody else: a validator takes the seat that a run's owner invited it to, a
+juror offers itself to the whole network. Both say first what they can lose, and to whom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from muster.chain import Chain, ChainView, Receipt, read_view
+from muster.client.cli.options import (
+    FILE,
+    FOLDER,
+    account_of,
+    agree,
+    begin_process,
+    chain_options,
+    confirmations_option,
+    endpoint,
+    engine_choice,
+    json_option,
+    key_options,
+    node_options,
+    open_keystore,
+    relay_option,
+    run_option,
+    yes_option,
+)
+from muster.client.cli.printing import print_json, print_result
+from muster.client.cli.trap import trap
+from muster.client.disputes.cases import phase_of
+from muster.client.preflight import require_cold, require_gas
+from muster.client.quantities import format_duration, format_time, format_tokens, parse_tokens
+from muster.client.settings import JurorSettings, ValidatorSettings
+from muster.client.stake import (
+    join_bench,
+    of_juror,
+    of_validator,
+    require_steady,
+    take_seat,
+    terms_of_run,
+)
+from muster.lifecycle import run_until_stopped
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import Address, RunId, to_address
+from muster.protocol.jury import BENCH
+
+
+@click.group()
+def validator() -> None:
+    """Check rollouts and sign verdicts."""
+
+
+@validator.command("run")
+@node_options
+@click.option("--file-patience-s", type=float, help="Wait this long for a missing file.")
+@click.option(
+    "--checks-everything", is_flag=True, default=None, help="Judge uncalled batches as well."
+)
+def validator_run(**options: Any) -> None:
+    """Judge the run's batches until stopped; --keystore is the validator's.
+
+    \b
+    Example:
+      muster validator run --run 1 --keystore validator.json --state-dir validator \\
+        --orchestrator http://orchestrator:8600
+    """
+    settings, account = begin_process(ValidatorSettings, "validator", options)
+    from muster.client.validator.process import run_validator
+
+    run_until_stopped(lambda: run_validator(settings, account))
+
+
+@click.group()
+def juror() -> None:
+    """Judge disputes of the whole network."""
+
+
+@juror.command("run")
+@engine_choice
+@key_options
+@chain_options
+@click.option("--config", type=FILE, help="TOML file with any of these settings.")
+@click.option("--state-dir", type=FOLDER, help="Where the process keeps its state.")
+@click.option("--source", multiple=True, metavar="URL", help="Shows work and files; repeatable.")
+@relay_option
+@click.option("--poll-s", type=float, help="Seconds between looks at the chain.")
+@confirmations_option
+def juror_run(**options: Any) -> None:
+    """Sit in the cases that draw this account, until stopped; --keystore is the juror's.
+
+    Cases name sources that show their work; --source adds orchestrators that are asked first.
+
+    \b
+    Example:
+      muster juror run --keystore juror.json --state-dir juror --source http://orchestrator:8600
+    """
+    settings, account = begin_process(JurorSettings, "juror", options)
+    from muster.client.juror.process import run_juror
+
+    run_until_stopped(lambda: run_juror(settings, account))
+
+
+amount_option = click.option(
+    "--amount", metavar="TOKENS", help="How much to stake. [default: what is missing]"
+)
+
+
+# Validators
+
+
+@validator.command("join")
+@key_options
+@run_option
+@amount_option
+@yes_option
+@json_option
+@chain_options
+def validator_join(keystore: Path, password_file: Path | None, **options: Any) -> None:
+    """Take the seat of a validator that the run's owner invited this account to.
+
+    Says what can be lost, stakes for this run, and signs the number of its terms.
+
+    \b
+    Example:
+      muster validator join --run 1 --keystore validator.json
+    """
+    key = open_keystore(keystore, password_file, "validator").key
+    asyncio.run(_send(key, options, _take_seat))
+
+
+async def _take_seat(chain: Chain, account: Address, options: dict[str, Any]) -> Receipt:
+    run_id = RunId(options["run"])
+    terms, number = await terms_of_run(chain, run_id)
+    await require_cold(chain, account)
+    await _require_invited(chain, run_id, account)
+    await require_steady(chain, run_id)
+    await require_gas(chain, account, "validator join")
+    active = await chain.vault.active_stake(run_id, account)
+    wei = await _amount(chain, account, active, chain.runs.required_validator_stake(), options)
+    click.echo(
+        f"account {account}\n"
+        f"signs   the seat of a validator of run {run_id} under its terms {number} "
+        f"(quorum {terms.quorum})\n"
+        f"locks   {format_tokens(wei)} tokens, {format_tokens(active)} are staked there",
+        err=True,
+    )
+    _say_risk(of_validator(run_id, await chain.court.terms(), active + wei))
+    agree("Take the seat?", options)
+    return await take_seat(chain, run_id, number, wei)
+
+
+async def _require_invited(chain: Chain, run_id: RunId, account: Address) -> None:
+    if await chain.runs.is_validator(run_id, account):
+        raise ConfigError(
+            f"{account} has a seat in run {run_id}",
+            hint=f"muster validator run --run {run_id} judges; muster stake --run {run_id} adds "
+            "stake",
+        )
+    if not await chain.runs.is_invited(run_id, account):
+        raise ConfigError(
+            f"{account} is not invited to run {run_id}",
+            hint=f"its owner does: muster run invite {run_id} {account}",
+        )
+    member = await chain.workers.member_of(run_id, account)
+    if member.status not in ("None", "Banned"):
+        raise ConfigError(
+            f"{account} works for run {run_id} ({member.status.lower()})",
+            hint="nobody judges the run that it works for: take another account",
+        )
+
+
+@validator.command("leave")
+@key_options
+@run_option
+@yes_option
+@json_option
+@chain_options
+def validator_leave(keystore: Path, password_file: Path | None, **options: Any) -> None:
+    """Give up a validator's seat; all its stake in the run starts to unbond.
+
+    Its signatures can still cost it until the stake is back: `muster unstake` withdraws it then.
+
+    \b
+    Example:
+      muster validator leave --run 1 --keystore validator.json
+    """
+    key = open_keystore(keystore, password_file, "validator").key
+    asyncio.run(_send(key, options, _leave_seat))
+
+
+async def _leave_seat(chain: Chain, account: Address, options: dict[str, Any]) -> Receipt:
+    run_id = RunId(options["run"])
+    if not await chain.runs.is_validator(run_id, account):
+        raise ConfigError(
+            f"{account} has no seat in run {run_id}",
+            hint="see muster run show; is it the keystore?",
+        )
+    await _say_leaving(chain, run_id, account)
+    agree("Give up the seat?", options)
+    return await chain.runs.leave_seat(run_id)
+
+
+# Jurors
+
+
+@juror.command("join")
+@key_options
+@amount_option
+@yes_option
+@json_option
+@chain_options
+def juror_join(keystore: Path, password_file: Path | None, **options: Any) -> None:
+    """Offer an account as a juror of the network, and stake for it.
+
+    Cases that open from now on may draw it; `muster juror run` then votes. Stake above what is
+    required changes no draw.
+
+    \b
+    Example:
+      muster juror join --keystore juror.json
+    """
+    key = open_keystore(keystore, password_file, "juror").key
+    asyncio.run(_send(key, options, _join_bench))
+
+
+async def _join_bench(chain: Chain, account: Address, options: dict[str, Any]) -> Receipt:
+    if await chain.jurors.is_juror(account):
+        raise ConfigError(f"{account} is on the bench", hint="muster juror run votes for it")
+    await require_cold(chain, account)
+    await require_gas(chain, account, "juror join")
+    active = await chain.vault.active_stake(RunId(BENCH), account)
+    wei = await _amount(chain, account, active, chain.jurors.required_stake(), options)
+    terms = await chain.court.terms()
+    click.echo(
+        f"account {account}\n"
+        "signs   to judge cases of any run that it never validated for\n"
+        f"locks   {format_tokens(wei)} tokens, {format_tokens(active)} are staked for that\n"
+        f"earns   {format_tokens(terms.juror_fee)} tokens at most for each ruling that prevails",
+        err=True,
+    )
+    _say_risk(of_juror(terms, active + wei))
+    agree("Join the bench?", options)
+    return await join_bench(chain, wei)
+
+
+@juror.command("leave")
+@key_options
+@yes_option
+@json_option
+@chain_options
+def juror_leave(keystore: Path, password_file: Path | None, **options: Any) -> None:
+    """Leave the network's bench; all stake on it starts to unbond.
+
+    Cases that are open may still draw the account, so keep `muster juror run` up until they are
+    closed; `muster juror status` says when that is.
+
+    \b
+    Example:
+      muster juror leave --keystore juror.json
+    """
+    key = open_keystore(keystore, password_file, "juror").key
+    asyncio.run(_send(key, options, _leave_bench))
+
+
+async def _leave_bench(chain: Chain, account: Address, options: dict[str, Any]) -> Receipt:
+    if not await chain.jurors.is_juror(account):
+        raise ConfigError(f"{account} is not on the bench", hint="is it the juror's keystore?")
+    await _say_leaving(chain, RunId(BENCH), account)
+    agree("Leave the bench?", options)
+    return await chain.jurors.leave()
+
+
+@juror.command("status")
+@click.option("--juror", metavar="ADDRESS", help="The account.")
+@click.option("--keystore", type=FILE, help="The juror's; it is not opened.")
+@json_option
+@chain_options
+def juror_status(juror: str | None, keystore: Path | None, as_json: bool, **options: Any) -> None:
+    """Show how a juror stands: its stake, its open cases, what it voted, earned and lost.
+
+    \b
+    Example:
+      muster juror status --keystore juror.json
+    """
+    found = asyncio.run(_juror_status(to_address(account_of(juror, keystore, "juror")), options))
+    print_result(found, as_json, _juror_facts(found))
+
+
+async def _juror_status(account: Address, options: dict[str, Any]) -> dict[str, Any]:
+    async with await Chain.connect(*endpoint(options)) as chain:
+        view = await read_view(chain, ChainView())
+        now, terms = await chain.now(), await chain.court.terms()
+        required = await chain.jurors.required_stake()
+    stake = view.stake(RunId(BENCH), account)
+    drawn = [case for case in view.cases.values() if account in case.jurors]
+    return {
+        "juror": account,
+        "on_the_bench": account in view.jurors(),
+        "bench": len(view.jurors()),
+        "required_wei": str(required),
+        "active_wei": str(stake.active_wei),
+        "unbonding_wei": str(stake.unbonding_wei),
+        "withdrawable_at": stake.withdrawable_at if stake.unbonding_wei else None,
+        "slashed_wei": str(stake.slashed_wei),
+        "drawn": len(drawn),
+        "voted": sum(account in case.votes for case in drawn),
+        "absent": sum(case.closed and account not in case.votes for case in drawn),
+        "earned_wei": str(sum(case.fee_wei for case in drawn if account in case.collected)),
+        "open": [
+            {"case": f"0x{case.case_id.hex()}", "phase": phase_of(case, terms, now)[0]}
+            for case in drawn
+            if not case.closed
+        ],
+    }
+
+
+def _juror_facts(found: dict[str, Any]) -> dict[str, Any]:
+    tokens = {key: format_tokens(int(found[f"{key}_wei"])) for key in ("active", "earned")}
+    unbonding = int(found["unbonding_wei"])
+    return {
+        "juror": f"{found['juror']}, {'' if found['on_the_bench'] else 'not '}on the bench of "
+        f"{found['bench']}",
+        "stake": f"{tokens['active']} tokens, {format_tokens(int(found['required_wei']))} required"
+        + (
+            f"; {format_tokens(unbonding)} unbonding until {format_time(found['withdrawable_at'])}"
+            if unbonding
+            else ""
+        ),
+        "cases": f"drawn for {found['drawn']}, voted in {found['voted']}, absent in "
+        f"{found['absent']}",
+        "earned": f"{tokens['earned']} tokens",
+        "slashed": f"{format_tokens(int(found['slashed_wei']))} tokens"
+        if int(found["slashed_wei"])
+        else None,
+        "open": [f"{case['case']}  {case['phase']}" for case in found["open"]],
+    }
+
+
+# What they share
+
+
+async def _send(
+    key: bytes,
+    options: dict[str, Any],
+    act: Callable[[Chain, Address, dict[str, Any]], Awaitable[Receipt]],
+) -> None:
+    async with await Chain.connect(*endpoint(options), key=key) as chain:
+        assert chain.account is not None  # connected with a key
+        receipt = await act(chain, chain.account, options)
+    if options["as_json"]:
+        print_json({"account": chain.account, "transaction": receipt.tx_hash})
+    else:
+        click.echo(receipt.tx_hash)
+
+
+async def _amount(
+    chain: Chain,
+    account: Address,
+    active_wei: int,
+    required: Awaitable[int],
+    options: dict[str, Any],
+) -> int:
+    """Return how much is to be staked; raises ConfigError when it is too little, or not there."""
+    missing = max(await required - active_wei, 0)
+    wei = parse_tokens(options["amount"]) if options["amount"] else missing
+    if wei < missing:
+        raise ConfigError(
+            f"{format_tokens(wei)} tokens are too few: {format_tokens(missing)} are missing",
+            hint="leave out --amount to stake just what is missing",
+        )
+    held = await chain.token.balance_of(account)
+    if held < wei:
+        raise ConfigError(
+            f"the wallet holds {format_tokens(held)} tokens, staking takes {format_tokens(wei)}",
+            hint="send it some; on a development chain: muster devnet fund KEYSTORE",
+        )
+    return wei
+
+
+async def _say_leaving(chain: Chain, run_id: RunId, account: Address) -> None:
+    active = await chain.vault.active_stake(run_id, account)
+    period = await chain.vault.unbonding_period()
+    back = format_time(await chain.now() + period)
+    click.echo(
+        f"account {account}\nunbonds {format_tokens(active)} tokens\n"
+        f"back    from {back}, in {format_duration(period)}; until then what it signed can still "
+        "cost it",
+        err=True,
+    )
+
+
+def _say_risk(lines: list[str]) -> None:
+    for line in lines:
+        click.echo(f"risk    {line}", err=True)
+
+
+validator.add_command(trap)

@@ -1,0 +1,201 @@
+"""`muster model`: take the model that a run makes, check it, talk to it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.client.cli.options import (
+    FOLDER,
+    HOME,
+    chain_options,
+    endpoint,
+    json_option,
+    orchestrator_option,
+    relay_option,
+)
+from muster.client.cli.printing import print_json, print_result
+from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ConfigError, StorageError
+from muster.protocol.ids import PolicyVersion, RunId
+from muster.settings import urls_of
+
+if TYPE_CHECKING:
+    from muster.client.audit.history import History
+    from muster.client.model.chat import Live
+
+
+@click.group()
+def model() -> None:
+    """Take the model that a run makes, and talk to it."""
+
+
+@model.command("fetch")
+@click.option("--run", type=click.IntRange(min=1), required=True, help="The run.")
+@click.option("--version", type=click.IntRange(min=0), help="Policy version. [default: newest]")
+@click.option("--out", type=FOLDER, required=True, help="Receives the model; must be empty.")
+@relay_option
+@orchestrator_option
+@json_option
+@chain_options
+def fetch(run: int, version: int | None, out: Path, as_json: bool, **options: Any) -> None:
+    """Fetch a policy version as a model folder, checked against the chain.
+
+    Hugging Face's libraries load the folder; README.md in it says what trained the model, and how
+    anybody checks that. Relays are trusted for nothing.
+
+    \b
+    Examples:
+      muster model fetch --run 1 --orchestrator http://host:8600 --out ./model
+      muster model fetch --run 1 --version 12 --relay http://relay:8700 --out ./model
+    """
+    from muster.client.cli.shardcast import progress_bar
+    from muster.client.model.fetch import WantedVersion, fetch_model, require_free, version_of
+
+    require_free(out)
+    run_id = RunId(run)
+    wanted = None if version is None else PolicyVersion(version)
+
+    async def bring() -> Any:
+        history = await _read(options)
+        version_of(history, run_id, wanted)
+        wish = WantedVersion(run_id, wanted, await relays_of(run_id, options), out)
+        with progress_bar() as progress:
+            return await fetch_model(wish, history, progress)
+
+    manifest = asyncio.run(bring())
+    facts = {
+        "model": str(out),
+        "run": int(manifest.run_id),
+        "version": int(manifest.version),
+        "root": hex0x(manifest.root()),
+        "bytes": manifest.total_bytes,
+    }
+    print_result(facts, as_json, {**facts, "next": f"muster model chat {out}"})
+
+
+@model.command("verify")
+@click.argument("folder", type=FOLDER)
+@json_option
+@chain_options
+def verify(folder: Path, as_json: bool, **options: Any) -> None:
+    """Check a fetched model folder against the chain again; exits with 1 when it differs.
+
+    \b
+    Example:
+      muster model verify ./model
+    """
+    from muster.client.model.fetch import faults_of, manifest_in
+
+    manifest = manifest_in(folder)
+    history = asyncio.run(_read(options))
+    faults = faults_of(folder, history.ledger.runs.get(manifest.run_id))
+    name = f"run {manifest.run_id} version {manifest.version}"
+    if as_json:
+        print_json({"run": manifest.run_id, "version": manifest.version, "faults": faults})
+    if faults:
+        raise StorageError(
+            f"{folder} is not {name}: {'; '.join(faults)}", hint="fetch the model again"
+        )
+    if not as_json:
+        click.echo(f"{folder} is {name}, as published on chain {history.deployment.chain_id}")
+
+
+@model.command("chat")
+@click.argument("words", nargs=-1, metavar="[FOLDER] [PROMPTS]...")
+@click.option("--run", type=click.IntRange(min=1), help="Talk to a run's newest version instead.")
+@relay_option
+@orchestrator_option
+@click.option("--state-dir", type=FOLDER, help="Keeps versions. [default: ~/.muster/models]")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1, 1 << 20),
+    default=512,
+    show_default=True,
+    help="Longest answer.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 10),
+    default=0.0,
+    show_default=True,
+    help="0 for the most likely answer.",
+)
+@click.option("--sources", is_flag=True, help="Say after each answer what trained the model.")
+@click.option("--device", default="cpu", show_default=True, help="Where the model computes.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="Arithmetic of the model.",
+)
+@chain_options
+def chat(words: tuple[str, ...], **options: Any) -> None:
+    """Talk to a model folder, or to what a run is training; PROMPTS are answered one by one.
+
+    Without prompts it reads lines: /sources says what trained the model, /exit ends. With --run
+    a newer version is taken before each answer.
+
+    \b
+    Examples:
+      muster model chat ./model
+      muster model chat ./model "4181=" --sources
+      muster model chat --run 1 --orchestrator http://host:8600
+    """
+    from muster.client.model.chat import AnswerSettings, talk
+
+    if options["run"] is None and not words:
+        raise ConfigError(
+            "chat with what?", hint="give a model folder, or --run N with --orchestrator or --relay"
+        )
+    manners = AnswerSettings(
+        options["max_tokens"],
+        options["temperature"],
+        options["device"],
+        options["dtype"],
+        sources=options["sources"],
+    )
+    if options["run"] is None:
+        talk(Path(words[0]), words[1:], manners)
+    else:
+        talk(_live(options), words, manners)
+
+
+def _live(options: dict[str, Any]) -> Live:
+    """Return what brings the newest version of a run whenever it is asked."""
+    from muster.client.model.chat import Live
+
+    run_id = RunId(options["run"])
+    state_dir = (options["state_dir"] or HOME / "models").expanduser()
+    return Live(run_id, asyncio.run(relays_of(run_id, options)), state_dir, *endpoint(options))
+
+
+async def relays_of(run_id: RunId, options: dict[str, Any]) -> tuple[str, ...]:
+    """Return who may give a run's versions: as the flags say, or as its orchestrator does."""
+    if options["relay"]:
+        return tuple(options["relay"])
+    if not options["orchestrator"]:
+        raise ConfigError(
+            "who has the model?", hint="--orchestrator URL names them, or --relay URL"
+        )
+    from muster.api import OrchestratorApi
+
+    async with OrchestratorApi(options["orchestrator"]) as api:
+        named = await api.run_info(run_id)
+    relays = tuple(named.relays) or ((named.origin,) if named.origin else ())
+    if not relays:
+        raise ConfigError(
+            f"{options['orchestrator']} names no relay of run {run_id}", hint="give --relay URL"
+        )
+    return relays
+
+
+async def _read(options: dict[str, Any]) -> History:
+    from muster.client.audit.history import Wanted, read
+
+    rpc, deployments = endpoint(options)
+    return await read(Wanted(tuple(urls_of(rpc)), deployments))

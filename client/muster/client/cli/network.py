@@ -1,0 +1,467 @@
+"""`muster network` and `muster join`: names for networks, in the user's own config.toml.
+
+No key is ever in that file. `muster join` takes a network's profile from the run that somebody
+invites to. An orchestrator is a stranger, so the command checks its answer before it writes
+anything: the form, that the chain has the contracts and the run, that the run's orchestrator signed
+it, that no host of the internet leads into the machine's own network. It shows the answer, and
+asks. An existing profile gets a run more, and no other change. Nothing of ours is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import click
+
+from muster.chain import Chain, Deployment
+from muster.chain.deployment import load_deployment, parse_deployment, save_deployment
+from muster.chain.rpc import mask_url
+from muster.client.cli.options import chain_options, endpoint, json_option, yes_option
+from muster.client.cli.printing import print_facts, print_json, print_result, print_table
+from muster.protocol.errors import (
+    ApiError,
+    ConfigError,
+    ContractRevert,
+    EncodingError,
+    SignatureError,
+)
+from muster.protocol.ids import Address, RunId
+from muster.settings import joined, urls_of
+from muster.settings.network import (
+    DEVNET,
+    Profile,
+    Profiles,
+    Served,
+    config_folder,
+    known_profile,
+    read_profiles,
+    require_name,
+    resolve,
+    running_devnet,
+    write_profiles,
+)
+
+if TYPE_CHECKING:
+    from muster.api.network import NetworkPage
+
+
+@click.group()
+def network() -> None:
+    """Name networks, and choose the one that commands mean."""
+
+
+@network.command()
+@click.argument("name")
+@click.option("--run", type=click.IntRange(min=1), help="The run that these serve:")
+@click.option("--orchestrator", metavar="URL", help="The run's orchestrator.")
+@click.option("--relay", multiple=True, metavar="URL", help="Relay to use; repeatable.")
+@json_option
+@chain_options
+def add(
+    name: str,
+    run: int | None,
+    orchestrator: str | None,
+    relay: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Name a network, after asking its endpoint for chain and contracts.
+
+    The first network becomes the current one. `muster join URL` does all of it for a run whose
+    orchestrator tells where its network is.
+
+    \b
+    Example:
+      muster network add main --rpc https://rpc.example.org --deployments ./deployments
+    """
+    require_name(name)
+    known = read_profiles()
+    if name in known.networks:
+        raise ConfigError(
+            f"there is a network {name!r} already", hint=f"muster network remove {name}"
+        )
+    if (orchestrator or relay) and run is None:
+        raise ConfigError("whose --orchestrator and --relay?", hint="name the run with --run")
+    rpc, deployments = endpoint(options)
+    runs = {} if run is None else {str(run): Served(orchestrator=orchestrator, relays=relay)}
+    profile = Profile(
+        chain_id=asyncio.run(_chain_id(rpc, deployments)),
+        rpc=tuple(rpc.split(",")),
+        deployments=_lasting(deployments),
+        runs=runs,
+    )
+    current = known.current or name
+    file = write_profiles(Profiles(current=current, networks={**known.networks, name: profile}))
+    if as_json:
+        print_json(describe(name, profile, is_current=current == name))
+    else:
+        click.echo(f"{name} is chain {profile.chain_id}, in {file}")
+
+
+async def _chain_id(rpc: str, deployments: Path) -> int:
+    """Return the number of the chain, which has the contracts; raises ChainError, ConfigError."""
+    async with await Chain.connect(rpc, deployments) as chain:
+        return chain.chain_id
+
+
+def _lasting(folder: Path) -> Path:
+    """Return a folder as it is seen from everywhere; one at home as it was written."""
+    return folder if str(folder).startswith("~") else folder.absolute()
+
+
+@network.command("list")
+@json_option
+def list_(as_json: bool) -> None:
+    """List the networks that have a name; a star is at the one that commands mean.
+
+    \b
+    Example:
+      muster network list
+    """
+    known = read_profiles()
+    found = dict(known.networks)
+    if (devnet := running_devnet()) is not None:
+        found[DEVNET] = devnet
+    chosen = resolve(None, None)[0].name
+    rows = [describe(name, found[name], is_current=name == chosen) for name in found]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(
+            ["", "network", "chain", "endpoint", "runs"],
+            [
+                [
+                    "*" if row["current"] else "",
+                    row["network"],
+                    str(row["chain_id"]),
+                    row["rpc"][0] + (" …" if len(row["rpc"]) > 1 else ""),
+                    ", ".join(row["runs"]),
+                ]
+                for row in rows
+            ],
+        )
+    else:
+        click.echo("none: `muster network add`, `muster join` or `muster devnet`", err=True)
+
+
+@network.command()
+@click.argument("name")
+@json_option
+def use(name: str, as_json: bool) -> None:
+    """Make a network the current one: what commands mean unless told otherwise.
+
+    \b
+    Example:
+      muster network use main
+    """
+    known = read_profiles()
+    if name != DEVNET:
+        known_profile(known, name)
+    file = write_profiles(Profiles(current=name, networks=known.networks))
+    if as_json:
+        print_json({"current": name})
+    else:
+        click.echo(f"{name} is the current network, in {file}")
+
+
+@network.command()
+@click.argument("name", required=False)
+@json_option
+def show(name: str | None, as_json: bool) -> None:
+    """Show a network: NAME, or else the one that commands mean here.
+
+    \b
+    Example:
+      muster network show main
+    """
+    known, chosen = read_profiles(), resolve(None, None)[0]
+    if name is None:
+        name, profile = chosen.name, chosen.profile
+    elif name == DEVNET:
+        profile = running_devnet()
+    else:
+        profile = known_profile(known, name)
+    if name is None or profile is None:
+        raise ConfigError(
+            "no devnet runs on this machine"
+            if name
+            else f"no network is current: commands mean {mask_url(resolve(None, None)[1])}",
+            hint="`muster network list` shows what has a name, `muster network add` gives one",
+        )
+    facts = describe(name, profile, is_current=name == chosen.name)
+    services = [
+        f"{run}: {', '.join(filter(None, [served['orchestrator'], *served['relays']]))}"
+        for run, served in facts["runs"].items()
+    ]
+    words = {"current": "yes" if facts["current"] else "no", "runs": None, "run": services}
+    print_result(facts, as_json, facts | words)
+
+
+@network.command()
+@click.argument("name")
+@json_option
+def remove(name: str, as_json: bool) -> None:
+    """Forget a network. The folder of its contracts stays, unless `muster join` wrote it.
+
+    \b
+    Example:
+      muster network remove main
+    """
+    known = read_profiles()
+    profile = known_profile(known, name)
+    left = {other: known.networks[other] for other in known.networks if other != name}
+    write_profiles(
+        Profiles(current=None if known.current == name else known.current, networks=left)
+    )
+    if profile.deployments == joined_folder(name):
+        shutil.rmtree(profile.deployments, ignore_errors=True)
+    if as_json:
+        print_json({"removed": name})
+    else:
+        click.echo(f"{name} is forgotten")
+
+
+def joined_folder(name: str) -> Path:
+    """Return where `muster join` puts the addresses of a network's contracts."""
+    folder = config_folder()
+    if folder is None:
+        raise ConfigError("neither HOME nor XDG_CONFIG_HOME is set", hint="set one of them")
+    return folder / "networks" / name
+
+
+def describe(name: str, profile: Profile, *, is_current: bool) -> dict[str, Any]:
+    """Return what is shown of a network; secrets of endpoints are not."""
+    return {
+        "network": name,
+        "current": is_current,
+        "chain_id": profile.chain_id,
+        "rpc": [mask_url(url) for url in profile.rpc],
+        "deployments": str(profile.deployments),
+        "runs": {run: served.model_dump() for run, served in profile.runs.items()},
+    }
+
+
+DEADLINE_S = 30.0
+"""How long the orchestrator may take to answer."""
+NEXT = (
+    "muster doctor --run {run}",
+    "muster init",
+    "muster stake --keystore ~/.muster/worker.json --node ~/.muster/node.json --run {run}",
+    "muster worker run --run {run} --keystore ~/.muster/node.json --worker 0x... "
+    "--state-dir ~/.muster/state",
+)
+"""What a newcomer does next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What an orchestrator says, checked with the chain."""
+
+    page: NetworkPage
+    """What it says."""
+    deployment: Deployment
+    """Where it says the contracts are."""
+    rpcs: tuple[str, ...]
+    """The endpoints that were asked, and that the profile gets."""
+    signer: Address
+    """The run's orchestrator on chain, who signed it."""
+
+
+@click.command()
+@click.argument("url")
+@click.option("--name", help="The profile's name. [default: the host's]")
+@click.option(
+    "--rpc",
+    metavar="URL",
+    multiple=True,
+    callback=joined,
+    help="Your own endpoint of the chain, instead of those that the run names.",
+)
+@yes_option
+@json_option
+def join(url: str, name: str | None, rpc: str | None, yes: bool, as_json: bool) -> None:
+    """Learn a run's network from its orchestrator's URL, and make it the current one.
+
+    The chain must have the run and its contracts, and the run's orchestrator must have signed. But
+    an endpoint that the run names can tell of a chain that it made up: ask your own with --rpc, and
+    compare the contracts with what you know, before you stake anything.
+
+    \b
+    Example:
+      muster join https://orchestrator.example.org --rpc https://my-node.example.org
+    """
+    if name is not None:
+        require_name(name)
+    invited = asyncio.run(read_invitation(url, rpc))
+    known = read_profiles()
+    chosen, profile = plan(known, invited, url, name)
+    facts = _facts(chosen, invited, profile, is_own=rpc is not None)
+    if not as_json:
+        print_facts(facts)
+    for note in _notes(known, chosen, invited):
+        click.echo(f"note: {note}", err=True)
+    if not yes:
+        click.confirm("Keep this network, and use it from now on?", abort=True, err=True)
+    _keep(known, chosen, profile, invited)
+    following = [line.format(run=invited.page.run_id) for line in NEXT]
+    if as_json:
+        print_json({**facts, "next": following})
+    else:
+        click.echo("\n".join([f"{chosen} is the current network. Next:", *following]), err=True)
+
+
+async def read_invitation(url: str, rpc: str | None = None) -> Invitation:
+    """Return what the orchestrator at a URL says, checked with the chain.
+
+    Raises ConfigError or ApiError when the answer must not be believed, ChainError when the chain
+    lacks the contracts that it names.
+    """
+    from muster.api import OrchestratorApi
+    from muster.api.network import read_network, url_fault
+
+    if fault := url_fault(url):
+        raise ConfigError(f"{url[:80]} {fault}", hint="it looks like https://host:8600")
+    try:
+        async with asyncio.timeout(DEADLINE_S), OrchestratorApi(url) as api:
+            signed = await api.network()
+    except TimeoutError as error:
+        raise ApiError(
+            f"{urlsplit(url).hostname} did not answer within {DEADLINE_S:g} s",
+            status=503,
+            code="unreachable",
+            hint="is `muster orchestrator run` up, and is the URL right?",
+        ) from error
+    page = read_network(signed)
+    _require_public(page, url)
+    rpcs = tuple(urls_of(rpc)) if rpc else page.rpc
+    if not rpcs:
+        raise ConfigError("the run names no RPC endpoint", hint="name one with --rpc")
+
+    from muster.api.network import signer_of
+
+    deployment = _deployment(page)
+    async with await Chain.connect(rpcs, deployment) as chain:
+        try:
+            config = await chain.runs.config_of(RunId(page.run_id))
+        except ContractRevert as error:
+            raise ConfigError(
+                f"chain {page.chain_id} has no run {page.run_id}", hint="ask who invited you"
+            ) from error
+        domain = chain.domain("ContributionLedger")
+    try:
+        signer = signer_of(signed, page, domain)
+    except SignatureError as error:
+        raise ConfigError(f"the network's document: {error}", hint="ask who invited you") from error
+    if signer != config.orchestrator:
+        raise ConfigError(
+            f"{signer} signed, the orchestrator of run {page.run_id} is {config.orchestrator}",
+            hint="this is not the run's orchestrator: do not join",
+        )
+    return Invitation(page, deployment, rpcs, signer)
+
+
+def _deployment(page: NetworkPage) -> Deployment:
+    parts = page.model_dump(include={"chain_id", "deploy_block", "contracts"})
+    try:
+        return parse_deployment(json.dumps(parts))
+    except (ConfigError, EncodingError) as error:
+        raise ConfigError(
+            f"the network's contracts are malformed: {error}", hint="ask who invited you"
+        ) from error
+
+
+def _require_public(page: NetworkPage, url: str) -> None:
+    """Raise ConfigError for a host of the internet that leads into the machine's own network."""
+    from muster.api.network import is_private
+
+    if is_private(url):
+        return
+    for named in (*page.rpc, *filter(None, [page.orchestrator]), *page.relays):
+        if is_private(named):
+            raise ConfigError(
+                f"{urlsplit(url).hostname} names {named}, which is in your own network",
+                hint="do not join, unless you know why; `muster network add` takes any endpoint",
+            )
+
+
+def plan(known: Profiles, invited: Invitation, url: str, name: str | None) -> tuple[str, Profile]:
+    """Return the profile and its name; raises ConfigError rather than change what is there.
+
+    A network that has a profile already, by chain and contracts, gets the run; another one gets a
+    profile of its own.
+    """
+    page = invited.page
+    served = Served(orchestrator=page.orchestrator or url, relays=page.relays)
+    named = name or next((n for n in known.networks if _is_same(known.networks[n], invited)), None)
+    named = named or (urlsplit(url).hostname or "").replace(":", "-")
+    require_name(named)
+    old = known.networks.get(named)
+    if old is None:
+        profile = Profile(
+            chain_id=page.chain_id,
+            rpc=invited.rpcs,
+            deployments=joined_folder(named),
+            runs={str(page.run_id): served},
+        )
+        return named, profile
+    hint = f"name this one with --name, or: muster network remove {named}"
+    if not _is_same(old, invited):
+        raise ConfigError(f"the network {named!r} has another chain or contracts", hint=hint)
+    before = old.runs.get(str(page.run_id), served)
+    if before != served:
+        raise ConfigError(
+            f"the network {named!r} knows run {page.run_id} at {before.orchestrator}, not at "
+            f"{served.orchestrator}",
+            hint=hint,
+        )
+    return named, old.model_copy(update={"runs": {**old.runs, str(page.run_id): served}})
+
+
+def _is_same(profile: Profile, invited: Invitation) -> bool:
+    if profile.chain_id != invited.page.chain_id:
+        return False
+    try:
+        found = load_deployment(profile.deployments, profile.chain_id)
+    except ConfigError:
+        return False
+    return found.contracts == invited.deployment.contracts
+
+
+def _facts(name: str, invited: Invitation, profile: Profile, *, is_own: bool) -> dict[str, Any]:
+    page = invited.page
+    served = profile.runs[str(page.run_id)]
+    return {
+        "network": name,
+        "chain": page.chain_id,
+        "endpoint": [mask_url(rpc) for rpc in invited.rpcs],
+        "named by": "you" if is_own else "the run: ask your own with --rpc before you stake",
+        "run": page.run_id,
+        "orchestrator": served.orchestrator,
+        "relays": list(served.relays),
+        "signed by": f"{invited.signer}, the run's orchestrator on chain",
+        "contracts": [f"{n} {address}" for n, address in invited.deployment.contracts.items()],
+    }
+
+
+def _notes(known: Profiles, name: str, invited: Invitation) -> list[str]:
+    """Return what somebody should look at twice."""
+    others = [
+        other
+        for other, profile in known.networks.items()
+        if other != name
+        and profile.chain_id == invited.page.chain_id
+        and not _is_same(profile, invited)
+    ]
+    return [f"on chain {invited.page.chain_id}, {o!r} has other contracts" for o in others]
+
+
+def _keep(known: Profiles, name: str, profile: Profile, invited: Invitation) -> None:
+    if name not in known.networks:
+        save_deployment(profile.deployments, invited.deployment)
+    write_profiles(Profiles(current=name, networks={**known.networks, name: profile}))

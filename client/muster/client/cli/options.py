@@ -1,0 +1,136 @@
+"""What the commands share: flags, the keystores and accounts they name, how a process begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from muster.protocol.errors import ConfigError, EncodingError
+from muster.protocol.ids import Address, to_address
+from muster.settings import Settings, load_settings
+from muster.settings.options import CONFIRMATIONS_HELP, ORCHESTRATOR_HELP, RELAY_HELP
+from muster.settings.options import FILE as FILE
+from muster.settings.options import FOLDER as FOLDER
+from muster.settings.options import PASSWORD_HELP as PASSWORD_HELP
+from muster.settings.options import chain_options as chain_options
+from muster.settings.options import endpoint as endpoint
+from muster.settings.options import orchestrator_option as orchestrator_option
+from muster.settings.options import relay_option as relay_option
+from muster.telemetry import setup_logging
+from muster.wallet import Wallet, keystore_address, open_wallet
+
+F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S", bound=Settings)
+
+HOME = Path("~/.muster")
+"""Where `muster init` puts a contributor's keystores unless told otherwise."""
+
+ENGINES = ("transformers", "vllm")
+"""What runs models: docs/engines.md."""
+DTYPES = ("float32", "bfloat16")
+"""Number formats that engines compute in."""
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+run_option = click.option("--run", type=click.IntRange(min=1), required=True, help="The run.")
+
+
+def key_options(command: F) -> F:
+    """Add --keystore and --password-file."""
+    for option in (
+        click.option("--password-file", type=FILE, help=PASSWORD_HELP),
+        click.option("--keystore", type=FILE, required=True, help="Keystore of the signing key."),
+    ):
+        command = option(command)
+    return command
+
+
+confirmations_option = click.option(
+    "--confirmations", metavar="N|safe|finalized", help=CONFIRMATIONS_HELP
+)
+
+
+def engine_options(command: F) -> F:
+    """Add what an inference engine is made of."""
+    for option in (
+        click.option("--device", help="Where the model computes. [default: cpu]"),
+        click.option(
+            "--threads",
+            type=click.IntRange(1, 256),
+            help="CPU threads of the model. [default: 1]",
+        ),
+        click.option(
+            "--dtype", type=click.Choice(DTYPES), help="Arithmetic of the model. [default: float32]"
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def engine_choice(command: F) -> F:
+    """Add --engine, and what an engine is made of."""
+    command = engine_options(command)
+    return click.option(
+        "--engine", type=click.Choice(ENGINES), help="What runs the model. [default: transformers]"
+    )(command)
+
+
+def node_options(command: F) -> F:
+    """Add what workers and validators share."""
+    command = engine_choice(command)
+    for option in (
+        confirmations_option,
+        click.option("--poll-s", type=float, help="Seconds between looks at the chain."),
+        click.option("--keep-going", is_flag=True, default=None, help="Stay when the run is over."),
+        click.option("--relay", multiple=True, metavar="URL", help=RELAY_HELP),
+        click.option("--state-dir", type=FOLDER, help="Where the process keeps its state."),
+        click.option("--orchestrator", metavar="URL", help=ORCHESTRATOR_HELP),
+        click.option("--run", type=int, help="The run to take part in."),
+        click.option("--config", type=FILE, help="TOML file with any of these settings."),
+    ):
+        command = option(command)
+    return chain_options(key_options(command))
+
+
+def open_keystore(keystore: Path, password_file: Path | None, what: str = "keystore") -> Wallet:
+    """Return the account of a keystore; `what` it is is said when the password is asked for."""
+    return open_wallet(keystore, password_file, what=f"{what} {keystore}")
+
+
+def agree(question: str, options: Mapping[str, Any]) -> None:
+    """Ask before something is sent, unless --yes was given; a refusal ends the command."""
+    if not options["yes"]:
+        click.confirm(question, abort=True, err=True)
+
+
+def parse_account(text: str) -> Address:
+    """Return the account that a text names; raises ConfigError."""
+    try:
+        return to_address(text)
+    except EncodingError as error:
+        raise ConfigError(f"{text!r} is no account: {error}", hint="0x and 40 digits") from error
+
+
+def account_of(address: str | None, keystore: Path | None, role: str) -> str:
+    """Return whose status is asked for: the address as given, or the keystore's account."""
+    if (address is None) == (keystore is None):
+        raise ConfigError("whose status?", hint=f"give --{role} ADDRESS or --keystore FILE")
+
+    return address or keystore_address(keystore or Path())
+
+
+def begin_process(settings: type[S], role: str, options: Mapping[str, Any]) -> tuple[S, Wallet]:
+    """Return a process's settings and its account, and set up its log.
+
+    A setting that is missing is named before the password is asked for. The environment's
+    variables begin with MUSTER_ROLE_.
+    """
+    flags = dict(options)
+    file, keystore, password_file = map(flags.pop, ("config", "keystore", "password_file"))
+    loaded = load_settings(settings, file=file, flags=flags, env_prefix=f"MUSTER_{role.upper()}_")
+    account = open_keystore(keystore, password_file, "node" if role == "worker" else role)
+    setup_logging(role)
+    return loaded, account

@@ -1,0 +1,205 @@
+"""`muster stake`, `muster unstake` and `muster worker rejoin`: stake put in, and taken back.
+
+`muster.client.stake` says what each does and sends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from muster.chain import Chain
+from muster.client.cli.options import (
+    FILE,
+    agree,
+    chain_options,
+    endpoint,
+    json_option,
+    key_options,
+    open_keystore,
+    run_option,
+    yes_option,
+)
+from muster.client.cli.printing import print_json, print_result
+from muster.client.preflight import require_cold, require_gas, require_worker
+from muster.client.quantities import format_time, format_tokens, parse_tokens
+from muster.client.stake import (
+    add_stake,
+    come_back,
+    join_run,
+    leaving,
+    stake_offer,
+    take_from_faucet,
+    take_gas_money,
+    unbond,
+    what_next,
+)
+from muster.protocol.ids import Address, RunId
+from muster.wallet import Wallet
+
+
+@click.command()
+@key_options
+@run_option
+@click.option("--node", type=FILE, help="Keystore of the node that signs for the worker.")
+@click.option("--node-password-file", type=FILE, help="Password of the node's keystore.")
+@click.option("--amount", metavar="TOKENS", help="How much. [default: what is required there]")
+@click.option("--faucet", is_flag=True, help="Take tokens and gas money: development chains.")
+@yes_option
+@json_option
+@chain_options
+def stake(
+    keystore: Path,
+    password_file: Path | None,
+    node: Path | None,
+    node_password_file: Path | None,
+    **options: Any,
+) -> None:
+    """Stake for a run, and become its worker, in one transaction; or add stake there.
+
+    A new worker signs the number of the run's terms; --node names its hot key, the first time. A
+    worker of the run only adds the amount. Prints the transaction's hash.
+
+    \b
+    Examples:
+      muster stake --run 1 --keystore ~/.muster/worker.json --node ~/.muster/node.json
+      muster stake --run 1 --keystore ~/.muster/worker.json --amount 50
+    """
+    owner = open_keystore(keystore, password_file)
+    node_wallet = open_keystore(node, node_password_file or password_file, "node") if node else None
+    asyncio.run(_stake(owner, node_wallet, options))
+
+
+async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) -> None:
+    run_id = RunId(options["run"])
+    amount = parse_tokens(options["amount"]) if options["amount"] else None
+    async with await Chain.connect(*endpoint(options), key=owner.key) as chain:
+        await require_cold(chain, owner.address)
+        if options["faucet"]:
+            await take_gas_money(chain, owner.address)
+        await require_gas(chain, owner.address, "stake")
+        make_offer = partial(
+            stake_offer, chain, owner.address, run_id, amount, with_node=node is not None
+        )
+        offer = await make_offer()
+        missing = offer.amount_wei - offer.balance_wei
+        if missing > 0 and options["faucet"]:
+            await take_from_faucet(chain, owner.address, missing)
+            offer = await make_offer()
+        offer.require_funds()
+        offer.require_something(with_node=node is not None)
+        click.echo(f"account {owner.address}\n{offer.describe()}", err=True)
+        agree("Stake?", options)
+        if offer.joins:
+            receipt = await join_run(chain, owner, node, run_id, offer.amount_wei)
+        else:
+            receipt = await add_stake(chain, run_id, owner.address, offer.amount_wei)
+        next_step = await what_next(chain, owner.address, run_id)
+    if options["as_json"]:
+        staked = {
+            "account": owner.address,
+            "run": run_id,
+            "amount_tokens": format_tokens(offer.amount_wei),
+        }
+        print_json({**staked, "transaction": receipt.tx_hash})
+    else:
+        click.echo(receipt.tx_hash)
+    click.echo(next_step, err=True)
+
+
+staked_run_option = click.option(
+    "--run",
+    type=click.IntRange(min=0),
+    required=True,
+    help="The run that it is staked for; 0 is the jurors' bench.",
+)
+
+
+# Commands
+
+
+@click.command()
+@key_options
+@staked_run_option
+@click.option("--amount", metavar="TOKENS", help="How much to ask for. [default: everything]")
+@click.option("--all", "everything", is_flag=True, help="Ask for the rest, though some unbonds.")
+@yes_option
+@json_option
+@chain_options
+def unstake(keystore: Path, password_file: Path | None, **options: Any) -> None:
+    """Take stake of a run back: a first call asks for it, a second withdraws it when it is due.
+
+    A worker or validator leaves the run by it, unless --amount leaves enough. Exit code 3: not due
+    yet.
+
+    \b
+    Examples:
+      muster unstake --run 1 --keystore ~/.muster/worker.json           leave; later, withdraw
+      muster unstake --run 1 --keystore validator.json --amount 100     spare stake only
+    """
+    if options["amount"] and options["everything"]:
+        raise click.UsageError("--amount and --all exclude each other")
+    asyncio.run(_unstake(open_keystore(keystore, password_file).key, options))
+
+
+async def _unstake(key: bytes, options: dict[str, Any]) -> None:
+    asked = parse_tokens(options["amount"]) if options["amount"] else None
+    async with await Chain.connect(*endpoint(options), key=key) as chain:
+        assert chain.account is not None  # connected with a key
+        state = await leaving(chain, chain.account, RunId(options["run"]))
+        if state.stake.unbonding_wei and asked is None and not options["everything"]:
+            state.require_due()
+            click.echo(f"withdraws {format_tokens(state.stake.unbonding_wei)} tokens", err=True)
+            await _agree(chain, state.account, options)
+            receipt = await chain.vault.withdraw(state.run_id)
+            action, amount, due = "withdrawn", state.stake.unbonding_wei, state.now
+        else:
+            amount = state.amount(asked)
+            click.echo(state.describe(amount), err=True)
+            await _agree(chain, state.account, options)
+            receipt = await unbond(chain, state, amount)
+            requested = receipt.event("UnbondRequested")
+            action, due = "unbonding", int(requested.args["withdrawable_at"])
+    facts = {"action": action, "amount_tokens": format_tokens(amount)}
+    sent = {"transaction": receipt.tx_hash}
+    print_result(
+        facts | {"due_at": due} | sent, options["as_json"], facts | {"due": format_time(due)} | sent
+    )
+
+
+async def _agree(chain: Chain, account: Address, options: dict[str, Any]) -> None:
+    await require_gas(chain, account, "unstake")
+    agree("Go on?", options)
+
+
+@click.command()
+@key_options
+@staked_run_option
+@json_option
+@chain_options
+def rejoin(keystore: Path, password_file: Path | None, **options: Any) -> None:
+    """Work again for a run after jail, or after having started to leave, under its present terms.
+
+    --keystore is the worker's. Stake that unbonds does not count: add what is missing first. Exit
+    code 3: not possible yet.
+
+    \b
+    Example:
+      muster worker rejoin --run 1 --keystore ~/.muster/worker.json
+    """
+    asyncio.run(_rejoin(open_keystore(keystore, password_file).key, options))
+
+
+async def _rejoin(key: bytes, options: dict[str, Any]) -> None:
+    async with await Chain.connect(*endpoint(options), key=key) as chain:
+        assert chain.account is not None  # connected with a key
+        await require_worker(chain, chain.account)
+        await require_gas(chain, chain.account, "rejoin")
+        receipt = await come_back(chain, chain.account, RunId(options["run"]))
+    back = receipt.event("WorkerReturned")
+    facts = {"active_from_block": back.args["active_from"], "transaction": receipt.tx_hash}
+    print_result(facts, options["as_json"])

@@ -1,0 +1,390 @@
+"""`muster worker run | status` and `muster rewards`: work, how it stands, and what it earned.
+
+`muster worker status` reads the chain. It asks the orchestrator, when one is named, for the rest:
+signs of life, and work on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from muster.chain import (
+    Chain,
+    ChainView,
+    MemberView,
+    RunView,
+    WorkerView,
+    find_worker,
+    loss_of,
+    read_view,
+)
+from muster.client.cli.options import (
+    FILE,
+    PASSWORD_HELP,
+    account_of,
+    begin_process,
+    chain_options,
+    endpoint,
+    json_option,
+    node_options,
+    open_keystore,
+    orchestrator_option,
+    run_option,
+)
+from muster.client.cli.printing import print_result
+from muster.client.cli.run import state_of, units_funded
+from muster.client.cli.stake import rejoin
+from muster.client.preflight import find_run
+from muster.client.quantities import format_duration, format_time, format_tokens
+from muster.client.rewards import Earnings, find_earnings
+from muster.client.settings import WorkerSettings
+from muster.client.worker.by_hand import submit_direct
+from muster.lifecycle import run_until_stopped
+from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.ids import Address, RunId
+from muster.wallet import Wallet, keystore_address
+
+
+@click.command()
+@click.argument("action", type=click.Choice(["show", "claim"]), default="show")
+@click.option("--run", type=int, required=True, help="The run that pays.")
+@click.option("--worker", metavar="ADDRESS", help="Whose rewards. [default: the keystore's]")
+@click.option("--keystore", type=FILE, help="Sends the claims and pays their gas; any account.")
+@click.option("--password-file", type=FILE, help=PASSWORD_HELP)
+@json_option
+@chain_options
+def rewards(action: str, keystore: Path | None, password_file: Path | None, **options: Any) -> None:
+    """Show or claim what a worker has earned. Rewards are always paid to the worker.
+
+    \b
+    Examples:
+      muster rewards --run 1 --worker 0x...
+      muster rewards claim --run 1 --keystore ~/.muster/worker.json
+    """
+    if action == "claim" and keystore is None:
+        raise ConfigError("a claim needs --keystore", hint="any account that can pay gas will do")
+    sender = open_keystore(keystore, password_file) if keystore and action == "claim" else None
+    worker = options["worker"]
+    if worker is None:
+        if keystore is None:
+            raise ConfigError("whose rewards?", hint="give --worker ADDRESS or --keystore FILE")
+        worker = keystore_address(keystore)
+    asyncio.run(_rewards(sender, worker, options))
+
+
+async def _rewards(sender: Wallet | None, worker: str, options: dict[str, Any]) -> None:
+    from muster.client.rewards import claim, describe_earnings, facts_of, find_earnings
+
+    key = sender.key if sender else None
+    async with await Chain.connect(*endpoint(options), key=key) as chain:
+        view = await read_view(chain, ChainView())
+        find_run(view, options["run"])
+        account = find_worker(view, worker).address
+        earnings = await find_earnings(chain, view, RunId(options["run"]), account)
+        transactions = await claim(chain, earnings) if sender else []
+    report = describe_earnings(earnings, account, transactions)
+    print_result(report, options["as_json"], facts_of(report))
+
+
+@click.group()
+def worker() -> None:
+    """Generate rollouts and be paid."""
+
+
+@worker.command("run")
+@node_options
+@click.option("--worker", metavar="ADDRESS", help="The staking wallet this node works for.")
+@click.option("--heartbeat-s", type=float, help="Seconds between signs of life. [default: 10]")
+@click.option("--plain", is_flag=True, default=None, help="Log lines, no live view.")
+def worker_run(**options: Any) -> None:
+    """Lease tickets, generate, sign and upload until stopped; --keystore is the node's.
+
+    A terminal shows a live view, anything else gets a line per event.
+
+    \b
+    Example:
+      muster worker run --run 1 --keystore node.json --worker 0x... --state-dir worker \\
+        --orchestrator http://orchestrator:8600
+    """
+    settings, node = begin_process(WorkerSettings, "worker", options)
+    from muster.client.worker.live import make_watch
+    from muster.client.worker.process import run_worker
+
+    watch = make_watch(settings)
+    run_until_stopped(lambda: run_worker(settings, node, watch=watch))
+
+
+SILENT_S = 60
+"""A node that was not heard of for so long is taken for stopped."""
+SHOWN_REJECTIONS = 3
+"""Latest submissions that were not accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What was asked about a worker in a run."""
+
+    run: RunView
+    worker: WorkerView
+    member: MemberView
+    """What it is in the run."""
+    earnings: Earnings
+    """What it earned there."""
+    unit_cap: int
+    """Units its stake covers in flight."""
+    required_wei: int
+    """Active stake a worker must hold."""
+    in_flight: int
+    """Units with outcomes that are not final, in this run."""
+    block: int
+    """The chain's height."""
+    now: int
+    """The chain's time."""
+    beat: dict[str, Any] | None = None
+    """What the orchestrator says about it; None when it was not asked or does not know it."""
+    phase: str | None = None
+    """What the orchestrator says the run is doing."""
+
+
+async def gather_facts(
+    chain: Chain, view: ChainView, run: RunView, worker: WorkerView, orchestrator: str | None
+) -> WorkerFacts:
+    """Return what chain and orchestrator say; an orchestrator that is away is named, not fatal."""
+    now = await chain.now()
+    window_s = await chain.ledger.challenge_window()
+    beat, phase = await _ask_status(orchestrator, worker.address)
+    return WorkerFacts(
+        run=run,
+        worker=worker,
+        member=require_member(run, worker),
+        earnings=await find_earnings(chain, view, run.run_id, worker.address),
+        unit_cap=await chain.ledger.unit_cap_of(run.run_id, worker.address),
+        required_wei=await chain.workers.required_stake(),
+        in_flight=_in_flight(view, run.run_id, worker, now, window_s),
+        block=await chain.block_number(),
+        now=now,
+        beat=beat,
+        phase=phase,
+    )
+
+
+async def _ask_status(
+    orchestrator: str | None, worker: Address
+) -> tuple[dict[str, Any] | None, str | None]:
+    from muster.api import OrchestratorApi
+
+    if orchestrator is None:
+        return None, None
+    async with OrchestratorApi(orchestrator) as api:
+        try:
+            status = await api.status()
+        except ApiError as error:
+            return None, f"not known: {error}"
+    mine = [each.model_dump(mode="json") for each in status.workers if each.worker == worker]
+    return mine[0] if mine else None, status.phase[:100]
+
+
+def require_member(run: RunView, worker: WorkerView) -> MemberView:
+    """Return a worker as it stands in a run; raises ConfigError when it never joined it."""
+    member = run.members.get(worker.address)
+    if member is None:
+        joined = ", ".join(map(str, worker.memberships)) or "none"
+        raise ConfigError(
+            f"{worker.address} never joined run {run.run_id}; its runs: {joined}",
+            hint=f"muster stake --run {run.run_id} joins it",
+        )
+    return member
+
+
+def _in_flight(view: ChainView, run_id: RunId, worker: WorkerView, now: int, window_s: int) -> int:
+    return sum(
+        record.units
+        for batch in view.batches.values()
+        if batch.run_id == run_id and batch.records is not None
+        if now < (batch.posted_at or 0) + window_s
+        for record in batch.records or ()
+        if record.worker_id == worker.worker_id
+    )
+
+
+def why_no_work(facts: WorkerFacts) -> Iterator[str]:
+    """Yield every reason why the worker gets no ticket now, with what to do; none: it may."""
+    yield from _reasons_of_worker(facts)
+    yield from _reasons_of_run(facts)
+    is_active = facts.member.status == "Active"
+    if is_active and facts.in_flight >= facts.unit_cap:
+        yield (
+            f"{facts.in_flight:,} units are in flight and the stake covers {facts.unit_cap:,}: "
+            "add stake, or wait until outcomes are final"
+        )
+    seen_at = facts.beat.get("seen_at") if facts.beat else None
+    if facts.beat is not None and not isinstance(seen_at, (int, float)):
+        yield "its node was never heard of: muster worker run starts it"
+    elif isinstance(seen_at, (int, float)) and time.time() - seen_at > SILENT_S:
+        silent = format_duration(time.time() - seen_at)
+        yield f"its node has been silent for {silent}: is muster worker run up?"
+
+
+def _reasons_of_worker(facts: WorkerFacts) -> Iterator[str]:
+    worker = facts.member
+    status, run = worker.status.lower(), facts.run.run_id
+    if status == "jailed":
+        lacking = facts.required_wei - worker.active_wei
+        first = f"add {format_tokens(lacking)} tokens of stake, then " if lacking > 0 else ""
+        until = format_time(worker.jailed_until)
+        yield f"it is jailed until {until} at least: {first}muster worker rejoin --run {run}"
+    elif status == "exiting":
+        yield f"it is leaving: muster worker rejoin --run {run} brings it back"
+    elif status == "banned":
+        yield "it is banned for fraud: only a jury that overturns the verdict ends that"
+    elif facts.block < worker.active_from:
+        yield f"it is active from block {worker.active_from}, the chain is at {facts.block}"
+
+
+def _reasons_of_run(facts: WorkerFacts) -> Iterator[str]:
+    run = facts.run
+    state = state_of(run)
+    if state not in ("open", "unfunded"):
+        yield f"the run is {state}" if state != "no policy yet" else "the run has no policy yet"
+    if units_funded(run) == 0:
+        yield "the run cannot pay at the moment: its owner must fund it"
+    if facts.phase in ("finished", "waiting for funds", "paused"):
+        yield f"the orchestrator says: {facts.phase}"
+
+
+def describe(facts: WorkerFacts, view: ChainView) -> dict[str, Any]:
+    """Return how a worker stands, as JSON values; amounts in wei as text."""
+    worker, earnings = facts.member, facts.earnings
+    loss = loss_of(view, facts.run.run_id, worker.address)
+    counts, refused = _outcomes(facts, view)
+    return {
+        "worker": worker.address,
+        "run": facts.run.run_id,
+        "status": worker.status.lower(),
+        "node": worker.node,
+        "active_from_block": worker.active_from,
+        "stake": {
+            "active_wei": str(worker.active_wei),
+            "unbonding_wei": str(worker.unbonding_wei),
+            "slashed_wei": str(worker.slashed_wei),
+            "required_wei": str(facts.required_wei),
+        },
+        "loss": None if loss is None else loss.to_json(format_tokens),
+        "units": {"in_flight": facts.in_flight, "cap": facts.unit_cap},
+        "outcomes": counts,
+        "not_accepted": refused,
+        "earned_wei": str(
+            sum(
+                earnings.amount_wei(part)
+                for part in (earnings.claimable, earnings.pending, earnings.paid)
+            )
+        ),
+        "claimable_wei": str(earnings.amount_wei(earnings.claimable)),
+        "pending_wei": str(earnings.amount_wei(earnings.pending)),
+        "paid_wei": str(earnings.amount_wei(earnings.paid)),
+        "other_runs": {
+            str(run_id): other.status.lower()
+            for run_id, other in facts.worker.memberships.items()
+            if run_id != facts.run.run_id
+        },
+        "heartbeat": None
+        if facts.beat is None
+        else {name: facts.beat.get(name) for name in ("seen_at", "state", "policy_version")},
+        "phase": facts.phase,
+        "no_work_because": list(why_no_work(facts)),
+    }
+
+
+def _outcomes(facts: WorkerFacts, view: ChainView) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """Return how many outcomes of each verdict there are, and the latest that are no acceptance."""
+    counts = {"accepted": 0, "incomplete": 0, "rejected": 0, "fraud": 0}
+    refused = []
+    for batch in view.batches.values():
+        if batch.run_id != facts.run.run_id:
+            continue
+        for position, record in enumerate(batch.records or ()):
+            if record.worker_id != facts.worker.worker_id:
+                continue
+            verdict = record.verdict.name.lower()
+            counts[verdict] += 1
+            if verdict != "accepted":
+                place = f"{batch.batch_id}:{position}"
+                refused.append(
+                    {"submission": place, "verdict": verdict, "reason": record.reason.name}
+                )
+    return counts, refused[: -SHOWN_REJECTIONS - 1 : -1]
+
+
+def facts_of(found: dict[str, Any]) -> dict[str, Any]:
+    """Return a described worker as names and lines for people."""
+    stake, units, beat = found["stake"], found["units"], found["heartbeat"]
+    unbonding = int(stake["unbonding_wei"])
+    return {
+        "worker": f"{found['worker']}, {found['status']} in run {found['run']}",
+        "node": found["node"],
+        "stake": f"{format_tokens(int(stake['active_wei']))} tokens, "
+        f"{format_tokens(int(stake['required_wei']))} required"
+        + (f", {format_tokens(unbonding)} unbonding" if unbonding else ""),
+        "slashed": found["loss"]["words"] if found["loss"] else None,
+        "in flight": f"{units['in_flight']:,} of {units['cap']:,} units that the stake covers",
+        "outcomes": ", ".join(f"{count} {name}" for name, count in found["outcomes"].items()),
+        "refused": [
+            f"{each['verdict']} {each['reason']}: muster explain {each['submission']}"
+            for each in found["not_accepted"]
+        ],
+        "earned": f"{format_tokens(int(found['earned_wei']))} tokens: "
+        f"{format_tokens(int(found['paid_wei']))} paid, "
+        f"{format_tokens(int(found['claimable_wei']))} claimable, "
+        f"{format_tokens(int(found['pending_wei']))} not final yet",
+        "other runs": ", ".join(f"{run} {how}" for run, how in found["other_runs"].items()) or None,
+        "heartbeat": _heartbeat(beat) if beat else None,
+        "work": found["no_work_because"] or "nothing known stands in the way",
+    }
+
+
+def _heartbeat(beat: dict[str, Any]) -> str:
+    if not isinstance(beat["seen_at"], (int, float)):
+        return "never"
+    ago = format_duration(max(time.time() - beat["seen_at"], 0))
+    return f"{ago} ago, {beat['state']}, policy {beat['policy_version']}"
+
+
+# Command
+
+
+@worker.command("status")
+@run_option
+@click.option("--worker", metavar="ADDRESS", help="The staking wallet, or its node.")
+@click.option("--keystore", type=FILE, help="The worker's or its node's; it is not opened.")
+@orchestrator_option
+@json_option
+@chain_options
+def status(worker: str | None, keystore: Path | None, as_json: bool, **options: Any) -> None:
+    """Show how a worker stands, what it earned, and why there is no work. Needs no password.
+
+    \b
+    Examples:
+      muster worker status --run 1 --keystore ~/.muster/node.json
+      muster worker status --run 1 --worker 0x... --orchestrator http://orchestrator:8600
+    """
+    found = asyncio.run(_status(account_of(worker, keystore, "worker"), options))
+    print_result(found, as_json, facts_of(found))
+
+
+async def _status(worker: str, options: dict[str, Any]) -> dict[str, Any]:
+    async with await Chain.connect(*endpoint(options)) as chain:
+        view = await read_view(chain, ChainView())
+        run = find_run(view, RunId(options["run"]))
+        found = find_worker(view, worker)
+        return describe(await gather_facts(chain, view, run, found, options["orchestrator"]), view)
+
+
+worker.add_command(rejoin)
+worker.add_command(submit_direct)

@@ -1,0 +1,156 @@
+"""Everything that a worker or a validator connects to before its loop starts, and its engine.
+
+The composition of a client process: chain, view, orchestrator, policies. The loops get the pieces
+and know nothing of how they are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from muster.api import OrchestratorApi
+from muster.chain import Chain, EventReader, RunView, find_run, follow
+from muster.chain.reader import OnChange
+from muster.client.chain_facts import HistoryView
+from muster.client.documents import await_orchestrator
+from muster.client.settings import EngineSettings, NodeSettings
+from muster.inference import InferenceEngine
+from muster.lifecycle import ComputeThread
+from muster.protocol.eip712 import Domain
+from muster.protocol.errors import ConfigError
+from muster.shardcast import Fetcher
+from muster.wallet import Wallet
+
+EngineFactory = Callable[[EngineSettings], InferenceEngine]
+"""Makes the engine; called off the event loop, because it imports torch."""
+
+Dtype = Literal["float32", "bfloat16"]
+"""Arithmetic of a model."""
+EngineLoader = Callable[[Dtype, str], InferenceEngine]
+"""Makes an engine of an arithmetic and a device; called off the event loop, too."""
+
+TRANSACTIONS = "transactions.sqlite3"
+"""The journal of transactions, in the state folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """What a client of one run is connected to."""
+
+    chain: Chain
+    """Signs with the client's wallet, and journals what it sends."""
+    view: HistoryView
+    """Everything that happened there."""
+    run: RunView
+    domain: Domain
+    """Of the ContributionLedger."""
+    api: OrchestratorApi
+    """The run's orchestrator, asked with the client's signature."""
+    fetcher: Fetcher
+    """Where policies come from."""
+    relays: tuple[str, ...]
+    """URLs of the run's relays."""
+
+    async def follow(self, settings: NodeSettings, on_change: OnChange) -> None:
+        """Keep the view current until cancelled."""
+        await follow(
+            self.chain,
+            self.view,
+            poll_s=settings.poll_s,
+            confirmations=settings.confirmations,
+            on_change=on_change,
+        )
+
+
+@asynccontextmanager
+async def connect(settings: NodeSettings, wallet: Wallet) -> AsyncIterator[Connected]:
+    """Connect to everything; raises ConfigError or ChainError when the run cannot be joined."""
+    async with AsyncExitStack() as stack:
+        chain = await stack.enter_async_context(
+            await Chain.connect(
+                settings.rpc,
+                settings.deployments,
+                key=wallet.key,
+                journal=settings.state_dir / TRANSACTIONS,
+            )
+        )
+        view = HistoryView()
+        reader = EventReader(chain, confirmations=settings.confirmations)
+        run = await find_run(chain, reader, view, settings.run, pause_s=settings.poll_s)
+        if run is None:
+            raise ConfigError(
+                f"there is no run {settings.run} on chain {chain.chain_id}",
+                hint="check --run, --rpc and --deployments",
+            )
+        domain = chain.domain("ContributionLedger")
+        api = await stack.enter_async_context(
+            OrchestratorApi(
+                settings.orchestrator,
+                key=wallet.key,
+                domain=domain,
+                audience=run.config.orchestrator,
+            )
+        )
+        relays = settings.relay or await _named_relays(api, settings)
+        fetcher = await stack.enter_async_context(Fetcher(relays, settings.state_dir / "policies"))
+        yield Connected(chain, view, run, domain, api, fetcher, tuple(relays))
+
+
+async def _named_relays(api: OrchestratorApi, settings: NodeSettings) -> tuple[str, ...]:
+    """Return the relays the orchestrator names, or the origin when there is none."""
+    named = await await_orchestrator(lambda: api.run_info(settings.run))
+    return tuple(named.relays) or ((named.origin,) if named.origin else ())
+
+
+def make_engine(settings: EngineSettings) -> InferenceEngine:
+    """Return the engine that settings name."""
+    load = load_vllm if settings.engine == "vllm" else load_transformers
+    return load(settings.threads)(settings.dtype, settings.device)
+
+
+def load_vllm(threads: int) -> EngineLoader:
+    """Return what runs vLLM in a process and an environment of its own."""
+
+    def load(dtype: Dtype, device: str) -> InferenceEngine:
+        from muster.inference.vllm.engine import VllmEngine
+
+        return VllmEngine(dtype, threads=threads, device=device)
+
+    return load
+
+
+def load_transformers(threads: int) -> EngineLoader:
+    """Return what runs any Hugging Face causal language model."""
+
+    def load(dtype: Dtype, device: str) -> InferenceEngine:
+        from muster.inference.transformers_engine import TransformersEngine
+
+        require_device(device)
+        return TransformersEngine(dtype, threads=threads, device=device)
+
+    return load
+
+
+def require_device(device: str) -> None:
+    """Raise ConfigError when torch cannot compute on a device, as it is named to torch."""
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"torch cannot compute on {device!r}: {str(error).splitlines()[0]}",
+            hint="cpu works everywhere; cuda needs NVIDIA's driver and a torch built for it",
+        ) from error
+
+
+async def load_engine(factory: EngineFactory, settings: EngineSettings) -> InferenceEngine:
+    """Return the engine; making it does not hold up a stop."""
+    thread = ComputeThread()
+    try:
+        return await thread.run(factory, settings)
+    finally:
+        thread.close()

@@ -1,0 +1,287 @@
+"""An evidence bundle: one zip file with everything that a verdict on one submission rests on.
+
+    evidence.json             the batch as committed, its outcomes as posted, what the chain says
+    submission.parquet        the submission's file
+    recipe, calibration, task_set    the run's documents, as pinned
+    manifest                  of the policy that the ticket names
+    policy/<file>             its weights, unless they were too large to put in
+
+Its reader believes none of it: `muster.client.disputes.bundle_checks` compares every part with the
+chain, or, offline, with the chain's facts as the bundle states them, which people then compare.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from muster.api.answers import AccountAddress, BatchEntry, HexBytes, HexHash, HexSignature
+from muster.protocol.errors import ConfigError, EncodingError, StorageError
+from muster.protocol.messages import OutcomeRecord
+
+if TYPE_CHECKING:
+    from muster.chain import BatchView, RunView
+    from muster.client.validator.checks import Claim
+    from muster.client.validator.judging import Rules
+    from muster.protocol.eip712 import Domain
+
+
+DOCUMENT, SUBMISSION, MANIFEST, POLICY = "evidence.json", "submission.parquet", "manifest", "policy"
+RECIPE, CALIBRATION, TASK_SET = "recipe", "calibration", "task_set"
+MAX_DOCUMENT_BYTES = 16 << 20
+"""A batch of 4096 submissions takes about 8 MiB."""
+MAX_PART_BYTES = 256 << 20
+"""No part but the weights is larger."""
+MAX_POLICY_BYTES = 256 << 20
+"""Weights up to this size go into a bundle."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class PolicyFacts(_Part):
+    """A policy version on chain."""
+
+    root: HexHash
+    """Root of its manifest."""
+    beacon: HexHash
+    """What the worker's seeds under it are drawn from."""
+
+
+class ChainFacts(_Part):
+    """The chain's facts that a verdict depends on, each as of the batch's block."""
+
+    chain_id: int
+    """EIP-155 chain id."""
+    ledger: AccountAddress
+    """The ContributionLedger."""
+    run_id: int
+    orchestrator: AccountAddress
+    """Whose tickets count."""
+    recipe: HexHash
+    """The pinned recipe."""
+    calibration: HexHash
+    """The pinned calibration."""
+    task_set: HexHash
+    """The pinned task set."""
+    quorum: int
+    """Signatures that make a verdict."""
+    validators: list[AccountAddress]
+    """Who had a seat when the outcomes were posted."""
+    root: HexHash
+    """Root over the batch's submissions, as committed."""
+    count: int
+    """Submissions in the batch."""
+    committed_at: int
+    """Time of the commitment."""
+    records_hash: HexHash
+    """Keccak-256 of the outcomes, as posted."""
+    worker_id: int
+    """The worker's number, 0 for nobody."""
+    node: AccountAddress | None
+    """Its node, None when it was not active."""
+    is_slot_used: bool
+    """Whether an earlier submission fills the slot."""
+    policy: PolicyFacts | None
+    """The policy version that the submission names, if it was published."""
+
+
+class Evidence(_Part):
+    """The document of a bundle."""
+
+    MAX_ENTRIES: ClassVar[int] = 4096
+
+    schema_version: Annotated[int, Field(ge=1, le=1)] = 1
+    """Version of this document's form."""
+    batch_id: Annotated[int, Field(ge=1)]
+    position: Annotated[int, Field(ge=0)]
+    """The submission's place there."""
+    facts: ChainFacts
+    """What the chain says, as the bundle has it."""
+    entries: Annotated[list[BatchEntry], Field(max_length=MAX_ENTRIES)]
+    """The batch's submissions, in order."""
+    records: HexBytes
+    """The batch's outcome records, joined."""
+    signatures: Annotated[list[HexSignature], Field(max_length=256)]
+    """The validators' signatures on them."""
+
+    @property
+    def entry(self) -> BatchEntry:
+        """The submission it is about."""
+        return self.entries[self.position]
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Evidence:
+        """Parse a document; raises EncodingError when it is none."""
+        try:
+            found = cls.model_validate_json(data)
+        except (ValidationError, RecursionError) as error:
+            raise EncodingError(f"{DOCUMENT} is malformed: {error}") from error
+        if found.position >= len(found.entries):
+            raise EncodingError(f"{DOCUMENT} has no submission at position {found.position}")
+        if len(found.records) != OutcomeRecord.SIZE * len(found.entries):
+            raise EncodingError(f"{DOCUMENT} has not one outcome for each submission")
+        return found
+
+
+def facts_of(run: RunView, batch: BatchView, claim: Claim, domain: Domain) -> ChainFacts:
+    """Return what the chain says about a judged submission."""
+    policy = claim.terms.policies.get(claim.submission.policy_version)
+    config = run.config
+    assert batch.records_hash is not None  # the caller asks about judged batches
+    return ChainFacts(
+        chain_id=domain.chain_id,
+        ledger=domain.verifying_contract,
+        run_id=run.run_id,
+        orchestrator=config.orchestrator,
+        recipe=config.recipe_hash,
+        calibration=config.calibration_hash,
+        task_set=config.task_set_hash,
+        quorum=config.terms.quorum,
+        validators=list(batch.validators),
+        root=batch.root,
+        count=batch.count,
+        committed_at=batch.committed_at,
+        records_hash=batch.records_hash,
+        worker_id=claim.worker_id,
+        node=claim.node,
+        is_slot_used=claim.is_slot_used,
+        policy=PolicyFacts(root=policy.root, beacon=policy.beacon) if policy else None,
+    )
+
+
+def evidence_of(
+    batch: BatchView, position: int, entries: Sequence[BatchEntry], facts: ChainFacts
+) -> Evidence:
+    """Return the document of a judged submission."""
+    return Evidence(
+        batch_id=batch.batch_id,
+        position=position,
+        facts=facts,
+        entries=list(entries),
+        records=b"".join(record.to_bytes() for record in batch.records or ()),
+        signatures=batch.signatures,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What goes into a bundle beside its document."""
+
+    data: bytes
+    """The submission's file."""
+    rules: Rules
+    """The run's documents."""
+    policy: Path | None
+    """Folder of the fetched policy, its manifest beside it; None when there is none."""
+
+
+def write_bundle(path: Path, evidence: Evidence, contents: Contents) -> bool:
+    """Write a bundle; returns whether the weights are in it. It appears whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    rules = contents.rules
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(DOCUMENT, evidence.model_dump_json(indent=1))
+            archive.writestr(SUBMISSION, contents.data)
+            for name, document in (
+                (RECIPE, rules.recipe.to_bytes()),
+                (CALIBRATION, rules.calibration.to_bytes()),
+                (TASK_SET, rules.task_set.to_bytes()),
+            ):
+                archive.writestr(name, document)
+            has_weights = contents.policy is not None and _add_policy(archive, contents.policy)
+        partial.replace(path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return has_weights
+
+
+def _add_policy(archive: zipfile.ZipFile, folder: Path) -> bool:
+    archive.write(folder.with_name(f"{folder.name}.manifest"), MANIFEST)
+    files = sorted(folder.iterdir())
+    if sum(file.stat().st_size for file in files) > MAX_POLICY_BYTES:
+        return False
+    for file in files:
+        archive.write(file, f"{POLICY}/{file.name}", zipfile.ZIP_STORED)
+    return True
+
+
+class Bundle:
+    """A bundle being read; a context manager. Nothing in it is believed, or unpacked unasked."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._archive = zipfile.ZipFile(path)
+            names = self._archive.namelist()
+        except (OSError, zipfile.BadZipFile) as error:
+            raise ConfigError(
+                f"{path} is not an evidence bundle: {error}",
+                hint="muster explain SUBMISSION --rerun FILE --save BUNDLE writes one",
+            ) from error
+        if len(set(names)) != len(names):
+            raise EncodingError("the bundle has a part twice")
+        self._names = frozenset(names)
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._archive.close()
+
+    def evidence(self) -> Evidence:
+        """Return the document; raises EncodingError when it is malformed."""
+        return Evidence.from_bytes(self._read(DOCUMENT, MAX_DOCUMENT_BYTES))
+
+    def part(self, name: str) -> bytes | None:
+        """Return a part, or None when it is not there."""
+        return self._read(name, MAX_PART_BYTES) if name in self._names else None
+
+    def has_weights(self) -> bool:
+        """Return whether the policy's files are in it."""
+        return any(name.startswith(f"{POLICY}/") for name in self._names)
+
+    def unpack(self, name: str, size: int, to: Path) -> bool:
+        """Write the policy file of that name, if it has the size that its manifest says."""
+        member = f"{POLICY}/{name}"
+        if member not in self._names or self._archive.getinfo(member).file_size != size:
+            return False
+        try:
+            with self._archive.open(member) as source, to.open("wb") as sink:
+                shutil.copyfileobj(source, sink)
+        except _DAMAGED as error:
+            raise EncodingError(f"{member} of the bundle is damaged: {error}") from error
+        return True
+
+    def _read(self, name: str, most: int) -> bytes:
+        try:
+            with self._archive.open(name) as part:
+                data = part.read(most + 1)
+        except (KeyError, *_DAMAGED) as error:
+            raise EncodingError(f"{name} of the bundle cannot be read: {error}") from error
+        # A stranger states the size in the archive, so the bytes that come out are counted.
+        if len(data) > most:
+            raise EncodingError(f"{name} of the bundle is larger than {most} bytes")
+        return data
+
+
+_DAMAGED = (
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+)
+"""What reading a hostile archive raises: bad checksums, unknown methods, passwords."""

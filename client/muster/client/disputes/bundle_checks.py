@@ -1,0 +1,241 @@
+"""What an evidence bundle proves: each statement of a verdict, held against what can be computed.
+
+Pure but for files. Signatures, roots and hashes are checked against the facts given: the chain's
+own, or those that the bundle states. The verdict is recomputed by the validators' own checks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from muster.client.disputes.bundle import CALIBRATION, MANIFEST, RECIPE, TASK_SET
+from muster.client.tickets import KnownPolicy, TicketTerms
+from muster.protocol.eip712 import Domain, digest, recover
+from muster.protocol.encoding import hex0x, keccak
+from muster.protocol.errors import EncodingError, SignatureError, TaskError
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.merkle import merkle_root
+from muster.protocol.messages import OutcomeRecord, Outcomes, Reason
+from muster.protocol.reasons import CHECKS, marks_of
+
+if TYPE_CHECKING:
+    from muster.client.disputes.bundle import Bundle, ChainFacts, Evidence
+    from muster.client.disputes.rerun import Recomputed
+    from muster.client.validator.checks import Claim
+    from muster.shardcast import Manifest
+
+
+NOT_OF_ONE_FILE = {
+    Reason.BATCH_MISDECLARED: "the whole batch was refused: that takes all its claims to recompute",
+    Reason.FILE_UNAVAILABLE: "validators asked in vain: whether they could have had it, "
+    "no bundle can show",
+    Reason.SAMPLER_DRIFT: "it rests on the worker's earlier submissions, too: muster audit run "
+    "runs it again with them",
+}
+"""Reasons that one submission's evidence neither bears out nor contradicts."""
+
+
+class Answer(StrEnum):
+    """What a check says."""
+
+    AGREE = "agree"
+    """It bears the statement out."""
+    CONTRADICT = "contradict"
+    """The statement is false."""
+    SILENT = "-"
+    """Nothing was stated, or nothing can be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One statement and what became of it."""
+
+    name: str
+    """What was stated."""
+    answer: Answer
+    """Whether it holds."""
+    detail: str = ""
+    """The values that were compared."""
+
+
+def _check(name: str, holds: bool, detail: str) -> Check:
+    return Check(name, Answer.AGREE if holds else Answer.CONTRADICT, detail)
+
+
+# What was committed, signed and pinned
+
+
+def check_facts(stated: ChainFacts, chain: ChainFacts | None) -> Check:
+    """Return whether the bundle says what the chain says; without a chain nothing is told."""
+    name = "chain facts"
+    if chain is None:
+        return Check(name, Answer.SILENT, "offline: as the bundle states them, compare them")
+    ours, theirs = chain.model_dump(mode="json"), stated.model_dump(mode="json")
+    wrong = [
+        f"{field}: {theirs[field]}, on chain {ours[field]}"
+        for field in ours
+        if ours[field] != theirs[field]
+    ]
+    return _check(name, not wrong, "; ".join(wrong) or f"{len(ours)} facts are the chain's")
+
+
+def check_batch(evidence: Evidence, facts: ChainFacts) -> Check:
+    """Return whether the submissions shown are those that the batch was committed for."""
+    leaves = [entry.submission.leaf() for entry in evidence.entries]
+    holds = len(leaves) == facts.count and merkle_root(leaves) == facts.root
+    return _check("batch root", holds, f"{len(leaves)} submissions, root {hex0x(facts.root)}")
+
+
+def check_outcomes(evidence: Evidence, facts: ChainFacts) -> Check:
+    """Return whether a quorum of the run's validators signed the outcomes shown."""
+    records_hash = keccak(evidence.records)
+    message = Outcomes(evidence.batch_id, facts.root, records_hash)
+    signed = digest(domain_of(facts), message.struct_hash())
+    signers = set()
+    for signature in evidence.signatures:
+        try:
+            signers.add(recover(signed, signature))
+        except SignatureError:
+            continue
+    seated = signers & set(facts.validators)
+    holds = records_hash == facts.records_hash and len(seated) >= facts.quorum
+    detail = f"{len(seated)} of {len(facts.validators)} validators signed, {facts.quorum} make it"
+    return _check("outcome signatures", holds, detail)
+
+
+def check_documents(bundle: Bundle, facts: ChainFacts) -> Check:
+    """Return whether recipe, calibration and task set are the pinned ones."""
+    pinned = {RECIPE: facts.recipe, CALIBRATION: facts.calibration, TASK_SET: facts.task_set}
+    hashes = {name: keccak(bundle.part(name) or b"") for name in (RECIPE, CALIBRATION)}
+    hashes[TASK_SET] = _task_set_hash(bundle.part(TASK_SET) or b"")
+    wrong = [name for name, pin in pinned.items() if hashes[name] != pin]
+    detail = f"not the pinned one: {', '.join(wrong)}" if wrong else "as pinned"
+    return _check("documents", not wrong, detail)
+
+
+def _task_set_hash(data: bytes) -> Hash32:
+    """Return a task set's root; for what is none, zero, which nobody pins."""
+    from muster.tasks import root_of_bytes
+
+    try:
+        return root_of_bytes(data)
+    except (EncodingError, TaskError):
+        return Hash32(bytes(32))
+
+
+def read_manifest(bundle: Bundle, facts: ChainFacts) -> Manifest | None:
+    """Return the manifest of the policy; None when there is none whose root is the chain's."""
+    from muster.shardcast import Manifest
+
+    data = bundle.part(MANIFEST)
+    if data is None or facts.policy is None or keccak(data) != facts.policy.root:
+        return None
+    return Manifest.from_bytes(data)
+
+
+def check_weights(manifest: Manifest, folder: Path) -> Check:
+    """Return whether a folder's files are the manifest's, hashed as they lie there."""
+    from muster.shardcast import state_hash
+
+    wanted = {file.name: folder / file.name for file in manifest.files}
+    try:
+        holds = state_hash(wanted) == manifest.state_hash
+    except OSError as error:
+        return Check("policy", Answer.CONTRADICT, f"{error.filename}: {error.strerror}")
+    root = hex0x(manifest.root())
+    detail = f"version {manifest.version}, {manifest.total_bytes} bytes, root {root}"
+    return _check("policy", holds, detail)
+
+
+def domain_of(facts: ChainFacts) -> Domain:
+    """Return the domain under which tickets, submissions and outcomes are signed."""
+    return Domain(facts.chain_id, facts.ledger)
+
+
+# The verdict
+
+
+def recorded_of(evidence: Evidence) -> OutcomeRecord:
+    """Return the outcome that was posted; raises EncodingError when it is none."""
+    size = OutcomeRecord.SIZE
+    return OutcomeRecord.from_bytes(evidence.records[size * evidence.position :][:size])
+
+
+def claim_of(evidence: Evidence, facts: ChainFacts) -> Claim:
+    """Return the submission as validators saw it, under the facts given."""
+    from muster.client.validator.checks import Claim
+
+    entry = evidence.entry
+    policies = {}
+    if facts.policy is not None:
+        policies[PolicyVersion(entry.submission.policy_version)] = KnownPolicy(
+            facts.policy.root, facts.policy.beacon
+        )
+    terms = TicketTerms(
+        domain=domain_of(facts),
+        orchestrator=facts.orchestrator,
+        run_id=RunId(facts.run_id),
+        worker=entry.submission.worker,
+        policies=policies,
+    )
+    return Claim(
+        submission=entry.submission,
+        signature=entry.signature,
+        ticket=entry.ticket,
+        ticket_signature=entry.ticket_signature,
+        committed_at=facts.committed_at,
+        terms=terms,
+        worker_id=facts.worker_id,
+        node=facts.node,
+        is_slot_used=facts.is_slot_used,
+    )
+
+
+def check_verdict(
+    recorded: OutcomeRecord, again: Recomputed, *, has_history: bool = False
+) -> list[Check]:
+    """Return what each of the ordered checks, and the record as a whole, say of the verdict;
+    `has_history` says that the worker's earlier submissions were taken into account.
+    """
+    silent = None if has_history else NOT_OF_ONE_FILE.get(recorded.reason)
+    stated = marks_of(recorded.verdict, recorded.reason)
+    found = marks_of(again.record.verdict, again.record.reason)
+    checks = [
+        _compare(f"{n} {name}", mark, ours, silent, _details(n, again))
+        for n, (name, mark, ours) in enumerate(zip(CHECKS, stated, found, strict=True), 1)
+    ]
+    if silent:
+        return [*checks, Check("verdict", Answer.SILENT, silent)]
+    wrong = [
+        f"{field}: {getattr(recorded, field)!s}, recomputed {getattr(again.record, field)!s}"
+        for field in OutcomeRecord.__dataclass_fields__
+        if getattr(recorded, field) != getattr(again.record, field)
+    ]
+    as_recorded = f"{recorded.verdict.name.lower()}, {recorded.reason.name}, {recorded.units} units"
+    return [*checks, _check("verdict", not wrong, "; ".join(wrong) or as_recorded)]
+
+
+def _compare(name: str, stated: str, found: str, silent: str | None, detail: str) -> Check:
+    if silent or "-" in (stated, found):
+        return Check(name, Answer.SILENT, detail if found != "-" else "another check decided")
+    suffix = f": {detail}" if detail else ""
+    if stated == found:
+        return Check(name, Answer.AGREE, f"{found}{suffix}")
+    return Check(name, Answer.CONTRADICT, f"recorded {stated}, recomputed {found}{suffix}")
+
+
+def _details(number: int, again: Recomputed) -> str:
+    """Return what the recomputation measured in a check, or where it failed."""
+    if again.detail and int(again.record.reason) // 10 == number:
+        return again.detail
+    of_proofs = [s for s in again.statistics if "margin" not in s.name]
+    of_sampling = [s for s in again.statistics if "margin" in s.name]
+    return ", ".join(map(str, {6: of_proofs, 7: of_sampling}.get(number, [])))
+
+
+def is_borne_out(checks: list[Check]) -> bool:
+    """Return whether nothing contradicts."""
+    return all(check.answer is not Answer.CONTRADICT for check in checks)

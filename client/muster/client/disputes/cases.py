@@ -1,0 +1,226 @@
+"""Cases as people and programs read them: where one stands, what happens next, what remains to do.
+
+Pure. `muster.client.disputes.claims` opens and settles cases, `muster explain` shows them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from muster.chain import CaseView, ChainView, CourtTerms, RunView
+from muster.chain.structs import Offence
+from muster.client.quantities import format_time, format_tokens
+from muster.protocol.encoding import hex0x
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Address, RunId
+from muster.protocol.jury import Ruling, is_unavailable
+from muster.protocol.messages import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Penalty:
+    """A fine that a closed case allows, and that nobody has asked for yet."""
+
+    offence: Offence
+    """A wrong verdict, or a vote that was not cast."""
+    account: Address
+
+
+def name_of(verdict: Verdict) -> str:
+    """Return a verdict as commands write it."""
+    return verdict.name.lower()
+
+
+def ruling_words(number: int) -> str:
+    """Return a ruling, as recorded, claimed or voted, in words."""
+    try:
+        ruling = Ruling.of(number)
+    except EncodingError:
+        return f"ruling {number}"
+    return "not seen" if ruling is None else str(ruling)
+
+
+# Where a case stands
+
+
+def phase_of(case: CaseView, terms: CourtTerms, now: float) -> tuple[str, int | None]:
+    """Return where a case stands, and when that ends at the latest."""
+    commit_ends_at = case.opened_at + terms.commit_time
+    ends_at = commit_ends_at + terms.reveal_time
+    if case.closed:
+        return ("overturned" if case.overturned else "upheld"), None
+    if now >= ends_at or 0 < len(case.jurors) == len(case.votes):
+        return "to settle", None
+    if not case.jurors:
+        draw_ends_at = case.opened_at + terms.commit_time // 2
+        return ("drawing", draw_ends_at) if now < draw_ends_at else ("no jury", ends_at)
+    if now >= commit_ends_at or len(case.commitments) == len(case.jurors):
+        return "revealing", ends_at
+    return "committing", commit_ends_at
+
+
+def penalties_of(view: ChainView, case: CaseView) -> list[Penalty]:
+    """Return the fines that a closed case allows and that nobody has asked for.
+
+    They are for signers of an overturned outcome, unless they said that the file could not be had,
+    and for jurors that did not reveal a vote.
+    """
+    if not case.closed:
+        return []
+    batch = view.batches[case.batch_id]
+    seats = view.runs[case.run_id].seats
+    is_wrong = case.overturned and not case.is_summons and not is_unavailable(case.recorded)
+    signers = [who for who, bit in seats.items() if is_wrong and batch.signers & bit]
+    fined = {(slash.offence, slash.owner, slash.tag) for slash in view.slashes}
+    due = [
+        Penalty(Offence.WRONG_VERDICT, who)
+        for who in signers
+        if (Offence.WRONG_VERDICT, who, case.batch_id) not in fined
+    ]
+    return due + [
+        Penalty(Offence.ABSENT_JUROR, who)
+        for who in case.jurors
+        if who not in case.votes and (Offence.ABSENT_JUROR, who, case.number) not in fined
+    ]
+
+
+def fees_due(case: CaseView) -> list[Address]:
+    """Return the jurors that can collect a fee of a closed case, and have not."""
+    leading = Counter(case.votes.values()).most_common(1)
+    if not case.closed or not case.fee_wei or not leading:
+        return []
+    right = (juror for juror, vote in case.votes.items() if vote == leading[0][0])
+    return [juror for juror in right if juror not in case.collected]
+
+
+# What happens next
+
+
+def next_of(case: CaseView, terms: CourtTerms, now: float, *, remaining: int = 0) -> str:
+    """Return what happens next about a case, who does it, and by when."""
+    phase, deadline = phase_of(case, terms, now)
+    settle = f"muster dispute settle {case.batch_id}:{case.position} --keystore FILE"
+    if phase in ("overturned", "upheld"):
+        if not remaining:
+            return "nothing: the case is over"
+        return f"{count(remaining, 'account')} can be fined for it, by anybody: {settle}"
+    if phase == "to settle":
+        return f"the jury is done: jurors settle the case, or you do: {settle}"
+    who = {
+        "drawing": "a block decides who of the network's bench sits",
+        "no jury": "nobody was drawn: what is recorded stands, and bonds go back",
+        "committing": f"{_left(case, len(case.commitments))} to check the work and commit",
+        "revealing": f"{_left(case, len(case.votes))} to reveal what they voted",
+    }[phase]
+    return f"{who}, until {format_time(deadline or 0)} at the latest"
+
+
+def _left(case: CaseView, done: int) -> str:
+    return f"waiting for {count(len(case.jurors) - done, 'juror')}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural but for one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def votes_of(case: CaseView) -> str:
+    """Return what jurors voted, the most frequent ruling first."""
+    counted = Counter(ruling_words(vote) for vote in case.votes.values()).most_common()
+    return ", ".join(f"{number} {words}" for words, number in counted) or "no votes"
+
+
+def ending_of(case: CaseView) -> str:
+    """Return how a closed case ended, and what became of the bonds."""
+    word = "overturned" if case.overturned else "upheld"
+    if case.is_summons:
+        stands = ruling_words(case.ruling) if case.overturned else "unjudged, and void"
+        return f"judges of the network ({votes_of(case)}): the work is {stands}"
+    return f"{word} ({votes_of(case)}): the outcome is {ruling_words(case.ruling)}; {_bonds(case)}"
+
+
+def _bonds(case: CaseView) -> str:
+    lines = []
+    for place, claim in enumerate(case.claims):
+        back = case.returned_wei.get(place, 0)
+        fate = f"{format_tokens(back)} tokens back" if back else "its bond lost"
+        lines.append(f"{claim.claimant} claimed {ruling_words(claim.ruling)}, {fate}")
+    return "; ".join(lines)
+
+
+# Listed
+
+
+def describe_cases(
+    view: ChainView, run_id: RunId | None, terms: CourtTerms, now: float
+) -> list[dict[str, Any]]:
+    """Return cases as JSON values, oldest first."""
+    return [
+        describe_case(view, case, terms, now)
+        for case in view.cases.values()
+        if run_id is None or case.run_id == run_id
+    ]
+
+
+def describe_case(view: ChainView, case: CaseView, terms: CourtTerms, now: float) -> dict[str, Any]:
+    """Return a case as JSON values; its deadline is when its phase ends at the latest."""
+    phase, deadline = phase_of(case, terms, now)
+    penalties = penalties_of(view, case)
+    return {
+        "case": hex0x(case.case_id),
+        "run": case.run_id,
+        "batch": case.batch_id,
+        "position": case.position,
+        "summons": case.is_summons,
+        "recorded": None if case.is_summons else ruling_words(case.recorded),
+        "claims": [
+            {"claimant": claim.claimant, "ruling": ruling_words(claim.ruling)}
+            for claim in case.claims
+            if not case.is_summons
+        ],
+        "phase": phase,
+        "bench": case.places,
+        "jurors": list(case.jurors),
+        "committed": len(case.commitments),
+        "votes": {juror: ruling_words(vote) for juror, vote in case.votes.items()},
+        "deadline": deadline,
+        "ending": ending_of(case) if case.closed else None,
+        "next": next_of(case, terms, now, remaining=len(penalties)),
+        "to_fine": [each.account for each in penalties],
+        "fees_due": fees_due(case),
+    }
+
+
+CASE_COLUMNS = ("submission", "case", "recorded", "claimed", "phase", "jurors", "deadline")
+"""The columns of `muster dispute list`."""
+
+
+def make_row(case: dict[str, Any]) -> list[str]:
+    """Return a described case as a row for people."""
+    claimed = ", ".join(dict.fromkeys(claim["ruling"] for claim in case["claims"]))
+    return [
+        f"{case['batch']}:{case['position']}",
+        case["case"][:12],
+        case["recorded"] or "unjudged",
+        claimed or "summons",
+        case["phase"],
+        f"{case['committed']}/{len(case['jurors'])} of {case['bench']}",
+        format_time(case["deadline"]) if case["deadline"] else "-",
+    ]
+
+
+def eligible_jurors(view: ChainView, run: RunView, worker: Address | None = None) -> list[Address]:
+    """Return who of the bench could be drawn for a case of a run that opens now, about a worker."""
+    excluded: Collection[Address] = {*run.seats, run.owner, *([worker] if worker else ())}
+    return [juror for juror in view.jurors() if juror not in excluded]
+
+
+def bench_words(count: int) -> str:
+    """Return how many jurors could judge a run's cases, and what follows where nobody could."""
+    words = f"{count} of the network's bench could judge a dispute"
+    if count:
+        return words
+    return f"{words}: what the validators sign stands, and what they leave unjudged is void"

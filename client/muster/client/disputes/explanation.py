@@ -1,0 +1,434 @@
+"""One submission, from its arrival to its money: found on chain, described, worded for people.
+
+Pure but for the questions to the contracts. It names the exact command for every next step.
+`muster.client.cli.explain` is the command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from muster.chain import (
+    STATE_WORDS,
+    BatchView,
+    Chain,
+    ChainView,
+    CourtTerms,
+    Place,
+    SlashState,
+    SlashView,
+    Standing,
+    loss_of,
+)
+from muster.chain.conversion import lenient_reason
+from muster.chain.structs import BatchStatus
+from muster.client.disputes.cases import describe_case, eligible_jurors, name_of
+from muster.client.preflight import gas_money
+from muster.client.quantities import format_coins, format_duration, format_time, format_tokens
+from muster.protocol.jury import summons_of
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict
+from muster.protocol.reasons import VERDICTS, checks_of, words_of
+
+if TYPE_CHECKING:
+    from muster.api import BatchEntry
+    from muster.client.audit.trainer_log import TrainerLog
+    from muster.client.disputes.rerun import Recomputed
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeMoney:
+    """What the contracts say about an outcome's money."""
+
+    standing: Standing | None
+    """As it stands; None while outcomes are awaited."""
+    is_paid: bool
+    """Whether its slot was paid."""
+    now: int
+    """The chain's time."""
+    due_at: int
+    """When outcomes of its batch were, or are, due."""
+    terms: CourtTerms
+    """What a dispute takes."""
+    gas_wei: int
+    """What the gas of a dispute costs at most now, in the chain's coin."""
+    jurors: int
+    """How many of the network's bench could sit on a case about it."""
+    appeal_ends_at: int
+    """Until when its worker may bring it before judges of the network, while nobody judged it."""
+
+
+# What became of it
+
+
+async def ask_money(chain: Chain, view: ChainView, place: Place) -> OutcomeMoney:
+    """Return what the contracts say about an outcome and its slot."""
+    batch, now = place.batch, await chain.now()
+    due_at = batch.due_at(await chain.ledger.outcome_deadline())
+    standing, worker, is_paid = None, None, False
+    if batch.records is not None:
+        standing = await chain.ledger.standing_of(batch.prove(place.position))
+        record = standing.outcome
+        worker = await chain.workers.worker_by_id(record.worker_id)
+        is_paid = await chain.escrow.is_paid(batch.run_id, worker, record.step, record.index)
+    return OutcomeMoney(
+        standing=standing,
+        is_paid=is_paid,
+        now=now,
+        due_at=due_at,
+        terms=await chain.court.terms(),
+        gas_wei=(await gas_money(chain, "dispute")).wei,
+        jurors=len(eligible_jurors(view, view.runs[batch.run_id], worker)),
+        appeal_ends_at=due_at + await chain.ledger.appeal_time(),
+    )
+
+
+def describe(
+    view: ChainView, place: Place, money: OutcomeMoney, entries: Sequence[BatchEntry]
+) -> dict[str, Any]:
+    """Return everything known about a committed submission, as JSON values."""
+    batch = place.batch
+    entry = entries[place.position] if entries else None
+    found: dict[str, Any] = {
+        "state": "judged" if batch.records is not None else "committed",
+        "run": batch.run_id,
+        "batch": batch.batch_id,
+        "position": place.position,
+        "received_at": entry.received_at if entry else None,
+        "committed": {
+            "at": batch.committed_at,
+            "block": batch.block_number,
+            "transaction": batch.tx_hash,
+            "by": "the worker itself" if batch.direct is not None else "the orchestrator",
+        },
+        "outcomes_due_at": money.due_at,
+        "split_from": batch.split_from,
+    }
+    if money.standing is None:
+        return found | _describe_unjudged(view, place, money)
+    return found | _describe_outcome(view, place, money)
+
+
+def _describe_unjudged(view: ChainView, place: Place, money: OutcomeMoney) -> dict[str, Any]:
+    """Return where a submission without an outcome stands, and what its worker can do."""
+    batch, case = place.batch, view.cases.get(summons_of(place.batch.batch_id))
+    if batch.is_void:
+        state = "void"
+    elif batch.status is BatchStatus.WITHHELD:
+        state = "withheld"
+    else:
+        state = "due" if money.now >= money.due_at else "awaited"
+    name = f"{batch.batch_id}:{place.position}"
+    can_appeal = state in ("due", "withheld") and money.now < money.appeal_ends_at
+    return {
+        "unjudged": state,
+        "void_transaction": batch.voided_tx,
+        "appeal_ends_at": money.appeal_ends_at,
+        "appeal": f"muster worker submit-direct {name} --keystore node.json --state-dir STATE "
+        "--orchestrator URL"
+        if can_appeal and case is None
+        else None,
+        "case": None if case is None else describe_case(view, case, money.terms, money.now),
+    }
+
+
+def _describe_outcome(view: ChainView, place: Place, money: OutcomeMoney) -> dict[str, Any]:
+    batch, standing = place.batch, money.standing
+    assert standing is not None  # describe
+    record = standing.outcome
+    worker = view.worker_by_id.get(record.worker_id)
+    run = view.runs[batch.run_id]
+    outcome = (batch.batch_id, place.position)
+    slash = next((s for s in view.slashes if (s.batch_id, s.position) == outcome), None)
+    signers = [v for v, bit in run.seats.items() if batch.signers & bit]
+    return {
+        "worker": worker.address if worker else None,
+        "step": record.step,
+        "index": record.index,
+        "policy_version": record.policy_version,
+        "file_hash": "0x" + record.file_hash.hex(),
+        "rollouts": record.rollouts,
+        "units": record.units,
+        "judged": {
+            "at": batch.posted_at,
+            "transaction": batch.posted_tx,
+            "by": signers,
+            "network": not signers,
+        },
+        "recorded_verdict": record.verdict.name.lower(),
+        "verdict": standing.verdict.name.lower(),
+        "reason": record.reason.name,
+        "reason_code": int(record.reason),
+        "payment": _payment(batch, record, money),
+        "slash": None
+        if slash is None
+        else {
+            "amount_wei": str(slash.amount_wei),
+            "state": slash.state,
+            "transaction": slash.tx_hash,
+            "in_all": _in_all(view, slash),
+        },
+    } | describe_recourse(view, place, money)
+
+
+def _in_all(view: ChainView, slash: SlashView) -> dict[str, Any]:
+    loss = loss_of(view, slash.run_id, slash.owner)
+    assert loss is not None  # it was slashed
+    return loss.to_json(format_tokens)
+
+
+def _payment(batch: BatchView, record: OutcomeRecord, money: OutcomeMoney) -> dict[str, Any]:
+    standing = money.standing
+    assert standing is not None  # describe
+    if standing.verdict is not Verdict.ACCEPTED:
+        state = "none"
+    elif money.is_paid:
+        state = "paid"
+    else:
+        state = "claimable" if standing.is_final else "pending"
+    amount = record.units * batch.price_per_unit if state != "none" else 0
+    return {"state": state, "amount_wei": str(amount), "final_at": standing.closes_at}
+
+
+# For people
+
+
+def training_of(view: ChainView, place: Place, log: TrainerLog) -> dict[str, Any]:
+    """Return what training made of a submission, by the trainer's log, as JSON values."""
+    batch = place.batch
+    where = next(
+        (
+            item.position_in_stream
+            for item in view.runs[batch.run_id].stream
+            if (item.batch_id, item.position) == (batch.batch_id, place.position)
+        ),
+        None,
+    )
+    if where is None:
+        return {"state": "not offered", "words": "not offered: only accepted work is"}
+    use = log.uses.get(where)
+    if use is None:
+        taken = max(log.uses, default=-1) > where
+        words = "the log does not say" if taken else f"not taken yet: record {where} of the stream"
+        return {"state": "unknown" if taken else "not taken", "words": words}
+    return {
+        "state": use.state,
+        "version": use.version,
+        "trained_samples": use.kept if use.state == "trained" else 0,
+        "dropped": dict(use.dropped),
+        "words": use.words(),
+    }
+
+
+def facts_of(found: dict[str, Any]) -> dict[str, Any]:
+    """Return a described submission as names and lines for people."""
+    committed = found["committed"]
+    facts: dict[str, Any] = {
+        "submission": f"batch {found['batch']}, position {found['position']} (run {found['run']})",
+        "received": format_time(found["received_at"]) if found["received_at"] else None,
+        "committed": f"{format_time(committed['at'])} by {committed['by']}, block "
+        f"{committed['block']}, {committed['transaction']}",
+    }
+    if found["split_from"] is not None:
+        facts["taken out"] = (
+            f"of batch {found['split_from']}, by its worker: nobody judged it there"
+        )
+    return facts | (_outcome_facts(found) if "verdict" in found else _unjudged_facts(found))
+
+
+def _unjudged_facts(found: dict[str, Any]) -> dict[str, Any]:
+    until, case = format_time(found["appeal_ends_at"]), found["case"]
+    words = {
+        "awaited": f"not yet: outcomes are due by {format_time(found['outcomes_due_at'])}",
+        "due": f"by nobody in time: its worker may call judges of the network until {until}; then "
+        "it is void",
+        "withheld": "by nobody: a quorum says that nothing of the batch can be had; its worker may "
+        f"call judges of the network until {until}",
+        "void": f"by nobody: void, pays nobody and costs nobody, {found['void_transaction']}",
+    }[found["unjudged"]]
+    return {
+        "judged": words,
+        "paid": "no: only accepted work is",
+        "to do": found["appeal"],
+        "judges": None if case is None else [case["ending"] or case["phase"], case["next"]],
+    }
+
+
+def _outcome_facts(found: dict[str, Any]) -> dict[str, Any]:
+    judged, payment = found["judged"], found["payment"]
+    code = found["reason_code"]
+    reason = words_of(Reason(code)) if code in set(Reason) else None
+    verdict = Verdict[found["recorded_verdict"].upper()]
+    overturned = found["verdict"] != found["recorded_verdict"]
+    return {
+        "worker": f"{found['worker']}, step {found['step']}, index {found['index']}",
+        "claims": f"{found['rollouts']} rollouts, {found['units']} units, policy "
+        f"{found['policy_version']}, file {found['file_hash']}",
+        "judged": f"{format_time(judged['at'])} by "
+        + ("judges of the network" if judged["network"] else f"{len(judged['by'])} validators")
+        + f", {judged['transaction']}",
+        "checks": checks_of(verdict, lenient_reason(code)),
+        "verdict": f"{found['verdict']}: {VERDICTS[Verdict[found['verdict'].upper()]]}"
+        + (f" (a jury overturned {found['recorded_verdict']})" if overturned else ""),
+        "reason": f"{found['reason']} ({code}): {reason.meaning if reason else ''}"
+        if code
+        else None,
+        "to do": reason.advice if reason and reason.advice else None,
+        "slashed": _slash(found["slash"]),
+        "paid": _paid(payment, found["run"]),
+        "trained on": found["training"]["words"] if "training" in found else None,
+    } | recourse_facts(found)
+
+
+def _slash(slash: dict[str, Any] | None) -> list[str] | None:
+    if slash is None:
+        return None
+    taken, tx = int(slash["amount_wei"]), slash["transaction"]
+    where = STATE_WORDS[SlashState(slash["state"])]
+    words = f"{format_tokens(taken)} tokens, {where}, {tx}"
+    return [
+        words if taken else f"nothing: no stake was left to take, {tx}",
+        f"in all: {slash['in_all']['words']}",
+    ]
+
+
+def _paid(payment: dict[str, Any], run: int) -> str:
+    amount = format_tokens(int(payment["amount_wei"]))
+    return {
+        "none": "no: only accepted work is paid",
+        "paid": f"yes, {amount} tokens",
+        "claimable": f"not yet: {amount} tokens, muster rewards claim --run {run}",
+        "pending": f"not yet: {amount} tokens, claimable from {format_time(payment['final_at'])}",
+    }[payment["state"]]
+
+
+def rerun_facts(again: Recomputed, found: dict[str, Any]) -> dict[str, Any]:
+    """Return what this machine recomputed, and what that says about a dispute, for people."""
+    record = again.record
+    reason = f" {record.reason.name}: {again.detail}" if again.detail else ""
+    return {
+        "rerun": f"{record.verdict.name.lower()}{reason}, {record.units} units",
+        "training": _training(again),
+        "statistics": [str(each) for each in again.statistics],
+        "checked by": [f"{who}: {proof}" for who, proof in again.proofs.items()],
+        "so": advice_on(again, found) if "recorded_verdict" in found else None,
+    }
+
+
+def _training(again: Recomputed) -> str | None:
+    """Return how much of accepted work the trainer's filters can leave in."""
+    if again.preferring is None or again.record.verdict is not Verdict.ACCEPTED:
+        return None
+    words = f"{again.preferring} of {again.record.rollouts} samples are in groups whose rewards "
+    return words + "differ; the others are left out, as are stale, repeated and filtered ones"
+
+
+def rerun_json(again: Recomputed) -> dict[str, Any]:
+    """Return what this machine recomputed, as JSON values."""
+    return {
+        "verdict": again.record.verdict.name.lower(),
+        "reason": again.record.reason.name,
+        "detail": again.detail,
+        "units": again.record.units,
+        "samples_with_preference": again.preferring,
+        "proofs_of_checking": dict(again.proofs),
+        "statistics": [
+            {"name": s.name, "worst": s.worst, "limit": s.limit, "passes": s.passes}
+            for s in again.statistics
+        ],
+    }
+
+
+def describe_recourse(view: ChainView, place: Place, money: OutcomeMoney) -> dict[str, Any]:
+    """Return what can be done about an outcome, and its case, as JSON values."""
+    assert money.standing is not None  # there is an outcome
+    case = view.cases.get(money.standing.leaf)
+    return {
+        "evidence": _evidence(place, money),
+        "dispute": _dispute(place, money, has_case=case is not None),
+        "case": None if case is None else describe_case(view, case, money.terms, money.now),
+    }
+
+
+def _evidence(place: Place, money: OutcomeMoney) -> list[str] | None:
+    """Return the commands that re-run a verdict; None of work that was accepted."""
+    standing = money.standing
+    assert standing is not None  # describe_recourse
+    if standing.outcome.verdict is Verdict.ACCEPTED or place.batch.records is None:
+        return None
+    name, where = standing.outcome.file_hash.hex(), name_of_place(place)
+    return [
+        f"muster explain {where} --rerun STATE/refused/{name}.parquet --orchestrator URL "
+        "--save evidence.zip",
+        f"muster audit verify {where} --bundle evidence.zip",
+    ]
+
+
+def _dispute(place: Place, money: OutcomeMoney, *, has_case: bool) -> dict[str, Any] | None:
+    """Return until when, how and at what price the outcome can be disputed, if it can be."""
+    standing, terms = money.standing, money.terms
+    assert standing is not None  # describe_recourse
+    if has_case or money.now >= standing.closes_at:
+        return None
+    return {
+        "until": standing.closes_at,
+        "bond_wei": str(terms.bond),
+        "jurors": money.jurors,
+        "gas_wei": str(money.gas_wei),
+        "takes_s": terms.jury_time,
+        "command": f"muster dispute open {name_of_place(place)} --keystore FILE --orchestrator URL "
+        "--wait",
+    }
+
+
+def name_of_place(place: Place) -> str:
+    """Return a submission's place as commands take it."""
+    return f"{place.batch.batch_id}:{place.position}"
+
+
+# For people
+
+
+def recourse_facts(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what can be done about an outcome, as names and lines."""
+    dispute, case = found["dispute"], found["case"]
+    facts: dict[str, Any] = {"re-run": _rerun_lines(found["evidence"])}
+    if dispute:
+        return facts | {"dispute": _dispute_lines(dispute)}
+    if case is None:
+        return facts | {"dispute": "the window is closed"}
+    claims = [f"{claim['claimant']} claims {claim['ruling']}" for claim in case["claims"]]
+    return facts | {"dispute": [*claims, case["ending"] or case["phase"]], "next": case["next"]}
+
+
+def _rerun_lines(commands: list[str] | None) -> list[str] | None:
+    if commands is None:
+        return None
+    return ["the worker kept its file in its state folder; check the verdict yourself:", *commands]
+
+
+def _dispute_lines(dispute: dict[str, Any]) -> list[str]:
+    bond, gas = format_tokens(int(dispute["bond_wei"])), format_coins(int(dispute["gas_wei"]))
+    count = dispute["jurors"]
+    return [
+        f"possible until {format_time(dispute['until'])}:",
+        dispute["command"],
+        f"takes a bond of {bond} tokens, lost unless the jury finds the same; gas of {gas} at "
+        f"most; the jury is done in {format_duration(dispute['takes_s'])}",
+        f"{count} of the network's bench could sit on it"
+        + ("" if count else ": nobody would decide, and the record stands"),
+    ]
+
+
+def advice_on(again: Recomputed, found: dict[str, Any]) -> str:
+    """Return what a recomputed verdict says about a challenge."""
+    recorded, mine = found["recorded_verdict"], name_of(again.record.verdict)
+    if mine == recorded:
+        return "this machine agrees with the verdict: a claim would lose its bond"
+    if found["dispute"]:
+        return (
+            f"this machine finds {mine}, validators signed {recorded}: honest jurors will find "
+            "what this machine finds, so dispute it (see dispute)"
+        )
+    return f"this machine finds {mine}, validators signed {recorded}: see dispute"

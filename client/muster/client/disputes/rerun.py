@@ -1,0 +1,170 @@
+"""A verdict recomputed on this machine, from a submission's file and what the chain pins.
+
+The same pure checks as a validator's, with the facts of the block that committed the batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from muster.client.chain_facts import HistoryView
+from muster.client.check_statistics import Statistic, measure
+from muster.client.validator.batches import SlotIndex, claim_in, slot_in, slots_of_records
+from muster.client.validator.checking import Proof
+from muster.client.validator.checks import Claim, check_claim, check_file, conduct_of
+from muster.client.validator.decoding import FileDecoder
+from muster.client.validator.examiner import read_rows
+from muster.client.validator.judging import Judgement, Rules, outcome_record, unread
+from muster.client.validator.replay import replay_rows
+from muster.client.validator.soundness import examine_surely, own_trouble
+from muster.protocol.encoding import file_hash
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import Address, RunId
+from muster.protocol.messages import OutcomeRecord
+from muster.protocol.rollouts import MAX_FILE_BYTES, Bounds, Rollout
+from muster.toploc.history import Conduct
+
+if TYPE_CHECKING:
+    from muster.api import BatchEntry
+    from muster.chain import BatchView
+    from muster.inference import InferenceEngine
+    from muster.protocol.eip712 import Domain
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """What this machine makes of a submission."""
+
+    record: OutcomeRecord
+    """The outcome it would sign."""
+    detail: str
+    """Where and with which values it is not acceptable; empty when it is."""
+    statistics: list[Statistic]
+    """What checks 6 and 7 measured, if it came to them."""
+    fingerprints: Mapping[Address, bytes] = field(default_factory=dict)
+    """By validator: the proof of checking that it must have shown."""
+    preferring: int | None = None
+    """Samples in groups whose task rewards differ: no other can be trained on. None of a file that
+    was not read."""
+    proofs: Mapping[Address, Proof] = field(default_factory=dict)
+    """By validator: the proof that it did show, where somebody has it."""
+
+
+def read_submission(path: Path, expected: bytes) -> bytes:
+    """Return a submission's file; raises ConfigError when it is another."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    if file_hash(data) != expected:
+        raise ConfigError(
+            f"{path} is not the submission's file: its hash is 0x{file_hash(data).hex()}",
+            hint=f"the file that was committed has the hash 0x{expected.hex()}",
+        )
+    return data
+
+
+def claim_at(
+    view: HistoryView,
+    batch: BatchView,
+    entries: Sequence[BatchEntry],
+    position: int,
+    domain: Domain,
+    slots: SlotIndex | None = None,
+) -> Claim:
+    """Return a submission as it stood in its batch, with the chain's facts of that block.
+
+    `slots` are those that the run's batches fill; without them they are computed.
+    """
+    entry = entries[position]
+    before = (each.submission for each in entries[:position])
+    earlier = [slot_in(view, batch, e) for e in before if e.worker == entry.submission.worker]
+    return claim_in(view, batch, entry, domain, slots or slots_of(view, batch.run_id), earlier)
+
+
+def claim_of(
+    view: HistoryView, batch: BatchView, entry: BatchEntry, position: int, domain: Domain
+) -> Claim:
+    """Return one submission of a batch as it stood there; what was before it is on chain."""
+    earlier = slots_of_records((batch.records or ())[:position])
+    return claim_in(view, batch, entry, domain, slots_of(view, batch.run_id), earlier)
+
+
+def slots_of(view: HistoryView, run_id: RunId) -> SlotIndex:
+    """Return the slots that a run's judged batches fill."""
+    slots = SlotIndex()
+    slots.refresh(
+        {
+            batch.name: slots_of_records(batch.records)
+            for batch in view.batches.values()
+            if batch.run_id == run_id and batch.records is not None
+        }
+    )
+    return slots
+
+
+async def recompute(
+    claim: Claim,
+    data: bytes,
+    rules: Rules,
+    engine: InferenceEngine,
+    decoder: FileDecoder,
+    seats: Sequence[Address] = (),
+) -> Recomputed:
+    """Return the outcome of a claim; the ticket's policy is loaded. Raises EngineError when this
+    machine lacks the memory for it.
+
+    The result also holds the fingerprints that the validators in `seats` must have shown.
+    """
+    rows, judgement = await _judge(claim, data, rules, engine, decoder, seats)
+    return Recomputed(
+        record=outcome_record(claim, judgement),
+        detail=judgement.finding.detail if judgement.finding else "",
+        statistics=measure(judgement.replays, rules.calibration),
+        fingerprints=judgement.fingerprints,
+        preferring=None if rows is None else _preferring(rows),
+    )
+
+
+async def measure_conduct(
+    data: bytes, rules: Rules, engine: InferenceEngine, decoder: FileDecoder
+) -> Conduct:
+    """Return the figures of a submission for the sequential test of its worker; others found it
+    acceptable, and its policy is loaded. Raises EncodingError for a file without rows.
+    """
+    with own_trouble():
+        rows = await decoder.decode(data, Bounds.of(rules.recipe))
+        replays = await asyncio.to_thread(replay_rows, rows, engine, rules.recipe)
+    return conduct_of(replays, rules.calibration)
+
+
+def _preferring(rows: Sequence[Rollout]) -> int:
+    """Return the samples in groups whose task rewards differ."""
+    rewards: dict[int, list[float]] = {}
+    for row in rows:
+        rewards.setdefault(row.group, []).append(row.task_reward)
+    return sum(len(group) for group in rewards.values() if len(set(group)) > 1)
+
+
+async def _judge(
+    claim: Claim,
+    data: bytes,
+    rules: Rules,
+    engine: InferenceEngine,
+    decoder: FileDecoder,
+    seats: Sequence[Address],
+) -> tuple[list[Rollout] | None, Judgement]:
+    """Return the file's rows, None where it was not read, and what the checks say."""
+    if finding := check_claim(claim) or check_file(data):
+        return None, unread(claim, finding)
+    with own_trouble():
+        rows = await read_rows(claim, data, rules, decoder)
+        if isinstance(rows, Judgement):
+            return None, rows
+        judged = await asyncio.to_thread(examine_surely, claim, rows, rules, engine, seats)
+        return rows, judged

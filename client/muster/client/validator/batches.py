@@ -1,0 +1,207 @@
+"""A run's batches as a validator reads them: their submissions, as claims, and the slots they fill.
+
+A slot settles once, in the first batch that names it. Every validator must answer alike whenever it
+asks, so only batches before the one in question count, whether or not their outcomes are on chain
+yet. The orchestrator shows what such a batch is made of; while it does not for long, that batch is
+left out. A batch that declares fewer units than its submissions claim is refused as a whole and
+fills no slots: its workers submit the same again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from muster.api import BatchEntry
+from muster.client.chain_facts import HistoryView, entry_of, ticket_terms
+from muster.client.validator.checks import Claim
+from muster.protocol.eip712 import Domain
+from muster.protocol.errors import ApiError
+from muster.protocol.ids import BatchName
+from muster.protocol.merkle import merkle_root
+from muster.protocol.messages import OutcomeRecord, Reason, Submission
+
+if TYPE_CHECKING:
+    from muster.chain import BatchView
+    from muster.client.validator.place import ValidatorPlace
+
+BATCH_PATIENCE_S = 60.0
+"""How long a batch that cannot be had holds up those after it."""
+
+SlotOfWorker = tuple[int, int, int]
+"""Worker id, step, index, within one run."""
+Slots = tuple[SlotOfWorker, ...]
+"""Of a batch, in its order."""
+
+
+class SlotIndex:
+    """The first batch that fills each slot of a run."""
+
+    def __init__(self) -> None:
+        self._first: dict[SlotOfWorker, int] = {}
+        self._known = set[BatchName]()
+
+    def refresh(self, batches: Mapping[BatchName, Slots]) -> None:
+        """Take in the slots of every batch of which they are known; after a reorganisation of the
+        chain, start afresh.
+        """
+        if not self._known <= batches.keys():
+            self._first.clear()
+            self._known.clear()
+        for name in batches.keys() - self._known:
+            self._known.add(name)
+            for slot in batches[name]:
+                self._first[slot] = min(self._first.get(slot, name.batch_id), name.batch_id)
+
+    def is_used(self, slot: SlotOfWorker, *, before: int) -> bool:
+        """Return whether a batch with a lower id than `before` fills the slot."""
+        return self._first.get(slot, before) < before
+
+
+def slots_of_records(records: Iterable[OutcomeRecord]) -> Slots:
+    """Return the slots that outcome records fill, in their order."""
+    return tuple(slot_of_record(r) for r in records if r.reason is not Reason.BATCH_MISDECLARED)
+
+
+def is_misdeclared(batch: BatchView, submissions: Iterable[Submission]) -> bool:
+    """Return whether a batch was committed to with fewer units than its submissions claim."""
+    # What was taken out of it since was declared with it.
+    declared = batch.units + sum(taken.units for taken in batch.split_off.values())
+    return sum(submission.units for submission in submissions) > declared
+
+
+def slot_of_record(record: OutcomeRecord) -> SlotOfWorker:
+    """Return the slot an outcome record is about."""
+    return (record.worker_id, record.step, record.index)
+
+
+def slot_in(view: HistoryView, batch: BatchView, submission: Submission) -> SlotOfWorker:
+    """Return the slot that a submission of a batch fills; worker 0 is none of the run's."""
+    standing = view.standing(batch.run_id, submission.worker, before=batch.block_number)
+    return (standing.worker_id if standing else 0, submission.step, submission.index)
+
+
+def claim_in(
+    view: HistoryView,
+    batch: BatchView,
+    entry: BatchEntry,
+    domain: Domain,
+    slots: SlotIndex,
+    earlier: Container[SlotOfWorker],
+) -> Claim:
+    """Return a submission as it is to be judged, with what the chain said when the block of its
+    batch began; `slots` are those of the run's batches, `earlier` those before it in its own batch.
+    """
+    submission = entry.submission
+    standing = view.standing(batch.run_id, submission.worker, before=batch.block_number)
+    slot = slot_in(view, batch, submission)
+    is_active = standing is not None and standing.is_active(batch.block_number)
+    return Claim(
+        submission=submission,
+        signature=entry.signature,
+        ticket=entry.ticket,
+        ticket_signature=entry.ticket_signature,
+        committed_at=batch.committed_at,
+        terms=ticket_terms(
+            view,
+            batch.run_id,
+            domain,
+            submission.policy_version,
+            submission.worker,
+            batch.orchestrator,
+        ),
+        worker_id=slot[0],
+        node=standing.node if standing and is_active else None,
+        is_slot_used=slots.is_used(slot, before=batch.batch_id) or slot in earlier,
+    )
+
+
+class BatchReader:
+    """Reads a run's batches for one validator."""
+
+    def __init__(self, place: ValidatorPlace, failing_since: dict[object, float]) -> None:
+        """`failing_since` says by what it is, since when of the clock a thing could not be had."""
+        self.place = place
+        self._failing_since = failing_since
+        self._slots = SlotIndex()
+        self._slots_of: dict[BatchName, Slots] = {}
+
+    async def contents(self, batch: BatchView) -> list[BatchEntry]:
+        """Return the batch's submissions, which reproduce the root on chain.
+
+        A batch that its worker committed, or took out of another, is on chain with all its proofs.
+        """
+        if batch.work is not None:
+            return [entry_of(batch.work, batch.committed_at)]
+        try:
+            return await self._contents_at_orchestrator(batch)
+        except ApiError as refused:
+            if self.place.elsewhere is None:
+                raise
+            try:
+                return await self.place.elsewhere.contents(batch)
+            except ApiError:
+                raise refused from None
+
+    async def _contents_at_orchestrator(self, batch: BatchView) -> list[BatchEntry]:
+        entries = (await self.place.api.batch(batch.batch_id)).submissions
+        leaves = [entry.submission.leaf() for entry in entries]
+        if len(leaves) != batch.count or merkle_root(leaves) != batch.root:
+            raise ApiError(
+                f"the submissions of batch {batch.batch_id} do not make up its root",
+                status=502,
+                code="bad_answer",
+                hint="the orchestrator is faulty or dishonest",
+            )
+        return entries
+
+    async def refresh(self, *, before: int) -> None:
+        """Take in which slots the batches before one use: from the chain, the journal, and where
+        others judge, from what they are made of. Raises ApiError while one is not shown.
+        """
+        known = {}
+        for batch in list(self.place.view.batches.values()):
+            if batch.run_id == self.place.run_id:
+                slots = await self._slots_in(batch, before)
+                if slots is not None:
+                    known[batch.name] = slots
+        self._slots.refresh(known)
+
+    def claim(self, batch: BatchView, entry: BatchEntry, earlier: Container[SlotOfWorker]) -> Claim:
+        """Return a submission as it is to be judged; `earlier` are slots of its own batch."""
+        return claim_in(self.place.view, batch, entry, self.place.domain, self._slots, earlier)
+
+    async def _slots_in(self, batch: BatchView, before: int) -> Slots | None:
+        """Return the slots of a batch, None if they are not known."""
+        name = batch.name
+        slots = self._slots_of.get(name)
+        if slots is not None:
+            return slots
+        judged = self.place.journal.judged(name)
+        if batch.records is not None:
+            slots = slots_of_records(batch.records)
+        elif judged is not None:
+            slots = slots_of_records(judged.records)
+        elif batch.batch_id < before:
+            slots = await self._shown_slots(batch)
+        if slots is not None:
+            self._slots_of[name] = slots
+        return slots
+
+    async def _shown_slots(self, batch: BatchView) -> Slots | None:
+        """Return the slots of a batch that nobody judged yet; None once the orchestrator has not
+        shown it for long.
+        """
+        name = batch.name
+        try:
+            entries = await self.contents(batch)
+        except ApiError:
+            now = self.place.clock()
+            begun = self._failing_since.get(batch.batch_id, now)
+            if now - self._failing_since.setdefault(name, begun) < BATCH_PATIENCE_S:
+                raise
+            return None
+        self._failing_since.pop(name, None)
+        if is_misdeclared(batch, [entry.submission for entry in entries]):
+            return ()
+        return tuple(slot_in(self.place.view, batch, entry.submission) for entry in entries)

@@ -1,0 +1,510 @@
+"""Typed client of the orchestrator's HTTP API. Every method is safe to repeat.
+
+Transport errors and the answers 429, 502, 503 and 504 are retried here with backoff, each time
+under a fresh nonce; nobody needs to retry around it. Whatever the orchestrator answers is checked
+against its documented form, files and documents against their hashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from muster.api.answers import (
+    BatchChecking,
+    BatchContents,
+    CommittedBatches,
+    HeartbeatAnswer,
+    Lease,
+    NoWork,
+    RunInfo,
+    RunStatus,
+    SignedNetwork,
+    SubmissionState,
+    WatchedValidators,
+)
+from muster.api.requests import (
+    MAX_FILE_BYTES,
+    Body,
+    CheckingBody,
+    FingerprintsBody,
+    HardwareBody,
+    HeartbeatBody,
+    LeaseBody,
+    MetricsBody,
+    OutcomesBody,
+    ReportBody,
+)
+from muster.api.signing import (
+    SUBMISSION_HEADER,
+    SUBMISSION_SIGNATURE_HEADER,
+    sign_request,
+)
+from muster.protocol.checking import Checking, CheckReport
+from muster.protocol.eip712 import Domain
+from muster.protocol.encoding import canonical_json, file_hash, hex0x, keccak
+from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
+from muster.protocol.messages import HardwareReport, Submission
+
+logger = logging.getLogger(__name__)
+
+A = TypeVar("A", bound=BaseModel)
+
+DOWNLOAD_BYTES = 4 * 1024 * 1024
+"""How much of a large document is asked for at a time."""
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Largest answer that is read."""
+MAX_SMALL_ANSWER_BYTES = 64 * 1024
+"""Largest answer that is one ticket, one state or one word."""
+ELSEWHERE = 307
+"""What an orchestrator answers whose files are in storage of their own."""
+MAX_URL_CHARS = 4096
+"""A longer URL of such storage is refused."""
+ATTEMPTS = 4
+"""Tries per request before it fails."""
+MAX_PAUSE_S = 5.0
+"""Longest pause between two tries, unless the orchestrator asks for more."""
+MAX_RETRY_AFTER_S = 60.0
+"""Longest pause the orchestrator may ask for."""
+REASON_HEADER = "x-muster-reason"
+"""Header of an answer without a ticket: one word that says why, when there is work."""
+MAX_MESSAGE_CHARS = 500
+"""Longest message of a refusal that is passed on."""
+_REASON = re.compile(r"[a-z_]{1,32}")
+_CODE = re.compile(r"[a-z0-9_]{1,64}")
+_RANGE = re.compile(r"bytes (\d{1,15})-\d{1,15}/(\d{1,15})")
+_RETRIED = frozenset({429, 502, 503, 504})
+_UNREACHABLE = (httpx.TransportError, TimeoutError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    status: int
+    headers: httpx.Headers
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    method: str
+    path: str
+    body: bytes | None
+    headers: Mapping[str, str]
+    signed: bool
+    body_hash: Hash32
+    max_bytes: int
+
+
+class OrchestratorApi:
+    """One orchestrator, as one signer (or, without a key, as an anonymous reader)."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        key: bytes | None = None,
+        domain: Domain | None = None,
+        audience: Address | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        timeout_s: float = 10.0,
+        clock: Callable[[], float] = time.time,
+        backoff_s: float = 0.2,
+    ) -> None:
+        self._key = key
+        self._domain = domain
+        self._audience = audience
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._backoff_s = backoff_s
+        self._http = httpx.AsyncClient(
+            base_url=base_url,
+            transport=transport,
+            timeout=timeout_s,
+            trust_env=False,
+            follow_redirects=False,
+            # What is packed small may unpack to anything.
+            headers={"accept-encoding": "identity"},
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    # Anyone
+
+    async def run_info(self, run_id: RunId) -> RunInfo:
+        """Return what a newcomer needs to take part in the run."""
+        return await self._get(RunInfo, f"/v1/runs/{run_id}", MAX_SMALL_ANSWER_BYTES)
+
+    async def network(self) -> SignedNetwork:
+        """Return where the run's network is; the caller checks the signature, and all it says."""
+        return await self._get(SignedNetwork, "/v1/network", MAX_SMALL_ANSWER_BYTES)
+
+    async def document(self, document_hash: Hash32) -> bytes:
+        """Return a pinned document, checked against its Keccak-256."""
+        answer = await self._send("GET", f"/v1/documents/{hex0x(document_hash)}")
+        if keccak(answer.body) != document_hash:
+            raise _lied(f"document {hex0x(document_hash)} hashes to something else")
+        return answer.body
+
+    async def download(self, document_hash: Hash32, path: Path, *, max_bytes: int) -> None:
+        """Write a pinned document to a file part by part; what the file holds is its beginning.
+
+        Nothing is checked but its size: the reader compares with the hash. Raises ApiError, also
+        for a document above `max_bytes`.
+        """
+        size, total = path.stat().st_size if path.exists() else 0, None
+        while total is None or size < total:
+            headers = {"range": f"bytes={size}-{size + DOWNLOAD_BYTES - 1}"}
+            where = f"/v1/documents/{hex0x(document_hash)}"
+            try:
+                answer = await self._send("GET", where, headers=headers)
+            except ApiError as error:
+                if error.status != 416 or not size:
+                    raise
+                size = 0  # what the file held is longer than the document
+                continue
+            start, total = _range_of(answer)
+            if total > max_bytes or not answer.body or (answer.status == 206 and start != size):
+                raise _lied(f"document {hex0x(document_hash)}: bytes {start} of {total} for {size}")
+            size = start + len(answer.body)
+            await asyncio.to_thread(_write_at, path, start, answer.body)
+
+    async def submission_state(self, submission_id: Hash32) -> SubmissionState:
+        """Return how far a submission (named by its file hash) has come."""
+        path = f"/v1/submissions/{hex0x(submission_id)}"
+        return await self._get(SubmissionState, path, MAX_SMALL_ANSWER_BYTES)
+
+    async def batch(self, batch_id: int) -> BatchContents:
+        """Return a batch's submissions; the caller checks the root against the chain."""
+        return await self._get(BatchContents, f"/v1/batches/{batch_id}")
+
+    async def status(self) -> RunStatus:
+        """Return what the dashboard shows."""
+        return await self._get(RunStatus, "/v1/status")
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield the status whenever it changes, until the orchestrator closes the stream."""
+        timeout = httpx.Timeout(self._timeout_s, read=60.0)
+        async with self._http.stream("GET", "/v1/events", timeout=timeout) as response:
+            if response.status_code != 200:
+                raise _refusal(response.status_code, await _read(response, MAX_ANSWER_BYTES))
+            async for line in response.aiter_lines():
+                if line.startswith("data:"):
+                    yield json.loads(line.removeprefix("data:"))
+
+    # Nodes
+
+    async def heartbeat(
+        self,
+        run_id: RunId,
+        *,
+        policy_version: PolicyVersion | None,
+        state: str,
+        software: str,
+        hardware: tuple[HardwareReport, bytes] | None = None,
+    ) -> HeartbeatAnswer:
+        """Tell that the node lives; returns its worker's status and the newest policy version.
+
+        `hardware` is what its machine has, with the node's signature.
+        """
+        machine = None
+        if hardware is not None:
+            report, signature = hardware
+            machine = HardwareBody(report=report.to_json(), signature=signature)
+        body = HeartbeatBody(
+            run_id=run_id,
+            policy_version=policy_version,
+            state=state,
+            software=software,
+            hardware=machine,
+        )
+        return _parse(HeartbeatAnswer, await self._post("/v1/heartbeat", body))
+
+    async def lease(self, run_id: RunId) -> Lease | NoWork:
+        """Return a ticket: the node's open one, or the next; or when to ask again."""
+        answer = await self._post("/v1/leases", LeaseBody(run_id=run_id))
+        if answer.status == 204:
+            reason = _REASON.fullmatch(answer.headers.get(REASON_HEADER, ""))
+            return NoWork(
+                retry_after_s=_retry_after(answer.headers) or 1.0,
+                reason=reason[0] if reason else None,
+            )
+        return _parse(Lease, answer)
+
+    async def submit(self, submission: Submission, signature: bytes, body: bytes) -> Hash32:
+        """Upload a submission's file; returns its id, the file hash. Repeating it is harmless."""
+        path = f"/v1/submissions/{submission.run_id}/{submission.step}/{submission.index}"
+        headers = {
+            SUBMISSION_HEADER: canonical_json(submission.to_json()).decode(),
+            SUBMISSION_SIGNATURE_HEADER: hex0x(signature),
+            "content-type": "application/vnd.apache.parquet",
+        }
+        await self._send(
+            "PUT", path, body, headers=headers, signed=True, max_bytes=MAX_SMALL_ANSWER_BYTES
+        )
+        return submission.file_hash
+
+    # Validators and the trainer
+
+    async def called(self, *, after: int = 0) -> dict[int, int]:
+        """Return how many validators are called, by batch above `after` whose outcomes are due."""
+        path = f"/v1/batches?state=committed&after={after}"
+        answer = await self._send("GET", path, signed=True, max_bytes=MAX_SMALL_ANSWER_BYTES)
+        due = _parse(CommittedBatches, answer)
+        if len(due.batches) != len(due.called):
+            raise _lied("the list of batches does not say how many are called for each")
+        return dict(zip(due.batches, due.called, strict=True))
+
+    async def file(self, submission_file_hash: Hash32) -> bytes:
+        """Return a submission's file, checked against its SHA-256.
+
+        It may come from storage that the orchestrator names; that request says nothing of us.
+        """
+        path = f"/v1/files/{hex0x(submission_file_hash)}"
+        answer = await self._send(
+            "GET", path, signed=True, max_bytes=MAX_FILE_BYTES, accepted=(200, ELSEWHERE)
+        )
+        if answer.status == ELSEWHERE:
+            answer = await self._send("GET", self._storage(answer), max_bytes=MAX_FILE_BYTES)
+        # A large file's hash takes longer than an event loop may be busy.
+        if await asyncio.to_thread(file_hash, answer.body) != submission_file_hash:
+            raise _lied(f"file {hex0x(submission_file_hash)} hashes to something else")
+        return answer.body
+
+    async def post_outcomes(self, batch_id: int, records: bytes, signature: bytes) -> None:
+        """Hand over a batch's packed records with the validator's `Outcomes` signature."""
+        body = OutcomesBody(records=records, signature=signature)
+        await self._post(f"/v1/batches/{batch_id}/outcomes", body)
+
+    async def post_checking(self, message: Checking, signature: bytes) -> None:
+        """Commit to the fingerprints of a batch, with the validator's `Checking` signature."""
+        body = CheckingBody(
+            records_hash=message.records_hash,
+            fingerprints_hash=message.fingerprints_hash,
+            signature=signature,
+        )
+        await self._post(f"/v1/batches/{message.batch_id}/checking", body)
+
+    async def post_fingerprints(self, batch_id: int, packed: bytes) -> None:
+        """Show the fingerprints that were committed to."""
+        body = FingerprintsBody(fingerprints=packed)
+        await self._post(f"/v1/batches/{batch_id}/fingerprints", body)
+
+    async def post_check_report(self, report: CheckReport, signature: bytes) -> None:
+        """Say what was found about another validator's fingerprints."""
+        body = ReportBody(
+            batch_root=report.batch_root,
+            validator=report.validator,
+            fingerprints_hash=report.fingerprints_hash,
+            compared=report.compared,
+            failed=report.failed,
+            signature=signature,
+        )
+        await self._post(f"/v1/batches/{report.batch_id}/reports", body)
+
+    async def checking(self, batch_id: int) -> BatchChecking:
+        """Return a batch's commitments, fingerprints and reports; signatures are unchecked."""
+        return await self._get(BatchChecking, f"/v1/batches/{batch_id}/checking")
+
+    async def watched(self) -> WatchedValidators:
+        """Return how every validator's proofs of checking came out lately."""
+        return await self._get(WatchedValidators, "/v1/checking")
+
+    async def post_metrics(self, step: Step | int, metrics: Mapping[str, float]) -> None:
+        """Report the figures of a training step or evaluation; the same step's are merged."""
+        await self._post("/v1/metrics", MetricsBody(step=step, metrics=dict(metrics)))
+
+    def _storage(self, answer: _Answered) -> str:
+        """Return where an answer sends us: nowhere that is less private than where it came from."""
+        place: str = answer.headers.get("location", "")
+        try:
+            url = httpx.URL(place)
+        except httpx.InvalidURL as error:
+            raise _lied(f"the storage is no URL: {error}") from error
+        schemes = {"https", self._http.base_url.scheme}
+        if url.scheme not in schemes or not url.host or url.userinfo or len(place) > MAX_URL_CHARS:
+            raise _lied(f"the storage is not a place to fetch from: {place[:80]!r}")
+        return place
+
+    # One request
+
+    async def _get(self, kind: type[A], path: str, max_bytes: int = MAX_ANSWER_BYTES) -> A:
+        return _parse(kind, await self._send("GET", path, max_bytes=max_bytes))
+
+    async def _post(self, path: str, body: Body) -> _Answered:
+        return await self._send(
+            "POST",
+            path,
+            body.model_dump_json(exclude_unset=True).encode(),
+            headers={"content-type": "application/json"},
+            signed=True,
+            max_bytes=MAX_SMALL_ANSWER_BYTES,
+        )
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        signed: bool = False,
+        max_bytes: int = MAX_ANSWER_BYTES,
+        accepted: Sequence[int] = range(300),
+    ) -> _Answered:
+        call = _Call(method, path, body, headers or {}, signed, file_hash(body or b""), max_bytes)
+        for attempt in range(1, ATTEMPTS):
+            try:
+                answer = await self._once(call)
+            except _UNREACHABLE as error:
+                logger.debug("request failed", extra={"path": path, "error": type(error).__name__})
+                await asyncio.sleep(self._pause_s(attempt))
+                continue
+            if answer.status not in _RETRIED:
+                return _accept(answer, accepted)
+            await asyncio.sleep(max(_retry_after(answer.headers) or 0.0, self._pause_s(attempt)))
+        try:
+            return _accept(await self._once(call), accepted)
+        except _UNREACHABLE as error:
+            raise _unreachable(self._http.base_url, error) from error
+
+    async def _once(self, call: _Call) -> _Answered:
+        request = self._http.build_request(
+            call.method, call.path, content=call.body, headers=dict(call.headers)
+        )
+        if call.signed:
+            request.headers.update(self._sign(request, call.body_hash))
+        # httpx limits each read and write; this limits an answer that trickles.
+        async with asyncio.timeout(self._timeout_s * 6):
+            response = await self._http.send(request, stream=True)
+            try:
+                content = await _read(response, call.max_bytes)
+            finally:
+                await response.aclose()
+        return _Answered(response.status_code, response.headers, content)
+
+    def _pause_s(self, attempt: int) -> float:
+        # Jitter keeps a fleet that lost its orchestrator from coming back in step.
+        pause_s = min(self._backoff_s * 2.0 ** (attempt - 1), MAX_PAUSE_S)
+        return pause_s * random.uniform(0.5, 1.5)
+
+    def _sign(self, request: httpx.Request, body_hash: Hash32) -> dict[str, str]:
+        if self._key is None or self._domain is None or self._audience is None:
+            raise ConfigError("this request must be signed: give key, domain and audience")
+        return sign_request(
+            self._key,
+            self._domain,
+            self._audience,
+            request.method,
+            request.url.raw_path.decode("ascii"),
+            body_hash=body_hash,
+            nonce=Hash32(secrets.token_bytes(32)),
+            issued_at=int(self._clock()),
+        )
+
+
+def _accept(answer: _Answered, accepted: Sequence[int]) -> _Answered:
+    if answer.status not in accepted:
+        raise _refusal(answer.status, answer.body)
+    return answer
+
+
+def _range_of(answer: _Answered) -> tuple[int, int]:
+    """Return where a part of a document starts, and how long the document is."""
+    if answer.status != 206:
+        return 0, len(answer.body)
+    stated = _RANGE.fullmatch(answer.headers.get("content-range", ""))
+    if stated is None:
+        raise _lied("an answer does not say which part of the document it is")
+    return int(stated[1]), int(stated[2])
+
+
+def _write_at(path: Path, start: int, data: bytes) -> None:
+    with path.open("r+b" if start else "wb") as file:
+        file.seek(start)
+        file.write(data)
+
+
+async def _read(response: httpx.Response, max_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise _lied("the answer is packed, which nobody asked for")
+    async for part in response.aiter_bytes():
+        size += len(part)
+        if size > max_bytes:
+            raise _lied(f"the answer exceeds {max_bytes} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _parse(kind: type[A], answer: _Answered) -> A:
+    try:
+        return kind.model_validate_json(answer.body)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise _lied(f"{kind.__name__}.{where}: {problem['msg']}") from error
+
+
+def _refusal(status: int, body: bytes) -> ApiError:
+    try:
+        error = json.loads(body)["error"]
+        code = _CODE.fullmatch(str(error["code"]))
+        hint = error.get("hint")
+        return ApiError(
+            str(error["message"])[:MAX_MESSAGE_CHARS],
+            status=status,
+            code=code[0] if code else f"http_{status}",
+            hint=None if hint is None else str(hint)[:MAX_MESSAGE_CHARS],
+        )
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return ApiError(
+            f"the orchestrator answered {status}",
+            status=status,
+            code=f"http_{status}",
+            hint="is this the URL of a run's orchestrator?",
+        )
+
+
+def _unreachable(base_url: httpx.URL, error: Exception) -> ApiError:
+    return ApiError(
+        f"no answer from the orchestrator at {base_url.host}: {type(error).__name__}",
+        status=503,
+        code="unreachable",
+        hint="is `muster orchestrator run` up, and is the URL right?",
+    )
+
+
+def _lied(message: str) -> ApiError:
+    return ApiError(
+        message, status=502, code="bad_answer", hint="the orchestrator is faulty or dishonest"
+    )
+
+
+def _retry_after(headers: httpx.Headers) -> float | None:
+    try:
+        pause_s = float(headers["retry-after"])
+    except (KeyError, ValueError):
+        return None
+    return min(pause_s, MAX_RETRY_AFTER_S) if pause_s > 0 else None

@@ -1,0 +1,263 @@
+"""Every route of the orchestrator for programs: who signs, what goes in and out, who calls it.
+
+One table for three readers: the orchestrator's OpenAPI document is completed from it, the tests
+hold the client to it, and newcomers copy the examples, which are made of the typed bodies. A test
+fails when the application has a route that is not here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from muster.api.answers import (
+    EXAMPLE_HASH,
+    BatchChecking,
+    BatchContents,
+    BatchEntry,
+    CommittedBatches,
+    HeartbeatAnswer,
+    Lease,
+    OutcomesTaken,
+    Received,
+    RunInfo,
+    RunStatus,
+    SignedNetwork,
+    SubmissionState,
+    WatchedValidators,
+)
+from muster.api.requests import (
+    Body,
+    CheckingBody,
+    FingerprintsBody,
+    HeartbeatBody,
+    LeaseBody,
+    MetricsBody,
+    OutcomesBody,
+    ReportBody,
+)
+
+Signer = Literal["nobody", "node", "validator", "trainer", "validator, trainer or juror"]
+
+PARQUET = "application/vnd.apache.parquet"
+BYTES = "application/octet-stream"
+JSON = "application/json"
+
+PARAMETERS = {
+    "run_id": 1,
+    "step": 4,
+    "index": 0,
+    "batch_id": 17,
+    "file_hash": EXAMPLE_HASH,
+    "document_hash": EXAMPLE_HASH,
+    "leaf": EXAMPLE_HASH,
+    "state": "committed",
+    "after": 16,
+}
+"""An example of each parameter of a path or query."""
+_NUMBERS = {
+    **PARAMETERS,
+    "policy_version": 3,
+    "rollouts": 64,
+    "units": 2048,
+    "chain_id": 84532,
+    "received_at": 1_763_800_412,
+    "committed_at": 1_763_800_520,
+    "deadline": 1_763_800_600,
+    "steps": 20,
+    "failed": 0,
+}
+"""Examples of integers, by the name of their field."""
+_OTHERS = {"integer": 1, "number": 0.5, "string": "text", "boolean": False, "null": None}
+"""Examples by JSON type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a route answers under one status."""
+
+    status: int
+    """HTTP status."""
+    kind: type[BaseModel] | None = None
+    """Its type, when it is JSON."""
+    media: str | None = None
+    """Its media type, None without content."""
+    text: str | None = None
+    """An example of content that is not JSON."""
+
+    @property
+    def example(self) -> Any:
+        """What it may look like."""
+        return self.text if self.kind is None else example_of(self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path."""
+
+    method: str
+    """HTTP method."""
+    path: str
+    """Path, parameters in braces."""
+    client: str | None
+    """The method of `OrchestratorApi` that calls it."""
+    answers: tuple[Answer, ...]
+    """Everything but errors."""
+    signer: Signer = "nobody"
+    """Whose signature it needs."""
+    body: type[Body] | None = None
+    """The type of its JSON body."""
+    body_media: str | None = None
+    """The media type of a body that is no JSON."""
+    without_client: str = ""
+    """Why the client has no method for it."""
+
+    @property
+    def body_example(self) -> Any:
+        """What its body may look like."""
+        return "PAR1…" if self.body is None else example_of(self.body)
+
+
+@cache
+def example_of(kind: type[BaseModel]) -> Any:
+    """Return what a body may look like, as JSON has it; of a request without what is optional."""
+    schema = kind.model_json_schema()
+    value = kind.model_validate(_example(schema, schema.get("$defs", {}), ""))
+    return value.model_dump(mode="json", exclude_unset=issubclass(kind, Body))
+
+
+def _example(schema: dict[str, Any], definitions: dict[str, Any], name: str) -> Any:
+    """Return an example of a JSON schema, for the field of a name: what is required, once."""
+    if "$ref" in schema:
+        return _example(definitions[schema["$ref"].rpartition("/")[2]], definitions, name)
+    for member in ("examples", "enum"):
+        if member in schema:
+            return schema[member][0]
+    if "anyOf" in schema:
+        return _example(schema["anyOf"][0], definitions, name)
+    if schema["type"] == "object":
+        fields = schema["properties"]
+        return {each: _example(fields[each], definitions, each) for each in schema["required"]}
+    if schema["type"] == "array":
+        parts = schema.get("prefixItems") or [schema["items"]]
+        return [_example(part, definitions, "") for part in parts]
+    if schema["type"] == "integer" and name in _NUMBERS:
+        return _NUMBERS[name]
+    return _OTHERS[schema["type"]]
+
+
+def _json(kind: type[BaseModel], status: int = 200) -> Answer:
+    return Answer(status, kind, JSON)
+
+
+def _text(text: str, kind: str = "plain") -> Answer:
+    return Answer(200, None, f"text/{kind}", text)
+
+
+ROUTES = (
+    Route("GET", "/v1/runs/{run_id}", "run_info", (_json(RunInfo),)),
+    Route(
+        "GET",
+        "/v1/runs/{run_id}/step",
+        None,
+        (_text("4"),),
+        without_client="for programs that ask a step counter; run_info has it with the rest",
+    ),
+    Route("GET", "/v1/network", "network", (_json(SignedNetwork),)),
+    Route(
+        "GET",
+        "/v1/documents/{document_hash}",
+        "document",
+        (Answer(200, None, BYTES, "{}"), Answer(206, None, BYTES, "{}")),
+    ),
+    Route(
+        "POST",
+        "/v1/heartbeat",
+        "heartbeat",
+        (_json(HeartbeatAnswer),),
+        signer="node",
+        body=HeartbeatBody,
+    ),
+    Route(
+        "POST", "/v1/leases", "lease", (_json(Lease), Answer(204)), signer="node", body=LeaseBody
+    ),
+    Route(
+        "PUT",
+        "/v1/submissions/{run_id}/{step}/{index}",
+        "submit",
+        (_json(Received, 202),),
+        signer="node",
+        body_media=PARQUET,
+    ),
+    Route("GET", "/v1/submissions/{file_hash}", "submission_state", (_json(SubmissionState),)),
+    Route("GET", "/v1/batches", "called", (_json(CommittedBatches),), signer="validator"),
+    Route("GET", "/v1/batches/{batch_id}", "batch", (_json(BatchContents),)),
+    Route(
+        "POST",
+        "/v1/batches/{batch_id}/outcomes",
+        "post_outcomes",
+        (_json(OutcomesTaken, 202),),
+        signer="validator",
+        body=OutcomesBody,
+    ),
+    Route("GET", "/v1/checking", "watched", (_json(WatchedValidators),)),
+    Route("GET", "/v1/batches/{batch_id}/checking", "checking", (_json(BatchChecking),)),
+    Route(
+        "POST",
+        "/v1/batches/{batch_id}/checking",
+        "post_checking",
+        (_json(OutcomesTaken, 202),),
+        signer="validator",
+        body=CheckingBody,
+    ),
+    Route(
+        "POST",
+        "/v1/batches/{batch_id}/fingerprints",
+        "post_fingerprints",
+        (_json(OutcomesTaken, 202),),
+        signer="validator",
+        body=FingerprintsBody,
+    ),
+    Route(
+        "POST",
+        "/v1/batches/{batch_id}/reports",
+        "post_check_report",
+        (_json(OutcomesTaken, 202),),
+        signer="validator",
+        body=ReportBody,
+    ),
+    Route(
+        "GET",
+        "/v1/files/{file_hash}",
+        "file",
+        (Answer(200, None, PARQUET, "PAR1…"), Answer(206, None, PARQUET, "…"), Answer(307)),
+        signer="validator, trainer or juror",
+    ),
+    Route(
+        "GET",
+        "/v1/work/{leaf}",
+        None,
+        (_json(BatchEntry),),
+        without_client="asked of sources, of which an orchestrator is one: muster.client.sources",
+    ),
+    Route(
+        "POST", "/v1/metrics", "post_metrics", (Answer(204),), signer="trainer", body=MetricsBody
+    ),
+    Route("GET", "/v1/status", "status", (_json(RunStatus),)),
+    Route(
+        "GET",
+        "/v1/events",
+        "events",
+        (_text('id: 7\nevent: status\ndata: {"run_id":1}\n\n', "event-stream"),),
+    ),
+    Route(
+        "GET",
+        "/healthz",
+        None,
+        (_text("ok"),),
+        without_client="asked by process supervisors and reverse proxies, which speak plain HTTP",
+    ),
+)

@@ -1,0 +1,335 @@
+"""The ABI of the nine contracts: selectors, topics, argument types, errors and what users can do.
+
+Addresses and ABIs are never copied by hand: `artifacts/*.json` is written by
+`contracts/script/export_artifacts.py` from the compiled contracts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from eth_abi.abi import encode as abi_encode
+from eth_abi.exceptions import EncodingError as AbiEncodingError
+from eth_utils.abi import abi_to_signature, collapse_if_tuple
+
+from muster.chain.conversion import Decoder, compile_decoder, from_abi, to_abi
+from muster.protocol.encoding import hex0x, keccak
+from muster.protocol.errors import ConfigError, ContractRevert, EncodingError
+
+if TYPE_CHECKING:
+    from muster.chain.events import Receipt
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+CONTRACTS = (
+    "MusterToken",
+    "JuryPool",
+    "StakeVault",
+    "WorkerRegistry",
+    "RunRegistry",
+    "ContributionLedger",
+    "DisputeCourt",
+    "FaultCourt",
+    "RewardEscrow",
+)
+"""Every contract of a deployment."""
+FACTORY = "NetworkFactory"
+"""What creates them."""
+
+ARTIFACTS = Path(__file__).with_name("artifacts")
+"""Where the committed ABIs and bytecode are."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbiFunction:
+    """One function, ready to be called."""
+
+    name: str
+    """As in Solidity."""
+    selector: bytes
+    """First 4 bytes of the call data."""
+    input_types: tuple[str, ...]
+    """Canonical types of the arguments."""
+    decode: Decoder
+    """Turns the returned bytes into a tuple of values."""
+
+    def encode(self, args: Sequence[Any]) -> bytes:
+        """Return the call data; raises EncodingError when an argument does not fit its type."""
+        return self.selector + encode_arguments(self.name, self.input_types, to_abi(args))
+
+
+@dataclass(frozen=True, slots=True)
+class AbiError:
+    """One custom error."""
+
+    name: str
+    """As in Solidity."""
+    decode: Decoder
+    """Turns the bytes after the selector into its arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbiEvent:
+    """One event: which arguments are topics, which are data."""
+
+    contract: str
+    """The contract that emits it."""
+    name: str
+    """As in Solidity."""
+    topic: str
+    """First topic, `0x` and hexadecimal, as JSON-RPC writes it."""
+    indexed: tuple[tuple[str, Decoder], ...]
+    """Snake-case name and decoder of each further topic."""
+    data_names: tuple[str, ...]
+    """Snake-case names of the arguments in the data."""
+    structs: tuple[str | None, ...]
+    """Struct name of each of those, None for other types."""
+    decode_data: Decoder
+    """Turns the data into the values of `data_names`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContractAbi:
+    """Everything about one contract that is needed to deploy, call and read it."""
+
+    contract: str
+    """Its name."""
+    bytecode: bytes
+    """Creation code without constructor arguments."""
+    runtime: bytes
+    """What creation leaves on chain, with zeros in the immutables' places."""
+    immutables: dict[str, tuple[int, ...]]
+    """Where in it each immutable stands, a word at a time; by name, without a leading `_`."""
+    constructor_types: tuple[str, ...]
+    """Canonical types of the constructor's arguments."""
+    functions: dict[str, AbiFunction]
+    """By Solidity name; no function is overloaded."""
+    events: tuple[AbiEvent, ...]
+    """All events."""
+    errors: dict[bytes, AbiError]
+    """By selector."""
+
+    def creation_code(self, args: Sequence[Any]) -> bytes:
+        """Return the data of the transaction that deploys it with these constructor arguments."""
+        return self.bytecode + encode_arguments(self.contract, self.constructor_types, args)
+
+
+def encode_arguments(name: str, types: Sequence[str], args: Sequence[Any]) -> bytes:
+    """Return `abi.encode` of arguments; raises EncodingError naming the function otherwise."""
+    try:
+        return abi_encode(types, args)
+    except (AbiEncodingError, TypeError, ValueError, OverflowError) as error:
+        raise EncodingError(f"arguments of {name} do not fit ({', '.join(types)}): {error}") from (
+            error
+        )
+
+
+@cache
+def artifact(contract: str) -> dict[str, Any]:
+    """Return a contract's committed artifact, as JSON has it."""
+    document: dict[str, Any] = json.loads((ARTIFACTS / f"{contract}.json").read_text())
+    return document
+
+
+@cache
+def contract_abi(contract: str) -> ContractAbi:
+    """Return a contract's ABI; raises ConfigError when its artifact is missing or malformed."""
+    try:
+        document = artifact(contract)
+        return _parse(contract, document)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"the artifact of {contract} is missing or malformed: {error}",
+            hint="run contracts/script/export_artifacts.py",
+        ) from error
+
+
+def snake_case(name: str) -> str:
+    """Return a Solidity name the way Python writes it: `activeFrom` → `active_from`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _types(parameters: list[Any]) -> tuple[str, ...]:
+    return tuple(map(collapse_if_tuple, parameters))
+
+
+def _signature_hash(entry: Any) -> bytes:
+    return keccak(abi_to_signature(entry).encode())
+
+
+def _parse(contract: str, document: dict[str, Any]) -> ContractAbi:
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for entry in document["abi"]:
+        kinds.setdefault(entry["type"], []).append(entry)
+    constructor = kinds.get("constructor", [{"inputs": []}])[0]
+    bytecode = bytes.fromhex(document["bytecode"][2:])
+    return ContractAbi(
+        contract=contract,
+        bytecode=bytecode,
+        runtime=bytecode[document["runtime_offset"] :],
+        immutables={k.removeprefix("_"): tuple(v) for k, v in document["immutables"].items()},
+        constructor_types=_types(constructor["inputs"]),
+        functions={entry["name"]: _function(entry) for entry in kinds.get("function", [])},
+        events=tuple(_event(contract, entry) for entry in kinds.get("event", [])),
+        errors={_signature_hash(entry)[:4]: _error(entry) for entry in kinds.get("error", [])},
+    )
+
+
+def _function(entry: dict[str, Any]) -> AbiFunction:
+    return AbiFunction(
+        name=entry["name"],
+        selector=_signature_hash(entry)[:4],
+        input_types=_types(entry["inputs"]),
+        decode=compile_decoder(_types(entry["outputs"])),
+    )
+
+
+def _error(entry: dict[str, Any]) -> AbiError:
+    return AbiError(entry["name"], compile_decoder(_types(entry["inputs"])))
+
+
+def _event(contract: str, entry: dict[str, Any]) -> AbiEvent:
+    indexed = [p for p in entry["inputs"] if p["indexed"]]
+    data = [p for p in entry["inputs"] if not p["indexed"]]
+    return AbiEvent(
+        contract=contract,
+        name=entry["name"],
+        topic="0x" + _signature_hash(entry).hex(),
+        indexed=tuple((snake_case(p["name"]), compile_decoder(_types([p]))) for p in indexed),
+        data_names=tuple(snake_case(p["name"]) for p in data),
+        structs=tuple(_struct_name(p) for p in data),
+        decode_data=compile_decoder(_types(data)),
+    )
+
+
+def _struct_name(parameter: dict[str, Any]) -> str | None:
+    # Solidity writes `struct IRunRegistry.RunConfig`.
+    internal: str = parameter.get("internalType", "")
+    return internal.rpartition(".")[2] if internal.startswith("struct ") else None
+
+
+# --------------------------------------------------------------- typed contracts
+
+
+class Caller(Protocol):
+    """What a contract needs of the connection."""
+
+    async def read(self, contract: str, function: str, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return what a view returns."""
+
+    async def write(self, contract: str, function: str, args: Sequence[Any]) -> Receipt:
+        """Send a transaction."""
+
+
+class Contract:
+    """A contract, called as the class derived from this one."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def _read(self, kind: type[T], function: str, *args: Any) -> T:
+        (value,) = await self._caller.read(type(self).__name__, function, args)
+        return from_abi(kind, value)
+
+    async def _find(self, kind: type[T], function: str, *args: Any) -> T | None:
+        value, exists = await self._caller.read(type(self).__name__, function, args)
+        return from_abi(kind, value) if exists else None
+
+    async def _pair(
+        self, first: type[T], second: type[S], function: str, *args: Any
+    ) -> tuple[T, S]:
+        values = await self._caller.read(type(self).__name__, function, args)
+        return from_abi(first, values[0]), from_abi(second, values[1])
+
+    async def _write(self, function: str, *args: Any) -> Receipt:
+        return await self._caller.write(type(self).__name__, function, args)
+
+
+# ------------------------------------------------------------------------ reverts
+
+_TEXT = AbiError("Error", compile_decoder(("string",)))
+_PANIC = AbiError("Panic", compile_decoder(("uint256",)))
+
+HINTS = {
+    "ERC20InsufficientBalance": "the account holds too few tokens; a development chain has a "
+    "faucet: muster stake --faucet",
+    "ERC20InsufficientAllowance": "approve the contract for the amount first",
+    "RegistryStakeTooLow": "add stake in that run: muster stake --run ID --amount TOKENS",
+    "RegistryStillJailed": "wait until the jail time is over",
+    "RegistryNodeTaken": "use a fresh node key: muster wallet new FILE",
+    "RegistryWrongStatus": "muster worker status says what it is in that run; who validates for a "
+    "run does not work for it",
+    "RegistryInvalidNodeSignature": "name the worker's node key: --node KEYSTORE",
+    "RunInvalidValidator": "is it invited (muster run invite), not seated yet, and no worker of "
+    "the run?",
+    "RunStakeTooLow": "add stake in that run: muster stake --run ID --amount TOKENS",
+    "RunTermsChanged": "read the terms again: muster run show; who joins while a change is "
+    "announced waits for it",
+    "PoolStakeTooLow": "add stake: muster juror join --amount TOKENS",
+    "PoolPlaceHeld": "wait until no open case can draw the place that you left",
+    "CourtNotAnnounced": "a claim is announced first, and made within 256 blocks: the same command "
+    "does both",
+    "CourtNoJurors": "nobody is on the network's bench: muster juror status counts them",
+    "CourtMayNotClaim": "an account that may be drawn as a juror of the case claims nothing in it",
+    "CourtWindowClosed": "its challenge window is over, and the outcome stands",
+    "LedgerInvalidTicket": "only work with a ticket of the run's orchestrator counts, at most 60 s "
+    "after its deadline",
+    "LedgerWrongTime": "the message says from when and until when it is possible",
+    "VaultInsufficientStake": "muster worker status shows what is staked in each run",
+    "LedgerUnauthorized": "only the run's orchestrator may do this: is it the right keystore?",
+    "LedgerPaused": "the run's owner paused submissions",
+    "LedgerNotFinal": "wait until the challenge window is over",
+    "FactoryTaken": "it is there already: the same command goes on with what is missing",
+    "FactoryUnauthorized": "only the account that began a deployment goes on with it",
+    "EscrowNotFinal": "wait until the challenge window is over",
+    "EscrowUnderfunded": "ask the run's owner to fund the run",
+    "RunUnauthorized": "is it the right keystore?",
+    "VaultNotWithdrawable": "wait until the unbonding period is over",
+}
+"""What the user can do about errors that users meet."""
+
+
+@cache
+def error_table() -> dict[bytes, AbiError]:
+    """Return every error of every contract by selector, with Solidity's own two."""
+    table = {
+        keccak(b"Error(string)")[:4]: _TEXT,
+        keccak(b"Panic(uint256)")[:4]: _PANIC,
+    }
+    for contract in (*CONTRACTS, FACTORY):
+        table |= contract_abi(contract).errors
+    return table
+
+
+def decode_revert(data: bytes, *, tx: str | None = None) -> ContractRevert:
+    """Return the error that a revert's bytes stand for.
+
+    An unknown selector is shown as such; no bytes at all is what `assert`-less failures leave.
+    """
+    if len(data) < 4:
+        return ContractRevert("without a reason", tx=tx, hint="it may have run out of gas")
+    known = error_table().get(data[:4])
+    if known is None:
+        return ContractRevert(
+            hex0x(data[:4]),
+            (hex0x(data[4:]),) if data[4:] else (),
+            tx=tx,
+            hint=f"none of the {len(error_table())} errors of Muster's contracts: are they the "
+            "version in --deployments?",
+        )
+    try:
+        args = tuple(_shown(value) for value in known.decode(data[4:]))
+    except EncodingError:
+        args = (hex0x(data[4:]),)
+    return ContractRevert(known.name, args, tx=tx, hint=HINTS.get(known.name))
+
+
+def _shown(value: Any) -> object:
+    return hex0x(value) if isinstance(value, bytes) else value

@@ -1,0 +1,310 @@
+"""The connection to a chain: checks that it is the right one, and holds the typed clients."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from copy import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from eth_utils.address import to_checksum_address
+
+from muster.chain.abi import CONTRACTS, artifact, contract_abi, decode_revert
+from muster.chain.contracts import (
+    ContributionLedger,
+    DisputeCourt,
+    FaultCourt,
+    JuryPool,
+    MusterToken,
+    RewardEscrow,
+    RunRegistry,
+    StakeVault,
+    WorkerRegistry,
+)
+from muster.chain.deployment import Deployment, load_deployment
+from muster.chain.events import EventTable, Receipt
+from muster.chain.log_store import log_file
+from muster.chain.quorum import open_rpc
+from muster.chain.rpc import LatestBlock, Patience, Rpc, from_hex, garbled, is_revert, member
+from muster.chain.send_journal import JournalStore, SendJournal
+from muster.chain.sender import SendPolicy, TransactionSender
+from muster.protocol.eip712 import Domain, address_of
+from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ConfigError, EncodingError, RpcError, WrongChain
+from muster.protocol.ids import Address
+from muster.settings.network import resolve
+
+if TYPE_CHECKING:
+    from web3 import AsyncWeb3
+    from web3.contract import AsyncContract
+
+logger = logging.getLogger(__name__)
+
+_NEW_FOR_S, _NEW_BLOCKS = 1.0, 64
+"""How long missing contracts are awaited, and within how many blocks of their deployment."""
+
+
+class Chain:
+    """An EVM chain with Muster's contracts. Use `connect`, and close it."""
+
+    def __init__(
+        self,
+        rpc: Rpc,
+        deployment: Deployment,
+        *,
+        key: bytes | None = None,
+        journal: SendJournal | None = None,
+        policy: SendPolicy | None = None,
+    ) -> None:
+        self.rpc = rpc
+        self.deployment = deployment
+        self.chain_id = deployment.chain_id
+        self.events = EventTable(deployment.contracts)
+        self.sender: TransactionSender | None = None
+        if key is not None:
+            self.sender = TransactionSender(
+                rpc, key, deployment.chain_id, journal=journal, policy=policy
+            )
+        self.log_file = log_file(deployment)
+        self._block = "latest"
+        self._label: str | None = None
+        self._rehearses: Address | None = None
+        self._add_clients()
+
+    def _add_clients(self) -> None:
+        self.token = MusterToken(self)
+        self.vault = StakeVault(self)
+        self.jurors = JuryPool(self)
+        self.workers = WorkerRegistry(self)
+        self.runs = RunRegistry(self)
+        self.ledger = ContributionLedger(self)
+        self.court = DisputeCourt(self)
+        self.faults = FaultCourt(self)
+        self.escrow = RewardEscrow(self)
+
+    @classmethod
+    async def connect(
+        cls,
+        rpc_url: str | Sequence[str] | None = None,
+        deployments: Path | Deployment | None = None,
+        *,
+        key: bytes | None = None,
+        journal: Path | None = None,
+        timeout_s: float = 10.0,
+    ) -> Self:
+        """Return a checked connection; with a key, one that can send.
+
+        The endpoint is an HTTP or WebSocket URL or the path of a node's socket; several, in a list
+        or between commas, are compared (`muster.chain.quorum`). Unless given, it and the deployment
+        are those of the network that `muster.settings.network` finds.
+        What is sent is written to the journal first, and survives the process. Raises
+        ChainUnreachable when nothing answers, WrongChain when it is another chain or has no code at
+        the recorded addresses, ConfigError without a deployment or while another process holds the
+        journal.
+        """
+        if not rpc_url or deployments is None:
+            _, found, folder = resolve(None, None)
+            rpc_url, deployments = rpc_url or found, deployments or folder
+        rpc = open_rpc(rpc_url, timeout_s=timeout_s)
+        try:
+            chain_id = from_hex(await rpc.call("eth_chainId"))
+            deployment = (
+                deployments
+                if isinstance(deployments, Deployment)
+                else load_deployment(deployments, chain_id)
+            )
+            await _check_deployment(rpc, chain_id, deployment)
+            opened = None
+            if key is not None and journal is not None:
+                opened = await open_journal(rpc, chain_id, address_of(key), journal)
+        except BaseException:
+            await rpc.close()
+            raise
+        return cls(rpc, deployment, key=key, journal=opened)
+
+    async def journal_in(self, store: JournalStore) -> None:
+        """Send with this journal from now on: this process takes over from another one.
+
+        The store is closed with the chain, or when another one takes its place.
+        """
+        if self.sender is None:
+            raise ConfigError("a chain without a key sends nothing", hint="pass --keystore")
+        journal = await open_journal(self.rpc, self.chain_id, self.sender.address, store)
+        self.sender = self.sender.with_journal(journal)
+
+    def at(self, block: int) -> Chain:
+        """Return the same chain as it was after a block: to read only, and not to be closed."""
+        return self._changed(sender=None, _block=hex(block))
+
+    def once(self, label: str) -> Chain:
+        """Return the same chain for one write, which happens once however often it is repeated.
+
+        A write of this label that is waiting to be mined or has succeeded, in this process or an
+        earlier one with the same journal, is not sent again: its receipt is returned. Not to be
+        closed. See `TransactionSender.send`.
+        """
+        return self._changed(_label=label)
+
+    def rehearsed_by(self, account: Address) -> Chain:
+        """Return the same chain for writes that are estimated and not sent, as if by an account.
+
+        A receipt has the estimated gas, no hash and no events. Not to be closed.
+        """
+        return self._changed(_rehearses=account)
+
+    def _changed(self, **attributes: object) -> Chain:
+        other = copy(self)
+        vars(other).update(attributes)
+        other._add_clients()
+        return other
+
+    async def receipt_of(self, label: str) -> Receipt | None:
+        """Return the receipt of the write of this label; None when it has not happened (yet)."""
+        found = await self.sender.receipt_of(label) if self.sender else None
+        return None if found is None else await self._receipt(found)
+
+    async def pending_transactions(self) -> int:
+        """Return how many transactions of the account were sent and are not mined."""
+        return await self.sender.pending_count() if self.sender else 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the session and the journal."""
+        await self.rpc.close()
+        if self.sender is not None:
+            self.sender.close()
+
+    @property
+    def w3(self) -> AsyncWeb3[Any]:
+        """web3.py over the same endpoint; middleware that is added sees our requests, too."""
+        return self.rpc.w3
+
+    def contract(self, name: str) -> AsyncContract:
+        """Return a contract as web3.py has it: every function and event, none of them typed."""
+        return self.w3.eth.contract(
+            address=to_checksum_address(self.deployment.contracts[name]), abi=artifact(name)["abi"]
+        )
+
+    @property
+    def account(self) -> Address | None:
+        """The account that sends, if there is one."""
+        return self.sender.address if self.sender else None
+
+    def domain(self, contract: str) -> Domain:
+        """Return the EIP-712 domain of a contract, by name."""
+        return Domain(self.chain_id, self.deployment.contracts[contract])
+
+    async def latest_block(self) -> LatestBlock:
+        """Return the chain's head."""
+        return LatestBlock.from_rpc(await self.rpc.call("eth_getBlockByNumber", "latest", False))
+
+    async def now(self) -> int:
+        """Return the time of the latest block."""
+        return (await self.latest_block()).timestamp
+
+    async def block_number(self) -> int:
+        """Return the height of the latest block."""
+        return from_hex(await self.rpc.call("eth_blockNumber"))
+
+    async def read(self, contract: str, function: str, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return what a view returns."""
+        abi = contract_abi(contract).functions[function]
+        call = {"to": self.deployment.contracts[contract], "data": hex0x(abi.encode(args))}
+        answer = await self._answer(call)
+        try:
+            return abi.decode(bytes.fromhex(answer[2:]))
+        except (EncodingError, ValueError, TypeError) as error:
+            raise WrongChain(
+                f"{contract}.{function} answers what it cannot: {error}",
+                hint="are the contracts those in --deployments?",
+            ) from error
+
+    async def _answer(self, call: dict[str, str]) -> Any:
+        patience = Patience(_NEW_FOR_S)
+        while True:
+            answer = await self._run("eth_call", call, self._block)
+            # Every view returns something. Several nodes may be behind an address, and one that
+            # starts or lags knows no contract.
+            if answer != "0x" or not await patience.waits():
+                return answer
+
+    async def _run(self, method: str, call: dict[str, str], *more: str) -> Any:
+        try:
+            return await self.rpc.call(method, call, *more)
+        except RpcError as error:
+            if is_revert(error):
+                raise decode_revert(error.data) from error
+            raise
+
+    async def write(self, contract: str, function: str, args: Sequence[Any]) -> Receipt:
+        """Send a transaction and return its receipt; raises ContractRevert, TransactionLost."""
+        to = self.deployment.contracts[contract]
+        data = contract_abi(contract).functions[function].encode(args)
+        if self._rehearses is not None:
+            call = {"from": self._rehearses, "to": to, "data": hex0x(data)}
+            gas = from_hex(await self._run("eth_estimateGas", call))
+            return Receipt(tx_hash="", block_number=0, gas_used=gas, events=[])
+        if self.sender is None:
+            raise ConfigError(
+                f"{contract}.{function} needs a key to sign with", hint="pass --keystore"
+            )
+        return await self._receipt(await self.sender.send(to, data, label=self._label))
+
+    async def _receipt(self, receipt: Any) -> Receipt:
+        logs = receipt["logs"]
+        time = None
+        if logs and not (isinstance(logs[0], dict) and "blockTimestamp" in logs[0]):
+            block = await self.rpc.call("eth_getBlockByHash", receipt["blockHash"], False)
+            time = from_hex(member(block, "timestamp"))
+        try:
+            events = [self.events.decode(log, time) for log in logs]
+        except EncodingError as error:
+            raise garbled(f"the receipt of {receipt['transactionHash']}: {error}") from error
+        return Receipt(
+            tx_hash=receipt["transactionHash"],
+            block_number=from_hex(receipt["blockNumber"]),
+            gas_used=from_hex(member(receipt, "gasUsed")),
+            events=[event for event in events if event is not None],
+        )
+
+
+async def open_journal(
+    rpc: Rpc, chain_id: int, account: Address, store: JournalStore | Path
+) -> SendJournal:
+    """Return the journal of an account on the chain that an endpoint serves."""
+    # A development chain that was started anew has the same number, and other transactions.
+    genesis = await rpc.call("eth_getBlockByNumber", "0x0", False)
+    first = str(member(genesis, "hash"))
+    return SendJournal.of(store, chain_id=chain_id, genesis=first, account=account)
+
+
+async def _check_deployment(rpc: Rpc, chain_id: int, deployment: Deployment) -> None:
+    if chain_id != deployment.chain_id:
+        raise WrongChain(
+            f"{rpc.masked_url} serves chain {chain_id}, the contracts are on {deployment.chain_id}",
+            hint="name the right pair with --rpc and --deployments, or one --network",
+        )
+    patience = Patience(_NEW_FOR_S)
+    while True:
+        head, *codes = await rpc.batch(
+            [
+                ("eth_blockNumber", []),
+                *(("eth_getCode", [deployment.contracts[name], "latest"]) for name in CONTRACTS),
+            ]
+        )
+        empty = [n for n, code in zip(CONTRACTS, codes, strict=True) if len(str(code or "")) <= 2]
+        if not empty:
+            return
+        # Several nodes may be behind an address, and one may lack the newest blocks.
+        is_new = from_hex(head) < deployment.deploy_block + _NEW_BLOCKS
+        if not is_new or not await patience.waits():
+            raise WrongChain(
+                f"there is no code at the recorded address of {', '.join(empty)}",
+                hint="the chain may have been restarted: deploy the contracts again",
+            )

@@ -1,0 +1,187 @@
+"""A transaction before it is mined: its fields, its fees, its signature, and a node's refusals.
+
+Nothing here talks to a node or remembers anything. eth_account is imported by what signs: it
+takes half a second, and most commands only read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from enum import Enum, auto
+from math import ceil
+from typing import Any
+
+from hexbytes import HexBytes
+
+from muster.chain.rpc import Call, from_hex, garbled
+from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ConfigError, EncodingError, RpcError
+from muster.protocol.ids import Address, to_address
+
+MIN_BUMP = 1.1
+"""Nodes refuse a replacement whose fees are not at least so many times those it replaces."""
+
+MARKET: list[Call] = [
+    ("eth_getBlockByNumber", ["latest", False]),
+    ("eth_maxPriorityFeePerGas", []),
+]
+"""What `market_fees` takes the answers to."""
+_DEFAULT_TIP_WEI = 10**9
+HIGHEST_FEE = "MUSTER_MAX_FEE_GWEI"
+_FIELDS = ("chainId", "nonce", "gas", "maxFeePerGas", "maxPriorityFeePerGas", "data")
+
+
+class Refusal(Enum):
+    """Why a node did not take a transaction."""
+
+    KNOWN = auto()
+    """It has it already."""
+    NONCE_USED = auto()
+    """A mined transaction has its nonce: this one, or another."""
+    NONCE_TAKEN = auto()
+    """A waiting transaction has its nonce and pays as much."""
+    FEE_TOO_LOW = auto()
+    """It pays less than the node or the next block demands."""
+    OTHER = auto()
+    """It will not be taken however often it is sent."""
+
+
+# Lower case, without spaces: some clients name an error, others write a sentence. In this order.
+_PHRASES: tuple[tuple[Refusal, tuple[str, ...]], ...] = (
+    (Refusal.KNOWN, ("alreadyknown", "alreadyimported", "alreadyinmempool", "knowntransaction")),
+    (Refusal.NONCE_USED, ("noncetoolow", "invalidnonce", "nonceistoolow", "oldnonce")),
+    (Refusal.NONCE_TAKEN, ("replacement", "samenonce")),
+    (Refusal.FEE_TOO_LOW, ("underpriced", "maxfeepergasless", "feetoolow")),
+)
+
+
+def refusal_of(error: RpcError) -> Refusal:
+    """Return what an answer to `eth_sendRawTransaction` means; each client has its own words."""
+    text = str(error).lower().replace(" ", "")
+    for refusal, phrases in _PHRASES:
+        if any(phrase in text for phrase in phrases):
+            return refusal
+    return Refusal.OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class Fees:
+    """What a transaction offers per gas, in wei (EIP-1559)."""
+
+    max_wei: int
+    """At most, base fee and tip together."""
+    tip_wei: int
+    """To the block's producer."""
+
+    def times(self, factor: float) -> Fees:
+        """Return both fees multiplied and rounded up."""
+        return Fees(ceil(self.max_wei * factor), ceil(self.tip_wei * factor))
+
+    def at_least(self, other: Fees) -> Fees:
+        """Return the higher of each fee."""
+        return Fees(max(self.max_wei, other.max_wei), max(self.tip_wei, other.tip_wei))
+
+    def at_most(self, most_wei: int) -> Fees:
+        """Return the fees with both capped."""
+        return Fees(min(self.max_wei, most_wei), min(self.tip_wei, most_wei))
+
+
+def highest_fee(environ: Mapping[str, str] = os.environ) -> int:
+    """Return what a gas unit may cost, wei: MUSTER_MAX_FEE_GWEI, or 1,000 gwei.
+
+    Raises ConfigError when the variable is no such price.
+    """
+    text = environ.get(HIGHEST_FEE, "1000")
+    try:
+        gwei = Decimal(text)
+        if 0 < gwei <= 10**6:
+            return int(gwei * 10**9)
+    except InvalidOperation:
+        pass
+    raise ConfigError(
+        f"{HIGHEST_FEE} is {text!r}", hint="a price per gas in gwei, above 0 and at most 1000000"
+    )
+
+
+def market_fees(block: Any, tip: Any) -> Fees:
+    """Return what the market asks, from the answers to `MARKET`."""
+    if isinstance(block, RpcError):
+        raise block
+    # Endpoints without the method take any tip.
+    tip_wei = _DEFAULT_TIP_WEI if isinstance(tip, RpcError) else from_hex(tip)
+    if not isinstance(block, dict):
+        raise garbled("no latest block")
+    # Twice the base fee outlasts six full blocks in a row.
+    return Fees(2 * from_hex(block.get("baseFeePerGas", "0x0")) + tip_wei, tip_wei)
+
+
+def purpose_of(to: Address | None, data: bytes) -> str:
+    """Return what a transaction is for: whom it calls, and with which selector."""
+    return f"{to or 'create'}:{data[:4].hex()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A transaction that can be sent."""
+
+    tx_hash: str
+    """Its hash, `0x` and hexadecimal."""
+    raw: bytes
+    """What is sent: the EIP-2718 envelope with the signature."""
+
+    def __repr__(self) -> str:
+        return f"Signed({self.tx_hash})"
+
+
+@dataclass(frozen=True, slots=True)
+class Unsigned:
+    """An EIP-1559 transaction without its signature."""
+
+    chain_id: int
+    """EIP-155 chain id."""
+    nonce: int
+    """Its place among the account's transactions."""
+    to: Address | None
+    """The contract, None to create one."""
+    data: bytes
+    """What it is called with."""
+    gas: int
+    """Gas limit."""
+    fees: Fees
+    """What it pays."""
+
+    @classmethod
+    def from_raw(cls, raw: bytes) -> Unsigned:
+        """Return what a signed transaction says; raises EncodingError when it does not parse."""
+        from eth_account.typed_transactions.typed_transaction import TypedTransaction
+
+        try:
+            fields = TypedTransaction.from_bytes(HexBytes(raw)).as_dict()
+            chain_id, nonce, gas, most, tip, data = (fields[name] for name in _FIELDS)
+            to = bytes(fields["to"]) if fields.get("to") else b""
+        except Exception as error:  # the library raises whatever its parsers raise
+            raise EncodingError(f"not a signed transaction: {type(error).__name__}") from error
+        return cls(
+            chain_id, nonce, to_address(to) if to else None, bytes(data), gas, Fees(most, tip)
+        )
+
+    def signed(self, key: bytes) -> Signed:
+        """Return it with the key's signature."""
+        from eth_account import Account
+
+        fields: dict[str, Any] = {
+            "type": 2,
+            "chainId": self.chain_id,
+            "nonce": self.nonce,
+            "gas": self.gas,
+            "maxFeePerGas": self.fees.max_wei,
+            "maxPriorityFeePerGas": self.fees.tip_wei,
+            "value": 0,
+            "data": hex0x(self.data),
+            **({"to": self.to} if self.to else {}),
+        }
+        signed = Account.sign_transaction(fields, key)
+        return Signed(hex0x(signed.hash), bytes(signed.raw_transaction))

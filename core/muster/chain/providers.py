@@ -1,0 +1,216 @@
+"""web3.py's providers, as a node that runs for weeks needs them.
+
+What is different from web3's own (8.0): one HTTP session stays open and its answers are bounded,
+where web3 opens a connection for every request; a request over a socket waits for its answer, where
+web3 looks for it in every turn of the event loop. Subscriptions are web3's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import aiohttp
+from web3 import AsyncHTTPProvider, AsyncIPCProvider, WebSocketProvider
+from web3.providers import PersistentConnectionProvider
+from web3.types import RPCEndpoint, RPCResponse
+
+from muster.chain.rpc import IS_RUNNING, HttpRefusal, mask_url
+from muster.protocol.errors import ChainUnreachable, ConfigError
+
+MAX_ANSWER_BYTES = 256 << 20
+"""Largest answer that is read: 10,000 logs of 24 kB."""
+
+_ONE_TRY: dict[str, Any] = {"max_connection_retries": 1}
+
+Post = Callable[[bytes], Awaitable[bytes]]
+"""Sends a request body, returns the answer's; raises OSError or aiohttp.ClientError."""
+Provider = AsyncHTTPProvider | WebSocketProvider | AsyncIPCProvider
+Requests = list[tuple[RPCEndpoint, Any]]
+
+
+class HttpProvider(AsyncHTTPProvider):
+    """An endpoint over HTTP."""
+
+    def __init__(self, url: str, post: Post | None = None) -> None:
+        """`post` sends in place of HTTP."""
+        # web3 would send a transaction again whose answer was lost.
+        super().__init__(url, exception_retry_configuration=None)
+        self._url = url
+        self._post = post or self._http_post
+        self._session: aiohttp.ClientSession | None = None
+
+    async def make_request(self, method: RPCEndpoint, params: Any) -> RPCResponse:
+        """Return the answer, errors included."""
+        answer = await self._send(self.encode_rpc_request(method, params))
+        return cast(RPCResponse, json.loads(answer))
+
+    async def make_batch_request(self, batch_requests: Requests) -> Any:
+        """Return the answers in order, or the one error with which a batch is refused."""
+        requests = [self.form_request(method, params) for method, params in batch_requests]
+        body = self.encode_batch_request_dicts(requests)
+        answers = json.loads(await self._send(body))
+        if isinstance(answers, dict):
+            return answers
+        listed = answers if isinstance(answers, list) else []
+        by_id = {a.get("id"): a for a in listed if isinstance(a, dict) and _has_number(a)}
+        for request in requests:
+            if request["id"] not in by_id:
+                raise ChainUnreachable(
+                    f"{mask_url(self._url)} does not speak JSON-RPC: no answer to "
+                    f"{request['method']} in a batch",
+                    hint=IS_RUNNING,
+                )
+        return [by_id[request["id"]] for request in requests]
+
+    async def disconnect(self) -> None:
+        """Close the session; a later request opens another."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _send(self, body: bytes) -> bytes:
+        try:
+            return await self._post(body)
+        except (aiohttp.ServerDisconnectedError, ConnectionResetError, BrokenPipeError):
+            # A connection that was kept open had been closed at the other end.
+            return await self._post(body)
+
+    async def _http_post(self, body: bytes) -> bytes:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self.get_request_headers())
+        async with self._session.post(self._url, data=body) as response:
+            answer = await self._read(response)
+        # JSON-RPC errors may travel in any status; what else is refused has no JSON.
+        if response.status >= 400 and not answer.lstrip().startswith((b"{", b"[")):
+            raise HttpRefusal(
+                f"{mask_url(self._url)} answers HTTP {response.status}",
+                status=response.status,
+                retry_after=response.headers.get("retry-after"),
+                hint="wait a little" if response.status in (429, 503) else IS_RUNNING,
+            )
+        return answer
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        parts, size = [], 0
+        async for part in response.content.iter_any():
+            parts.append(part)
+            size += len(part)
+            if size > MAX_ANSWER_BYTES:
+                response.close()
+                raise ChainUnreachable(
+                    f"{mask_url(self._url)} answers more than {MAX_ANSWER_BYTES} bytes",
+                    hint="use another RPC endpoint",
+                )
+        return b"".join(parts)
+
+
+def _has_number(answer: dict[str, Any]) -> bool:
+    return type(answer.get("id")) is int
+
+
+class _Prompt(PersistentConnectionProvider):
+    """Hands an answer to the request that waits for it as soon as it is there."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._waiting: dict[Any, asyncio.Future[RPCResponse]] = {}
+        self._is_lost = False
+        self._heads: Any = None
+        self.told_of_block = asyncio.Event()
+        """Set when the node tells of a block, or can tell no more."""
+
+    async def connect(self) -> None:
+        """Open the connection."""
+        self._is_lost, self._heads = False, None
+        await super().connect()
+
+    async def make_request(self, method: RPCEndpoint, params: Any) -> RPCResponse:
+        """Return the answer, errors included; raises OSError when the connection is lost."""
+        if self._is_lost:
+            raise ConnectionResetError
+        request = self.form_request(method, params)
+        answer: asyncio.Future[RPCResponse] = asyncio.get_running_loop().create_future()
+        self._waiting[request["id"]] = answer
+        try:
+            await self.socket_send(self.encode_rpc_dict(request))
+            return await answer
+        finally:
+            del self._waiting[request["id"]]
+
+    async def subscribe_to_blocks(self) -> bool:
+        """Have the node tell of blocks on this connection; return whether it does.
+
+        Raises OSError when the connection is lost.
+        """
+        if self._is_lost:
+            raise ConnectionResetError
+        if self._heads is None:
+            answer = await self.make_request(RPCEndpoint("eth_subscribe"), ["newHeads"])
+            # Asked once: not every endpoint has subscriptions.
+            self._heads = answer.get("result", False)
+        return bool(self._heads)
+
+    async def make_batch_request(self, requests: Requests) -> list[RPCResponse]:
+        """Return the answers in order. Each is asked for by itself: over a socket none waits."""
+        return list(await asyncio.gather(*(self.make_request(*request) for request in requests)))
+
+    async def socket_recv(self) -> RPCResponse:
+        """Return what no request of ours waits for."""
+        while True:
+            try:
+                answer = await super().socket_recv()  # type: ignore[safe-super]  # of the mixed-in
+            except Exception:
+                # Whatever ended the connection, no answer comes any more.
+                self._is_lost = True
+                self.told_of_block.set()
+                for future in self._waiting.values():
+                    if not future.done():
+                        future.set_exception(ConnectionResetError())
+                raise
+            if self._heads and _subscription(answer) == self._heads:
+                self.told_of_block.set()
+                continue
+            waiting = self._waiting.get(answer.get("id")) if isinstance(answer, dict) else None
+            if waiting is None:
+                return answer
+            if not waiting.done():
+                waiting.set_result(answer)
+
+
+def _subscription(answer: Any) -> Any:
+    params = answer.get("params") if isinstance(answer, dict) else None
+    return params.get("subscription") if isinstance(params, dict) else None
+
+
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}/?")
+
+
+class SocketProvider(_Prompt, WebSocketProvider):
+    """An endpoint over a WebSocket."""
+
+
+class IpcProvider(_Prompt, AsyncIPCProvider):
+    """An endpoint over a Unix socket."""
+
+
+def provider_of(url: str, post: Post | None = None) -> Provider:
+    """Return what speaks to a URL or to the path of a socket; raises ConfigError for others."""
+    scheme = urlsplit(url).scheme
+    if scheme in ("http", "https"):
+        return HttpProvider(url, post)
+    if scheme in ("ws", "wss"):
+        return SocketProvider(url, websocket_kwargs={"max_size": MAX_ANSWER_BYTES}, **_ONE_TRY)
+    if not scheme and Path(url).is_socket():
+        return IpcProvider(url, read_buffer_limit=MAX_ANSWER_BYTES, **_ONE_TRY)
+    if _HOST_AND_PORT.fullmatch(url):
+        raise ConfigError(f"the RPC endpoint {url} lacks its scheme", hint=f"write http://{url}")
+    raise ConfigError(
+        f"{mask_url(url)} is no RPC endpoint",
+        hint="--rpc takes http://, https://, ws:// or wss:// URLs, or the path of a node's socket",
+    )

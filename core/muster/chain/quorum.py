@@ -1,0 +1,273 @@
+"""Several RPC endpoints as one: most of them must agree on every answer that matters.
+
+    blocks, logs, receipts, code, views     most must say the same; an endpoint that says something
+                                            else is named and left alone for a while
+    the newest block                        the newest that most of them have
+    an account's nonce                      the middle one: an endpoint may lag, or count too much
+    fees, gas estimates, a pool's content   the first that answers
+    a transaction to send                   goes to all
+
+Of two endpoints one suffices while the other does not answer; of three or more most must answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from muster.chain.rpc import Call, Rpc, from_hex
+from muster.protocol.errors import ChainInconsistent, ChainUnreachable, RpcError
+from muster.settings import urls_of
+
+if TYPE_CHECKING:
+    from web3 import AsyncWeb3
+
+logger = logging.getLogger(__name__)
+
+LEFT_FOR_S = 600.0
+"""How long an endpoint is not asked after it contradicted the others."""
+_ASIDE_S = 5.0, 120.0
+"""How long an endpoint is not asked after it did not answer, at first and at most."""
+_GRACE_S = 2.0
+"""How long the slower ones are waited for when enough have answered."""
+_TAGS = frozenset({"latest", "pending", "safe", "finalized"})
+_ANY = frozenset(
+    {
+        "eth_estimateGas",
+        "eth_gasPrice",
+        "eth_maxPriorityFeePerGas",
+        "eth_feeHistory",
+        "eth_getTransactionByHash",
+        "eth_sendRawTransaction",
+    }
+)
+
+
+class _Endpoint:
+    """One of them, and whether it is to be asked."""
+
+    def __init__(self, rpc: Rpc) -> None:
+        self.rpc = rpc
+        self._failures = 0
+        self._aside_until = 0.0
+
+    def is_asked(self, now: float) -> bool:
+        return now >= self._aside_until
+
+    async def has_reached(self, block: str) -> bool:
+        """Return whether the endpoint has a block of this number; no answer counts as no."""
+        try:
+            return from_hex(await self.rpc.call("eth_blockNumber")) >= from_hex(block)
+        except (ChainUnreachable, RpcError):
+            return False
+
+    def answered(self) -> None:
+        self._failures = 0
+
+    def failed(self, now: float) -> None:
+        self._aside_until = now + min(_ASIDE_S[0] * 2**self._failures, _ASIDE_S[1])
+        self._failures = min(self._failures + 1, 16)
+
+    def lied(self, now: float, method: str) -> None:
+        logger.warning(
+            "an RPC endpoint contradicts the others, and is left alone",
+            extra={"endpoint": self.rpc.masked_url, "method": method, "seconds": LEFT_FOR_S},
+        )
+        self._aside_until = now + LEFT_FOR_S
+
+
+class QuorumRpc(Rpc):
+    """Several endpoints."""
+
+    def __init__(self, rpcs: Sequence[Rpc]) -> None:
+        """Take two or more, which are closed with this."""
+        self._endpoints = [_Endpoint(rpc) for rpc in rpcs]
+        self._most = len(rpcs) // 2 + 1
+        self._enough = 1 if len(rpcs) == 2 else self._most
+        self.masked_url = ", ".join(each.rpc.masked_url for each in self._endpoints)
+
+    @cached_property
+    def w3(self) -> AsyncWeb3[Any]:
+        """web3.py over the first of them."""
+        return self._endpoints[0].rpc.w3
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for each in self._endpoints:
+            await each.rpc.close()
+
+    async def try_batch(self, calls: Sequence[Call]) -> list[Any]:
+        """Return results in order, an RpcError in the place of each that failed.
+
+        Raises ChainUnreachable when too few answer, ChainInconsistent when they contradict one
+        another and no majority says who is right.
+        """
+        said = await self._hear(calls)
+        return [
+            await self._agreed(call, {each: outcomes[i] for each, outcomes in said.items()})
+            for i, call in enumerate(calls)
+        ]
+
+    async def next_block(self) -> None:
+        """Wait until the first of them tells of a block, see `Rpc.next_block`."""
+        await self._endpoints[0].rpc.next_block()
+
+    # ---------------------------------------------------------------------- hear
+
+    async def _hear(self, calls: Sequence[Call]) -> dict[_Endpoint, list[Any]]:
+        """Return the answers of each endpoint that gives any."""
+        now = _now()
+        asked = [each for each in self._endpoints if each.is_asked(now)]
+        if len(asked) < self._enough:
+            asked = self._endpoints
+        tasks = {each: asyncio.ensure_future(each.rpc.try_batch(calls)) for each in asked}
+        try:
+            done, _ = await asyncio.wait(tasks.values(), timeout=_GRACE_S)
+            if sum(task.exception() is None for task in done) < self._enough:
+                await asyncio.wait(tasks.values())
+        finally:
+            for task in tasks.values():
+                task.cancel()
+        said, problem = dict[_Endpoint, list[Any]](), None
+        for each, task in tasks.items():
+            error = task.exception() if task.done() and not task.cancelled() else None
+            if task.done() and not task.cancelled() and error is None:
+                each.answered()
+                said[each] = task.result()
+            elif error is None or isinstance(error, ChainUnreachable):
+                each.failed(_now())
+                problem = error or problem
+            else:
+                raise error
+        if len(said) < self._enough:
+            raise ChainUnreachable(
+                f"{len(said)} of {len(self._endpoints)} RPC endpoints answer, "
+                f"{self._enough} must: {problem or 'the others are silent'}",
+                hint="wait a little, or name others with --rpc",
+            )
+        return said
+
+    # --------------------------------------------------------------------- agree
+
+    async def _agreed(self, call: Call, said: dict[_Endpoint, Any]) -> Any:
+        method, params = call
+        if method in _ANY:
+            return _first(list(said.values()))
+        if method == "eth_getTransactionCount":
+            return _middle(list(said.values()), from_hex)
+        if method == "eth_blockNumber":
+            return self._newest(list(said.values()), from_hex)
+        if _TAGS.isdisjoint(p for p in params if isinstance(p, str)):
+            return await self._vote(call, said)
+        if len({_essence(method, outcome) for outcome in said.values()}) == 1:
+            return next(iter(said.values()))
+        # The endpoints may merely be at different blocks.
+        if method == "eth_getBlockByNumber":
+            known = [block for block in said.values() if isinstance(block, dict)]
+            head = self._newest(known, lambda block: from_hex(block["number"])) if known else None
+            return head and await self.call(method, head["number"], *params[1:])
+        head = await self.call("eth_blockNumber")
+        return (await self.try_batch([(method, [*params[:-1], head])]))[0]
+
+    async def _vote(self, call: Call, said: dict[_Endpoint, Any]) -> Any:
+        method, needed = call[0], min(self._most, len(said))
+        if method == "eth_getLogs" and len({_essence(method, o) for o in said.values()}) > 1:
+            # Nodes answer what they have of a range, although they have not all its blocks.
+            last = call[1][0]["toBlock"]
+            said = {each: o for each, o in said.items() if await each.has_reached(last)} or said
+        votes: dict[str, list[_Endpoint]] = {}
+        for each, outcome in said.items():
+            votes.setdefault(_essence(method, outcome), []).append(each)
+        winners = max(votes.values(), key=len)
+        if len(winners) < needed:
+            return self._undecided(method, said)
+        outcome = said[winners[0]]
+        for each, other in said.items():
+            # An endpoint that knows nothing of it, or refuses, may lag or grant less.
+            known = outcome is not None and other is not None and not isinstance(other, RpcError)
+            if each not in winners and known:
+                each.lied(_now(), method)
+        return outcome
+
+    def _undecided(self, method: str, said: dict[_Endpoint, Any]) -> Any:
+        outcomes = list(said.values())
+        errors = [outcome for outcome in outcomes if isinstance(outcome, RpcError)]
+        if errors:
+            return errors[0]
+        if any(outcome is None for outcome in outcomes):
+            return None
+        names = " and ".join(each.rpc.masked_url for each in said)
+        raise ChainInconsistent(
+            f"{names} contradict each other about {method}",
+            hint="name a third RPC endpoint with --rpc: most decide",
+        )
+
+    def _newest(self, outcomes: list[Any], number: Callable[[Any], int]) -> Any:
+        """Return the newest that most of them have reached."""
+        known = sorted((o for o in outcomes if not isinstance(o, RpcError)), key=number)
+        if not known:
+            return outcomes[0]
+        return known[-min(self._most, len(known))]
+
+
+def open_rpc(urls: str | Sequence[str], *, timeout_s: float = 10.0) -> Rpc:
+    """Return one endpoint, or several as one; a string holds URLs between blanks or commas.
+
+    Raises ConfigError when a URL is no endpoint.
+    """
+    listed = urls_of(urls) if isinstance(urls, str) else list(urls)
+    rpcs = [Rpc(url, timeout_s=timeout_s) for url in dict.fromkeys(listed)]
+    return rpcs[0] if len(rpcs) == 1 else QuorumRpc(rpcs)
+
+
+def _first(outcomes: list[Any]) -> Any:
+    """Return the first outcome that is no error and not null, else the first."""
+    known = [o for o in outcomes if o is not None and not isinstance(o, RpcError)]
+    return (known or outcomes)[0]
+
+
+def _middle(outcomes: list[Any], number: Callable[[Any], int]) -> Any:
+    known = sorted((o for o in outcomes if not isinstance(o, RpcError)), key=number)
+    return known[(len(known) - 1) // 2] if known else outcomes[0]
+
+
+def _essence(method: str, outcome: Any) -> str:
+    """Return the part of an outcome in which honest endpoints agree, as text."""
+    try:
+        return json.dumps(_essential(method, outcome), sort_keys=True)
+    except (KeyError, TypeError, AttributeError):
+        return f"malformed: {outcome!r}"
+
+
+def _essential(method: str, outcome: Any) -> Any:
+    if isinstance(outcome, RpcError):
+        return ["error", outcome.data.hex()]
+    if outcome is None:
+        return None
+    if method == "eth_getLogs":
+        return sorted(_of_log(log) for log in outcome)
+    if method in ("eth_getBlockByNumber", "eth_getBlockByHash"):
+        return [outcome[name] for name in ("hash", "number", "parentHash", "timestamp")]
+    if method == "eth_getTransactionReceipt":
+        return _of_receipt(outcome)
+    if method == "eth_getBlockReceipts":
+        return [_of_receipt(receipt) for receipt in outcome]
+    return outcome.lower() if isinstance(outcome, str) else outcome
+
+
+def _of_log(log: dict[str, Any]) -> list[Any]:
+    place = [log["blockHash"], log["logIndex"], log["transactionHash"]]
+    return [*place, log["address"].lower(), log["topics"], log["data"]]
+
+
+def _of_receipt(receipt: dict[str, Any]) -> list[Any]:
+    place = [receipt[name] for name in ("transactionHash", "blockHash", "status")]
+    return [*place, [_of_log(log) for log in receipt["logs"]]]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,419 @@
+"""Reads the contracts' events in order, and notices when the chain takes them back.
+
+The reader remembers the hashes of recent blocks. When the hash of a block has changed, the chain
+was reorganised: all events from that block on are void, and are read again. When an endpoint fails,
+the reader keeps the events that it has checked, in memory and in a `LogStore`: the next poll goes
+on after them. `follow` keeps a view up to date, and lives through outages of the endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from muster.chain.deployment import Deployment
+from muster.chain.events import Event, EventTable
+from muster.chain.log_checks import Contradiction, LogChecks
+from muster.chain.log_store import LogStore
+from muster.chain.rpc import LatestBlock, Portion, Rpc, from_hex, hash_from_hex, member
+from muster.chain.structs import BlockId
+from muster.chain.view import REMEMBERED_BLOCKS, ChainView
+from muster.protocol.errors import (
+    ChainError,
+    ChainInconsistent,
+    ChainUnreachable,
+    EncodingError,
+    RpcError,
+    WrongChain,
+)
+from muster.protocol.ids import Hash32, RunId
+from muster.settings import Confirmations
+
+if TYPE_CHECKING:
+    from muster.chain.connection import Chain
+    from muster.chain.view_parts import RunView
+
+logger = logging.getLogger(__name__)
+
+FIRST_SPAN = 2_000
+"""Blocks asked for in one request, at first."""
+LONGEST_SPAN = 100_000
+"""Blocks asked for in one request, at most."""
+FULL_ANSWER = 10_000
+"""An answer of so many logs makes the next request ask for fewer blocks: memory stays bounded."""
+LAG_POLLS = 10
+"""Polls during which an endpoint may lag behind the reader, before the rest counts as void."""
+_POLL_ATTEMPTS = 5
+_DECODED_AT_ONCE = 2_000
+_SAID_EVERY_S = 5.0
+LONGEST_PAUSE_S = 15.0
+"""Pause between tries once an outage lasts."""
+_TRIES = 3
+
+V = TypeVar("V", bound=ChainView)
+OnChange = Callable[[list[Event]], Awaitable[None]]
+"""Called after the view took in new events, or lost some: then perhaps with none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """What happened since the last poll."""
+
+    events: list[Event]
+    """New events, in chain order."""
+    rewound_to: int | None
+    """Events after this block that were read earlier are void; None when all stand."""
+    head: BlockId
+    """The block up to which everything is read now."""
+
+
+class Source(Protocol):
+    """What the reader needs of the connection; `Chain` fits."""
+
+    @property
+    def rpc(self) -> Rpc:
+        """The endpoint."""
+
+    @property
+    def deployment(self) -> Deployment:
+        """Where the contracts are."""
+
+    @property
+    def log_file(self) -> Path | None:
+        """The file that keeps the logs, if there is one."""
+
+
+class EventReader:
+    """A cursor over the events of all contracts but the token: nobody here needs transfers."""
+
+    def __init__(
+        self,
+        chain: Source,
+        *,
+        from_block: int | None = None,
+        known: Sequence[BlockId] = (),
+        confirmations: Confirmations = 0,
+    ) -> None:
+        """Start at a block (default: the deployment's), or after blocks that were read before.
+
+        A block is read once so many blocks are on top of it, or once it is finalized: the reader
+        never notices a change above it.
+        """
+        contracts = {n: a for n, a in chain.deployment.contracts.items() if n != "MusterToken"}
+        self._rpc = chain.rpc
+        self._chain_id = chain.deployment.chain_id
+        self._table = EventTable(contracts)
+        self._checks = LogChecks(chain.rpc, self._table.topics())
+        self._lagging = 0
+        self._addresses = list(contracts.values())
+        self._start = chain.deployment.deploy_block if from_block is None else from_block
+        self._known: dict[int, Hash32] = {block.number: block.hash for block in known}
+        self._next = max(self._known) + 1 if self._known else self._start
+        self._range = Portion(FIRST_SPAN, LONGEST_SPAN)
+        self._confirmations = confirmations
+        self._store: LogStore | None = None
+        if chain.log_file is not None and not known and from_block is None:
+            self._store = LogStore(chain.log_file)
+        self._is_loaded = self._store is None
+        self._told = self._next - 1
+        self._unread: list[Event] = []
+        self._void: int | None = None
+
+    async def poll(self) -> Poll:
+        """Return everything new; raises ChainError, and the next poll goes on where this ended.
+
+        ChainInconsistent is an endpoint that contradicts itself, again and again, or lags behind
+        what it said before; WrongChain one that answers for another chain.
+        """
+        for attempt in range(1, _POLL_ATTEMPTS + 1):
+            try:
+                head = await self._read_on()
+            except Contradiction as error:
+                # Most often the chain was reorganised while it was read.
+                logger.debug("reading again", extra={"attempt": attempt, "cause": str(error)})
+                cause = error
+            else:
+                self._lagging = 0
+                return self._tell(head)
+        raise ChainInconsistent(
+            f"the chain keeps changing while it is read: {cause}", hint="use another RPC endpoint"
+        )
+
+    def _tell(self, head: BlockId) -> Poll:
+        poll = Poll(self._unread, self._void, head)
+        # Not the head: with confirmations, a chain that got shorter is below what was told before.
+        self._unread, self._void, self._told = [], None, self._next - 1
+        return poll
+
+    async def _read_on(self) -> BlockId:
+        """Read up to the head and return it; when this raises, the events read so far are kept."""
+        head, stands = await self._look()
+        if not self._is_loaded:
+            await self._load(head.number)
+            head, stands = await self._look()
+        if not stands:
+            self._rewind(await self._newest_standing(head))
+        said = time.monotonic()
+        while self._next <= head.number:
+            await self._read_range(head)
+            if time.monotonic() - said >= _SAID_EVERY_S:
+                said = time.monotonic()
+                logger.info("reading the chain", extra={"block": self._next, "of": head.number})
+        if head.number == self._next - 1:
+            self._known[head.number] = head.hash
+        return BlockId(head.number, head.hash)
+
+    async def _load(self, newest: int) -> None:
+        """Take in the events of the store up to a block."""
+        assert self._store is not None
+        self._is_loaded = True
+        for block, logs in self._store.blocks():
+            if block.number > newest:
+                break
+            self._unread += await self._decode(logs)
+            self._known[block.number] = block.hash
+            self._next = block.number + 1
+        self._forget()
+
+    # --------------------------------------------------------------------- reorg
+
+    async def _look(self) -> tuple[LatestBlock, bool]:
+        """Return the head, and whether the newest block that was read still stands."""
+        calls: list[tuple[str, list[Any]]] = [("eth_getBlockByNumber", [await self._head(), False])]
+        newest = max(self._known, default=None)
+        if newest is not None:
+            calls.append(("eth_getBlockByNumber", [hex(newest), False]))
+        head, *known = await self._rpc.batch(calls)
+        if head is None:
+            raise ChainUnreachable("the RPC endpoint has no latest block", hint="wait a little")
+        stands = newest is None or _hash_of(known[0]) == self._known[newest]
+        return LatestBlock.from_rpc(head), stands
+
+    async def _head(self) -> str:
+        """Return the block up to which is read: the newest, or one that is deep enough."""
+        if isinstance(self._confirmations, str):
+            return self._confirmations
+        if not self._confirmations:
+            return "latest"
+        newest = from_hex(await self._rpc.call("eth_blockNumber"))
+        return hex(max(0, newest - self._confirmations))
+
+    async def _newest_standing(self, head: LatestBlock) -> int:
+        """Return the newest block that stands; raises when it is the endpoint that is wrong."""
+        chain_id = from_hex(await self._rpc.call("eth_chainId"))
+        if chain_id != self._chain_id:
+            raise WrongChain(
+                f"the RPC endpoint answers for chain {chain_id}, it was {self._chain_id} before",
+                hint="check --rpc",
+            )
+        common = await self._common_block()
+        known = max((n for n in self._known if n <= head.number), default=self._start - 1)
+        if head.number < max(self._known) and common >= known and self._lagging < LAG_POLLS:
+            self._lagging += 1
+            raise ChainInconsistent(
+                f"the RPC endpoint is at block {head.number}, it was at {max(self._known)} before",
+                hint="wait a little: it lags behind, or nodes behind it do",
+            )
+        return common
+
+    async def _common_block(self) -> int:
+        """Return the newest block up to which all that is remembered stands, or start - 1."""
+        numbers = sorted(self._known)
+        blocks = await self._rpc.batch(
+            [("eth_getBlockByNumber", [hex(number), False]) for number in numbers]
+        )
+        common = self._start - 1
+        for number, block in zip(numbers, blocks, strict=True):
+            if _hash_of(block) != self._known[number]:
+                break
+            common = number
+        return common
+
+    async def _verify(self, head: LatestBlock) -> None:
+        """Raise unless the head still stands: then all that was read belongs to one chain."""
+        block = await self._rpc.call("eth_getBlockByNumber", hex(head.number), False)
+        if _hash_of(block) != head.hash:
+            raise Contradiction(f"block {head.number} is another now")
+
+    def _rewind(self, number: int) -> None:
+        """Forget the events after a block."""
+        logger.warning("chain reorganised", extra={"rewound_to": number})
+        self._known = {n: digest for n, digest in self._known.items() if n <= number}
+        self._unread = [event for event in self._unread if event.block_number <= number]
+        self._next = number + 1
+        if number < self._told:
+            self._void = number if self._void is None else min(self._void, number)
+        if self._store is not None:
+            self._store.rewind(number)
+
+    def _forget(self) -> None:
+        for number in sorted(self._known)[:-REMEMBERED_BLOCKS]:
+            del self._known[number]
+
+    # ---------------------------------------------------------------------- logs
+
+    async def _read_range(self, head: LatestBlock) -> None:
+        """Read the next blocks, as many as the endpoint grants, and check them."""
+        first = self._next
+        logs, last = await self._granted(first, head.number)
+        end = head if last == head.number else await self._block(last)
+        events = await self._decode(logs)
+        await self._checks.check(first, last, events)
+        await self._verify(end)
+        self._unread += events
+        for event in events:
+            self._known[event.block_number] = event.block_hash
+        self._known[last] = end.hash
+        self._next = last + 1
+        self._forget()
+        if self._store is not None:
+            self._store.append(logs, BlockId(last, end.hash))
+
+    async def _granted(self, first: int, newest: int) -> tuple[list[dict[str, Any]], int]:
+        """Return the logs from a block on, and up to where: as far as is answered at once."""
+        last = min(first + self._range.size - 1, newest)
+        while True:
+            try:
+                logs = await self._logs(first, last)
+            except ChainUnreachable:
+                self._range.unanswered()
+                raise
+            except RpcError as error:
+                if last == first:
+                    # One block cannot be too many: the size of the question was right.
+                    self._range = Portion(FIRST_SPAN, LONGEST_SPAN)
+                    raise
+                logger.debug("asking for fewer blocks", extra={"cause": str(error)})
+                self._range.refused(last - first + 1)
+                last = first + self._range.size - 1
+            else:
+                count = len(logs)
+                self._range.answered(
+                    is_much=count >= FULL_ANSWER, is_little=count < FULL_ANSWER // 4
+                )
+                return await self._timed(logs), last
+
+    async def _block(self, number: int) -> LatestBlock:
+        block = await self._rpc.call("eth_getBlockByNumber", hex(number), False)
+        if block is None:
+            raise Contradiction(f"block {number} is not there any more")
+        return LatestBlock.from_rpc(block)
+
+    async def _logs(self, first: int, last: int) -> list[dict[str, Any]]:
+        query = {
+            "address": self._addresses,
+            "fromBlock": hex(first),
+            "toBlock": hex(last),
+        }
+        logs = await self._rpc.call("eth_getLogs", query)
+        if not isinstance(logs, list) or not all(isinstance(log, dict) for log in logs):
+            raise ChainUnreachable("eth_getLogs answered no list of logs", hint="is --rpc right?")
+        return logs
+
+    async def _decode(self, logs: list[dict[str, Any]]) -> list[Event]:
+        events: list[Event] = []
+        for start in range(0, len(logs), _DECODED_AT_ONCE):
+            try:
+                part = logs[start : start + _DECODED_AT_ONCE]
+                events += filter(None, map(self._table.decode, part))
+            except EncodingError as error:
+                raise ChainUnreachable(
+                    f"the RPC endpoint answered a malformed log: {error}", hint="is --rpc right?"
+                ) from error
+            # Let others run: a long catch-up must not stop heartbeats.
+            await asyncio.sleep(0)
+        events.sort(key=lambda event: (event.block_number, event.log_index))
+        return events
+
+    async def _timed(self, logs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the logs with the times of their blocks, which not every endpoint adds."""
+        untimed = (log for log in logs if "blockTimestamp" not in log)
+        hashes = list({str(log.get("blockHash")): None for log in untimed})
+        if not hashes:
+            return logs
+        blocks = await self._rpc.batch([("eth_getBlockByHash", [h, False]) for h in hashes])
+        if any(block is None for block in blocks):
+            raise Contradiction("the block of a log is not there")
+        times = {h: member(block, "timestamp") for h, block in zip(hashes, blocks, strict=True)}
+        return [{"blockTimestamp": times.get(str(log.get("blockHash"))), **log} for log in logs]
+
+
+def _hash_of(block: Any) -> Hash32 | None:
+    return None if block is None else hash_from_hex(member(block, "hash"))
+
+
+# ------------------------------------------------------------------ reading a view
+
+
+async def follow(
+    chain: Source,
+    view: ChainView,
+    *,
+    poll_s: float,
+    confirmations: Confirmations = 0,
+    on_change: OnChange | None = None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Keep the view current until cancelled; an empty view is filled first.
+
+    A view that was read before is continued where it ends. It stays as many blocks behind the chain
+    as are to confirm what it has taken in, or at its finalized block. Looks every `poll_s` seconds,
+    and only once there is another block where the endpoint tells of them. What `on_change` raises
+    ends it.
+    """
+    reader = EventReader(chain, known=view.recent_blocks(), confirmations=confirmations)
+    failures = 0
+    while True:
+        try:
+            poll = await reader.poll()
+        except ChainError as error:
+            failures += 1
+            if failures == 1:
+                logger.warning("the chain is not available", extra={"error": str(error)})
+            pause = min(poll_s * 2 ** min(failures, 16), LONGEST_PAUSE_S)
+            await sleep(pause * random.uniform(0.5, 1.0))
+            continue
+        if failures:
+            logger.info("the chain is available again", extra={"failures": failures})
+            failures = 0
+        if apply_poll(view, poll) and on_change is not None:
+            await on_change(poll.events)
+        await sleep(poll_s)
+        await chain.rpc.next_block()
+
+
+async def read_view(chain: Source, view: V) -> V:
+    """Return a view after it took in everything that happened on chain so far."""
+    apply_poll(view, await EventReader(chain).poll())
+    return view
+
+
+async def find_run(
+    chain: Chain, reader: EventReader, view: ChainView, run_id: RunId, *, pause_s: float
+) -> RunView | None:
+    """Read a view until it has a run, whose creation may not be confirmed yet; None without one."""
+    tries = 0
+    while True:
+        apply_poll(view, await reader.poll())
+        run = view.runs.get(run_id)
+        # A node that lags behind may not know it either.
+        tries += await chain.runs.run_count() < run_id if run is None else 0
+        if run is not None or tries == _TRIES:
+            return run
+        logger.info("the run is not confirmed yet", extra={"run": run_id})
+        await asyncio.sleep(pause_s)
+
+
+def apply_poll(view: ChainView, poll: Poll) -> bool:
+    """Bring a view up to date with a poll; return whether anything changed."""
+    if poll.rewound_to is not None:
+        view.rewind(poll.rewound_to)
+    for event in poll.events:
+        view.apply(event)
+    return bool(poll.events) or poll.rewound_to is not None

@@ -1,0 +1,459 @@
+"""The transactions of a key: each is on disk before it leaves, so a crash loses and repeats none.
+
+An *action* is what a caller asked for, perhaps under a label; it has a nonce and one or more signed
+*attempts*, which differ in their fees only. Signatures are in the journal, keys are not.
+
+Rows are in one SQLite file, or in a PostgreSQL database. One process at a time holds the store, and
+the store refuses everything once another process has it: a sender that cannot write to its journal
+sends nothing. The store's own rules hold what must never happen: two live actions with one nonce,
+or with one label.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+
+from muster.chain.outgoing import Signed
+from muster.protocol.errors import ConfigError, StorageError
+from muster.protocol.ids import Address
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+KEPT_NONCES = 512
+"""Settled transactions of so many newest nonces are kept whole, to be sent again after a reorg."""
+
+T = TypeVar("T")
+
+_COLUMNS = "id, label, purpose, nonce, state, tx_hash, block_number, block_hash"
+
+
+class ActionState(StrEnum):
+    """How far an action has come."""
+
+    PENDING = "pending"
+    """It may be mined, now or later."""
+    MINED = "mined"
+    """It succeeded, in the block that is noted."""
+    REVERTED = "reverted"
+    """It was mined and did nothing; its nonce is used."""
+    REPLACED = "replaced"
+    """Its nonce was used by a transaction that is not one of its attempts."""
+    REFUSED = "refused"
+    """No node took it: its nonce is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inclusion:
+    """Where a transaction was mined."""
+
+    tx_hash: str
+    """The attempt that was."""
+    block_number: int
+    """Its block's height."""
+    block_hash: str
+    """Its block's hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Something that was, or is to be, done exactly once."""
+
+    number: int
+    """In the journal."""
+    label: str | None
+    """The caller's name for it."""
+    purpose: str
+    """Whom it calls, with which selector."""
+    nonce: int
+    """The account's nonce."""
+    state: ActionState
+    """How far it has come."""
+    attempts: tuple[Signed, ...]
+    """Signed transactions, oldest first; none once it is long settled."""
+    inclusion: Inclusion | None = None
+    """Where it was mined."""
+
+
+class SendJournal:
+    """The transactions of one account on one chain."""
+
+    def __init__(self, store: JournalStore | Path | None, scope: str) -> None:
+        """Use a store, or open the SQLite file of a path; with neither, nothing outlives the
+        process.
+
+        `scope` says which account on which chain: others' transactions in the store are left alone.
+        Raises ConfigError while another process holds the file, StorageError when it cannot be
+        used.
+        """
+        self._is_on_disk = store is not None
+        self._store = SqliteStore(store) if store is None or isinstance(store, Path) else store
+        self._scope = scope
+
+    @classmethod
+    def of(
+        cls, store: JournalStore | Path | None, *, chain_id: int, genesis: str, account: Address
+    ) -> Self:
+        """Return the journal of an account on a chain that begins with a block's hash."""
+        return cls(store, f"{chain_id}:{genesis}:{account}")
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._store.close()
+
+    # --------------------------------------------------------------------- write
+
+    async def begin(self, label: str | None, purpose: str, nonce: int, first: Signed) -> Action:
+        """Note an action and its first attempt; on disk when it returns."""
+
+        def write(execute: Execute) -> Action:
+            [(number,)] = execute(
+                "INSERT INTO actions (scope, label, purpose, nonce, state)"
+                " VALUES (?, ?, ?, ?, 'pending') RETURNING id",
+                (self._scope, label, purpose, nonce),
+            )
+            _add_attempt(execute, number, first)
+            return _action(execute, number)
+
+        return await self._transact(write)
+
+    async def add_attempt(self, action: Action, attempt: Signed) -> Action:
+        """Note another attempt at an action; on disk when it returns."""
+
+        def write(execute: Execute) -> Action:
+            _add_attempt(execute, action.number, attempt)
+            return _action(execute, action.number)
+
+        return await self._transact(write)
+
+    async def resolve(
+        self, action: Action, state: ActionState, inclusion: Inclusion | None = None
+    ) -> Action:
+        """Note what has become of an action."""
+
+        def write(execute: Execute) -> Action:
+            if state is ActionState.PENDING:
+                self._pass_on_label(execute, action)
+            where = (
+                (inclusion.tx_hash, inclusion.block_number, inclusion.block_hash)
+                if inclusion
+                else (None,) * 3
+            )
+            execute(
+                "UPDATE actions SET state = ?, tx_hash = ?, block_number = ?, block_hash = ?"
+                " WHERE id = ?",
+                (state, *where, action.number),
+            )
+            if inclusion is not None:
+                self._forget(execute, action.nonce - KEPT_NONCES)
+            return _action(execute, action.number)
+
+        return await self._transact(write)
+
+    # ---------------------------------------------------------------------- read
+
+    async def find(self, label: str) -> Action | None:
+        """Return the action of a label that is pending or mined."""
+        found = await self._select("label = ? AND state IN ('pending', 'mined')", label)
+        return found[0] if found else None
+
+    async def pending(self) -> list[Action]:
+        """Return what may still be mined, by nonce."""
+        return await self._select("state = 'pending'")
+
+    async def settled_from(self, nonce: int) -> list[Action]:
+        """Return what was mined with this nonce or a later one, by nonce."""
+        return await self._select("nonce >= ? AND state IN ('mined', 'reverted')", nonce)
+
+    # ------------------------------------------------------------------- storage
+
+    async def _select(self, where: str, *values: object) -> list[Action]:
+        def read(execute: Execute) -> list[Action]:
+            rows = execute(
+                f"SELECT id FROM actions WHERE scope = ? AND {where} ORDER BY nonce",
+                (self._scope, *values),
+            )
+            return [_action(execute, number) for (number,) in rows]
+
+        return await self._transact(read)
+
+    async def _transact(self, work: Callable[[Execute], T]) -> T:
+        # In a thread, if there is a disk or a network to wait for.
+        if not self._is_on_disk:
+            return self._store.run(work)
+        return await asyncio.to_thread(self._store.run, work)
+
+    def _pass_on_label(self, execute: Execute, action: Action) -> None:
+        """Leave the label to the action that was sent after this one had reverted, if any was."""
+        execute(
+            "UPDATE actions SET label = NULL WHERE id = ? AND EXISTS (SELECT 1 FROM actions AS o"
+            " WHERE o.scope = ? AND o.label = ? AND o.id != ? AND o.state IN ('pending', 'mined'))",
+            (action.number, self._scope, action.label, action.number),
+        )
+
+    def _forget(self, execute: Execute, before_nonce: int) -> None:
+        """Drop what no reorganisation brings back: attempts, and actions without a label."""
+        old = "scope = ? AND nonce < ? AND state != 'pending'"
+        execute(
+            f"DELETE FROM attempts WHERE action IN (SELECT id FROM actions WHERE {old})",
+            (self._scope, before_nonce),
+        )
+        execute(
+            f"DELETE FROM actions WHERE {old} AND (label IS NULL OR state != 'mined')",
+            (self._scope, before_nonce),
+        )
+
+
+def _add_attempt(execute: Execute, number: int, attempt: Signed) -> None:
+    execute(
+        "INSERT INTO attempts (action, tx_hash, raw) VALUES (?, ?, ?)",
+        (number, attempt.tx_hash, attempt.raw),
+    )
+
+
+def _action(execute: Execute, number: int) -> Action:
+    [row] = execute(f"SELECT {_COLUMNS} FROM actions WHERE id = ?", (number,))
+    attempts = execute(
+        "SELECT tx_hash, raw FROM attempts WHERE action = ? ORDER BY number", (number,)
+    )
+    found, label, purpose, nonce, state, *where = row
+    return Action(
+        number=found,
+        label=label,
+        purpose=purpose,
+        nonce=nonce,
+        state=ActionState(state),
+        attempts=tuple(Signed(tx_hash, raw) for tx_hash, raw in attempts),
+        inclusion=Inclusion(*where) if where[0] else None,
+    )
+
+
+# ------------------------------------------------------------------------- stores
+
+LOCK_TIMEOUT_S = 5.0
+"""How long an earlier process may take to let go of a journal."""
+
+Execute = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
+"""Runs one statement, with `?` for every value, and returns its rows."""
+
+
+class JournalStore(Protocol):
+    """Rows of one or more journals, in the tables `actions` and `attempts`."""
+
+    def run(self, work: Callable[[Execute], T]) -> T:
+        """Return what some statements return; they happen together or not at all, for good.
+
+        Blocks. Raises StorageError when they cannot be kept, or would make two live actions with
+        one nonce or one label.
+        """
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+def schema(*, identity: str, blob: str) -> list[str]:
+    """Return the statements that create the tables, with a dialect's words for types."""
+    return [
+        f"""CREATE TABLE IF NOT EXISTS actions (
+            id {identity},
+            scope TEXT NOT NULL,
+            label TEXT,
+            purpose TEXT NOT NULL,
+            nonce BIGINT NOT NULL,
+            state TEXT NOT NULL,
+            tx_hash TEXT,
+            block_number BIGINT,
+            block_hash TEXT
+        )""",
+        """CREATE UNIQUE INDEX IF NOT EXISTS one_action_per_label ON actions (scope, label)
+            WHERE label IS NOT NULL AND state IN ('pending', 'mined')""",
+        """CREATE UNIQUE INDEX IF NOT EXISTS one_action_per_nonce ON actions (scope, nonce)
+            WHERE state IN ('pending', 'mined', 'reverted')""",
+        f"""CREATE TABLE IF NOT EXISTS attempts (
+            number {identity},
+            action BIGINT NOT NULL REFERENCES actions (id) ON DELETE CASCADE,
+            tx_hash TEXT NOT NULL,
+            raw {blob} NOT NULL
+        )""",
+        "CREATE INDEX IF NOT EXISTS attempts_of ON attempts (action)",
+    ]
+
+
+def second_action(shown: str, error: Exception) -> StorageError:
+    """Return the error for rows that another action excludes."""
+    return StorageError(
+        f"the journal {shown} refuses a second action: {error}",
+        hint="does another process send with the same key?",
+    )
+
+
+class SqliteStore:
+    """One SQLite file, or memory without a path. Only its owner may read the file."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Open or create the file.
+
+        Raises ConfigError while another process holds it, StorageError when it cannot be used.
+        """
+        self._shown = str(path or "in memory")
+        # Held across a statement and its commit: a cancelled caller's thread may still be at it.
+        self._lock = threading.Lock()
+        self._connection = _open(path)
+
+    def run(self, work: Callable[[Execute], T]) -> T:
+        """Return what the statements return."""
+        try:
+            with self._lock, self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
+                return work(lambda sql, values: self._connection.execute(sql, values).fetchall())
+        except sqlite3.IntegrityError as error:
+            raise second_action(self._shown, error) from error
+        except sqlite3.Error as error:
+            raise StorageError(
+                f"the journal {self._shown} cannot be used: {error}",
+                hint="is the disk full? nothing is sent that is not in it",
+            ) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._connection.close()
+
+
+def _open(path: Path | None) -> sqlite3.Connection:
+    try:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Created by us, since SQLite would let everybody read it; its log inherits the mode.
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            path.chmod(0o600)
+        connection = sqlite3.connect(
+            path or ":memory:",
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=LOCK_TIMEOUT_S,
+        )
+    except (OSError, sqlite3.Error) as error:
+        raise StorageError(f"cannot open the journal {path}: {error}") from error
+    try:
+        # One process per key: the lock is the operating system's, so a killed one lets go of it.
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA journal_mode = WAL")
+        # Every commit is on disk before what it notes leaves.
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        statements = schema(identity="INTEGER PRIMARY KEY", blob="BLOB")
+        connection.executescript(f"BEGIN EXCLUSIVE; {'; '.join(statements)}; COMMIT;")
+    except sqlite3.OperationalError as error:
+        connection.close()
+        raise ConfigError(
+            f"the journal {path} is held by another process: {error}",
+            hint="one process sends with a key: stop the other, or give this one its own key",
+        ) from error
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise StorageError(
+            f"the journal {path} is damaged: {error}",
+            hint="restore it, or delete it once nothing of this key is waiting to be mined",
+        ) from error
+    return connection
+
+
+CONNECT_TIMEOUT_S = 5
+"""How long the server may take to take the connection."""
+STATEMENT_TIMEOUT_S = 10
+"""How long a statement may take, on a server that answers."""
+SILENCE_S = 15
+"""After how long without an acknowledgement the connection counts as lost, on either side."""
+
+_OPTIONS = {
+    "connect_timeout": CONNECT_TIMEOUT_S,
+    "keepalives_idle": SILENCE_S // 3,
+    "keepalives_interval": SILENCE_S // 3,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 1000 * SILENCE_S,
+    "options": f"-c statement_timeout={STATEMENT_TIMEOUT_S}s"
+    f" -c tcp_keepalives_idle={SILENCE_S // 3} -c tcp_keepalives_interval={SILENCE_S // 3}"
+    " -c tcp_keepalives_count=2",
+}
+
+
+class PostgresStore:
+    """The journals of a database, for senders that take over from each other. Its methods block.
+
+    Everything goes over one connection, which holds an advisory lock for as long as it lives: who
+    has the lock is the sender. When the server loses the connection it gives the lock to another,
+    and this store refuses everything from then on, so that nothing is sent that the successor
+    cannot see. Needs `pip install muster-rl[postgres]`.
+    """
+
+    def __init__(self, connection: Connection[tuple[Any, ...]]) -> None:
+        """Use a connection that holds the lock; see `acquire`."""
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    @classmethod
+    def acquire(cls, url: str, lock: int) -> Self | None:
+        """Return the store of a database if nobody else holds the lock, a signed 64-bit number.
+
+        Raises StorageError when the database cannot be reached.
+        """
+        import psycopg
+
+        try:
+            connection = psycopg.connect(url, autocommit=True, **_OPTIONS)  # type: ignore[arg-type]
+        except psycopg.Error as error:
+            raise StorageError(f"the database does not answer: {_line(error)}") from error
+        try:
+            row = connection.execute("SELECT pg_try_advisory_lock(%s)", (lock,)).fetchone()
+            if row is None or not row[0]:
+                connection.close()
+                return None
+            for statement in schema(
+                identity="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", blob="BYTEA"
+            ):
+                connection.execute(statement)
+        except psycopg.Error as error:
+            connection.close()
+            raise StorageError(f"the journal cannot be opened: {_line(error)}") from error
+        return cls(connection)
+
+    def run(self, work: Callable[[Execute], T]) -> T:
+        """Return what the statements return."""
+        import psycopg
+
+        def execute(sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+            cursor = self._connection.execute(sql.replace("?", "%s"), values)
+            return cursor.fetchall() if cursor.description else []
+
+        try:
+            with self._lock, self._connection.transaction():
+                return work(execute)
+        except psycopg.errors.IntegrityError as error:
+            raise second_action("in PostgreSQL", error) from error
+        except psycopg.Error as error:
+            raise StorageError(
+                f"the journal cannot be used: {_line(error)}",
+                hint="another replica sends from now on; nothing is sent that is not in it",
+            ) from error
+
+    def check(self) -> None:
+        """Raise StorageError when the lock is lost."""
+        self.run(lambda execute: execute("SELECT 1", ()))
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        with self._lock:
+            self._connection.close()
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

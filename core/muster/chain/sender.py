@@ -1,0 +1,538 @@
+"""Sends transactions for one key: the only writer of its nonces, and no action twice.
+
+One transaction goes: settle what an earlier process left → estimate (which decodes a revert before
+anything is paid) → sign with the next nonce → journal → send → watch until it is mined.
+
+    killed before the journal has it     nothing was sent: the action did not happen
+    killed after                         the next `send` or `recover` watches it first: mined, it is
+                                         resolved; forgotten by the node, it is sent again as it is
+    its block is taken back              the same: the account's count is below what was settled
+    nobody mines it                      it is sent again with higher fees, up to a cap
+
+While it is watched, whatever mined its nonce decides: one of its attempts, then it happened; none
+of them, then it never will.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from muster.chain.abi import decode_revert
+from muster.chain.outgoing import (
+    MARKET,
+    MIN_BUMP,
+    Refusal,
+    Signed,
+    Unsigned,
+    highest_fee,
+    market_fees,
+    purpose_of,
+    refusal_of,
+)
+from muster.chain.rpc import Rpc, from_hex, garbled, hash_from_hex, is_revert, member
+from muster.chain.send_journal import Action, ActionState, Inclusion, SendJournal
+from muster.protocol.eip712 import address_of
+from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ChainError, ChainUnreachable, RpcError, TransactionLost
+from muster.protocol.ids import Address
+
+logger = logging.getLogger(__name__)
+
+Receipt = Mapping[str, Any]
+"""A receipt, as JSON-RPC answers it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendPolicy:
+    """How patient a sender is, and what it pays."""
+
+    gas_margin: float = 1.25
+    """The gas limit, as a multiple of the estimate: state may change until it is mined."""
+    first_poll_s: float = 0.05
+    """Pause before the second look for a receipt."""
+    longest_poll_s: float = 1.0
+    """Pause between looks once they have grown."""
+    bump_after_s: float = 20.0
+    """A transaction not mined after this time is sent again with higher fees."""
+    bump_factor: float = 1.25
+    """By how much at least; nodes demand 1.1."""
+    highest_fee_wei: int = field(default_factory=lambda: highest_fee())
+    """The highest price per gas that is ever paid."""
+    give_up_after_s: float = 120.0
+    """A transaction not mined after this time is reported lost; it stays in the journal."""
+    send_attempts: int = 5
+    """Tries to find the right nonce and fees."""
+    replaced_after_s: float = 1.0
+    """How long a used nonce must stay without a receipt: a receipt may be served late."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """An action that is being waited for, by one task or several."""
+
+    action: Action
+    """As the journal has it."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the one that looks."""
+    waiting: int = 0
+    """Tasks that want to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the chain says about an action, at one moment."""
+
+    receipt: Receipt | None
+    """Of the attempt that was mined."""
+    standing: int
+    """The account's mined transactions less its nonce: 0 when it is next, above when it is used."""
+    is_known: bool
+    """Whether the node has any attempt."""
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether it is not mined, still can be, and the node does not have it."""
+        return self.receipt is None and self.standing <= 0 and not self.is_known
+
+
+class TransactionSender:
+    """Sends the transactions of one key, in order, from any number of tasks."""
+
+    def __init__(
+        self,
+        rpc: Rpc,
+        key: bytes,
+        chain_id: int,
+        *,
+        journal: SendJournal | None = None,
+        policy: SendPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Without a journal, this object alone remembers its transactions."""
+        self.address: Address = address_of(key)
+        self._rpc = rpc
+        self._key = key
+        self._chain_id = chain_id
+        self._journal = journal or SendJournal(None, self.address)
+        self._policy = policy or SendPolicy()
+        self._clock = clock
+        self._sleep = sleep
+        self._submitting = asyncio.Lock()
+        self._mined_in = 0
+        self._watches: dict[int, _Watch] = {}
+
+    def with_journal(self, journal: SendJournal) -> TransactionSender:
+        """Return a sender of the same key that journals elsewhere; this one is closed."""
+        self.close()
+        return TransactionSender(
+            self._rpc, self._key, self._chain_id, journal=journal, policy=self._policy
+        )
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+    async def send(self, to: Address | None, data: bytes, *, label: str | None = None) -> Receipt:
+        """Return the receipt of a call (or a deployment without `to`) that succeeded.
+
+        A label names the action: while one of that name is waiting or has succeeded, nothing else
+        is sent, and its receipt is returned, whatever the arguments are now. After a revert the
+        label is free again.
+
+        Raises ContractRevert when it reverts, TransactionLost when it is not mined in time,
+        ChainUnreachable or RpcError when it could not be sent, StorageError when it could not be
+        journaled and therefore was not sent.
+        """
+        for _ in range(self._policy.send_attempts):
+            receipt = await self._settle(await self._begin(to, data, label))
+            if receipt is not None:
+                return await self._succeeded(receipt, to, data)
+        raise self._no_nonce()
+
+    async def receipt_of(self, label: str) -> Receipt | None:
+        """Return the receipt of the action of this name; None when it has not happened (yet)."""
+        action = await self._journal.find(label)
+        if action is None:
+            return None
+        look = await self._look(action)
+        if look.receipt is None or not _has_succeeded(look.receipt):
+            return None
+        return look.receipt
+
+    async def pending_count(self) -> int:
+        """Return how many actions were sent and are not settled."""
+        return len(await self._journal.pending())
+
+    async def recover(self) -> None:
+        """Settle what earlier processes sent, in the order of its nonces; `send` does so too.
+
+        Raises TransactionLost when one of them is not mined in time.
+        """
+        async with self._submitting:
+            await self._reconcile()
+
+    # ----------------------------------------------------------------- reconcile
+
+    async def _reconcile(self) -> None:
+        """Settle every action that no task waits for: left behind, or taken back by a reorg."""
+        undone, state = await self._taken_back(), ActionState.PENDING
+        if any(not action.attempts for action in undone):
+            # Deeper than what is kept: its nonce cannot be filled as it was, nor can those after it
+            # be mined as they were. All of it is left to be done anew.
+            undone, state = undone + await self._journal.pending(), ActionState.REPLACED
+        await self._reopen(undone, state)
+        await self._settle_orphans()
+
+    # -------------------------------------------------------------------- submit
+
+    async def _begin(self, to: Address | None, data: bytes, label: str | None) -> _Watch:
+        """Return the watched action of a label, or a new one that is on its way."""
+        # One at a time: nonces must be used in order, and each estimate sees what was sent before.
+        async with self._submitting:
+            await self._reconcile()
+            action = await self._journal.find(label) if label is not None else None
+            if action is None:
+                action = await self._submit(to, data, label)
+            elif action.purpose != (purpose := purpose_of(to, data)):
+                raise ChainError(
+                    f"the label {label!r} names a call of {action.purpose}, not of {purpose}",
+                    hint="give every action a label of its own",
+                )
+            return self._watched(action)
+
+    async def _submit(self, to: Address | None, data: bytes, label: str | None) -> Action:
+        fee_factor = 1.0
+        for attempt in range(1, self._policy.send_attempts + 1):
+            unsigned = await self._prepare(to, data, fee_factor)
+            signed = unsigned.signed(self._key)
+            action = await self._journal.begin(label, purpose_of(to, data), unsigned.nonce, signed)
+            problem = await self._send_raw(signed)
+            refusal = refusal_of(problem) if problem else None
+            if problem is None or refusal in (Refusal.KNOWN, Refusal.NONCE_USED):
+                # A used nonce may be this transaction's own, behind a lost answer: watching tells.
+                return action
+            await self._journal.resolve(action, ActionState.REFUSED)
+            if refusal is Refusal.OTHER:
+                raise _explained(problem)
+            logger.info("sending again", extra={"attempt": attempt, "cause": str(problem)})
+            if refusal is Refusal.FEE_TOO_LOW:
+                fee_factor *= self._policy.bump_factor
+            await self._sleep(self._policy.first_poll_s * 2**attempt)
+        raise self._no_nonce()
+
+    async def _prepare(self, to: Address | None, data: bytes, fee_factor: float) -> Unsigned:
+        call = self._call(to, data)
+        for attempt in range(1, self._policy.send_attempts + 1):
+            gas, nonce, block, tip = await self._rpc.try_batch(
+                [
+                    ("eth_estimateGas", [call, "pending"]),
+                    ("eth_getTransactionCount", [self.address, "pending"]),
+                    *MARKET,
+                ]
+            )
+            # A node that lags does not know what the call rests on.
+            if not isinstance(gas, RpcError) or not self._is_behind(block):
+                break
+            await self._sleep(self._policy.first_poll_s * 2**attempt)
+        if isinstance(gas, RpcError):
+            raise _explained(gas)
+        if isinstance(nonce, RpcError):
+            raise nonce
+        return Unsigned(
+            chain_id=self._chain_id,
+            nonce=await self._next_nonce(from_hex(nonce)),
+            to=to,
+            data=data,
+            gas=int(from_hex(gas) * self._policy.gas_margin),
+            fees=market_fees(block, tip).times(fee_factor).at_most(self._policy.highest_fee_wei),
+        )
+
+    def _is_behind(self, block: Any) -> bool:
+        """Return whether a newest block is older than one with a transaction of ours."""
+        is_block = isinstance(block, dict) and "number" in block
+        return is_block and from_hex(block["number"]) < self._mined_in
+
+    async def _next_nonce(self, on_chain: int) -> int:
+        """Return the nonce after all that was sent; `on_chain` counts what the node waits with."""
+        settled = await self._journal.settled_from(on_chain)
+        used = [action.nonce for action in await self._journal.pending() + settled]
+        return max([on_chain, *(nonce + 1 for nonce in used)])
+
+    # ------------------------------------------------------------------- outcome
+
+    async def _succeeded(self, receipt: Receipt, to: Address | None, data: bytes) -> Receipt:
+        """Return the receipt of a success; else run the call again and raise how it reverts."""
+        if _has_succeeded(receipt):
+            self._mined_in = from_hex(receipt["blockNumber"])
+            return receipt
+        tx_hash = receipt["transactionHash"]
+        try:
+            await self._rpc.call("eth_call", self._call(to, data), receipt["blockNumber"])
+        except RpcError as error:
+            raise decode_revert(error.data, tx=tx_hash) from error
+        except ChainUnreachable:
+            pass
+        raise decode_revert(b"", tx=tx_hash)
+
+    def _call(self, to: Address | None, data: bytes) -> dict[str, Any]:
+        return {"from": self.address, "data": hex0x(data), **({"to": to} if to else {})}
+
+    def _no_nonce(self) -> ChainError:
+        return ChainError(
+            f"no transaction of {self.address} was taken in {self._policy.send_attempts} tries",
+            hint="does another program send with the same key?",
+        )
+
+    # --------------------------------------------------------------------- watch
+
+    def _watched(self, action: Action) -> _Watch:
+        """Return the watch of an action, for one more task to settle."""
+        watch = self._watches.setdefault(action.number, _Watch(action))
+        watch.waiting += 1
+        return watch
+
+    async def _settle_orphans(self, *, before_nonce: int | None = None) -> None:
+        """Settle the actions that nobody waits for, in the order of their nonces.
+
+        Raises TransactionLost when one of them is not mined in time.
+        """
+        orphans = [
+            action
+            for action in await self._journal.pending()
+            if action.number not in self._watches
+            and (before_nonce is None or action.nonce < before_nonce)
+        ]
+        for action in orphans:
+            await self._revive(action)
+        for action in orphans:
+            receipt = await self._settle(self._watched(action))
+            logger.info("transaction settled", extra=_about(action, receipt))
+
+    async def _settle(self, watch: _Watch) -> Receipt | None:
+        """Return the receipt of an action; None when its nonce was used by something else.
+
+        Raises TransactionLost when it is not mined in time; then it is pending still.
+        """
+        try:
+            return await self._decided(watch)
+        finally:
+            watch.waiting -= 1
+            if not watch.waiting:
+                # What is unsettled then is an orphan, until somebody settles it.
+                self._watches.pop(watch.action.number, None)
+
+    async def _decided(self, watch: _Watch) -> Receipt | None:
+        async with watch.lock:
+            policy, started = self._policy, self._clock()
+            bumped_at, pause = started, policy.first_poll_s
+            used_since: float | None = None
+            while True:
+                look = await self._try_look(watch.action)
+                if look is not None and look.receipt is not None:
+                    return await self._note_mined(watch, look.receipt)
+                now = self._clock()
+                if look is None or look.standing <= 0:
+                    used_since = None
+                elif used_since is None:
+                    used_since = now
+                elif now - used_since >= policy.replaced_after_s:
+                    await self._note_replaced(watch)
+                    return None
+                if now - started >= policy.give_up_after_s:
+                    raise _lost(watch.action, policy.give_up_after_s)
+                if look is not None and look.standing < 0:
+                    # Not its turn: what waits before it is dearer or sent again, not this one.
+                    bumped_at = now
+                    await self._reopen_before()
+                    await self._settle_orphans(before_nonce=watch.action.nonce)
+                is_slow = now - bumped_at >= policy.bump_after_s and used_since is None
+                if not is_slow and look is not None and look.is_forgotten:
+                    is_slow = await self._send_again(watch.action) is Refusal.FEE_TOO_LOW
+                if is_slow:
+                    bumped_at = now
+                    await self._bump(watch)
+                await self._sleep(pause)
+                pause = min(pause * 1.5, policy.longest_poll_s)
+
+    # ---------------------------------------------------------------------- look
+
+    async def _look(self, action: Action) -> _Look:
+        """Ask about an action in one request, so that the answers belong together."""
+        hashes = _hashes_of(action)
+        count, *answers = await self._rpc.batch(
+            [
+                ("eth_getTransactionCount", [self.address, "latest"]),
+                *(("eth_getTransactionReceipt", [tx]) for tx in hashes),
+                *(("eth_getTransactionByHash", [tx]) for tx in hashes),
+            ]
+        )
+        receipts = [_checked(receipt, tx) for receipt, tx in zip(answers, hashes, strict=False)]
+        mined = [receipt for receipt in receipts if receipt is not None]
+        return _Look(
+            receipt=mined[0] if mined else None,
+            standing=from_hex(count) - action.nonce,
+            is_known=any(answers[len(hashes) :]),
+        )
+
+    async def _taken_back(self) -> list[Action]:
+        """Return what was settled in blocks that no longer stand, by nonce."""
+        count = from_hex(await self._rpc.call("eth_getTransactionCount", self.address, "latest"))
+        settled = await self._journal.settled_from(count)
+        return [action for action in settled if await self._is_undone(action)]
+
+    async def _reopen(self, undone: Sequence[Action], state: ActionState) -> None:
+        """Note that actions did not happen after all: they are pending, or to be done anew."""
+        for action in undone:
+            logger.warning("transaction taken back by a reorg", extra=_about(action))
+            await self._journal.resolve(action, state)
+
+    async def _reopen_before(self) -> None:
+        """Make pending what a reorg took back before the nonce that is waited for."""
+        try:
+            undone = await self._taken_back()
+        except (ChainUnreachable, RpcError) as error:
+            logger.debug("no count", extra={"cause": str(error)})
+            return
+        await self._reopen([action for action in undone if action.attempts], ActionState.PENDING)
+
+    async def _is_undone(self, action: Action) -> bool:
+        # An endpoint that merely lags behind has the receipt of what it does not count yet.
+        look = await self._look(action)
+        return look.receipt is None and look.standing <= 0
+
+    async def _try_look(self, action: Action) -> _Look | None:
+        try:
+            return await self._look(action)
+        except (ChainUnreachable, RpcError) as error:
+            # The transaction is out; only the deadline ends the wait.
+            logger.debug("no look", extra={"tx": _hashes_of(action)[-1], "cause": str(error)})
+            return None
+
+    # ---------------------------------------------------------------- send again
+
+    async def _revive(self, action: Action) -> None:
+        """Send an action again, as it is, when the node has forgotten it."""
+        look = await self._try_look(action)
+        if look is not None and look.is_forgotten:
+            await self._send_again(action)
+
+    async def _send_again(self, action: Action) -> Refusal | None:
+        """Send the newest attempt once more; return why it was refused, if it was."""
+        problem = await self._send_raw(action.attempts[-1])
+        if problem is None:
+            logger.info("transaction sent again", extra=_about(action))
+            return None
+        logger.debug("not taken again", extra=_about(action) | {"cause": str(problem)})
+        return refusal_of(problem)
+
+    async def _bump(self, watch: _Watch) -> None:
+        """Replace the newest attempt by a dearer one, unless it would be too dear."""
+        policy = self._policy
+        try:
+            market = market_fees(*await self._rpc.try_batch(MARKET))
+        except (ChainUnreachable, RpcError) as error:
+            logger.debug("no fees", extra={"cause": str(error)})
+            return
+        newest = Unsigned.from_raw(watch.action.attempts[-1].raw)
+        wanted = newest.fees.times(policy.bump_factor).at_least(market)
+        fees = wanted.at_most(policy.highest_fee_wei)
+        if fees.max_wei < newest.fees.max_wei * MIN_BUMP:
+            extra = _about(watch.action) | {"most": f"{policy.highest_fee_wei} wei per gas"}
+            logger.warning("a transaction pays the most it may", extra=extra)
+            await self._send_again(watch.action)
+            return
+        dearer = replace(newest, fees=fees).signed(self._key)
+        watch.action = await self._journal.add_attempt(watch.action, dearer)
+        problem = await self._send_raw(dearer)
+        extra = _about(watch.action) | {"cause": str(problem) if problem else "slow"}
+        logger.info("transaction sent again with higher fees", extra=extra)
+
+    async def _send_raw(self, signed: Signed) -> RpcError | None:
+        """Hand over a transaction that the journal has; return why it was refused, if it was."""
+        try:
+            await self._rpc.call("eth_sendRawTransaction", hex0x(signed.raw))
+        except ChainUnreachable:
+            # It may have arrived: watching tells, and sends it again if not.
+            logger.warning("sent without an answer", extra={"tx": signed.tx_hash})
+        except RpcError as error:
+            return error
+        return None
+
+    # ---------------------------------------------------------------------- note
+
+    async def _note_mined(self, watch: _Watch, receipt: Receipt) -> Receipt:
+        inclusion = Inclusion(
+            receipt["transactionHash"], from_hex(receipt["blockNumber"]), receipt["blockHash"]
+        )
+        state = ActionState.MINED if _has_succeeded(receipt) else ActionState.REVERTED
+        if (watch.action.state, watch.action.inclusion) != (state, inclusion):
+            watch.action = await self._journal.resolve(watch.action, state, inclusion)
+        return receipt
+
+    async def _note_replaced(self, watch: _Watch) -> None:
+        """Give an action up whose nonce something else used; raises if it did happen once."""
+        inclusion = watch.action.inclusion
+        if inclusion is not None:
+            block = await self._rpc.call("eth_getBlockByNumber", hex(inclusion.block_number), False)
+            if block is not None and member(block, "hash") == inclusion.block_hash:
+                raise ChainError(
+                    f"transaction {inclusion.tx_hash} was mined in block {inclusion.block_number}, "
+                    "but the RPC endpoint does not serve its receipt",
+                    hint="use an endpoint that keeps older receipts",
+                )
+        logger.warning("another transaction used the nonce", extra=_about(watch.action))
+        watch.action = await self._journal.resolve(watch.action, ActionState.REPLACED)
+
+
+def _explained(error: RpcError) -> ChainError:
+    """Return the error that says what happened: a decoded revert, or missing gas money."""
+    if is_revert(error):
+        return decode_revert(error.data)
+    if "insufficient funds" in str(error).lower():
+        error.hint = "the account cannot pay for gas: send it some of the chain's coin"
+    return error
+
+
+def _hashes_of(action: Action) -> list[str]:
+    """Return the transactions that would be the action, newest last."""
+    attempts = [attempt.tx_hash for attempt in action.attempts]
+    return attempts or ([action.inclusion.tx_hash] if action.inclusion else [])
+
+
+def _checked(receipt: Any, tx: str) -> Receipt | None:
+    """Return a receipt whose members are what they must be; raises ChainUnreachable."""
+    if receipt is None:
+        return None
+    for name in ("status", "blockNumber"):
+        from_hex(member(receipt, name))
+    hash_from_hex(member(receipt, "blockHash"))
+    if member(receipt, "transactionHash") != tx or not isinstance(member(receipt, "logs"), list):
+        raise garbled(f"the receipt of {tx} is another's")
+    checked: Receipt = receipt
+    return checked
+
+
+def _has_succeeded(receipt: Receipt) -> bool:
+    """Return whether a mined transaction did what it should."""
+    return from_hex(receipt["status"]) == 1
+
+
+def _about(action: Action, receipt: Receipt | None = None) -> dict[str, Any]:
+    """Return what a log line says of an action: never the raw transaction."""
+    fields = {"label": action.label, "nonce": action.nonce, "tx": _hashes_of(action)[-1]}
+    return fields if receipt is None else fields | {"has_succeeded": _has_succeeded(receipt)}
+
+
+def _lost(action: Action, after_s: float) -> TransactionLost:
+    what = f" ({action.label})" if action.label else ""
+    return TransactionLost(
+        f"transaction {_hashes_of(action)[-1]}{what} was not mined within {after_s:g} s",
+        tx=_hashes_of(action)[-1],
+        hint="it may still be: the same action under its label goes on waiting for it",
+    )

@@ -1,0 +1,602 @@
+"""What a ChainView is made of: workers, members, stakes, runs, batches, slashes, payments, cases.
+
+These objects change while events are applied; nobody but the view may change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from muster.chain.conversion import lenient_reason
+from muster.chain.structs import (
+    NO_HASH,
+    ZERO_ADDRESS,
+    Batch,
+    BatchStatus,
+    CaseStatus,
+    Claim,
+    LeasedWork,
+    Offence,
+    OutcomeProof,
+    PauseCause,
+    RunConfig,
+    RunTerms,
+    WorkerStatus,
+)
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Address, BatchName, Hash32, PolicyVersion, RunId
+from muster.protocol.merkle import merkle_multi_proof, merkle_proof
+from muster.protocol.messages import OutcomeRecord, Reason, Submission, unpack_records
+
+
+class SlashState(StrEnum):
+    """What became of slashed stake."""
+
+    ESCROWED = "escrowed"
+    """Held until the verdict is final."""
+    RELEASED = "released"
+    """Burned, insured, rewarded."""
+    RESTORED = "restored"
+    """Given back: the verdict was overturned."""
+
+
+@dataclass(slots=True)
+class StakeView:
+    """What one account staked for one run, as a worker or as a validator; for run 0 as a juror."""
+
+    run_id: RunId
+    """The run that can cost it."""
+    owner: Address
+    """The account."""
+    active_wei: int = 0
+    """Counts towards requirements."""
+    unbonding_wei: int = 0
+    """Leaving, still slashable."""
+    withdrawable_at: int = 0
+    """From when it may be withdrawn."""
+    slashed_wei: int = 0
+    """Taken for offences and not given back."""
+
+
+@dataclass(slots=True)
+class WorkerView:
+    """A worker in the whole network: a number and a node key."""
+
+    address: Address
+    """The staking wallet."""
+    worker_id: int
+    """Number in outcome records."""
+    registered_tx: str = ""
+    """The transaction with which it joined its first run."""
+    node: Address = ZERO_ADDRESS
+    """The hot key that signs for it now."""
+    nodes: list[tuple[int, Address]] = field(default_factory=list)
+    """Every node with the block from which it served, oldest first."""
+    rotated_at: dict[Address, int] = field(default_factory=dict)
+    """When each node ceased to serve."""
+    memberships: dict[RunId, MemberView] = field(default_factory=dict)
+    """What it is in each run that it joined, in that order."""
+
+    def node_at(self, block_number: int) -> Address | None:
+        """Return the node that served it at the end of a block."""
+        serving = [node for since, node in self.nodes if since <= block_number]
+        return serving[-1] if serving else None
+
+
+@dataclass(slots=True)
+class MemberView:
+    """A worker in one run: its stake there, its status and its convictions."""
+
+    run_id: RunId
+    worker: WorkerView = field(compare=False)
+    """The worker; not compared, because it has this member among its memberships."""
+    stake: StakeView
+    """Its stake in the run."""
+    terms: int
+    """Number of the terms that it agreed to last."""
+    status: WorkerStatus
+    """Active, Jailed, Exiting or Banned."""
+    active_from: int
+    """First block in which it counts as active."""
+    status_since: int = 0
+    """Time at which its status began."""
+    jailed_until: int = 0
+    """Before this time it stays jailed."""
+    left_at: int = 0
+    """When it began to leave; 0 while it stays."""
+    convictions: int = 0
+    """Fraud verdicts against it that stand."""
+    joined_block: int = 0
+    """Where it joined."""
+    joined_tx: str = ""
+    """That transaction."""
+    joined_beacon: Hash32 = NO_HASH
+    """Hash of that block."""
+    standings: list[tuple[int, WorkerStatus]] = field(default_factory=list)
+    """Every status with the block in which it began, oldest first."""
+
+    @property
+    def address(self) -> Address:
+        """The staking wallet."""
+        return self.worker.address
+
+    @property
+    def worker_id(self) -> int:
+        """Number in outcome records."""
+        return self.worker.worker_id
+
+    @property
+    def node(self) -> Address:
+        """The hot key that signs for it now."""
+        return self.worker.node
+
+    @property
+    def active_wei(self) -> int:
+        """Stake that counts towards the requirement."""
+        return self.stake.active_wei
+
+    @property
+    def unbonding_wei(self) -> int:
+        """Stake that is leaving."""
+        return self.stake.unbonding_wei
+
+    @property
+    def slashed_wei(self) -> int:
+        """Stake taken and not given back."""
+        return self.stake.slashed_wei
+
+    def is_active(self, block_number: int) -> bool:
+        """Return whether it may submit in a block, given what is known of its status now."""
+        return self.status == WorkerStatus.ACTIVE and block_number >= self.active_from
+
+    def node_at(self, block_number: int) -> Address | None:
+        """Return the node that served it at the end of a block."""
+        return self.worker.node_at(block_number)
+
+    def beacon_under(self, checkpoint: CheckpointView) -> Hash32:
+        """Return what its seeds under a policy version are drawn from: the hash of the block that
+        published it, or of that in which the worker joined, whichever came later. Neither was known
+        when the worker chose its address.
+        """
+        is_later = self.joined_block > checkpoint.block_number
+        return self.joined_beacon if is_later else checkpoint.beacon
+
+    def status_at(self, block_number: int) -> WorkerStatus:
+        """Return its status at the end of a block."""
+        past = [status for since, status in self.standings if since <= block_number]
+        return past[-1] if past else WorkerStatus.NONE
+
+    def answers_for(self, node: Address, committed_at: int) -> bool:
+        """Return whether what a key signed, and was committed at a time, counts against it."""
+        served = any(key == node for _, key in self.worker.nodes)
+        rotated_at = self.worker.rotated_at.get(node)
+        in_time = rotated_at is None or rotated_at >= committed_at
+        return served and in_time and not 0 < self.left_at < committed_at
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointView:
+    """A published policy version."""
+
+    version: PolicyVersion
+    """Its number."""
+    manifest_root: Hash32
+    """Keccak-256 of its manifest."""
+    beacon: Hash32
+    """Hash of the publishing block."""
+    block_number: int
+    """The publishing block."""
+    timestamp: int
+    """Its time."""
+    tx_hash: str
+    """The publishing transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseView:
+    """A pause of a run's slashing."""
+
+    by: Address
+    """Who called it: a validator, the orchestrator or the owner."""
+    cause: PauseCause
+    """Why."""
+    reason: int
+    """Reason code of the check that failed; 0 when there is none."""
+    evidence_hash: Hash32
+    """Keccak-256 of the document that says why."""
+    began_at: int
+    """First second of the pause."""
+    until: int
+    """First second after it."""
+    tx_hash: str
+
+    def meets(self, opens_at: int, closes_at: int) -> bool:
+        """Return whether the pause shares a second with [opens_at, closes_at)."""
+        return opens_at < self.until and self.began_at < closes_at
+
+
+@dataclass(frozen=True, slots=True)
+class StreamItem:
+    """An accepted record's place in a run's training stream."""
+
+    position_in_stream: int
+    """From 0, without gaps."""
+    batch_id: int
+    position: int
+    """Its place there."""
+    record: OutcomeRecord
+    """The record."""
+
+
+@dataclass(slots=True)
+class RunView:
+    """A run."""
+
+    run_id: RunId
+    """Its number."""
+    owner: Address
+    """Who created it."""
+    config: RunConfig
+    """What it is made of now; its validators are those it was created with."""
+    terms: list[RunTerms]
+    """All its terms, the present ones last; number 1 is the first."""
+    invited: set[Address]
+    """Who may take a seat."""
+    seats: dict[Address, int]
+    """Everybody who ever validated, with the bit of its seat."""
+    validators: list[Address]
+    """The current validators."""
+    created_tx: str
+    """The creating transaction."""
+    paused: bool = False
+    """Whether submissions are paused."""
+    closed_at: int = 0
+    """When its owner ended it; 0 while it is open."""
+    members: dict[Address, MemberView] = field(default_factory=dict)
+    """Its workers by staking wallet, in the order in which they joined."""
+    proposed: tuple[RunTerms, int] | None = None
+    """Announced terms and when they take effect."""
+    funded_wei: int = 0
+    """Reward received."""
+    reserved_wei: int = 0
+    """Set aside for batches and not paid yet."""
+    paid_wei: int = 0
+    """Reward paid out."""
+    court_wei: int = 0
+    """Paid to jurors for what its validators got wrong or left undone."""
+    reclaimed_wei: int = 0
+    """Taken back by the owner after the end."""
+    checkpoints: dict[PolicyVersion, CheckpointView] = field(default_factory=dict)
+    """Published policy versions, in order."""
+    latest_version: PolicyVersion | None = None
+    """The newest of them."""
+    stream: list[StreamItem] = field(default_factory=list)
+    """The training stream."""
+    pauses: list[PauseView] = field(default_factory=list)
+    """Every pause of slashing, oldest first."""
+
+    @property
+    def slashing_paused_until(self) -> int:
+        """First second after the last pause of slashing; 0 when there was none."""
+        return self.pauses[-1].until if self.pauses else 0
+
+    def is_slashing_paused(self, now: int) -> bool:
+        """Return whether no fraud of the run can be executed."""
+        return now < self.slashing_paused_until
+
+    def fraud_closes_at(self, posted_at: int, window_s: int) -> int:
+        """Return when the challenge window of a fraud verdict closes, as RunRegistry has it.
+
+        A window that a pause met is counted from the pause's end; one pause at most meets it.
+        """
+        closes_at = posted_at + window_s
+        met = [pause for pause in self.pauses if pause.meets(posted_at, closes_at)]
+        return met[-1].until + window_s if met else closes_at
+
+    @property
+    def available_wei(self) -> int:
+        """Reward that is free for batches to come."""
+        spent = self.paid_wei + self.court_wei + self.reclaimed_wei
+        return self.funded_wei - self.reserved_wei - spent
+
+    @property
+    def terms_number(self) -> int:
+        """Number of its present terms, which whoever joins agrees to."""
+        return len(self.terms)
+
+
+@dataclass(slots=True)
+class BatchView:
+    """A committed batch and, once posted, its outcomes."""
+
+    batch_id: int
+    """Its number."""
+    run_id: RunId
+    root: Hash32
+    """Root over its submissions."""
+    count: int
+    """Submissions."""
+    units: int
+    """Units they claim together."""
+    price_per_unit: int
+    """Token wei per unit, as it was at the commitment."""
+    terms: int
+    """Number of the run's terms at the commitment."""
+    committed_at: int
+    """Time of the commitment."""
+    block_number: int
+    """Block of the commitment."""
+    tx_hash: str
+    """Transaction of the commitment."""
+    beacon: Hash32 = NO_HASH
+    """Hash of the block of the commitment: of it the order of those who check is drawn."""
+    seated: tuple[Address, ...] = ()
+    """The run's validators at the commitment."""
+    orchestrator: Address = ZERO_ADDRESS
+    """The run's orchestrator at the commitment, whose tickets count."""
+    work: LeasedWork | None = None
+    """The submission with its proofs, when its worker committed it or took it out of a batch."""
+    sources: tuple[str, ...] = ()
+    """Where the worker says that its file is."""
+    split_from: int | None = None
+    """The batch that it was taken out of."""
+    split_off: dict[int, Submission] = field(default_factory=dict)
+    """Submissions that their workers took out of it, by their new batch."""
+    status: BatchStatus = BatchStatus.COMMITTED
+    """Where it stands."""
+    voided_tx: str | None = None
+    """The transaction that made it void: nobody judged it."""
+    shown: dict[Hash32, dict[Address, bytes]] = field(default_factory=dict)
+    """Signatures that validators showed on chain, by the hash of their records."""
+    shown_records: dict[Hash32, bytes] = field(default_factory=dict)
+    """The records that were shown with them."""
+    records: list[OutcomeRecord] | None = None
+    """Outcomes in batch order, once posted."""
+    records_hash: Hash32 | None = None
+    """Keccak-256 of the records as posted: what validators signed."""
+    signatures: list[bytes] = field(default_factory=list)
+    """The validators' signatures."""
+    outcomes_root: Hash32 | None = None
+    """Root over the outcomes, as the ledger computed it."""
+    signers: int = 0
+    """Seats of the validators that signed, as a bitmap."""
+    posted_at: int | None = None
+    """Time of the outcomes."""
+    posted_block: int | None = None
+    """Block of the outcomes."""
+    posted_beacon: Hash32 | None = None
+    """Hash of that block: of it is drawn whether somebody checks once more, and who."""
+    posted_tx: str | None = None
+    """Transaction of the outcomes."""
+    validators: tuple[Address, ...] = ()
+    """The run's validators when the outcomes were posted."""
+
+    @property
+    def direct(self) -> Submission | None:
+        """The submission, when its worker committed it or took it out of a batch."""
+        return None if self.work is None else self.work.submission
+
+    @property
+    def is_void(self) -> bool:
+        """Whether it is void."""
+        return self.voided_tx is not None
+
+    def due_at(self, deadline_s: int) -> int:
+        """Return from when on its workers can call judges of the network."""
+        if self.status is BatchStatus.WITHHELD:
+            return self.posted_at or 0
+        return self.committed_at + deadline_s
+
+    @property
+    def name(self) -> BatchName:
+        """What tells it from every other batch."""
+        return BatchName(self.batch_id, self.root)
+
+    def header(self) -> Batch:
+        """Return the header that contracts want to see, as it is now."""
+        return Batch(
+            batch_id=self.batch_id,
+            run_id=self.run_id,
+            root=self.root if self.outcomes_root is None else self.outcomes_root,
+            count=self.count,
+            units=self.units,
+            price_per_unit=self.price_per_unit,
+            terms=self.terms,
+            committed_at=self.committed_at,
+            posted_at=self.posted_at or 0,
+            signers=self.signers,
+            status=self.status,
+        )
+
+    def leaves(self) -> list[Hash32]:
+        """Return the leaves of the outcomes tree; empty until outcomes are posted."""
+        return [record.leaf(self.batch_id, i) for i, record in enumerate(self.records or ())]
+
+    def prove(self, position: int) -> OutcomeProof:
+        """Return a posted outcome with its proof."""
+        record = (self.records or ())[position]
+        proof = merkle_proof(self.leaves(), position)
+        return OutcomeProof(self.header(), position, record.to_bytes(), proof)
+
+    def claim(self, positions: Sequence[int]) -> Claim:
+        """Return posted outcomes at ascending positions with the proof of all of them."""
+        records = self.records or ()
+        return Claim(
+            batch=self.header(),
+            positions=list(positions),
+            records=b"".join(records[position].to_bytes() for position in positions),
+            siblings=merkle_multi_proof(self.leaves(), positions),
+        )
+
+
+@dataclass(slots=True)
+class SlashView:
+    """A slash."""
+
+    run_id: RunId
+    """The run that it is of; 0 for the jurors' bench."""
+    owner: Address
+    """Whose stake it was: a worker's, a validator's or a juror's."""
+    escrow_id: Hash32
+    """What it is filed under."""
+    offence: Offence
+    """What for."""
+    tag: int
+    """Which one: of frauds and double submissions `step << 32 | index`, else the batch or case."""
+    amount_wei: int
+    """What was taken, with what followed later."""
+    tx_hash: str
+    block_number: int
+    """The block."""
+    stake_before: tuple[int, int]
+    """Active and unbonding stake just before, in wei."""
+    taken: tuple[int, int]
+    """What was taken of each, in wei."""
+    batch_id: int | None = None
+    """The batch of the outcome, when a fraud verdict was executed."""
+    position: int | None = None
+    """Its place there."""
+    leaf: Hash32 | None = None
+    """Its name in cases."""
+    priors: int = 0
+    """Fraud verdicts that stood against the worker before this one."""
+    state: SlashState = SlashState.ESCROWED
+    """What became of it."""
+    split: tuple[int, int, int] | None = None
+    """Wei burned, insured and rewarded, once released."""
+    reporter: Address = ZERO_ADDRESS
+    """Who was rewarded; the zero address for nobody."""
+    settled_tx: str | None = None
+    """The transaction that released or restored it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaymentView:
+    """A claim that was paid."""
+
+    run_id: RunId
+    """The run that paid."""
+    worker: Address
+    """Who was paid."""
+    slots: int
+    """For how many slots."""
+    units: int
+    """For how many units."""
+    amount_wei: int
+    """How much."""
+    tx_hash: str
+    block_number: int
+    """The block."""
+    timestamp: int
+    """Its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimView:
+    """What an account put its bond on."""
+
+    claimant: Address
+    """Who."""
+    ruling: int
+    """What, as a number; 0 of a summons, which claims nothing."""
+    submission: Submission
+    """The work."""
+    node_signature: bytes
+    """Its worker's node's; empty of a summons."""
+    sources: tuple[str, ...]
+    """Where what the jury needs can be fetched."""
+    tx_hash: str
+
+
+@dataclass(slots=True)
+class CaseView:
+    """A dispute about one outcome, or about work that its run left unjudged."""
+
+    case_id: Hash32
+    """Its name: the outcome's leaf, or `summons_of(batch_id)`."""
+    number: int
+    """From 1."""
+    run_id: RunId
+    batch_id: int
+    position: int
+    """The place there."""
+    worker: Address
+    """Whose work it is about."""
+    recorded: int
+    """The recorded ruling, as a number; 0 when there was none."""
+    draw_block: int
+    """The block whose hash decides the jury."""
+    places: int
+    """Places of the bench at the opening."""
+    opened_at: int
+    """When it was opened."""
+    opened_tx: str
+    """The first claim, or the summons."""
+    claims: list[ClaimView] = field(default_factory=list)
+    """In chain order."""
+    jurors: tuple[Address, ...] = ()
+    """Who was drawn."""
+    commitments: dict[Address, Hash32] = field(default_factory=dict)
+    """What each juror committed to."""
+    votes: dict[Address, int] = field(default_factory=dict)
+    """By juror: its ruling, as a number, once revealed."""
+    results: dict[Address, Hash32] = field(default_factory=dict)
+    """By juror: the hash of what it recomputed, once revealed."""
+    status: CaseStatus = CaseStatus.OPEN
+    """Open, Upheld or Overturned."""
+    ruling: int = 0
+    """What stands, as a number, once closed; 0 when nothing does."""
+    reporter: Address = ZERO_ADDRESS
+    """Who claimed first what the jury confirmed."""
+    fee_wei: int = 0
+    """What each juror of the prevailing ruling can collect."""
+    collected: set[Address] = field(default_factory=set)
+    """Jurors that did."""
+    returned_wei: dict[int, int] = field(default_factory=dict)
+    """By place among the claims: how much of the bond went back."""
+    fined: set[Address] = field(default_factory=set)
+    """Signers and jurors that it cost something."""
+    closed_tx: str | None = None
+    """The closing transaction."""
+
+    @property
+    def is_summons(self) -> bool:
+        """Whether nothing was recorded: the run left the work unjudged."""
+        return self.recorded == 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is over."""
+        return self.status is not CaseStatus.OPEN
+
+    @property
+    def overturned(self) -> bool:
+        """Whether the jury's ruling stands in place of what was recorded."""
+        return self.status is CaseStatus.OVERTURNED
+
+
+def split_signatures(joined: bytes) -> list[bytes]:
+    """Return the 65-byte signatures that the ledger accepted joined."""
+    return [joined[i : i + 65] for i in range(0, len(joined), 65)]
+
+
+def parse_records(data: bytes) -> list[OutcomeRecord]:
+    """Return the records that the ledger accepted; raises EncodingError when it cannot have.
+
+    The ledger does not look at reasons. An unknown one is kept, by number and the name UNKNOWN_n,
+    so that the record's bytes and leaf stay what they are.
+    """
+    try:
+        return unpack_records(data)
+    except EncodingError:
+        size = OutcomeRecord.SIZE
+        if not data or len(data) % size:
+            raise
+        return [_lenient_record(data[i : i + size]) for i in range(0, len(data), size)]
+
+
+def _lenient_record(data: bytes) -> OutcomeRecord:
+    known = OutcomeRecord.from_bytes(data[:-1] + bytes([Reason.NONE]))
+    return replace(known, reason=lenient_reason(data[-1]))

@@ -1,0 +1,19 @@
+"""Inference: verifiable sampling and its replay, engines, and the calibration of validation limits.
+
+Importing the package does not import torch; `muster.inference.transformers_engine` and
+`muster.inference.calibrate` do. Nor does it import tasks, which the process of an engine has no
+use for; `muster.inference.dialogue` does.
+"""
+
+from muster.inference.engine import Completion, InferenceEngine, Prefill, Request
+from muster.inference.sampling import ReplayResult, gumbel_noise, replay
+
+__all__ = [
+    "Completion",
+    "InferenceEngine",
+    "Prefill",
+    "ReplayResult",
+    "Request",
+    "gumbel_noise",
+    "replay",
+]

@@ -1,0 +1,206 @@
+"""Calibration, top to bottom: measure the honest, choose limits, send the cheats against them.
+
+ 1. generate rollouts in every way an honest worker might, recompute each in every way an honest
+    validator might, and choose limits from the worst errors;
+ 2. let forgers that computed nothing make proofs: one that passes refuses the model;
+ 3. let workers run something else (fewer layers, other weights, other seeds, another prompt): one
+    that saves most of the work and passes refuses the model too, the rest is for the record;
+ 4. write the document.
+
+One model and recipe per calibration, one or several number formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.inference import limits
+from muster.inference.attacks import Attacker
+from muster.inference.engine import Request
+from muster.inference.honest import Honest, measure_honest
+from muster.inference.measuring import ENGINES, Bench, Party, Plan
+from muster.inference.transformers_engine import TransformersEngine
+from muster.inference.trials import attack_row, sample_row, try_nothing
+from muster.inference.vllm.engine import VllmEngine
+from muster.protocol.encoding import abi_words, keccak
+from muster.protocol.errors import EngineError
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.recipe import Recipe
+from muster.toploc import Calibration
+from muster.toploc.calibration import CalibratedModel, Measurement
+
+Progress = Callable[[str], None]
+"""Is told what is being measured."""
+
+_OWN_PROMPTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationRun:
+    """What a calibration found."""
+
+    calibration: Calibration
+    """The document to pin on chain."""
+    table: tuple[Measurement, ...]
+    """Its measurements, for people."""
+    refusal: EngineError | None
+    """Why the model must not be used; None when it may."""
+
+
+def calibrate_model(
+    model_dir: Path, plan: Plan, *, progress: Progress | None = None
+) -> CalibrationRun:
+    """Return validation limits of a base model under a recipe, and what they rest on.
+
+    Raises EngineError when the model does not load, and when prompts or chunks are too few to judge
+    by. A model whose limits let a forger through is reported with a `refusal`.
+    """
+    tell = progress or _tell_nobody
+    bench, *others = _load_all(model_dir, plan)
+    requests = _requests(bench.engine, plan)
+
+    tell("honest workers and validators")
+    honest = measure_honest(bench, others, requests, plan)
+    attacker = Attacker(bench, requests, seed=plan.seed)
+    cheap = attacker.cheap_tokens()
+    cheats = bench.measure(cheap.work).only(cheap.is_different).margins
+    calibration = _choose(model_dir, bench, plan, honest, cheats)
+    table = [sample_row(calibration, pair, "honest", e) for pair, e in honest.errors.items()]
+    losses = map(calibration.loss, honest.margins_by_pair())
+    history = limits.history_limits((row.strain for row in table), losses, honest.leans())
+
+    tell("forgers that computed nothing")
+    table += try_nothing(bench, calibration, requests, plan.seed)
+    refusal = _refusal_of(lambda: limits.require_no_forger(table))
+
+    tell("workers that run something else")
+    table += _measure_other(bench, calibration, attacker, plan)
+    refusal = refusal or _refusal_of(lambda: limits.require_separated(table, plan.recipe))
+    found = {"measured": tuple(table), "history": history}
+    return CalibrationRun(calibration.model_copy(update=found), tuple(table), refusal)
+
+
+def _tell_nobody(_message: str) -> None:
+    pass
+
+
+def _refusal_of(check: Callable[[], None]) -> EngineError | None:
+    try:
+        check()
+    except EngineError as refusal:
+        return refusal
+    return None
+
+
+# ------------------------------------------------------------------------------------ preparing
+
+
+def _load_all(folder: Path, plan: Plan) -> tuple[Bench, *tuple[Party, ...]]:
+    """Return the plan's engines with a model; cheats are run on the first."""
+    for engine in plan.engines:
+        if engine not in ENGINES:
+            raise EngineError(f"no engine {engine!r}", hint=f"there are: {', '.join(ENGINES)}")
+    first, *rest = plan.engines
+    if first.startswith("vllm:"):
+        raise EngineError(
+            "cheats are run on transformers",
+            hint=f"--engines transformers:{ENGINES[first]},{','.join(plan.engines)}",
+        )
+    return _load(folder, first, plan.recipe), *(_load_party(folder, e, plan.recipe) for e in rest)
+
+
+def _load_party(folder: Path, engine: str, recipe: Recipe) -> Party:
+    if not engine.startswith("vllm:"):
+        return _load(folder, engine, recipe)
+    vllm = VllmEngine(ENGINES[engine])
+    vllm.load_policy(folder, PolicyVersion(0))
+    return Party(f"vLLM {vllm.dtype}", vllm, recipe)
+
+
+def _load(folder: Path, engine: str, recipe: Recipe) -> Bench:
+    loaded = TransformersEngine(ENGINES[engine])
+    loaded.load_policy(folder, PolicyVersion(0))
+    return Bench(loaded, recipe)
+
+
+def _requests(engine: TransformersEngine, plan: Plan) -> list[Request]:
+    encoded = list(dict.fromkeys(engine.encode(prompt) for prompt in plan.prompts))
+    encoded = encoded or _own_prompts(engine, plan)
+    if len(encoded) < 2:
+        raise EngineError(
+            f"{len(encoded)} different prompts", hint="calibrate on at least 2, better 50"
+        )
+    sampling = plan.recipe.sampling
+    return [
+        Request(
+            encoded[i % len(encoded)],
+            _draw(plan.seed, i),
+            sampling.temperature,
+            sampling.max_new_tokens,
+        )
+        for i in range(plan.samples)
+    ]
+
+
+def _own_prompts(engine: TransformersEngine, plan: Plan) -> list[tuple[int, ...]]:
+    """Return beginnings of texts that the model samples from a single random token each."""
+    starts = [_draw(plan.seed, i, stream=1) % engine.vocab_size for i in range(_OWN_PROMPTS)]
+    asked = [
+        Request((start,), _draw(plan.seed, i, stream=2), 1.0, 8 + i % 17)
+        for i, start in enumerate(starts)
+        if start not in engine.eos_token_ids
+    ]
+    made = engine.generate(asked, proof=plan.recipe.proof)
+    texts = [(*r.prompt_tokens, *c.tokens) for r, c in zip(asked, made, strict=True)]
+    # What follows EOS is not a text that anyone asks to continue.
+    return list(dict.fromkeys(t for t in texts if t[-1] not in engine.eos_token_ids))
+
+
+def _draw(seed: int, number: int, stream: int = 0) -> int:
+    words = (seed, number) if not stream else (seed, number, stream)
+    return int.from_bytes(keccak(abi_words(*words))[:8], "big")
+
+
+def _choose(
+    model_dir: Path,
+    bench: Bench,
+    plan: Plan,
+    honest: Honest,
+    cheats: Sequence[npt.NDArray[np.float32]],
+) -> Calibration:
+    """Return the limits that honest errors lead to, those of the coarsest format at least."""
+    recipe, engine = plan.recipe, bench.engine
+    coarsest = max((ENGINES[name] for name in plan.engines), key=list(limits.FLOORS).index)
+    floors = limits.FLOORS[coarsest]
+    samples = sum(len(errors.chunks) for errors in honest.errors.values())
+    return Calibration(
+        model=CalibratedModel(
+            name=model_dir.resolve().name,
+            architecture=type(engine.model).__name__,
+            hidden_size=engine.hidden_size,
+            vocab_size=engine.vocab_size,
+            engine=", ".join(plan.engines),
+        ),
+        proof=recipe.proof,
+        temperature=recipe.sampling.temperature,
+        chunk=limits.chunk_limits(honest.chunks(), recipe.proof, floors),
+        sampler=limits.sampler_limits(
+            honest.token_margins(), recipe.sampling.max_new_tokens, floors, cheats
+        ),
+        fraud_strikes=limits.fraud_strikes(samples, recipe),
+    )
+
+
+def _measure_other(
+    bench: Bench, calibration: Calibration, attacker: Attacker, plan: Plan
+) -> list[Measurement]:
+    rows = [attack_row(bench, calibration, attack) for attack in getattr(attacker, plan.profile)()]
+    for name, folder in plan.others.items():
+        other = _load(folder, plan.engines[0], plan.recipe)
+        rows.append(attack_row(bench, calibration, attacker.other_model(name, other)))
+    return [row for row in rows if row is not None]

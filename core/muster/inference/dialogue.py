@@ -1,0 +1,288 @@
+"""Completions of several turns: played by who generates, followed again by who checks.
+
+A completion is one sequence: the model's turn up to its EOS, what the environment replies, the next
+turn, and so on (docs/protocol.md section 5). Where replies begin and end follows from running the
+environment over the turns, never from marks in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from muster.inference.engine import InferenceEngine, Request, prefill_parts
+from muster.protocol.recipe import ProofRecipe
+from muster.protocol.rollouts import Spans
+from muster.tasks import Environment, Problem, Reply, Undecided, dialogue_of
+from muster.tasks.verifier import Question, Turn, ask_all
+from muster.toploc import build_proofs
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """What follows a turn of the model's that ended in EOS."""
+
+    reply: tuple[int, ...]
+    """The reply's tokens; none when the completion ends here."""
+    answer: str
+    """What is graded when it ends here."""
+    is_repeatable: bool
+    """Whether every honest machine comes to this."""
+
+
+def what_follows(
+    engine: InferenceEngine, question: Question, turn: Turn, room: int
+) -> Following | Undecided:
+    """Return what an environment's answer makes of a completion with `room` tokens left.
+
+    A reply that would not leave room for a token of the model's is not made.
+    """
+    if isinstance(turn, Undecided):
+        return turn
+    if not isinstance(turn, Reply):
+        return Following((), turn.answer, is_repeatable=True)
+    tokens = engine.encode(turn.text, is_start=False)
+    if not tokens:
+        return Undecided("the environment's reply has no tokens")
+    if len(tokens) >= room:
+        return Following((), question.said[-1], turn.is_repeatable)
+    return Following(tokens, "", turn.is_repeatable)
+
+
+# Playing
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A completion of any number of turns."""
+
+    tokens: tuple[int, ...]
+    """Turns and replies."""
+    proofs: list[bytes]
+    """TOPLOC proofs over all of them."""
+    replies: Spans
+    """Where the replies are."""
+    answer: str | Undecided
+    """What is to be graded; undecided when the environment could not go on."""
+
+    @property
+    def sampled(self) -> int:
+        """How many of the tokens the model sampled."""
+        return len(self.tokens) - sum(end - start for start, end in self.replies)
+
+
+@dataclass(slots=True)
+class _Play:
+    problem: Problem
+    request: Request
+    environment: Environment | None
+    tokens: tuple[int, ...] = ()
+    proofs: list[bytes] = field(default_factory=list)
+    replies: Spans = ()
+    said: tuple[str, ...] = ()
+    answer: str | Undecided | None = None
+
+    def next_request(self) -> Request:
+        """Return the request for the next turn."""
+        asked = self.request
+        return replace(
+            asked,
+            prompt_tokens=(*asked.prompt_tokens, *self.tokens),
+            max_new_tokens=asked.max_new_tokens - len(self.tokens),
+            position=asked.position + len(self.tokens),
+        )
+
+    def take(self, engine: InferenceEngine, turn: tuple[int, ...]) -> Question | None:
+        """Take the model's turn; return what to ask about it, None when it is the last."""
+        self.tokens += turn
+        self.said += (engine.decode(turn),)
+        if self.environment is None or turn[-1] not in engine.eos_token_ids:
+            self.answer = self.said[-1]
+            return None
+        return Question(self.environment, self.problem, self.said)
+
+    def go_on(self, found: Following | Undecided) -> None:
+        """Take what follows the turn."""
+        if isinstance(found, Undecided):
+            self.answer = found
+        elif not found.reply:
+            self.answer = found.answer
+        else:
+            end = len(self.tokens) + len(found.reply)
+            self.replies += ((len(self.tokens), end),)
+            self.tokens += found.reply
+
+
+def play(
+    engine: InferenceEngine, asked: Sequence[tuple[Problem, Request]], *, proof: ProofRecipe
+) -> list[Played]:
+    """Return the completions in the order asked; raises EngineError.
+
+    A completion without replies has the engine's own proofs; those of the others are built by one
+    prefill.
+    """
+    plays = [_Play(problem, r, dialogue_of(problem.task_type)) for problem, r in asked]
+    live = plays
+    while live:
+        live = _play_turn(engine, live, proof)
+    if replied := [each for each in plays if each.replies]:
+        _prove(engine, replied, proof)
+    return [Played(p.tokens, p.proofs, p.replies, p.answer or "") for p in plays]
+
+
+def _play_turn(engine: InferenceEngine, live: list[_Play], proof: ProofRecipe) -> list[_Play]:
+    """Play one turn and what follows it; return the plays that go on."""
+    made = engine.generate([each.next_request() for each in live], proof=proof)
+    asking: list[tuple[_Play, Question]] = []
+    for each, completion in zip(live, made, strict=True):
+        each.proofs = completion.proofs
+        if question := each.take(engine, completion.tokens):
+            asking.append((each, question))
+    turns = ask_all([question for _, question in asking])
+    for (each, question), turn in zip(asking, turns, strict=True):
+        room = each.request.max_new_tokens - len(each.tokens)
+        each.go_on(what_follows(engine, question, turn, room))
+    return [each for each, _ in asking if each.answer is None]
+
+
+def _prove(engine: InferenceEngine, plays: list[_Play], proof: ProofRecipe) -> None:
+    samples = [(each.request.prompt_tokens, each.tokens) for each in plays]
+    for part in prefill_parts(samples, engine.vocab_size):
+        for each, prefill in zip(plays[part], engine.prefill(samples[part]), strict=True):
+            each.proofs = build_proofs(
+                prefill.hidden_TH, chunk_tokens=proof.chunk_tokens, topk=proof.topk
+            )
+
+
+# Following
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Where a completion is not what its turns and the environment make."""
+
+    kind: Literal["reply", "ending"]
+    """Whether a reply is another, or missing; or the completion ends too early or too late."""
+    detail: str
+    """For people."""
+    is_repeatable: bool
+    """Whether every honest machine finds it."""
+    expected: tuple[int, ...] = ()
+    """The reply that should be there, if one should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A completion as its worker claims it."""
+
+    problem: Problem
+    """What it answers."""
+    tokens: tuple[int, ...]
+    """The completion."""
+    replies: Spans
+    """Where it was replied to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What a completion turns out to be."""
+
+    answer: str
+    """What is to be graded."""
+    fault: Fault | None = None
+    """What is wrong with it; without one its replies are the claimed ones."""
+
+
+@dataclass(slots=True)
+class _Walk:
+    """The way through one completion, turn by turn."""
+
+    claimed: Claimed
+    environment: Environment
+    limit: int
+    said: tuple[str, ...] = ()
+    start: int = 0
+    """Where the turn at hand begins."""
+    end: int = 0
+    """Where it ends."""
+    result: Followed | Undecided | None = None
+
+    @property
+    def _next_claim(self) -> tuple[int, int] | None:
+        done = len(self.said) - 1
+        return self.claimed.replies[done] if done < len(self.claimed.replies) else None
+
+    def read_turn(self, engine: InferenceEngine) -> Question | None:
+        """Read the next turn; return what to ask about it, None when it has no EOS."""
+        tokens, eos = self.claimed.tokens, engine.eos_token_ids
+        last = next((i for i in range(self.start, len(tokens)) if tokens[i] in eos), None)
+        self.end = len(tokens) if last is None else last + 1
+        self.said += (engine.decode(tokens[self.start : self.end]),)
+        if last is not None:
+            return Question(self.environment, self.claimed.problem, self.said)
+        self._finish(self.said[-1], is_end=self.start < self.end == self.limit, is_repeatable=True)
+        return None
+
+    def go_on(self, found: Following | Undecided) -> None:
+        """Compare what follows the turn with what stands there."""
+        if isinstance(found, Undecided):
+            self.result = found
+            return
+        tokens, after = self.claimed.tokens, self.end + len(found.reply)
+        if not found.reply:
+            is_end = self.end == len(tokens) <= self.limit
+            self._finish(found.answer, is_end=is_end, is_repeatable=found.is_repeatable)
+        elif self._next_claim == (self.end, after) and tokens[self.end : after] == found.reply:
+            self.start = after
+        else:
+            detail = f"another reply at token {self.end}, or none"
+            fault = Fault("reply", detail, found.is_repeatable, found.reply)
+            self.result = Followed(self.said[-1], fault)
+
+    def _finish(self, answer: str, *, is_end: bool, is_repeatable: bool) -> None:
+        fault = None
+        if self._next_claim is not None:
+            fault = Fault("reply", f"nothing is replied at token {self.end}", is_repeatable)
+        elif not is_end:
+            length = len(self.claimed.tokens)
+            fault = Fault("ending", f"a turn ends at {self.end} of {length} tokens", is_repeatable)
+        self.result = Followed(answer, fault)
+
+
+def follow(
+    engine: InferenceEngine, completions: Sequence[Claimed], limit: int
+) -> list[Followed | Undecided]:
+    """Return what completions of at most `limit` tokens are, by running their environments again.
+
+    Total over tokens of the vocabulary. The claimed replies are compared place by place: where two
+    honest machines' replies differ in length, nothing after them would stand where it should. What
+    has no environment is one turn, whose ending the caller checks.
+    """
+    walks = {
+        i: _Walk(claimed, environment, limit)
+        for i, claimed in enumerate(completions)
+        if (environment := dialogue_of(claimed.problem.task_type))
+    }
+    live = list(walks.values())
+    while live:
+        live = _follow_turn(engine, live)
+    return [
+        (walks[i].result or Undecided("never followed")) if i in walks else _one_turn(engine, each)
+        for i, each in enumerate(completions)
+    ]
+
+
+def _one_turn(engine: InferenceEngine, claimed: Claimed) -> Followed:
+    fault = Fault("reply", "nobody replies to this task", True) if claimed.replies else None
+    return Followed(engine.decode(claimed.tokens), fault)
+
+
+def _follow_turn(engine: InferenceEngine, live: list[_Walk]) -> list[_Walk]:
+    """Follow one turn; return the walks that go on."""
+    read = [(walk, walk.read_turn(engine)) for walk in live]
+    asking = [(walk, question) for walk, question in read if question is not None]
+    turns = ask_all([question for _, question in asking])
+    for (walk, question), turn in zip(asking, turns, strict=True):
+        walk.go_on(what_follows(engine, question, turn, walk.limit - walk.end))
+    return [walk for walk, _ in asking if walk.result is None]

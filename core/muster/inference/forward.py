@@ -1,0 +1,248 @@
+"""A transformers model's own forward pass: what it is given, what it yields, a decode through it.
+
+Any architecture goes this way. A hook on the head sees exactly the rows that the head is given, so
+models that scale or cap their logits need no special case. Axes: R rows, L width, N kept positions,
+H hidden units, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+Tokens = Sequence[int]
+Predicted: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""Hidden states [R, H] in the model's format and float32 logits [R, V], one row per sample."""
+
+ROOM = 64
+"""Positions to spare when a buffer is made; every so many tokens it is copied."""
+
+
+# --------------------------------------------------------------------------------- laying out
+
+
+def plan_prefill(
+    samples: Sequence[tuple[Tokens, Tokens]], max_rows: int, max_tokens: int, max_logit_rows: int
+) -> list[list[int]]:
+    """Return batches of positions: like lengths together, so that little is computed for padding.
+
+    A batch computes logits for (rows x window) positions, where the window reaches from its
+    shortest prompt's end to its longest sample's end; `max_logit_rows` bounds that, `max_tokens`
+    the tokens with padding (one row always fits).
+    """
+    spans = [(len(prompt), len(prompt) + len(completion)) for prompt, completion in samples]
+    batches: list[list[int]] = []
+    first, last = 0, 0
+    for i in sorted(range(len(samples)), key=lambda i: (spans[i][1], spans[i][0])):
+        prompt, end = spans[i]
+        first, last = min(first, prompt), max(last, end)
+        rows = len(batches[-1]) + 1 if batches else max_rows + 1
+        is_full = rows > max_rows or rows * last > max_tokens
+        if is_full or rows * (last - first) > max_logit_rows:
+            batches.append([])
+            first, last = prompt, end
+        batches[-1].append(i)
+    return batches
+
+
+def distinct(prompts: Sequence[Tokens]) -> tuple[list[tuple[int, ...]], npt.NDArray[np.int64]]:
+    """Return the different prompts in order of appearance, and [R] which of them each row has."""
+    places: dict[tuple[int, ...], int] = {}
+    rows = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
+    return list(places), np.array(rows)
+
+
+def pad_left(rows: Sequence[Tokens]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+    """Return tokens [R, L] that end in the last column, and their mask (None without padding)."""
+    lengths = np.array([len(row) for row in rows])
+    width = int(lengths.max())
+    tokens = np.zeros((len(rows), width), np.int64)
+    mask = (np.arange(width) >= width - lengths[:, None]).astype(np.int64)
+    tokens[mask.astype(bool)] = np.concatenate([np.asarray(row, np.int64) for row in rows])
+    return tokens, None if (lengths == width).all() else mask
+
+
+def pad_right(rows: Sequence[Tokens]) -> npt.NDArray[np.int64]:
+    """Return tokens [R, L] starting in the first column."""
+    lengths = np.array([len(row) for row in rows])
+    tokens = np.zeros((len(rows), int(lengths.max())), np.int64)
+    is_token = np.arange(tokens.shape[1]) < lengths[:, None]
+    tokens[is_token] = np.concatenate([np.asarray(row, np.int64) for row in rows])
+    return tokens
+
+
+# --------------------------------------------------------------------------------- computing
+
+
+class Forward:
+    """Calls a model; made once per model, because it hooks its head."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.head: torch.nn.Module = model.get_output_embeddings()
+        self.head.register_forward_pre_hook(self._see)
+        weight: torch.Tensor = self.head.weight
+        self.vocab_size, self.hidden_size = weight.shape
+        self.device = weight.device
+        self._seen = torch.empty(0)
+
+    def __call__(
+        self,
+        tokens_RL: npt.NDArray[np.int64],
+        *,
+        keep: int | torch.Tensor,
+        cache: Any = None,
+        mask: npt.NDArray[np.int64] | None = None,
+        positions_RL: npt.NDArray[np.int64] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return hidden states [R, N, H] in the model's dtype and float32 logits [R, N, V].
+
+        `keep` is the number of last positions wanted, or their indices. `mask` covers the cache
+        and the tokens; None means nothing is padding.
+        """
+        output = self.model(
+            input_ids=self._place(tokens_RL),
+            attention_mask=self._place(mask),
+            position_ids=self._place(positions_RL),
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=keep,
+        )
+        return self._seen, output.logits.float()
+
+    def _place(self, array: npt.NDArray[np.int64] | None) -> torch.Tensor | None:
+        return None if array is None else torch.from_numpy(array).to(self.device)
+
+    def _see(self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        self._seen = inputs[0]
+
+
+def to_patterns(hidden: torch.Tensor) -> npt.NDArray[np.uint16]:
+    """Return hidden states as bfloat16 patterns, rounded to nearest even."""
+    integers: npt.NDArray[np.int16] = (
+        hidden.to(torch.bfloat16).contiguous().view(torch.int16).cpu().numpy()
+    )
+    return integers.view(np.uint16)
+
+
+def to_rows(hidden: torch.Tensor) -> npt.NDArray[np.uint16] | npt.NDArray[np.float32]:
+    """Return hidden states as an IncrementalBuilder takes them: patterns, or floats without a copy.
+
+    Rounding costs a step as much as the rest of proving; the builder rounds whole chunks.
+    """
+    if hidden.dtype == torch.float32 and hidden.device.type == "cpu":
+        rows: npt.NDArray[np.float32] = hidden.numpy()
+        return rows
+    return to_patterns(hidden)
+
+
+# ----------------------------------------------------------------------------------- decoding
+
+
+class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
+    """One layer's keys and values [R, heads, L, E]: views of longer buffers.
+
+    transformers' own cache copies everything for every token that is added. Here a token is written
+    into room that is already there; the views that attention reads are the same values.
+    """
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return all keys and values after adding some positions."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self._buffers = [t[:, :, :0] for t in (key_states, value_states)]
+            self._used = 0
+        end = self._used + key_states.shape[2]
+        if end > self._buffers[0].shape[2]:
+            self._buffers = [self._longer(buffer, end + ROOM) for buffer in self._buffers]
+        for buffer, added in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, self._used : end] = added
+        self._used = end
+        self._show()
+        return self.keys, self.values
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Keep these rows, in this order; rows may be repeated."""
+        self._buffers = [buffer.index_select(0, beam_idx) for buffer in self._buffers]
+        self._show()
+
+    def _longer(self, buffer: torch.Tensor, length: int) -> torch.Tensor:
+        rows, heads, _, size = buffer.shape
+        longer = buffer.new_empty(rows, heads, length, size)
+        longer[:, :, : self._used] = buffer[:, :, : self._used]
+        return longer
+
+    def _show(self) -> None:
+        self.keys, self.values = (buffer[:, :, : self._used] for buffer in self._buffers)
+
+
+def growing_cache(config: Any) -> DynamicCache:
+    """Return an empty cache for a model; layers with a window keep transformers' own."""
+    cache = DynamicCache(config=config)
+    cache.layers = [GrowingLayer() if type(x) is DynamicLayer else x for x in cache.layers]
+    return cache
+
+
+class WholeBatch:
+    """DecodingRows of any transformers model; `new_tokens` bounds a sample's completion."""
+
+    def __init__(self, forward: Forward, rows: int, new_tokens: int) -> None:
+        self._forward = forward
+        self._rows = rows
+        self._new_tokens = new_tokens
+        self._next_R = np.empty(0, np.int64)
+
+    def room(self) -> int:
+        """Return how many samples may be admitted: none while there are any."""
+        return 0 if len(self._next_R) else self._rows
+
+    def admit(self, prompts: Sequence[tuple[int, ...]]) -> Predicted:
+        """Start a batch; return what predicts the first tokens."""
+        different, prompt_of_R = distinct(prompts)
+        tokens, mask = pad_left(different)
+        positions = None if mask is None else np.maximum(mask.cumsum(axis=1) - 1, 0)
+        self._cache = growing_cache(self._forward.model.config)
+        hidden, logits = self._forward(
+            tokens, keep=1, cache=self._cache, mask=mask, positions_RL=positions
+        )
+        self._width = tokens.shape[1]
+        self._next_R = np.array([len(prompt) for prompt in prompts])
+        self._mask_RL: npt.NDArray[np.int64] | None = None
+        if mask is not None:
+            ones = np.ones((len(prompts), self._new_tokens), np.int64)
+            self._mask_RL = np.hstack([mask[prompt_of_R], ones])
+        if len(different) == len(prompts):
+            return hidden[:, -1], logits[:, -1]
+        shared = torch.from_numpy(prompt_of_R).to(hidden.device)
+        self._cache.reorder_cache(shared)
+        return hidden[shared, -1], logits[shared, -1]
+
+    def step(self, tokens_R: npt.NDArray[np.int64]) -> Predicted:
+        """Take one more token per row; return what predicts the next."""
+        self._width += 1
+        is_padded = self._mask_RL is not None
+        hidden, logits = self._forward(
+            tokens_R[:, None],
+            keep=1,
+            cache=self._cache,
+            mask=self._mask_RL[:, : self._width] if self._mask_RL is not None else None,
+            positions_RL=self._next_R[:, None] if is_padded else None,
+        )
+        self._next_R = self._next_R + 1
+        return hidden[:, -1], logits[:, -1]
+
+    def keep(self, order: npt.NDArray[np.int64]) -> None:
+        """Row i becomes what row `order[i]` was; the others are dropped."""
+        self._next_R = self._next_R[order]
+        if len(order):
+            self._cache.reorder_cache(torch.from_numpy(order).to(self._forward.device))
+        if self._mask_RL is not None:
+            self._mask_RL = self._mask_RL[order]

@@ -1,0 +1,228 @@
+"""From measured errors to validation limits: the margins, and why. Pure.
+
+Honest errors of one machine underestimate those of a thousand, so every limit is a multiple of the
+worst error seen and at least a floor. The forgers, judged under these limits afterwards, tell
+whether that left room for fraud.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.protocol.errors import EngineError
+from muster.protocol.intervals import at_least, rate_bound, wilson
+from muster.protocol.recipe import ProofRecipe, Recipe
+from muster.toploc.calibration import ChunkLimits, Measurement, SamplerLimits
+from muster.toploc.chunks import DECOYS, ChunkResult
+from muster.toploc.history import HistoryLimits
+
+Margins = npt.NDArray[np.float32]
+
+_MANTISSA_MAX = 127.0
+_FALSE_FRAUD = 1e-6
+"""Bound on the probability that an honest submission collects enough strikes to be Fraud."""
+
+DETECTED = 0.95
+"""Share of submissions of a cheat that saves most of the work which must not be accepted."""
+
+_FALSE_STRIKE = 1e-7
+"""Bound on the probability that an honest sample has too many tokens outside the margin."""
+
+_RATE_HEADROOM = 4
+"""How many times the rate seen other machines may turn close choices."""
+
+_MOST_HALVINGS = 8
+_LEAST_STRAIN, _LEAST_LOSS, _LEAST_LEAN = 0.02, 1e-4, 0.25
+_MOST_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """Limits below which no measurement leads: other machines round elsewhere than this one."""
+
+    exponent_share: float
+    """Of the points. One value that rounds across the cut, or a power of two, changes a point."""
+    sign_share: float
+    """Of the points."""
+    mantissa_mean: float
+    """In units of the last mantissa bit."""
+    mantissa_median: float
+    """In units of the last mantissa bit."""
+    margin: float
+    """In units of `logit / T`."""
+
+
+FLOORS = {
+    # Arithmetic agrees to 1e-5 or so: few bfloat16 roundings turn, and most values are equal. One
+    # entry that crosses the cut may still match an exponent by chance and be far off in mantissa:
+    # up to 1 in the mean of 128 points, but once in 10,000 chunks.
+    "float32": Floors(1 / 16, 1 / 32, 0.25, 0.0, 0.001),
+    # Two engines in bfloat16 differ in the last bit of most values; margins up to 0.063 were seen
+    # between vLLM and transformers.
+    "bfloat16": Floors(1 / 8, 1 / 16, 2.0, 1.0, 0.25),
+}
+"""By number format, the coarser ones later."""
+
+
+def chunk_limits(results: Iterable[ChunkResult], proof: ProofRecipe, floors: Floors) -> ChunkLimits:
+    """Return the limits of check 6 from honest chunks: twice the worst errors, and at least the
+    floors.
+    """
+    results = list(results)
+    exponents = max(r.exponent_mismatches / r.points for r in results)
+    signs = max(r.sign_mismatches / r.points for r in results)
+    mean = max(floors.mantissa_mean, 2 * max(r.mantissa_error_mean for r in results))
+    median = max(floors.mantissa_median, 2 * max(r.mantissa_error_median for r in results))
+    decoys = max(r.decoy_matches for r in results)
+    return ChunkLimits(
+        max_exponent_mismatches=_count(max(floors.exponent_share, 2 * exponents), proof.topk),
+        max_sign_mismatches=_count(max(floors.sign_share, 2 * signs), proof.topk),
+        max_mantissa_error_mean=min(_MANTISSA_MAX, mean),
+        max_mantissa_error_median=min(_MANTISSA_MAX, median),
+        # An honest decoy matches by chance; half of them do so less than once in 10^12 chunks.
+        max_decoy_matches=min(DECOYS, max(DECOYS // 2, decoys + DECOYS // 4)),
+    )
+
+
+def _count(share: float, topk: int) -> int:
+    return min(topk, math.ceil(share * topk))
+
+
+def sampler_limits(
+    honest: Margins,
+    longest: int,
+    floors: Floors,
+    cheats: Sequence[Margins] = (),
+) -> SamplerLimits:
+    """Return the limits of check 7 from honest margins of single tokens.
+
+    Either twice the worst margin and no token beyond, or a smaller margin and as many tokens beyond
+    as honest samples of `longest` tokens practically never have: whichever notices more of the
+    cheats' samples, whose margins are given.
+    """
+    worst = float(honest.max(initial=0))
+    best = SamplerLimits(margin=max(floors.margin, 2 * worst), max_outside_per_sample=0)
+    noticed = _noticed(best, cheats)
+    for halvings in range(1, _MOST_HALVINGS):
+        margin = worst / 2**halvings
+        outside = _outside(honest, margin, longest)
+        limits = SamplerLimits(margin=margin, max_outside_per_sample=outside)
+        if (found := _noticed(limits, cheats)) > noticed:
+            best, noticed = limits, found
+    return best
+
+
+def _outside(honest: Margins, margin: float, longest: int) -> int:
+    """Return the tokens beyond a margin that an honest sample exceeds with probability < 1e-7."""
+    _, rate = wilson(int((honest > margin).sum()), len(honest))
+    rate = min(1.0, _RATE_HEADROOM * rate)
+    return next(
+        (n for n in range(longest) if at_least(longest, rate, n + 1) < _FALSE_STRIKE), longest
+    )
+
+
+def _noticed(limits: SamplerLimits, cheats: Sequence[Margins]) -> int:
+    outside = [int((margins > limits.margin).sum()) for margins in cheats]
+    return sum(count > limits.max_outside_per_sample for count in outside)
+
+
+def history_limits(
+    strains: Iterable[float], losses: Iterable[float], leans: Iterable[float]
+) -> HistoryLimits:
+    """Return the limits of the sequential test from the mean strains and losses of honest ways, and
+    how their choices lean to EOS: twice the worst, and at least what other machines may differ by.
+    """
+
+    def limit(least: float, seen: Iterable[float]) -> float:
+        return min(_MOST_SHARE, max(least, 2 * max(seen, default=0.0)))
+
+    return HistoryLimits(
+        honest_strain=limit(_LEAST_STRAIN, strains),
+        honest_loss=limit(_LEAST_LOSS, losses),
+        honest_lean=limit(_LEAST_LEAN, leans),
+    )
+
+
+def fraud_strikes(honest_samples: int, recipe: Recipe) -> int:
+    """Return the strikes that an honest submission collects with probability below 1e-6.
+
+    None of the honest samples failed, which bounds the true rate with 95 % confidence. At least 2:
+    no single sample makes Fraud.
+    """
+    size = submission_size(recipe)
+    rate = rate_bound(honest_samples)
+    for strikes in range(2, size + 1):
+        if at_least(size, rate, strikes) < _FALSE_FRAUD:
+            return strikes
+    raise EngineError(
+        f"{honest_samples} honest samples cannot bound the errors of a submission of {size}",
+        hint="measure more samples",
+    )
+
+
+def submission_size(recipe: Recipe) -> int:
+    """Return the samples of a whole submission."""
+    return recipe.sampling.problems_per_submission * recipe.sampling.samples_per_problem
+
+
+def detection(row: Measurement, size: int, strikes: int = 1) -> tuple[float, float]:
+    """Return the 95 % interval of the probability that a submission of `size` such samples collects
+    `strikes`: 1 for Rejected, more for Fraud.
+    """
+    low, high = wilson(row.trials - row.accepted, row.trials)
+    return at_least(size, low, strikes), at_least(size, high, strikes)
+
+
+def require_no_forger(measured: Iterable[Measurement]) -> None:
+    """Raise EngineError, with the reason, when a forger that computed nothing was accepted."""
+    for row in measured:
+        if row.kind == "nothing" and row.accepted:
+            raise EngineError(
+                f"the forger {row.name!r} passes {row.accepted} of {row.trials} {row.judged}s, so "
+                "proofs of this model prove nothing",
+                hint="use a number format or engine with smaller errors, more tokens per chunk, "
+                "or more values per proof",
+            )
+
+
+def require_separated(measured: Iterable[Measurement], recipe: Recipe) -> None:
+    """Raise EngineError when honest work and that of a cheat which saves most of it overlap."""
+    size = submission_size(recipe)
+    for row in measured:
+        low, _ = detection(row, size)
+        if row.kind == "cheap" and low < DETECTED:
+            raise EngineError(
+                f"the cheat {row.name!r} passes as honest: {row.accepted} of {row.trials} samples, "
+                f"so only {low:.0%} or more of its submissions of {size} are sure to be noticed",
+                hint="use a number format or engine with smaller errors, or larger submissions",
+            )
+
+
+class Figures(TypedDict, total=False):
+    """A table row's errors, as `Measurement` names them."""
+
+    exponent_mismatches: float
+    sign_mismatches: float
+    mantissa_error_mean: float
+    mantissa_error_median: float
+    decoy_matches: float
+
+
+def worst_of(results: Sequence[ChunkResult], *, honest: bool) -> Figures:
+    """Return the worst errors of honest chunks, the best of forged ones; none without chunks."""
+    if not results:
+        return {}
+    pick = max if honest else min
+    return {
+        "exponent_mismatches": pick(r.exponent_mismatches / r.points for r in results),
+        "sign_mismatches": pick(r.sign_mismatches / r.points for r in results),
+        "mantissa_error_mean": min(_MANTISSA_MAX, pick(r.mantissa_error_mean for r in results)),
+        "mantissa_error_median": min(_MANTISSA_MAX, pick(r.mantissa_error_median for r in results)),
+        "decoy_matches": pick(r.decoy_matches / DECOYS for r in results),
+    }

@@ -1,0 +1,146 @@
+"""A policy folder, in memory: `config.json`, tokenizer files and `*.safetensors`.
+
+Loads any Hugging Face causal language model, and swaps the weights in place when only they changed
+since the last version, which is what every training step does. Never unpickles, never runs code
+from the folder, never reaches for the network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from muster.protocol.errors import EngineError
+
+# While transformers builds a model it changes defaults of the whole process, so that another one
+# that is built at that moment misses tied weights.
+_BUILDING = threading.Lock()
+_WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".peft")
+
+
+@dataclass(slots=True)
+class LoadedPolicy:
+    """A model that computes and what its folder says about it."""
+
+    model: Any
+    """The transformers model, in evaluation mode."""
+    tokenizer: Any
+    """Its tokenizer."""
+    eos_token_ids: frozenset[int]
+    """Ids that end a completion: the configuration's, the generation settings', the tokenizer's."""
+    fingerprint: dict[str, str]
+    """SHA-256 of every file but the weights."""
+
+
+def load_folder(folder: Path, *, dtype: torch.dtype, device: str) -> LoadedPolicy:
+    """Return the model of a folder; raises EngineError when any weight is missing or left over."""
+    transformers_logging.disable_progress_bar()
+    try:
+        with _BUILDING:
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, MemoryError, SafetensorError) as error:
+        raise EngineError(
+            f"policy folder {folder} does not load: {error}",
+            hint="it needs config.json, *.safetensors and the tokenizer's files",
+        ) from error
+    _require_complete(folder, report)
+    require_supported(model)
+    model.to(device).eval().requires_grad_(False)
+    eos = eos_token_ids(model.config.get_text_config(), model.generation_config, tokenizer)
+    return LoadedPolicy(model, tokenizer, eos, fingerprint(folder))
+
+
+def fingerprint(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file of a policy folder except weights, index and adapter."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+        if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES)
+    }
+
+
+def swap_weights(model: Any, folder: Path) -> bool:
+    """Overwrite the model's weights with the folder's; return whether that was possible.
+
+    It is when the files name every parameter exactly once (tied ones under either name) with its
+    shape; otherwise nothing is touched. Raises EngineError when the files cannot be read, after
+    which the model may hold a mixture.
+    """
+    parameters: Mapping[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    try:
+        with ExitStack() as stack:
+            files = [
+                stack.enter_context(safe_open(path, framework="pt"))
+                for path in sorted(folder.glob("*.safetensors"))
+            ]
+            located = [(name, file) for file in files for name in file.keys()]  # noqa: SIM118
+            shapes = [(name, tuple(file.get_slice(name).get_shape())) for name, file in located]
+            if not _covers(parameters, shapes):
+                return False
+            with torch.no_grad():
+                for name, file in located:
+                    parameters[name].copy_(file.get_tensor(name))
+    except (OSError, SafetensorError, RuntimeError, MemoryError) as error:
+        raise EngineError(f"weights in {folder} do not load: {error}") from error
+    return True
+
+
+def _covers(
+    parameters: Mapping[str, torch.Tensor], shapes: list[tuple[str, tuple[int, ...]]]
+) -> bool:
+    if any(n not in parameters or parameters[n].shape != shape for n, shape in shapes):
+        return False
+    named = [id(parameters[name]) for name, _ in shapes]
+    return len(named) == len(set(named)) and set(named) == {id(p) for p in parameters.values()}
+
+
+def _require_complete(folder: Path, report: Mapping[str, Any]) -> None:
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report.get(problem):
+            names = ", ".join(sorted(map(str, report[problem]))[:3])
+            raise EngineError(
+                f"weights in {folder} have {problem.replace('_', ' ')}: {names}",
+                hint="the weights belong to another configuration",
+            )
+
+
+def require_supported(model: Any) -> None:
+    """Raise EngineError unless a model has a head that can be asked for some positions only."""
+    accepts = inspect.signature(model.forward).parameters
+    if model.get_output_embeddings() is None or "logits_to_keep" not in accepts:
+        raise EngineError(f"{type(model).__name__} is not a causal language model with a head")
+
+
+def eos_token_ids(config: Any, generation: Any, tokenizer: Any) -> frozenset[int]:
+    """Return the ids that end a completion, by a text configuration, the generation settings (None
+    for none) and a tokenizer.
+    """
+    found: set[int] = set()
+    for value in (
+        getattr(config, "eos_token_id", None),
+        getattr(generation, "eos_token_id", None),
+        tokenizer.eos_token_id,
+    ):
+        found.update([value] if isinstance(value, int) else value or [])
+    return frozenset(found)

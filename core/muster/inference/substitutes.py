@@ -1,0 +1,213 @@
+"""What a cheat may run instead of the policy, as changes that a `with` block makes and takes back.
+
+Each stands for a way to save work or to skip an update: other weights (noise, quantised, trained
+further), fewer layers, a rounded key-value cache, a filtered distribution. Works on any
+transformers model; a change that does nothing on an architecture shows as a divergence of zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+Substitution = Callable[[Any, int], AbstractContextManager[None]]
+"""Called with a model and a seed; the model computes something else inside the block."""
+
+WeightChange = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
+"""Returns what a cheat runs instead of a weight tensor."""
+
+_FP8_LARGEST = 448.0
+_TRAINING_BATCH = 16
+
+
+def weights(change: WeightChange) -> Substitution:
+    """Every weight tensor changed."""
+
+    @contextmanager
+    def substitution(model: Any, seed: int) -> Iterator[None]:
+        random = torch.Generator().manual_seed(seed)
+        own = [(weight, weight.detach().clone()) for weight in model.parameters()]
+        try:
+            with torch.no_grad():
+                for weight, kept in own:
+                    weight.copy_(change(kept, random))
+            yield
+        finally:
+            with torch.no_grad():
+                for weight, kept in own:
+                    weight.copy_(kept)
+
+    return substitution
+
+
+def noise(scale: float) -> Substitution:
+    """Gaussian noise on every weight tensor, relative to the tensor's own spread."""
+
+    def change(weight: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+        drawn = torch.randn(weight.shape, generator=random).to(weight)
+        return weight + scale * weight.std(correction=0) * drawn
+
+    return weights(change)
+
+
+def quantised(bits: int) -> Substitution:
+    """Weights rounded to signed integers of `bits` bits, one scale per output row."""
+    return weights(lambda weight, _: weight if weight.dim() < 2 else _rounded(weight, bits))
+
+
+def eight_bit_floats(model: Any, seed: int) -> AbstractContextManager[None]:
+    """Weights rounded to fp8 (e4m3), one scale per output row."""
+
+    def change(weight: torch.Tensor, _random: torch.Generator) -> torch.Tensor:
+        if weight.dim() < 2:
+            return weight
+        scale = weight.abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) / _FP8_LARGEST
+        return (weight / scale).to(torch.float8_e4m3fn).to(weight.dtype) * scale
+
+    return weights(change)(model, seed)
+
+
+def shuffled(model: Any, seed: int) -> AbstractContextManager[None]:
+    """Another model of the same make: the entries of every tensor in another order."""
+
+    def change(weight: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+        order = torch.randperm(weight.numel(), generator=random).to(weight.device)
+        return weight.flatten()[order].view_as(weight)
+
+    return weights(change)(model, seed)
+
+
+def trained(samples: Sequence[Sequence[int]], steps: int, learning_rate: float) -> Substitution:
+    """A neighbour version: optimiser steps of a policy gradient with random advantages.
+
+    Adam on a float32 copy, rounded to the model's format, as a trainer publishes; samples are
+    prompt and completion in one, of one length or longer.
+    """
+
+    @contextmanager
+    def substitution(model: Any, seed: int) -> Iterator[None]:
+        moved = _train(model, samples, steps, learning_rate, seed)
+        order = iter(moved)
+        with weights(lambda _kept, _random: next(order))(model, seed):
+            yield
+
+    return substitution
+
+
+@contextmanager
+def first_layers(model: Any, _seed: int) -> Iterator[None]:
+    """A model four times smaller: only the first quarter of the layers runs."""
+    config = model.config.get_text_config()
+    own = config.num_hidden_layers
+    config.num_hidden_layers = max(1, own // 4)
+    try:
+        yield
+    finally:
+        config.num_hidden_layers = own
+
+
+def rounded_cache(bits: int) -> Substitution:
+    """Keys and values rounded to integers of `bits` bits, one scale per token."""
+
+    @contextmanager
+    def substitution(model: Any, _seed: int) -> Iterator[None]:
+        hooks = [
+            module.register_forward_hook(lambda _module, _inputs, output: _rounded(output, bits))
+            for name, module in model.named_modules()
+            if name.endswith(("k_proj", "v_proj"))
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    return substitution
+
+
+def without_unlikely(share: float) -> Substitution:
+    """Tokens less likely than `share` are never chosen."""
+
+    @contextmanager
+    def substitution(model: Any, _seed: int) -> Iterator[None]:
+        def filtered(_module: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+            is_unlikely = logits.float().softmax(dim=-1) < share
+            # The likeliest stays even where all are unlikely.
+            is_unlikely.scatter_(-1, logits.argmax(dim=-1, keepdim=True), False)
+            return logits.masked_fill(is_unlikely, torch.finfo(logits.dtype).min)
+
+        hook = model.get_output_embeddings().register_forward_hook(filtered)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    return substitution
+
+
+def both(first: Substitution, second: Substitution) -> Substitution:
+    """Two substitutions at once."""
+
+    @contextmanager
+    def substitution(model: Any, seed: int) -> Iterator[None]:
+        with first(model, seed), second(model, seed):
+            yield
+
+    return substitution
+
+
+def _rounded(tensor: torch.Tensor, bits: int) -> torch.Tensor:
+    scale = tensor.abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) / (2 ** (bits - 1) - 1)
+    rounded: torch.Tensor = (tensor / scale).round() * scale
+    return rounded
+
+
+def _train(
+    model: Any, samples: Sequence[Sequence[int]], steps: int, learning_rate: float, seed: int
+) -> list[torch.Tensor]:
+    """Return the weights after the steps; the model keeps its own."""
+    random = torch.Generator().manual_seed(seed)
+    live = list(model.parameters())
+    own = [weight.detach().clone() for weight in live]
+    master = [kept.float().clone().requires_grad_() for kept in own]
+    optimizer = torch.optim.Adam(master, lr=learning_rate)
+    shortest = min(len(sample) for sample in samples)
+    tokens = torch.tensor([list(sample[:shortest]) for sample in samples], device=live[0].device)
+    try:
+        for weight in live:
+            weight.requires_grad_(True)
+        for _ in range(steps):
+            rows = torch.randint(len(tokens), (_TRAINING_BATCH,), generator=random)
+            advantages = torch.randint(0, 2, (_TRAINING_BATCH,), generator=random) * 2.0 - 1
+            _descend(model, live, master, optimizer, tokens[rows], advantages)
+    finally:
+        with torch.no_grad():
+            for weight, kept in zip(live, own, strict=True):
+                weight.requires_grad_(False)
+                weight.copy_(kept)
+                weight.grad = None
+    return [weight.detach() for weight in master]
+
+
+def _descend(
+    model: Any,
+    live: list[torch.Tensor],
+    master: list[torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    tokens_BT: torch.Tensor,
+    advantages_B: torch.Tensor,
+) -> None:
+    logits = model(input_ids=tokens_BT[:, :-1], use_cache=False).logits.float()
+    logprobs = logits.log_softmax(dim=-1).gather(-1, tokens_BT[:, 1:, None])[..., 0]
+    loss = -(advantages_B.to(logprobs)[:, None] * logprobs).mean()
+    loss.backward()
+    for weight, copy in zip(live, master, strict=True):
+        copy.grad = None if weight.grad is None else weight.grad.float()
+        weight.grad = None
+    optimizer.step()
+    with torch.no_grad():
+        for weight, copy in zip(live, master, strict=True):
+            weight.copy_(copy)

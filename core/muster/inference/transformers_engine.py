@@ -1,0 +1,229 @@
+"""The engine on Hugging Face transformers: any causal language model, a decode loop of its own.
+
+Owns the loaded policy and what a pass may hold. `muster.inference.decode_loop` generates, on
+`muster.inference.lean_rows` where the architecture is known there, through the model's own forward
+pass otherwise. Axes: R rows, L width, T completion tokens, H hidden units, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import psutil
+import torch
+
+from muster.inference import decode_loop
+from muster.inference.decode_loop import DecodingRows
+from muster.inference.engine import Completion, Prefill, Request, require_fits, require_samplable
+from muster.inference.forward import (
+    Forward,
+    Tokens,
+    WholeBatch,
+    pad_right,
+    plan_prefill,
+    to_patterns,
+)
+from muster.inference.lean_model import LeanModel
+from muster.inference.lean_rows import LeanRows, lean_model
+from muster.inference.policy_files import LoadedPolicy, fingerprint, load_folder, swap_weights
+from muster.inference.sampler import Sampler
+from muster.protocol.errors import EngineError, ProofError
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.recipe import ProofRecipe
+
+logger = logging.getLogger(__name__)
+
+_LOGITS_PER_BATCH = 1 << 26
+"""Logits that one prefill batch may hold: 256 MiB."""
+
+_CPU_TOKENS = 1 << 11
+"""Tokens of one prefill batch on a CPU: beyond, activations leave its caches, and a fifth more time
+is spent (width 256)."""
+
+_DEVICE_TOKENS = 1 << 16
+"""Tokens of one prefill batch on an accelerator: bounds its activations."""
+
+
+class TransformersEngine:
+    """InferenceEngine on transformers; see `muster.inference.engine` for the contract.
+
+    `threads` sets torch's thread count for the whole process; `max_rows` bounds the samples of one
+    forward pass, `cache_bytes` the keys and values of a lean decode (half of what memory is free by
+    default): both leave room for one sample at least. Samples beyond them wait for others to end.
+    Without `lean`, every architecture is decoded through its own forward pass.
+    """
+
+    def __init__(
+        self,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        *,
+        threads: int = 1,
+        device: str = "cpu",
+        max_rows: int = 256,
+        cache_bytes: int | None = None,
+        lean: bool = True,
+    ) -> None:
+        self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+        self._device = device
+        self.max_rows = max_rows
+        self.dtype = dtype
+        self.lean = lean
+        self._cache_bytes = cache_bytes
+        self._policy: LoadedPolicy | None = None
+        self._forward: Forward | None = None
+        self._lean: LeanModel | None = None
+        self._version: PolicyVersion | None = None
+        # Weights must not change under a running generation, or its proofs would be a forger's.
+        self._lock = threading.Lock()
+        torch.set_num_threads(threads)
+
+    @property
+    def policy_version(self) -> PolicyVersion | None:
+        """The loaded policy; None before the first and after a failed load."""
+        return self._version
+
+    @property
+    def model(self) -> Any:
+        """The transformers model; calibration perturbs its weights."""
+        return self._loaded()[0].model
+
+    @property
+    def forward(self) -> Forward:
+        """The model's forward pass; calibration feeds it in other ways."""
+        return self._loaded()[1]
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of a hidden state."""
+        return self._loaded()[1].hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Logits per position; token ids are below it."""
+        return self._loaded()[1].vocab_size
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end a completion."""
+        return self._loaded()[0].eos_token_ids
+
+    def load_policy(self, folder: Path, version: PolicyVersion) -> None:
+        """Load a policy folder, in place when only weights differ from the loaded policy's."""
+        if not folder.is_dir():
+            raise EngineError(f"no policy folder at {folder}")
+        with self._lock:
+            # Until the new one is complete there is none: a mixture must never generate.
+            self._version = None
+            in_place = (
+                self._policy is not None
+                and self._policy.fingerprint == fingerprint(folder)
+                and swap_weights(self._policy.model, folder)
+            )
+            if not in_place:
+                self._policy = load_folder(folder, dtype=self._dtype, device=self._device)
+                self._forward = Forward(self._policy.model)
+                self._lean = lean_model(self._policy.model, self._forward)
+            self._version = version
+        logger.info("policy loaded", extra={"policy_version": version, "in_place": in_place})
+
+    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a prompt, with what the tokenizer puts around one, or of text
+        within a sequence, without.
+        """
+        return tuple(self._loaded()[0].tokenizer.encode(text, add_special_tokens=is_start))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of a completion without EOS and special tokens."""
+        policy, _ = self._loaded()
+        text: str = policy.tokenizer.decode(
+            [token for token in tokens if token not in policy.eos_token_ids],
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+        return text
+
+    def generate(self, requests: Sequence[Request], *, proof: ProofRecipe) -> list[Completion]:
+        """Return the completions in the order asked."""
+        with self._computing() as (policy, forward):
+            for request in requests:
+                require_samplable(request)
+                self._require_fits(request.prompt_tokens, request.max_new_tokens)
+            if not requests:
+                return []
+            sampler = Sampler(requests, forward.vocab_size, forward.device)
+            is_eos_V = np.isin(np.arange(forward.vocab_size), sorted(policy.eos_token_ids))
+            return decode_loop.generate(
+                self._rows_for(requests), requests, sampler, eos=is_eos_V, proof=proof
+            )
+
+    def prefill(self, samples: Sequence[tuple[Tokens, Tokens]]) -> list[Prefill]:
+        """Return per sample the hidden states and logits that predict its completion tokens."""
+        with self._computing() as (_, forward):
+            for prompt, completion in samples:
+                self._require_fits(prompt, len(completion), completion)
+            made: dict[int, Prefill] = {}
+            tokens = _CPU_TOKENS if forward.device.type == "cpu" else _DEVICE_TOKENS
+            logit_rows = _LOGITS_PER_BATCH // forward.vocab_size
+            for batch in plan_prefill(samples, self.max_rows, tokens, logit_rows):
+                prefills = _prefill_batch(forward, [samples[i] for i in batch])
+                made.update(zip(batch, prefills, strict=True))
+        return [made[i] for i in range(len(samples))]
+
+    def _loaded(self) -> tuple[LoadedPolicy, Forward]:
+        if self._policy is None or self._forward is None or self._version is None:
+            raise EngineError("no policy is loaded", hint="call load_policy first")
+        return self._policy, self._forward
+
+    def _rows_for(self, requests: Sequence[Request]) -> DecodingRows:
+        _, forward = self._loaded()
+        if self._lean is None or not self.lean or not self._lean.is_intact():
+            return WholeBatch(forward, self.max_rows, max(r.max_new_tokens for r in requests))
+        longest = max(len(r.prompt_tokens) + r.max_new_tokens for r in requests)
+        cache_bytes = self._cache_bytes or _free_bytes(forward.device) // 2
+        fitting = max(1, cache_bytes // (longest * self._lean.bytes_per_token))
+        return LeanRows(self._lean, min(self.max_rows, len(requests), fitting), longest)
+
+    @contextmanager
+    def _computing(self) -> Iterator[tuple[LoadedPolicy, Forward]]:
+        with self._lock, torch.inference_mode():
+            policy, forward = self._loaded()
+            try:
+                yield policy, forward
+            except ProofError as error:
+                raise EngineError(f"the policy computes nonsense: {error}") from error
+            except EngineError:
+                raise
+            except (RuntimeError, MemoryError) as error:
+                raise EngineError(f"inference failed: {error}") from error
+
+    def _require_fits(self, prompt: Tokens, new_tokens: int, completion: Tokens = ()) -> None:
+        policy, forward = self._loaded()
+        context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+        require_fits(prompt, new_tokens, completion, vocab_size=forward.vocab_size, context=context)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return int(psutil.virtual_memory().available)
+
+
+def _prefill_batch(forward: Forward, samples: Sequence[tuple[Tokens, Tokens]]) -> list[Prefill]:
+    # Padding follows the tokens, where causal attention never looks, so no mask is needed.
+    tokens_RL = pad_right([(*prompt, *completion[:-1]) for prompt, completion in samples])
+    first = min(len(prompt) for prompt, _ in samples) - 1
+    window = torch.arange(first, tokens_RL.shape[1], device=forward.device)
+    hidden, logits = forward(tokens_RL, keep=window)
+    patterns, scores = to_patterns(hidden), logits.cpu().numpy()
+    prefills = []
+    for row, (prompt, completion) in enumerate(samples):
+        start = len(prompt) - 1 - first
+        kept = slice(start, start + len(completion))
+        prefills.append(Prefill(patterns[row, kept], scores[row, kept]))
+    return prefills

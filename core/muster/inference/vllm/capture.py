@@ -1,0 +1,200 @@
+"""Hidden states out of vLLM's model runner: a worker extension.
+
+vLLM mixes `HiddenStates` into its worker class; its methods are what `LLM.collective_rpc` calls.
+Everything here rests on names private to one version of vLLM, which is why that is pinned
+(`muster.inference.vllm.process`).
+
+Generation takes the very rows whose logits tokens are chosen from, one per token, whatever the
+scheduler did: a prompt prefilled in parts or found in the prefix cache, a batch that changes at
+every step, a request preempted and computed again. A prefill takes rows by position. Axes: R
+requests of a step, N tokens of a step, H hidden units, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from muster.inference.forward import to_patterns, to_rows
+from muster.protocol.errors import ProofError
+from muster.toploc import IncrementalBuilder
+
+
+class HiddenStates:
+    """Extension of vLLM's worker."""
+
+    muster_capture: Any = None
+    """What takes rows now, by `see` after every step until `close`: ChosenRows or PromptRows."""
+    model_runner: Any
+    """The worker's own."""
+
+    def muster_watch(self) -> None:
+        """Look at every step from now on."""
+        runner = self.model_runner
+        execute: Callable[..., Any] = runner.execute_model
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            output = execute(*args, **kwargs)
+            # None after a step without tokens.
+            if runner.execute_model_state is not None and self.muster_capture is not None:
+                self.muster_capture.see(runner, runner.execute_model_state)
+            return output
+
+        runner.execute_model = watched
+
+    def muster_repack(self) -> None:
+        """Make heads multiply by the weights they share with the embeddings, after a reload.
+
+        On a CPU vLLM multiplies by a packed copy, and `reload_weights` packs anew what it loaded:
+        not a head whose weights are the embeddings', which would go on with the former policy's.
+        """
+        for layer in self.model_runner.get_model().modules():
+            # Layers whose weights are loaded for themselves keep the packed copy only.
+            if hasattr(layer, "cpu_linear") and layer.weight.numel():
+                layer.quant_method.process_weights_after_loading(layer)
+
+    def muster_prove(self, chunk_tokens: int, topk: int) -> None:
+        """Build proofs of what is generated from now on."""
+        self.muster_capture = ChosenRows(chunk_tokens, topk)
+
+    def muster_take(self, requests: list[str]) -> list[tuple[int, list[bytes]]]:
+        """Return the number of rows and the proofs of ended requests; raises ProofError."""
+        return self.muster_capture.take(requests)  # type: ignore[no-any-return]
+
+    def muster_prefill(self, spans: dict[str, tuple[int, int]]) -> None:
+        """Keep rows of requests from now on: from one position up to, not including, another."""
+        self.muster_capture = PromptRows(spans)
+
+    def muster_rows(
+        self, request: str, start: int, stop: int
+    ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.float32]]:
+        """Return hidden states and logits of some kept rows."""
+        with torch.inference_mode():
+            hidden_NH = self.muster_capture.rows(request)[start:stop]
+            logits_NV = self.model_runner.model.compute_logits(hidden_NH)
+        return to_patterns(hidden_NH), logits_NV.float().cpu().numpy()
+
+    def muster_drop(self, request: str) -> None:
+        """Forget a request's rows."""
+        self.muster_capture.drop(request)
+
+    def muster_rest(self) -> None:
+        """Take no rows until told otherwise."""
+        if self.muster_capture is not None:
+            self.muster_capture.close()
+            self.muster_capture = None
+
+
+class ChosenRows:
+    """Proofs of the rows that tokens are chosen from."""
+
+    def __init__(self, chunk_tokens: int, topk: int) -> None:
+        self._builder = IncrementalBuilder(chunk_tokens=chunk_tokens, topk=topk)
+        self._slots: dict[str, int] = {}
+        self._rows: list[int] = []
+        self._free: list[int] = []
+        self._failure: ProofError | None = None
+
+    def see(self, runner: Any, state: Any) -> None:
+        """Take one row of every request whose token of this step is kept."""
+        batch = runner.input_batch
+        requests = batch.req_ids
+        # Logits of a part of a prompt are computed, and their token thrown away.
+        is_part_R = runner.discard_request_mask.np[: len(requests)]
+        rows_RH = state.sample_hidden_states
+        if len(rows_RH) != len(requests):
+            raise RuntimeError(f"{len(rows_RH)} rows for {len(requests)} requests")
+        if is_part_R.any():
+            kept = np.flatnonzero(~is_part_R)
+            requests = [requests[i] for i in kept]
+            rows_RH = rows_RH[torch.from_numpy(kept).to(rows_RH.device)]
+        self.add(requests, rows_RH)
+
+    def add(self, requests: Sequence[str], rows_RH: torch.Tensor) -> None:
+        """Take one more row of each of some requests."""
+        if self._failure is not None or not requests:
+            return
+        slots_R = np.array([self._slot(request) for request in requests])
+        try:
+            self._builder.add(slots_R, to_rows(rows_RH))
+        except ProofError as error:
+            # Raised here it would leave vLLM in the middle of a step.
+            self._failure = error
+
+    def take(self, requests: Sequence[str]) -> list[tuple[int, list[bytes]]]:
+        """Return the number of rows and the proofs of ended requests, and forget them."""
+        if self._failure is not None:
+            raise self._failure
+        slots = [self._slots.pop(request) for request in requests]
+        self._builder.end(np.array(slots))
+        taken = [(self._rows[slot], self._builder.take(slot)) for slot in slots]
+        self._free += slots
+        return taken
+
+    def close(self) -> None:
+        """End the builder's thread."""
+        self._builder.close()
+
+    def _slot(self, request: str) -> int:
+        """Return a request's place in the builder, after counting one more row in."""
+        slot = self._slots.get(request)
+        if slot is None:
+            slot = self._free.pop() if self._free else len(self._rows)
+            self._slots[request] = slot
+            self._rows[slot : slot + 1] = [0]
+        self._rows[slot] += 1
+        return slot
+
+
+class PromptRows:
+    """Rows of prompts, by position."""
+
+    def __init__(self, spans: Mapping[str, tuple[int, int]]) -> None:
+        self._spans = dict(spans)
+        self._parts: dict[str, list[torch.Tensor]] = {request: [] for request in spans}
+
+    def see(self, runner: Any, state: Any) -> None:
+        """Take the rows of this step that are wanted and not there yet."""
+        batch, counts = runner.input_batch, state.scheduler_output.num_scheduled_tokens
+        row = 0
+        for place, request in enumerate(batch.req_ids):
+            computed = int(batch.num_computed_tokens_cpu[place])
+            self.add(request, computed, state.hidden_states[row : row + counts[request]])
+            row += counts[request]
+
+    def add(self, request: str, position: int, rows_NH: torch.Tensor) -> None:
+        """Take what is wanted of some rows of a request, the first of which is at a position."""
+        if request not in self._spans:
+            return
+        first, end = self._spans[request]
+        parts = self._parts[request]
+        # After a preemption the same positions come again; the first rows are as good.
+        wanted = first + sum(map(len, parts))
+        end = min(end, position + len(rows_NH))
+        if position <= wanted < end:
+            # vLLM writes the next step into the same memory.
+            parts.append(rows_NH[wanted - position : end - position].clone())
+
+    def rows(self, request: str) -> torch.Tensor:
+        """Return all rows of a request; raises RuntimeError when some are missing."""
+        parts, (first, end) = self._parts[request], self._spans[request]
+        if sum(map(len, parts)) != end - first:
+            raise RuntimeError(
+                f"{sum(map(len, parts))} of {end - first} rows of a prompt were seen"
+            )
+        if len(parts) > 1:
+            parts[:] = [torch.cat(parts)]
+        return parts[0]
+
+    def drop(self, request: str) -> None:
+        """Forget a request's rows."""
+        del self._parts[request], self._spans[request]
+
+    def close(self) -> None:
+        """Drop everything."""
+        self._parts.clear()
+        self._spans.clear()

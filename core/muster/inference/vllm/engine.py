@@ -1,0 +1,343 @@
+"""The engine on vLLM, for whom uses it: an InferenceEngine whose work is done by another process.
+
+Owns which policy is loaded, and what happens when the process fails: it is started again, given the
+policy again, and asked again for what is missing; nobody outside notices but by the time it takes.
+Axes: T completion tokens, H hidden units, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from muster.inference.engine import Completion, Prefill, Request, require_fits, require_samplable
+from muster.inference.vllm import frames
+from muster.inference.vllm.frames import ChannelBroken, Facts, Frame, Tokens
+from muster.inference.vllm.process import (
+    CHILD,
+    END_S,
+    EngineProcess,
+    ProcessLost,
+    find_python,
+    process_environment,
+)
+from muster.protocol.errors import EngineError
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.recipe import ProofRecipe
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the process may take, and how often it may fail."""
+
+    open_s: float = 1800.0
+    """Seconds to import vLLM and open a policy: on a GPU tens of gigabytes, kernels compiled."""
+    silence_s: float = 300.0
+    """Seconds between two signs of life in an answer: one step of the largest batch."""
+    restarts: int = 3
+    """Failures in a row after which a question is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """The policy that the process holds, or will as soon as it runs again."""
+
+    version: PolicyVersion
+    folder: Path
+    facts: Facts
+    files: list[tuple[str, int, int]]
+    """Name, size and time of change of every file: a restart must find the same ones."""
+
+
+class VllmEngine:
+    """InferenceEngine on vLLM; see `muster.inference.engine` for the contract.
+
+    Starts its process with the first policy. Raises EngineError at once when there is no
+    environment with vLLM. `threads` are the process's; `max_rows` bounds the samples that run at a
+    time, `batch_tokens` the tokens of one step, `cache_bytes` keys and values (None to choose).
+    `child` is what `python` runs.
+    """
+
+    def __init__(
+        self,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        *,
+        threads: int = 1,
+        device: str = "cpu",
+        max_rows: int = 256,
+        batch_tokens: int = 2048,
+        cache_bytes: int | None = None,
+        python: Path | None = None,
+        child: Path = CHILD,
+        patience: Patience = Patience(),
+    ) -> None:
+        self.dtype = dtype
+        self._options = {
+            "dtype": dtype,
+            "device": device,
+            "max_rows": max_rows,
+            "batch_tokens": batch_tokens,
+            "cache_bytes": cache_bytes,
+        }
+        self._patience = patience
+        environ = process_environment(threads=threads, device=device)
+        self._current = _CurrentProcess(python or find_python(), environ, child)
+        # No process outlives the engine: collected, closed or left at the interpreter's end.
+        self._finalizer = weakref.finalize(self, self._current.drop)
+        self._loaded: _Loaded | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def policy_version(self) -> PolicyVersion | None:
+        """The loaded policy; None before the first and after a failed load."""
+        loaded = self._loaded
+        return loaded.version if loaded else None
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of a hidden state."""
+        return self._facts().hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Logits per position; token ids are below it."""
+        return self._facts().vocab_size
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end a completion."""
+        return self._facts().eos_token_ids
+
+    @property
+    def pid(self) -> int | None:
+        """The id of vLLM's process, if one runs."""
+        return self._current.process.pid if self._current.process else None
+
+    def close(self) -> None:
+        """End the process; the engine starts another when it is used again."""
+        with self._lock:
+            self._current.drop()
+
+    def load_policy(self, folder: Path, version: PolicyVersion) -> None:
+        """Load a policy folder, in place when only weights differ from the loaded policy's."""
+        if not folder.is_dir():
+            raise EngineError(f"no policy folder at {folder}")
+        with self._lock:
+            # Until the new one is complete there is none: a mixture must never generate.
+            self._loaded = None
+            folder = folder.resolve()
+            files = _files(folder)
+            done = self._retrying(lambda: self._open(folder))
+            self._loaded = _Loaded(version, folder, Facts.from_header(done.header), files)
+        in_place = bool(done.header.get("in_place"))
+        logger.info("policy loaded", extra={"policy_version": version, "in_place": in_place})
+
+    def generate(self, requests: Sequence[Request], *, proof: ProofRecipe) -> list[Completion]:
+        """Return the completions in the order asked."""
+        with self._lock:
+            facts = self._facts()
+            for request in requests:
+                require_samplable(request)
+                _require_fits(facts, request.prompt_tokens, request.max_new_tokens)
+            made: dict[int, Completion] = {}
+            if requests:
+                self._retrying(lambda: self._generate(requests, proof, made))
+        return [made[i] for i in range(len(requests))]
+
+    def prefill(self, samples: Sequence[tuple[Tokens, Tokens]]) -> list[Prefill]:
+        """Return per sample the hidden states and logits that predict its completion tokens."""
+        with self._lock:
+            facts = self._facts()
+            for prompt, completion in samples:
+                _require_fits(facts, prompt, len(completion), completion)
+            made: list[Prefill] = []
+            for part in frames.parts([len(p) + len(c) for p, c in samples]):
+                made += self._retrying(partial(self._prefill, samples[part], facts))
+        return made
+
+    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a prompt, with what the tokenizer puts around one, or of text
+        within a sequence, without.
+        """
+        header = {"kind": "encode", "is_start": is_start}
+        question = Frame(header, text.encode(errors="surrogatepass"))
+        with self._lock:
+            self._facts()
+            done = self._retrying(lambda: self._ask(question))
+        return tuple(map(int, done.header["tokens"]))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of a completion without EOS and special tokens."""
+        question = Frame({"kind": "decode"}, frames.pack([tokens]))
+        with self._lock:
+            self._facts()
+            done = self._retrying(lambda: self._ask(question))
+        return done.body.decode(errors="surrogatepass")
+
+    # What one process is asked; raises ProcessLost.
+
+    def _open(self, folder: Path) -> Frame:
+        question = Frame({"kind": "open", "folder": str(folder), "options": self._options})
+        try:
+            done = self._last(question, self._patience.open_s)
+            if done.header.get("other"):
+                self._current.drop()
+                done = self._last(question, self._patience.open_s)
+        except EngineError:
+            if not self._current.has_policy:
+                # Half a model may be left in it. One whose weights were not touched can go on.
+                self._current.drop()
+            raise
+        self._current.has_policy = True
+        return done
+
+    def _ask(self, question: Frame) -> Frame:
+        self._hold()
+        return self._last(question, self._patience.silence_s)
+
+    def _generate(
+        self, requests: Sequence[Request], proof: ProofRecipe, made: dict[int, Completion]
+    ) -> None:
+        """Add the completions that `made` lacks to it."""
+        self._hold()
+        places = [place for place in range(len(requests)) if place not in made]
+        asked = [requests[place] for place in places]
+        limits = [request.max_new_tokens for request in asked]
+        question = frames.generate_frame(asked, proof.chunk_tokens, proof.topk)
+        for frame in self._current.ask(question, self._patience.silence_s):
+            if frame.kind == "completion":
+                place, completion = frames.completion_of(frame, limits)
+                made[places[place]] = completion
+        if len(made) != len(requests):
+            raise ProcessLost(f"{len(made)} of {len(requests)} samples were answered")
+
+    def _prefill(self, samples: Sequence[tuple[Tokens, Tokens]], facts: Facts) -> list[Prefill]:
+        self._hold()
+        made = [
+            Prefill(
+                np.empty((len(completion), facts.hidden_size), np.uint16),
+                np.empty((len(completion), facts.vocab_size), np.float32),
+            )
+            for _, completion in samples
+        ]
+        missing = sum(len(completion) for _, completion in samples)
+        for frame in self._current.ask(frames.prefill_frame(samples), self._patience.silence_s):
+            if frame.kind == "rows":
+                place, start, hidden_RH, logits_RV = frames.rows_of(
+                    frame, facts.hidden_size, facts.vocab_size
+                )
+                rows = slice(start, start + len(hidden_RH))
+                made[place].hidden_TH[rows] = hidden_RH
+                made[place].logits_TV[rows] = logits_RV
+                missing -= len(hidden_RH)
+        if missing:
+            raise ProcessLost(f"{missing} rows of a prefill are missing")
+        return made
+
+    def _last(self, question: Frame, silence_s: float) -> Frame:
+        *_, done = self._current.ask(question, silence_s)
+        return done
+
+    # What happens when it fails.
+
+    def _retrying(self, work: Callable[[], T]) -> T:
+        """Return what work returns, trying again in another process when one is lost."""
+        for failures in range(1, self._patience.restarts + 2):
+            try:
+                return work()
+            except (ProcessLost, ChannelBroken) as error:
+                last = error
+                self._current.drop(within_s=0)
+                logger.warning(
+                    "vLLM's process failed", extra={"error": str(error), "failures": failures}
+                )
+            except BaseException:
+                # A refusal leaves no answer unread; an interrupt does.
+                self._current.drop_unless_idle()
+                raise
+        raise EngineError(
+            f"vLLM's process failed {failures} times in a row, last: {last}",
+            hint="less memory may do: fewer samples at a time, --dtype bfloat16; or --engine "
+            "transformers",
+        )
+
+    def _hold(self) -> None:
+        """Make the process hold the loaded policy, if it was started since."""
+        if self._current.has_policy:
+            return
+        loaded = self._loaded
+        assert loaded is not None  # every caller looked
+        try:
+            if _files(loaded.folder) != loaded.files:
+                raise EngineError(f"policy folder {loaded.folder} changed while it was loaded")
+            if Facts.from_header(self._open(loaded.folder).header) != loaded.facts:
+                raise EngineError(f"policy folder {loaded.folder} is another policy now")
+        except EngineError:
+            self._loaded = None
+            raise
+
+    def _facts(self) -> Facts:
+        if self._loaded is None:
+            raise EngineError("no policy is loaded", hint="call load_policy first")
+        return self._loaded.facts
+
+
+class _CurrentProcess:
+    """The process that runs, if one does; it is started when something is asked."""
+
+    def __init__(self, python: Path, environ: Mapping[str, str], child: Path) -> None:
+        self._python = python
+        self._environ = environ
+        self._child = child
+        self.process: EngineProcess | None = None
+        self.has_policy = False
+        self._is_asked = False
+
+    def ask(self, question: Frame, silence_s: float) -> Iterator[Frame]:
+        """Yield the answer's frames; starts a process when none runs."""
+        if self.process is None:
+            self.process = EngineProcess(self._python, self._environ, child=self._child)
+        self._is_asked = True
+        try:
+            yield from self.process.ask(question, silence_s=silence_s)
+        except EngineError:
+            self._is_asked = False
+            raise
+        self._is_asked = False
+
+    def drop(self, *, within_s: float = END_S) -> None:
+        """End the process, if one runs; it has some seconds to do so by itself."""
+        process, self.process = self.process, None
+        self.has_policy = self._is_asked = False
+        if process is not None:
+            process.close(within_s=within_s)
+
+    def drop_unless_idle(self) -> None:
+        """End a process that still answers a question."""
+        if self._is_asked:
+            self.drop()
+
+
+def _require_fits(facts: Facts, prompt: Tokens, new_tokens: int, completion: Tokens = ()) -> None:
+    require_fits(prompt, new_tokens, completion, vocab_size=facts.vocab_size, context=facts.context)
+
+
+def _files(folder: Path) -> list[tuple[str, int, int]]:
+    """Return name, size and time of change of a folder's files; raises EngineError."""
+    try:
+        found = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
+    except OSError as error:
+        raise EngineError(f"policy folder {folder} cannot be read: {error}") from error
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]

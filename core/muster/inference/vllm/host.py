@@ -1,0 +1,140 @@
+"""vLLM's process: answers the engine's questions, one at a time, until the engine is gone.
+
+A thread reads; it ends the process the moment the other end is closed, also in the middle of a
+batch, so that no vLLM outlives its worker. What goes wrong is told as `refused` (the question
+cannot be served, the process can go on) or `broken` (the process must not go on).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from muster.inference.vllm.frames import (
+    Channel,
+    ChannelBroken,
+    Frame,
+    completion_frame,
+    requests_of,
+    rows_frame,
+    samples_of,
+    unpack,
+)
+from muster.inference.vllm.process import installed_version, require_version
+from muster.protocol.errors import EngineError, ProofError
+from muster.protocol.recipe import ProofRecipe
+
+if TYPE_CHECKING:
+    from muster.inference.vllm.model import HostedPolicy
+
+logger = logging.getLogger(__name__)
+
+ALIVE_S = 1.0
+"""Seconds between signs of life in a long answer, as far as steps allow."""
+
+
+def serve(number: int) -> None:
+    """Answer questions from a socket until its other end is closed; does not return."""
+    channel = Channel(socket.socket(fileno=number))
+    Host(channel).serve()
+
+
+class Host:
+    """The policy, and what is asked of it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._questions: queue.Queue[Frame] = queue.Queue(1)
+        self._policy: HostedPolicy | None = None
+        self._told = time.monotonic()
+
+    def serve(self) -> None:
+        """Answer for ever."""
+        threading.Thread(target=self._read, name="questions", daemon=True).start()
+        while True:
+            self._answer(self._questions.get())
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._questions.put(self._channel.receive())
+        except ChannelBroken:
+            # Not sys.exit: the main thread may be in the middle of a step that takes minutes.
+            os._exit(0)
+
+    def _answer(self, question: Frame) -> None:
+        answers: dict[str, Callable[[Frame], Iterator[Frame]]] = {
+            "open": self._open,
+            "generate": self._generate,
+            "prefill": self._prefill,
+            "encode": self._encode,
+            "decode": self._decode,
+        }
+        try:
+            for frame in answers[question.kind](question):
+                self._channel.send(frame)
+        except ProofError as error:
+            self._tell("refused", f"the policy computes nonsense: {error}")
+        except EngineError as error:
+            self._tell("refused", str(error), error.hint)
+        except Exception as error:  # whatever vLLM raises: the engine starts another process
+            logger.exception("vLLM failed")
+            self._tell("broken", f"{type(error).__name__}: {error}")
+
+    def _tell(self, kind: str, message: str, hint: str | None = None) -> None:
+        self._channel.send(Frame({"kind": kind, "message": message[:4000], "hint": hint}))
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now - self._told >= ALIVE_S:
+            self._told = now
+            self._channel.send(Frame({"kind": "alive"}))
+
+    def _open(self, question: Frame) -> Iterator[Frame]:
+        require_version(installed_version())
+        from muster.inference.vllm.model import HostedPolicy, Options
+
+        header, folder = question.header, Path(question.header["folder"])
+        in_place = False
+        if self._policy is None:
+            self._policy = HostedPolicy(folder, Options(**header["options"]))
+        elif not (in_place := self._policy.swap(folder)):
+            # Another model: vLLM gives its memory back only by ending.
+            yield Frame({"kind": "done", "other": True})
+            return
+        yield Frame({"kind": "done", "in_place": in_place, **self._policy.facts.to_header()})
+
+    def _generate(self, question: Frame) -> Iterator[Frame]:
+        chunk_tokens, topk = question.header["proof"]
+        proof = ProofRecipe(chunk_tokens=chunk_tokens, topk=topk)
+        made = self._held().generate(requests_of(question), proof, tick=self._tick)
+        for place, completion in made:
+            yield completion_frame(place, completion)
+        yield Frame({"kind": "done"})
+
+    def _prefill(self, question: Frame) -> Iterator[Frame]:
+        for rows in self._held().prefill(samples_of(question), tick=self._tick):
+            yield rows_frame(*rows)
+        yield Frame({"kind": "done"})
+
+    def _encode(self, question: Frame) -> Iterator[Frame]:
+        text = question.body.decode(errors="surrogatepass")
+        tokens = self._held().encode(text, is_start=question.header["is_start"])
+        yield Frame({"kind": "done", "tokens": tokens})
+
+    def _decode(self, question: Frame) -> Iterator[Frame]:
+        (tokens,) = unpack(question.body, [len(question.body) // 4])
+        text = self._held().decode(tokens)
+        yield Frame({"kind": "done"}, text.encode(errors="surrogatepass"))
+
+    def _held(self) -> Any:
+        if self._policy is None:
+            raise EngineError("no policy is open")
+        return self._policy

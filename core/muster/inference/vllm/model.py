@@ -1,0 +1,333 @@
+"""One policy in vLLM: opening a folder, swapping its weights, generating, prefilling.
+
+Runs in vLLM's process, and drives vLLM's engine step by step in the caller's thread. Axes: R rows,
+H hidden units, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+from muster.inference.engine import Completion, Request
+from muster.inference.policy_files import eos_token_ids, fingerprint
+from muster.inference.vllm.frames import Facts, Tokens, rows_per_frame
+from muster.protocol.errors import EngineError
+from muster.protocol.recipe import ProofRecipe
+
+CPU_CACHE_BYTES = 4 << 30
+"""Most that keys and values take on a CPU, unless one sample needs more."""
+_CPU_BLOCK_TOKENS = 32
+"""Positions of a block of the cache on a CPU, the fewest it can: samples share whole blocks."""
+
+Rows = tuple[int, int, npt.NDArray[np.uint16], npt.NDArray[np.float32]]
+"""A sample's place, the first row, hidden states [R, H], logits [R, V]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How vLLM is to compute."""
+
+    dtype: str
+    """Number format of weights and arithmetic."""
+    device: str
+    """Where, as torch names it."""
+    max_rows: int
+    """Samples that run at a time."""
+    batch_tokens: int
+    """Tokens that one step computes at most."""
+    cache_bytes: int | None
+    """Room for keys and values; None to choose."""
+
+
+class HostedPolicy:
+    """A policy that vLLM holds."""
+
+    def __init__(self, folder: Path, options: Options) -> None:
+        """Open a folder; raises EngineError when vLLM cannot run what is in it."""
+        self._config = _read_config(folder)
+        _require_runs_here(self._config, options)
+        self._tokenizer = _read_tokenizer(folder)
+        self._fingerprint = fingerprint(folder)
+        self._shapes = _shapes(folder)
+        self._llm = _open(folder, self._config, options)
+        self._engine = self._llm.llm_engine
+        self._call("muster_watch")
+        self.facts = self._find_facts(folder)
+
+    def swap(self, folder: Path) -> bool:
+        """Overwrite the weights with a folder's, if nothing else differs; return whether.
+
+        Nothing is touched when something does. Raises EngineError when the files do not parse.
+        """
+        if fingerprint(folder) != self._fingerprint or _shapes(folder) != self._shapes:
+            return False
+        self._call("reload_weights", weights_path=str(folder))
+        self._call("muster_repack")
+        # Keys and values of the former weights.
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("the prefix cache is in use")
+        return True
+
+    def encode(self, text: str, *, is_start: bool) -> list[int]:
+        """Return the token ids of a prompt, or of text within a sequence."""
+        return list(self._tokenizer.encode(text, add_special_tokens=is_start))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of a completion without EOS and special tokens."""
+        text: str = self._tokenizer.decode(
+            [token for token in tokens if token not in self.facts.eos_token_ids],
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+        return text
+
+    def generate(
+        self, requests: Sequence[Request], proof: ProofRecipe, *, tick: Callable[[], None]
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yield every request's place and completion, in the order they end; `tick` is called once
+        per step.
+        """
+        self._call("muster_prove", proof.chunk_tokens, proof.topk)
+        try:
+            asked = [(r.prompt_tokens, _sampled(r, self.facts)) for r in requests]
+            for ended in self._run(asked, tick):
+                taken = self._call("muster_take", [name for _, name, _ in ended])
+                for (place, _, tokens), (rows, proofs) in zip(ended, taken, strict=True):
+                    if rows != len(tokens):
+                        raise RuntimeError(f"{rows} hidden states for {len(tokens)} tokens")
+                    yield place, Completion(tuple(tokens), proofs)
+        finally:
+            self._call("muster_rest")
+
+    def prefill(
+        self, samples: Sequence[tuple[Tokens, Tokens]], *, tick: Callable[[], None]
+    ) -> Iterator[Rows]:
+        """Yield the rows that predict every sample's completion, part by part."""
+        asked = [((*prompt, *completion[:-1]), _prefilled()) for prompt, completion in samples]
+        try:
+            for ended in self._run(asked, tick, lambda names: self._keep_rows(names, samples)):
+                for place, name, _ in ended:
+                    yield from self._rows(place, name, len(samples[place][1]))
+                    self._call("muster_drop", name)
+        finally:
+            self._call("muster_rest")
+
+    def _keep_rows(self, names: list[str], samples: Sequence[tuple[Tokens, Tokens]]) -> None:
+        starts = [len(prompt) - 1 for prompt, _ in samples]
+        ends = [start + len(s[1]) for start, s in zip(starts, samples, strict=True)]
+        self._call("muster_prefill", dict(zip(names, zip(starts, ends, strict=True), strict=True)))
+
+    def _rows(self, place: int, name: str, count: int) -> Iterator[Rows]:
+        size = rows_per_frame(self.facts.hidden_size, self.facts.vocab_size)
+        for start in range(0, count, size):
+            hidden, logits = self._call("muster_rows", name, start, min(start + size, count))
+            yield place, start, hidden, logits
+
+    def _run(
+        self,
+        asked: Sequence[tuple[Tokens, Any]],
+        tick: Callable[[], None],
+        begin: Callable[[list[str]], None] = lambda _names: None,
+    ) -> Iterator[list[tuple[int, str, list[int]]]]:
+        """Yield place, vLLM's name and tokens of the requests that ended in each step."""
+        names = [
+            self._engine.add_request(str(place), {"prompt_token_ids": list(prompt)}, parameters)
+            for place, (prompt, parameters) in enumerate(asked)
+        ]
+        try:
+            begin(names)
+            while self._engine.has_unfinished_requests():
+                outputs = [output for output in self._engine.step() if output.finished]
+                tick()
+                if outputs:
+                    places = [int(output.request_id) for output in outputs]
+                    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+                    yield list(zip(places, [names[i] for i in places], tokens, strict=True))
+        finally:
+            if self._engine.has_unfinished_requests():
+                self._engine.abort_request(names, internal=True)
+
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return self._engine.collective_rpc(method, args=args, kwargs=kwargs)[0]
+
+    def _find_facts(self, folder: Path) -> Facts:
+        config = self._config.get_text_config()
+        try:
+            generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        except OSError:
+            generation = None
+        return Facts(
+            hidden_size=config.hidden_size,
+            vocab_size=self._llm.model_config.get_vocab_size(),
+            eos_token_ids=eos_token_ids(config, generation, self._tokenizer),
+            context=self._llm.model_config.max_model_len,
+        )
+
+
+# ---------------------------------------------------------------------------------------- opening
+
+
+def _open(folder: Path, config: Any, options: Options) -> Any:
+    from vllm import LLM
+
+    from muster.inference.vllm.noise import SeededGumbel
+
+    on_cpu = options.device == "cpu"
+    cache_bytes = options.cache_bytes or (_cache_bytes(config, options) if on_cpu else None)
+    try:
+        return LLM(
+            str(folder),
+            skip_tokenizer_init=True,
+            load_format="safetensors",
+            trust_remote_code=False,
+            generation_config="vllm",
+            dtype=options.dtype,
+            seed=0,
+            enforce_eager=on_cpu,
+            max_model_len=_context(config),
+            max_num_seqs=options.max_rows,
+            max_num_batched_tokens=max(options.batch_tokens, options.max_rows),
+            enable_chunked_prefill=True,
+            enable_prefix_caching=True,
+            # A token is chosen, and its row taken, before the next step is scheduled.
+            async_scheduling=False,
+            kv_cache_memory_bytes=cache_bytes,
+            block_size=_CPU_BLOCK_TOKENS if on_cpu else None,
+            disable_log_stats=True,
+            logits_processors=[SeededGumbel],
+            worker_extension_cls="muster.inference.vllm.capture.HiddenStates",
+        )
+    except (ValueError, KeyError, RuntimeError, AssertionError, OSError, SafetensorError) as error:
+        raise EngineError(
+            f"policy folder {folder} does not load in vLLM: {error}",
+            hint="it needs config.json, *.safetensors and the tokenizer's files; --engine "
+            "transformers runs more architectures",
+        ) from error
+
+
+def _read_config(folder: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise EngineError(f"policy folder {folder} does not load: {error}") from error
+
+
+def _read_tokenizer(folder: Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise EngineError(f"policy folder {folder} does not load: {error}") from error
+
+
+def _require_runs_here(config: Any, options: Options) -> None:
+    """Raise EngineError for what vLLM would only say in the middle of a batch."""
+    from vllm import ModelRegistry
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu() != (options.device == "cpu"):
+        built = "the CPU" if current_platform.is_cpu() else "GPUs"
+        raise EngineError(
+            f"this vLLM is built for {built}, not for {options.device!r}",
+            hint="--device cpu needs `make vllm`, --device cuda `pip install 'muster-rl[vllm]'`",
+        )
+    architectures = list(getattr(config, "architectures", None) or ())
+    if not set(architectures) & set(ModelRegistry.get_supported_archs()):
+        raise EngineError(
+            f"vLLM knows no architecture {', '.join(architectures) or '(none named)'}",
+            hint="--engine transformers runs any Hugging Face causal language model",
+        )
+    if options.device == "cpu":
+        _require_head_size(_head_size(config.get_text_config()))
+
+
+def _require_head_size(size: int) -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes: list[int] = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in sizes:
+        raise EngineError(
+            f"vLLM on a CPU cannot compute attention heads of {size}, only of "
+            f"{', '.join(map(str, sizes))}",
+            hint="--engine transformers can",
+        )
+
+
+def _head_size(config: Any) -> int:
+    size = getattr(config, "head_dim", None)
+    return int(size or config.hidden_size // config.num_attention_heads)
+
+
+def _context(config: Any) -> int | None:
+    context: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return context
+
+
+def _cache_bytes(config: Any, options: Options) -> int:
+    """Return room for the keys and values of all samples at full length, within a bound, and for
+    one sample at least.
+    """
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = 2 if options.dtype == "bfloat16" else 4
+    block: int = 2 * text.num_hidden_layers * heads * _head_size(text) * width * _CPU_BLOCK_TOKENS
+    per_sample: int = -(-(_context(config) or 1) // _CPU_BLOCK_TOKENS) * block
+    # vLLM keeps a block for itself.
+    return max(min(options.max_rows * per_sample, CPU_CACHE_BYTES), per_sample) + block
+
+
+def _shapes(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return number format and shape of every weight of a folder; raises EngineError."""
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    try:
+        for path in sorted(folder.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  # no mapping, whatever ruff thinks
+                    view = file.get_slice(name)
+                    found[name] = (view.get_dtype(), tuple(view.get_shape()))
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise EngineError(f"weights in {folder} do not load: {error}") from error
+    if not found:
+        raise EngineError(f"policy folder {folder} does not load: no *.safetensors in it")
+    return found
+
+
+# --------------------------------------------------------------------------------------- sampling
+
+
+def _sampled(request: Request, facts: Facts) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    from muster.inference.vllm.noise import ARGUMENT
+
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=request.max_new_tokens,
+        stop_token_ids=sorted(facts.eos_token_ids),
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={ARGUMENT: [request.seed, request.temperature, request.position]},
+    )
+
+
+def _prefilled() -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=1,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        # What is found in the cache is not computed, and has no rows.
+        skip_reading_prefix_cache=True,
+    )

@@ -1,0 +1,81 @@
+"""Verifiable sampling in vLLM: a logits processor adds the noise, greedy selection does the rest.
+
+Specified in docs/protocol.md section 5; `muster.inference.sampling` has the arithmetic. Runs in
+vLLM's process. Axes: R rows of the batch, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
+
+from muster.inference import sampler, sampling
+
+ARGUMENT = "muster_sampling"
+"""The extra argument of a request that holds its seed, temperature and first position."""
+
+
+class _Sample(NamedTuple):
+    """One row of the batch."""
+
+    seed: int
+    temperature: float
+    start: int
+    """Position of the first token's noise."""
+    tokens: Sequence[int]
+    """What was chosen so far; vLLM goes on writing into it."""
+
+
+class SeededGumbel(LogitsProcessor):  # type: ignore[misc]  # vLLM is not installed beside mypy
+    """Turns logits into `logit / T + noise`, for the requests that carry a seed."""
+
+    def __init__(self, _config: Any, _device: torch.device, _is_pin_memory: bool) -> None:
+        self._samples: dict[int, _Sample] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        """Return that greedy selection depends on this processor."""
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follow the requests as vLLM moves them about in its batch."""
+        if batch_update is None:
+            return
+        samples = self._samples
+        for row in batch_update.removed:
+            samples.pop(row, None)
+        for row, params, _prompt, tokens in batch_update.added:
+            samples.pop(row, None)
+            if sampled := (params.extra_args or {}).get(ARGUMENT):
+                seed, temperature, start = sampled
+                samples[row] = _Sample(seed, temperature, start, tokens)
+        for source, target, direction in batch_update.moved:
+            moved, replaced = samples.pop(source, None), samples.pop(target, None)
+            if moved is not None:
+                samples[target] = moved
+            if replaced is not None and direction == MoveDirectionality.SWAP:
+                samples[source] = replaced
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits [R, V] with the noise of every row's next position, in place."""
+        rows = sorted(self._samples)
+        for part in sampling.blocks(len(rows), logits.shape[1]):
+            self._apply(logits, rows[part])
+        return logits
+
+    def _apply(self, logits_RV: torch.Tensor, rows: list[int]) -> None:
+        samples = [self._samples[row] for row in rows]
+        seeds, positions = [s.seed for s in samples], [s.start + len(s.tokens) for s in samples]
+        vocab, device = logits_RV.shape[1], logits_RV.device
+        if device.type == "cpu":
+            noise = torch.from_numpy(
+                sampling.gumbel_noise(np.array(seeds, np.uint64), positions, vocab)
+            )
+        else:
+            noise = sampler.device_noise(seeds, positions, vocab, device=device)
+        temperature = torch.tensor([s.temperature for s in samples], device=device)
+        chosen = torch.tensor(rows, device=device)
+        logits_RV[chosen] = noise.add_(logits_RV[chosen] / temperature[:, None])

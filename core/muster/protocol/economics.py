@@ -1,0 +1,366 @@
+"""What cheating is worth: every adversary's expected profit, and the stake at which it is nothing.
+
+Pure arithmetic on a run's parameters and the measured power of its checks; whoever creates a run,
+stakes in one or audits one computes the same figures. Amounts are in wei of the Muster token and
+profits are relative to doing the same work honestly, so a profit above zero means that cheating
+pays. docs/economics.md derives the formulas; the judges' side is `muster.lab.economics.judges`.
+
+The model is that of audits with a fixed penalty (Becker 1968, "Crime and punishment"), for files of
+many units: a file's price is lost with the first sample that fails, the slash falls due from the
+strikes that make it fraud.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+
+from muster.protocol import intervals
+
+PPM = 1_000_000
+"""The whole, in millionths."""
+MAX_STAKE = 1 << 88
+"""No account holds as much (StakeVault)."""
+MAX_UNITS = 1 << 64
+"""No cap is higher: units are uint64."""
+
+at_least = lru_cache(maxsize=1 << 16)(intervals.at_least)
+exactly = lru_cache(maxsize=1 << 16)(intervals.exactly)
+"""Searches for a stake or a price ask for the same probabilities again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a run and its deployment fix about workers."""
+
+    price_wei: int
+    """r: paid per unit."""
+    fraud_ppm: int
+    """Millionths of the stake that a first statistical fraud costs; doubled for each before."""
+    exact_fraud_ppm: int
+    """Millionths that an exact fraud costs."""
+    fraud_strikes: int
+    """Samples of a submission that must fail a statistical check to make it fraud."""
+    samples: int
+    """Samples in a submission."""
+    units_per_sample: int
+    """The most units that a sample can be worth."""
+    required_stake: int
+    """Active stake that a worker must hold."""
+    stake_per_unit: int
+    """Stake behind one unit in flight."""
+    unvested_wei: int = 0
+    """V: reward that a fraud verdict forfeits beside its own submission's."""
+    audit_rate: float = 1.0
+    """p: share of submissions that validators check before the deadline. What nobody judged is
+    void: neither paid nor slashed."""
+    audited_share: float = 1.0
+    """Share of a checked submission's samples that are prefilled (checks 6 and 7)."""
+    false_positive: float = 0.0
+    """Probability that an honest sample fails when it is checked."""
+
+    @property
+    def units(self) -> int:
+        """n: the most units in a submission."""
+        return self.samples * self.units_per_sample
+
+    @property
+    def least_stake(self) -> int:
+        """The smallest stake with which one can be leased work."""
+        return max(self.required_stake, self.units * self.stake_per_unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Cheat:
+    """A way to cheat, and how well it is noticed."""
+
+    name: str
+    """What it is, in words."""
+    power: float
+    """d: probability that one cheated sample fails when it is checked."""
+    exact: bool = False
+    """Whether one failure is fraud; such checks look at every sample of a checked submission."""
+    saving: float = 1.0
+    """g / r: what cheating saves on a unit as a share of its price. 1 is the worst case: work that
+    costs its whole price, forged for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Odds:
+    """What becomes of a submission of which some samples are cheated."""
+
+    cheated: int
+    """Samples that are."""
+    lost: float
+    """Probability that it is not paid, beyond an honest one's."""
+    fraud: float
+    """Probability that it is fraud, beyond an honest one's."""
+
+
+def odds_of(terms: Terms, cheat: Cheat, cheated: int) -> Odds:
+    """Return what becomes of a submission with `cheated` cheated samples.
+
+    Failures are binomial: each cheated sample is checked with probability `audited_share` and then
+    fails with the cheat's power, or as an honest one would. The odds are those in excess of a
+    submission that is honest throughout.
+    """
+    unlucky = terms.audited_share * terms.false_positive
+    caught = max((1.0 if cheat.exact else terms.audited_share) * cheat.power, unlucky)
+    strikes, needed = terms.fraud_strikes, 1 if cheat.exact else terms.fraud_strikes
+    rest = terms.samples - cheated
+    lost = _either(cheated, caught, 1, rest, unlucky, 1) - at_least(terms.samples, unlucky, 1)
+    fraud = _either(cheated, caught, needed, rest, unlucky, strikes)
+    fraud -= at_least(terms.samples, unlucky, strikes)
+    return Odds(cheated, terms.audit_rate * max(lost, 0.0), terms.audit_rate * max(fraud, 0.0))
+
+
+def _either(a: int, rate_a: float, needed: int, b: int, rate_b: float, strikes: int) -> float:
+    """Return the probability that `needed` of `a` samples fail, or `strikes` of all `a + b`.
+
+    `needed` is at most `strikes`: below it, the others have to make up what is missing.
+    """
+    below = (exactly(a, rate_a, n) * at_least(b, rate_b, strikes - n) for n in range(needed))
+    return at_least(a, rate_a, needed) + math.fsum(below)
+
+
+def expected_slash(
+    terms: Terms, cheat: Cheat, stake: int, fraud: float, submissions: int = 1
+) -> float:
+    """Return the stake that so many submissions are expected to cost, in wei.
+
+    Each is fraud with probability `fraud` on its own. Every fraud takes its share of what the ones
+    before left; a statistical one twice the share of the one before.
+    """
+    rate = min(max(fraud, 0.0), 1.0)
+    if cheat.exact:
+        return stake * -math.expm1(submissions * _log_rest(rate * terms.exact_fraud_ppm / PPM))
+    expected, left, ppm = 0.0, 1.0, terms.fraud_ppm
+    for count in range(1, submissions + 1):
+        share = min(ppm, PPM) / PPM
+        # The count-th fraud takes `share` of what is left, when there are that many.
+        expected += at_least(submissions, rate, count) * left * share
+        left *= 1 - share
+        ppm *= 2
+        if left <= 0 or ppm == 0:
+            break
+    return stake * expected
+
+
+def _log_rest(share: float) -> float:
+    return math.log1p(-share) if share < 1 else -math.inf
+
+
+def profit(terms: Terms, cheat: Cheat, stake: int, odds: Odds, submissions: int = 1) -> float:
+    """Return what `submissions` cheated ones bring over honest ones, in wei.
+
+    j g u - L n r - E[slash] - F V for each submission, with j of its samples cheated, u units a
+    sample, L and F its odds of being lost and of being fraud. With everything cheated, one strike
+    and everything at stake this is the classical q (r + S + V) > g (see `classical_stake`).
+    """
+    saved = odds.cheated * terms.units_per_sample * cheat.saving * terms.price_wei
+    lost = odds.lost * terms.units * terms.price_wei + odds.fraud * terms.unvested_wei
+    slashed = expected_slash(terms, cheat, stake, odds.fraud, submissions)
+    return submissions * (saved - lost) - slashed
+
+
+def classical_stake(reward: float, audit_rate: float, power: float) -> float:
+    """Return the penalty S + V at which forging one unit for nothing stops to pay: r (1 - q) / q.
+
+    q = p d. Infinite when nothing is ever noticed.
+    """
+    q = audit_rate * power
+    return math.inf if q <= 0 else reward * (1 - q) / q
+
+
+# What a worker can do best
+
+
+def every_odds(terms: Terms, cheat: Cheat) -> list[Odds]:
+    """Return the odds for each number of cheated samples that is looked at.
+
+    All up to 32, then about sixteen for every doubling, and all of the submission.
+    """
+    counts = set(range(1, min(terms.samples, 32) + 1)) | {terms.samples}
+    step = 32.0
+    while step < terms.samples:
+        counts.add(int(step))
+        step *= 2 ** (1 / 16)
+    return [odds_of(terms, cheat, count) for count in sorted(counts)]
+
+
+def best_share(
+    terms: Terms, cheat: Cheat, stake: int, table: Sequence[Odds] | None = None
+) -> tuple[Odds, float]:
+    """Return how much of each submission is best cheated, and what one then brings, in wei."""
+    table = every_odds(terms, cheat) if table is None else table
+    return max(
+        ((odds, profit(terms, cheat, stake, odds)) for odds in table), key=lambda pair: pair[1]
+    )
+
+
+def minimal_stake(terms: Terms, cheat: Cheat) -> int | None:
+    """Return the least stake in wei at which no share of a submission is worth cheating on.
+
+    None when no stake is enough: a cheat that is not noticed, or not slashed, is not deterred.
+    """
+    table = every_odds(terms, cheat)
+    return least(lambda stake: best_share(terms, cheat, stake, table)[1] <= 0, MAX_STAKE)
+
+
+def burst(terms: Terms, cheat: Cheat, stake: int, units: int) -> float:
+    """Return what a worker gains at best that fills `units` in flight with cheated submissions.
+
+    All are delivered before the first is judged, so a stake is slashed once for all of them.
+    """
+    submissions = max(units // terms.units, 1)
+    table = every_odds(terms, cheat)
+    return max(profit(terms, cheat, stake, odds, submissions) for odds in table)
+
+
+def in_flight_cap(terms: Terms, cheat: Cheat, stake: int) -> int | None:
+    """Return the most units in flight at which a burst of cheated submissions does not pay.
+
+    None when any number is safe, 0 when a single submission pays already. The gain is linear in the
+    submissions and what can be slashed is not, so a burst is worst at its largest.
+    """
+    table = every_odds(terms, cheat)
+
+    def pays(submissions: int) -> bool:
+        return any(profit(terms, cheat, stake, odds, submissions) > 0 for odds in table)
+
+    found = least(pays, MAX_UNITS // terms.units)
+    return None if found is None else max(found - 1, 0) * terms.units
+
+
+def sybils(terms: Terms, cheat: Cheat, stake: int) -> tuple[int, float]:
+    """Return into how many identities a stake can be split, and what their bursts bring, in wei.
+
+    Each holds the least that a worker must and fills its own cap; none has a conviction yet.
+    """
+    count = max(stake // terms.least_stake, 1)
+    each = stake // count
+    return count, count * burst(terms, cheat, each, each // terms.stake_per_unit)
+
+
+def break_even_saving(terms: Terms, cheat: Cheat, stake: int) -> float:
+    """Return the share of a unit's price from which on saving it makes this cheat pay, from 0.
+
+    Above 1 for a cheat that never pays. This is the tolerance of the checks as a price: what is
+    not noticed must not save anything.
+    """
+    table = every_odds(terms, cheat)
+    costs = (
+        -profit(terms, replace(cheat, saving=0.0), stake, odds)
+        / (odds.cheated * terms.units_per_sample * terms.price_wei)
+        for odds in table
+    )
+    return max(min(costs), 0.0) if terms.price_wei else math.inf
+
+
+# What must change
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one cheat is worth under a run's terms."""
+
+    cheat: Cheat
+    best: Odds
+    """How much of a submission is best cheated, and its odds."""
+    profit_wei: float
+    """What one such submission brings over an honest one."""
+    burst_wei: float
+    """What filling the unit cap with them brings."""
+    sybils: int
+    """Identities into which the stake can be split."""
+    sybils_wei: float
+    """What they bring together when each fills its cap."""
+    minimal_stake: int | None
+    """The least stake that deters one submission; None for none."""
+    cap_units: int | None
+    """The most units in flight that the stake deters; None for any number."""
+    break_even_saving: float
+    """Share of the price that it would have to save to pay."""
+
+    @property
+    def pays(self) -> bool:
+        """Whether a rational worker would do it."""
+        return max(self.profit_wei, self.burst_wei, self.sybils_wei) > 0
+
+
+def assess(terms: Terms, cheat: Cheat, stake: int) -> Finding:
+    """Return what a cheat is worth to a worker with a stake."""
+    best, gained = best_share(terms, cheat, stake)
+    count, together = sybils(terms, cheat, stake)
+    return Finding(
+        cheat=cheat,
+        best=best,
+        profit_wei=gained,
+        burst_wei=burst(terms, cheat, stake, stake // terms.stake_per_unit),
+        sybils=count,
+        sybils_wei=together,
+        minimal_stake=minimal_stake(terms, cheat),
+        cap_units=in_flight_cap(terms, cheat, stake),
+        break_even_saving=break_even_saving(terms, cheat, stake),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Remedies:
+    """Single changes after which no cheat pays; each None when it alone is not enough."""
+
+    fraud_ppm: int | None
+    """The least slash of a first fraud, of either kind."""
+    required_stake: int | None
+    """The least stake to demand."""
+    price_wei: int | None
+    """The highest price per unit."""
+    audit_rate_ppm: int | None
+    """The least share of submissions to check."""
+
+
+def pays(terms: Terms, cheats: Iterable[Cheat]) -> bool:
+    """Return whether some cheat pays for a worker with the least stake that brings work."""
+    stake = terms.least_stake
+    return any(
+        max(best_share(terms, c, stake)[1], burst(terms, c, stake, stake // terms.stake_per_unit))
+        > 0
+        for c in cheats
+    )
+
+
+def remedies(terms: Terms, cheats: Sequence[Cheat]) -> Remedies:
+    """Return what, changed alone, makes every cheat a loss."""
+
+    def safe(changed: Terms) -> bool:
+        return not pays(changed, cheats)
+
+    exact = terms.exact_fraud_ppm
+    return Remedies(
+        fraud_ppm=least(
+            lambda n: safe(replace(terms, fraud_ppm=n, exact_fraud_ppm=max(n, exact))), PPM
+        ),
+        required_stake=least(lambda n: safe(replace(terms, required_stake=n)), MAX_STAKE),
+        price_wei=_greatest(lambda n: safe(replace(terms, price_wei=n)), terms.price_wei),
+        audit_rate_ppm=least(lambda n: safe(replace(terms, audit_rate=n / PPM)), PPM),
+    )
+
+
+def least(holds: Callable[[int], bool], most: int) -> int | None:
+    """Return the least n from 0 to `most` for which a monotone condition holds; None for none."""
+    known = cache(holds)
+    if not known(most):
+        return None
+    low, high = 0, most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if known(middle) else (middle + 1, high)
+    return low
+
+
+def _greatest(holds: Callable[[int], bool], most: int) -> int | None:
+    """Return the greatest n from 1 to `most` for which a condition holds that small n meet."""
+    failing = least(lambda n: n > most or not holds(n), most + 1)
+    return failing - 1 if failing and failing > 1 else None

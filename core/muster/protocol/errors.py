@@ -1,0 +1,202 @@
+"""Every error Muster raises on purpose.
+
+MusterError
+├── ConfigError (ValueError)            a setting, file or argument the user can mend
+├── NotYet (RuntimeError)               the same command will do later, without anybody's doing
+├── WalletError (ValueError)            keystore missing, malformed, or the password is wrong
+├── ChainError (RuntimeError)
+│   ├── ChainUnreachable                the RPC endpoint does not answer
+│   │   └── ChainInconsistent           it contradicts itself, or knows less than before
+│   ├── WrongChain                      it answers for another chain or other contracts
+│   ├── RpcError                        it refuses a request; carries its code and data
+│   ├── ContractRevert                  a call or transaction reverted; carries the decoded error
+│   └── TransactionLost                 a sent transaction has no receipt in time
+├── ProtocolError (ValueError)          bytes that do not follow docs/protocol.md
+│   ├── EncodingError                   a message, record or file that does not parse
+│   ├── DeltaError                      a weight delta that does not parse or fit its base
+│   ├── AdapterError                    a low-rank adapter that cannot be merged with its base
+│   ├── ProofError                      a TOPLOC proof that does not parse
+│   └── SignatureError                  a signature that is malformed or by the wrong key
+├── ApiError (RuntimeError)             the orchestrator refused a request; carries status and code
+├── PolicyUnavailable (RuntimeError)    no relay delivers a version that matches the chain
+├── TaskError (ValueError)              a task set or verifier that breaks its contract
+├── EngineError (RuntimeError)          an inference engine failed: its machine or its policy
+│   ├── SampleUnfit (ValueError)        what it was asked to compute fits no machine's policy
+│   └── ValidatorDisturbed              a validator that fails what it knows to be good
+├── TrainingCollapsed (RuntimeError)    the policy got worse for long, and the run was to stop then
+└── StorageError (OSError)              a disk that is full, a database or folder that is corrupt
+
+Expected outcomes (a rejected submission, a failed check) are values, not exceptions.
+"""
+
+from __future__ import annotations
+
+
+class MusterError(Exception):
+    """Root of all errors raised on purpose; `hint` says what the user can do next."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ConfigError(MusterError, ValueError):
+    """A setting, file or argument that the user can mend."""
+
+
+class NotYet(MusterError, RuntimeError):
+    """What was asked for is not possible yet; later the same request will be."""
+
+
+class WalletError(MusterError, ValueError):
+    """A keystore is missing or malformed, or its password is wrong."""
+
+
+class ChainError(MusterError, RuntimeError):
+    """Talking to the chain failed."""
+
+
+class ChainUnreachable(ChainError):
+    """The RPC endpoint does not answer."""
+
+
+class ChainInconsistent(ChainUnreachable):
+    """The RPC endpoint contradicts itself, or knows less than it did before."""
+
+
+class WrongChain(ChainError):
+    """The RPC endpoint serves another chain, or the contracts are not at the recorded addresses."""
+
+
+class RpcError(ChainError):
+    """The RPC endpoint refused a request.
+
+    `code` is the JSON-RPC error code, `data` the bytes that came with it (a revert's, if any).
+    """
+
+    def __init__(
+        self, message: str, *, code: int, data: bytes = b"", hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+        self.data = data
+
+
+class ContractRevert(ChainError):
+    """A call or transaction reverted.
+
+    `name` and `args_` are the decoded custom error (`name` is the bare selector when the ABI does
+    not know it), `tx` is the transaction hash when one was sent.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        args_: tuple[object, ...] = (),
+        *,
+        tx: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        shown = ", ".join(str(a) for a in args_)
+        super().__init__(f"the contract refused: {name}({shown})", hint=hint)
+        self.name = name
+        self.args_ = args_
+        self.tx = tx
+
+
+class TransactionLost(ChainError):
+    """A transaction was sent but no receipt came in time; `tx` is its hash."""
+
+    def __init__(self, message: str, *, tx: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.tx = tx
+
+
+class ProtocolError(MusterError, ValueError):
+    """Bytes that do not follow docs/protocol.md."""
+
+
+class EncodingError(ProtocolError):
+    """A message, record or file does not parse, or a value does not fit its field."""
+
+
+class DeltaError(ProtocolError):
+    """A weight delta does not parse, or does not fit the version it is applied to.
+
+    `reason` is "format" (not a delta), "base" (made against another version), "target" (makes other
+    files than announced), "truncated", "bounds" (reads outside the base or writes outside the
+    target), "block" (a malformed block), "adapter" (merges with an adapter that is not there) or
+    "trailing" (goes on after its end).
+    """
+
+    def __init__(self, message: str, *, reason: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+class AdapterError(ProtocolError):
+    """The files of a low-rank adapter cannot be merged with the base.
+
+    `reason` is "missing" (a file or tensor), "config" (another kind of adapter), "rank" (shapes
+    that are not of its rank), "unexpected" (a tensor that is no update), "base" (made for another
+    base) or "bounds" (the file is too short).
+    """
+
+    def __init__(self, message: str, *, reason: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+class ProofError(ProtocolError):
+    """A TOPLOC proof does not parse, or hidden states cannot be proven.
+
+    `reason` is "count", "length", "modulus", "coefficient" or "hidden".
+    """
+
+    def __init__(self, message: str, *, reason: str = "hidden", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+class SignatureError(ProtocolError):
+    """A signature is malformed, not canonical, or made by the wrong key."""
+
+
+class ApiError(MusterError, RuntimeError):
+    """The orchestrator refused a request.
+
+    `status` is the HTTP status, `code` the machine-readable reason in its answer.
+    """
+
+    def __init__(self, message: str, *, status: int, code: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.code = code
+
+
+class PolicyUnavailable(MusterError, RuntimeError):
+    """No relay delivers a policy version whose manifest matches the chain."""
+
+
+class TaskError(MusterError, ValueError):
+    """A task set or verifier breaks its contract."""
+
+
+class EngineError(MusterError, RuntimeError):
+    """An inference engine failed: says nothing about what it was asked to compute."""
+
+
+class SampleUnfit(EngineError, ValueError):
+    """The loaded policy cannot compute a sample on any machine: its lengths or ids say so."""
+
+
+class ValidatorDisturbed(EngineError):
+    """A validator lacks what judging takes, or fails what it knows to be good: it must not sign."""
+
+
+class TrainingCollapsed(MusterError, RuntimeError):
+    """Training was told to stop when the policy collapses, and it has."""
+
+
+class StorageError(MusterError, OSError):
+    """A disk is full, or a database or folder is corrupt."""

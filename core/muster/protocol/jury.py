@@ -1,0 +1,148 @@
+"""Cases: what jurors rule, who is drawn, and how claims and votes are hidden until they count.
+
+The rules of docs/protocol.md section 9; the contracts' JuryPool and DisputeCourt are the Solidity
+twins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from muster.protocol.encoding import abi_words, address_bytes, keccak
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Address, Hash32
+from muster.protocol.messages import Reason, Verdict
+
+BENCH = 0
+"""The run that jurors stake for."""
+MAX_TRIES = 512
+"""Places that a draw looks at."""
+_SUMMONS = b"muster.summons"
+_EXACT_REASONS = range(30, 60)
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """A verdict with its reason, as recorded, claimed or voted for."""
+
+    verdict: Verdict
+    reason: Reason
+
+    @property
+    def number(self) -> int:
+        """The ruling as contracts have it: `verdict << 8 | reason`. uint16."""
+        return int(self.verdict) << 8 | int(self.reason)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is a fraud that one look proves."""
+        return is_exact(self.number)
+
+    @classmethod
+    def of(cls, number: int) -> Self | None:
+        """Return the ruling with a number; None for zero: nothing was seen, or recorded.
+
+        Raises EncodingError when there is no such verdict or reason.
+        """
+        if number == 0:
+            return None
+        try:
+            return cls(Verdict(number >> 8), Reason(number & 0xFF))
+        except ValueError as error:
+            raise EncodingError(f"{number} is no ruling") from error
+
+    def is_same(self, other: Ruling) -> bool:
+        """Return whether another ruling has the same consequences."""
+        return is_same(self.number, other.number)
+
+    def __str__(self) -> str:
+        if self.reason is Reason.NONE:
+            return self.verdict.name.lower()
+        return f"{self.verdict.name.lower()} for {self.reason.name.lower()}"
+
+
+# By number, for jurors may vote for a reason that nobody knows.
+
+
+def is_exact(ruling: int) -> bool:
+    """Return whether a ruling is a fraud that one look proves."""
+    return ruling >> 8 == Verdict.FRAUD and ruling & 0xFF in _EXACT_REASONS
+
+
+def is_same(a: int, b: int) -> bool:
+    """Return whether two rulings have the same consequences."""
+    return a >> 8 == b >> 8 and is_exact(a) == is_exact(b)
+
+
+def is_unavailable(ruling: int) -> bool:
+    """Return whether a ruling says that a file could not be had; who accepts or convicts had it."""
+    said = ruling >> 8 not in (Verdict.ACCEPTED, Verdict.FRAUD)
+    return said and ruling & 0xFF == Reason.FILE_UNAVAILABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place of the bench, with the juror that holds it or held it last."""
+
+    juror: Address
+    joined_at: int
+    """Unix seconds; drawn in cases that open later than this."""
+    left_at: int = 0
+    """Unix seconds; drawn in cases that opened no later. 0 while it stays."""
+
+    def is_eligible(self, opened_at: int) -> bool:
+        """Return whether a case that opened at a time may draw it."""
+        return self.joined_at < opened_at and not 0 < self.left_at < opened_at
+
+
+def jury_seed(block_hash: Hash32, case_id: Hash32) -> Hash32:
+    """Return the seed of a case's draw, of its draw block's hash and its name."""
+    return keccak(abi_words(block_hash, case_id))
+
+
+def draw_jury(
+    places: Sequence[Place],
+    *,
+    opened_at: int,
+    size: int,
+    seed: Hash32,
+    excluded: Collection[Address] = (),
+) -> list[Address]:
+    """Return up to `size` different jurors among the places that there were at the opening.
+
+    Place `keccak256(abi.encode(seed, i)) % places` for i = 0, 1, …, 511; jurors who were not there,
+    are excluded or drawn already are passed over.
+    """
+    drawn: list[Address] = []
+    for i in range(MAX_TRIES if places else 0):
+        if len(drawn) == size:
+            break
+        place = places[int.from_bytes(keccak(abi_words(seed, i)), "big") % len(places)]
+        if not place.is_eligible(opened_at) or place.juror in drawn or place.juror in excluded:
+            continue
+        drawn.append(place.juror)
+    return drawn
+
+
+def summons_of(batch_id: int) -> Hash32:
+    """Return the name of the case about a batch that its run left unjudged."""
+    head = abi_words(64, batch_id, len(_SUMMONS))
+    return keccak(head + _SUMMONS.ljust(32, b"\0"))
+
+
+def claim_announcement(claimant: Address, leaf: Hash32, ruling: Ruling, salt: Hash32) -> Hash32:
+    """Return what a claimant announces before it says what it claims."""
+    return keccak(abi_words(address_bytes(claimant), leaf, ruling.number, salt))
+
+
+def vote_commitment(
+    case_id: Hash32, juror: Address, ruling: Ruling | None, result_hash: Hash32, salt: Hash32
+) -> Hash32:
+    """Return what a juror commits to before it reveals its vote; no ruling: it saw nothing.
+
+    The juror is part of it, so that another's commitment cannot be copied.
+    """
+    number = 0 if ruling is None else ruling.number
+    return keccak(abi_words(case_id, address_bytes(juror), number, result_hash, salt))

@@ -1,0 +1,194 @@
+"""Verdicts and their reasons: numbers, meanings, and what the worker can do about them.
+
+A new reason is one member here, a row in docs/protocol.md section 8, and a check that gives it
+(`muster.client.validator.checks`). Contracts know reasons by number: 30 to 59 prove a fraud at one
+look (`JuryPool`, `muster.protocol.jury`).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple, Self
+
+CHECKS = (
+    "claim: signature, ticket, time, slot, file",
+    "form: schema, rows, proofs whole and canonical",
+    "assignment: problems, prompts, lengths, seeds, policy, replies as derived",
+    "grades: rewards and units recomputed",
+    "endings: EOS within the limit, or at the limit",
+    "proofs: hidden states match (TOPLOC)",
+    "sampling: every token is the seeded choice",
+)
+"""The ordered checks of docs/protocol.md section 8."""
+
+
+class Verdict(IntEnum):
+    """What validators decide about a submission."""
+
+    ACCEPTED = 1
+    """Paid, and offered to training, whose filters may leave it out."""
+    INCOMPLETE = 2
+    """Not paid, not punished: an honest crash explains it."""
+    REJECTED = 3
+    """Not paid."""
+    FRAUD = 4
+    """Slashed."""
+
+
+VERDICTS = {
+    Verdict.ACCEPTED: "paid, and offered to training",
+    Verdict.INCOMPLETE: "not paid, not punished",
+    Verdict.REJECTED: "not paid",
+    Verdict.FRAUD: "not paid, and slashed",
+}
+"""What follows from a verdict."""
+
+
+class Words(NamedTuple):
+    """A reason for people."""
+
+    meaning: str
+    """The finding."""
+    advice: str
+    """What the worker can do."""
+
+
+_STATISTICAL = "run muster doctor: this machine's arithmetic may be outside the calibration"
+_OWN_FAULT = "the software was changed, or is another version than the run's"
+
+
+class Reason(IntEnum):
+    """Why a submission was not accepted; the tens digit is the check of docs/protocol.md."""
+
+    words: Words
+
+    def __new__(cls, number: int, meaning: str = "", advice: str = "") -> Self:
+        """Return a member: its number is its value."""
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.words = Words(meaning, advice)
+        return member
+
+    NONE = 0, "nothing is wrong with it"
+    FILE_TOO_LARGE = 10, "the file or its rows exceed the caps", _OWN_FAULT
+    BAD_SIGNATURE = (
+        11,
+        "it is not signed by the node of a worker that was active when its batch was committed",
+        "was the node rotated, or the worker jailed, while it was on its way? muster worker status",
+    )
+    UNKNOWN_TICKET = (
+        12,
+        "there is no ticket for its slot that the orchestrator signed and the chain bears out",
+        "ask the run's owner; a worker that checks its tickets, as this one does, holds the proof",
+    )
+    LATE = (
+        13,
+        "its batch was committed too long after the ticket's deadline",
+        "a slow machine or line: muster doctor; or a slow orchestrator, then dispute it",
+    )
+    """More than `muster.protocol.messages.COMMIT_GRACE_S` after it."""
+    SLOT_REUSED = (
+        14,
+        "an earlier submission fills its slot",
+        "does another process use the same node's key?",
+    )
+    FILE_UNAVAILABLE = (
+        15,
+        "validators asked for the file in vain",
+        "the orchestrator lost or withheld it: dispute it, and keep the state folder",
+    )
+    BATCH_MISDECLARED = (
+        16,
+        "its whole batch was refused, because it declares fewer units than it holds",
+        "the orchestrator's fault; its slot is not used: the worker submits it again by itself",
+    )
+    SCHEMA = 20, "the file is no Parquet file of the right form", _OWN_FAULT
+    PROOF_COUNT = 21, "a sample has too few or too many proofs", _OWN_FAULT
+    PROOF_ENCODING = 22, "a proof does not parse, or is not canonical", _OWN_FAULT
+    FILE_INCOMPLETE = (
+        23,
+        "whole groups are missing at the end: a crash, so nothing is punished",
+        "look at the worker's log for what stopped it",
+    )
+    WRONG_PROBLEM = 30, "a problem, prompt or length is not the derived one", _OWN_FAULT
+    WRONG_SEED = 31, "a sampling seed is not the derived one", _OWN_FAULT
+    WRONG_POLICY = 32, "rows claim another policy version than the ticket's", _OWN_FAULT
+    WRONG_REPLY = (
+        33,
+        "within a completion something else is replied than its task's environment does",
+        "a program that a model wrote may answer differently elsewhere: that is only rejected; "
+        + _OWN_FAULT,
+    )
+    WRONG_REWARD = (
+        40,
+        "a reward is not what the task's verifier computes, or cannot be graded",
+        "if the answer could not be graded it is only rejected; else " + _OWN_FAULT,
+    )
+    WRONG_UNITS = 41, "the units are not what the completions add up to", _OWN_FAULT
+    WRONG_TERMINATION = (
+        50,
+        "a completion ends neither in EOS within the limit nor at the limit",
+        _OWN_FAULT,
+    )
+    TOPLOC_MISMATCH = (
+        60,
+        "recomputed hidden states do not match the proofs: another policy, precision or context",
+        _STATISTICAL,
+    )
+    SAMPLER_MISMATCH = (
+        70,
+        "tokens are not those that the seeds yield: another sampler, model or precision",
+        _STATISTICAL,
+    )
+    SAMPLER_DRIFT = (
+        71,
+        "close choices of its worker's last submissions all go one way, or too many are close",
+        f"stop it, before it is called fraud; {_STATISTICAL}",
+    )
+
+    @property
+    def check(self) -> int:
+        """The number of the check that gives it; 0 for no reason."""
+        return int(self) // 10
+
+
+GRADED = (Reason.WRONG_REPLY, Reason.WRONG_REWARD)
+"""Reasons that a grader gives: where its answer is not repeatable, the work is only rejected."""
+
+
+def verdicts_of(reason: Reason) -> set[Verdict]:
+    """Return the verdicts that a reason can have: docs/protocol.md, section 8."""
+    if reason is Reason.NONE:
+        return {Verdict.ACCEPTED}
+    if reason is Reason.FILE_INCOMPLETE:
+        return {Verdict.INCOMPLETE}
+    if reason < Reason.WRONG_PROBLEM:
+        return {Verdict.REJECTED}
+    is_exact = reason < Reason.TOPLOC_MISMATCH and reason not in GRADED
+    return {Verdict.FRAUD} if is_exact else {Verdict.REJECTED, Verdict.FRAUD}
+
+
+def marks_of(verdict: Verdict, reason: Reason) -> list[str]:
+    """Return `passed`, `FAILED`, or `-` where an earlier check decided, for each check.
+
+    The reason alone says it. Where a task runs what completions say, checks 6 and 7 come before 4
+    and 5: a failure of 6 or 7 then says nothing of these.
+    """
+    failed = len(CHECKS) + 1 if verdict is Verdict.ACCEPTED else reason.check
+    return ["passed" if n < failed else "FAILED" if n == failed else "-" for n in range(1, 8)]
+
+
+def checks_of(verdict: Verdict, reason: Reason) -> list[str]:
+    """Return each check as a line: passed, failed, or `-`."""
+    marks = marks_of(verdict, reason)
+    return [
+        f"{n} {mark:7} {check}"
+        for n, (mark, check) in enumerate(zip(marks, CHECKS, strict=True), 1)
+    ]
+
+
+def words_of(reason: Reason) -> Words:
+    """Return a reason in words; one of a later version of the protocol gets its number."""
+    unknown = Words(f"reason {int(reason)}, which this version does not know", "")
+    words: Words = getattr(reason, "words", unknown)
+    return words

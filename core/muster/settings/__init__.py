@@ -1,0 +1,125 @@
+"""Process settings: one frozen model per process, from defaults < TOML < environment < flags.
+
+The network (`muster.settings.network`) says where the chain is, unless one of them does. Secrets
+are never settings: they come from a file or the environment, see muster.wallet.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from muster.protocol.errors import ConfigError
+from muster.settings.network import DEFAULT_RPC as DEFAULT_RPC
+from muster.settings.network import DEPLOYMENTS as DEPLOYMENTS
+from muster.settings.network import SHARED, chosen_network, typed_network
+
+CACHE = Path("~/.muster/cache")
+"""Files that can be fetched or computed again."""
+
+Confirmations = Annotated[int, Field(ge=0, le=1000)] | Literal["safe", "finalized"]
+"""How many blocks must be on top of a believed block, or the tag that consensus gives it."""
+
+
+def urls_of(text: str) -> list[str]:
+    """Return the URLs between blanks or commas."""
+    return text.replace(",", " ").split()
+
+
+def joined(_context: object, _option: object, urls: Sequence[str]) -> str | None:
+    """Return an option's URLs as one setting: the callback of an option that may be repeated."""
+    return ",".join(urls) or None
+
+
+class Settings(BaseModel):
+    """Base of every process's settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    of_network: ClassVar[frozenset[str]] = frozenset({"rpc", "deployments"})
+    """Settings that a network's profile gives when nothing else does."""
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def load_settings(
+    cls: type[S],
+    *,
+    env_prefix: str,
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> S:
+    """Return the settings; flags that are None, or an empty tuple, count as not given.
+
+    Raises ConfigError for an unreadable file, an unknown key (with the close match) or a bad value.
+    """
+    values = _read_toml(file) if file else {}
+    _refuse_unknown(cls, values, str(file))
+    for name in cls.model_fields:
+        text = environ.get(env_prefix + name.upper(), environ.get(SHARED.get(name, "")))
+        if text is not None:
+            values[name] = text
+    # An option that may be repeated is an empty tuple when it is not given.
+    given = {name: value for name, value in (flags or {}).items() if value not in (None, ())}
+    if typed_network() is not None:
+        # A flag, like the others: before variables and file.
+        values = {name: value for name, value in values.items() if name not in cls.of_network}
+    values |= given
+    _refuse_unknown(cls, values, "flags")
+    values = _of_network(cls, values, environ) | values
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        raise _first_problem(error, env_prefix) from error
+
+
+def _of_network(
+    cls: type[Settings], values: Mapping[str, Any], environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the settings that the network gives."""
+    wanted = cls.of_network & cls.model_fields.keys()
+    if "rpc" not in wanted:
+        return {}
+    chosen = chosen_network(values.get("rpc"), values.get("deployments"), environ)
+    served = chosen.served(values.get("run"))
+    said = {
+        "rpc": chosen.rpc,
+        "deployments": chosen.deployments,
+        "orchestrator": served.orchestrator,
+        "relay": served.relays,
+    }
+    return {name: said[name] for name in wanted if said[name]}
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+
+
+def _refuse_unknown(cls: type[Settings], values: Mapping[str, Any], where: str) -> None:
+    for key in values:
+        if key not in cls.model_fields:
+            close = difflib.get_close_matches(key, cls.model_fields, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else None
+            raise ConfigError(f"unknown setting {key!r} in {where}", hint=hint)
+
+
+def _first_problem(error: ValidationError, env_prefix: str) -> ConfigError:
+    problem = error.errors()[0]
+    name = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "missing":
+        hint = f"give --{name.replace('_', '-')}, or set {env_prefix}{name.upper()}"
+        return ConfigError(f"setting {name!r} is missing", hint=hint)
+    return ConfigError(f"setting {name!r}: {problem['msg']}, got {problem['input']!r}")

@@ -1,0 +1,357 @@
+"""Which network a command means: where its chain, its contracts and its services are.
+
+This module decides for every command. The first of these that says something counts: a flag
+(`--network NAME` is one), the process's own variable, MUSTER_RPC and MUSTER_DEPLOYMENTS, the file
+of --config, the network profile, a chain on this machine. The profile is that of MUSTER_NETWORK,
+else the current one, else the devnet that runs on this machine.
+
+Profiles are in `~/.config/muster/config.toml`. The devnet describes itself in a file beside it, and
+locks that file while it runs: a killed devnet is not taken for a running one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from muster.protocol.errors import ConfigError
+
+_IS_CHECKOUT = (Path(__file__).parents[3] / "contracts").is_dir()
+DEPLOYMENTS = Path("contracts/deployments" if _IS_CHECKOUT else "~/.muster/deployments")
+"""Where contracts' addresses are looked for, and written, unless told otherwise."""
+DEFAULT_RPC = "http://127.0.0.1:8545"
+"""The endpoint of a chain on this machine."""
+SHARED = {"rpc": "MUSTER_RPC", "deployments": "MUSTER_DEPLOYMENTS"}
+"""Variables that tell every command where the chain is."""
+NETWORK_VARIABLE = "MUSTER_NETWORK"
+"""Variable that tells every command which profile is meant."""
+CONFIG_FILE, DEVNET_FILE = "config.toml", "devnet.json"
+DEVNET = "devnet"
+"""The name of the network that runs on this machine: no profile may have it."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_CHOSEN = "muster.network"
+_LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.01
+"""A reader looks whether the file is locked by locking it for a moment."""
+
+
+class Served(BaseModel):
+    """Who serves a run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    orchestrator: str | None = None
+    """URL of its orchestrator."""
+    relays: tuple[str, ...] = ()
+    """URLs of its relays; when empty, the orchestrator names them."""
+
+
+class Profile(BaseModel):
+    """A network that a name stands for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    chain_id: Annotated[int, Field(ge=1)]
+    """EIP-155 chain id."""
+    rpc: Annotated[tuple[str, ...], Field(min_length=1)]
+    """RPC endpoints; several are compared."""
+    deployments: Path
+    """Folder with the contracts' addresses, one file per chain id."""
+    runs: dict[str, Served] = {}
+    """Who serves which run, by its number."""
+
+    @field_validator("runs")
+    @classmethod
+    def _are_numbers(cls, value: dict[str, Served]) -> dict[str, Served]:
+        for run in value:
+            if not (run.isascii() and run.isdigit() and int(run) > 0):
+                raise ValueError(f"a run is a number, got {run[:20]!r}")
+        return value
+
+    def served(self, run: int | None) -> Served:
+        """Return who serves a run; without a number, the only run that is known."""
+        if run is None and len(self.runs) == 1:
+            return next(iter(self.runs.values()))
+        return self.runs.get(str(run), Served())
+
+
+class Profiles(BaseModel):
+    """The content of config.toml."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    current: str | None = None
+    """The profile that commands use unless told otherwise."""
+    networks: dict[str, Profile] = {}
+    """Profiles by name."""
+
+    @field_validator("networks")
+    @classmethod
+    def _have_names(cls, value: dict[str, Profile]) -> dict[str, Profile]:
+        for name in value:
+            require_name(name)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenNetwork:
+    """Where a command finds its network."""
+
+    rpc: str | None
+    """RPC endpoints between commas; None when nothing says where."""
+    deployments: Path | None
+    """Folder with the contracts' addresses; None when nothing says where."""
+    name: str | None = None
+    """The network's name, if one of its endpoints or its contracts are used."""
+    profile: Profile | None = None
+    """What the name stands for."""
+
+    def served(self, run: object) -> Served:
+        """Return who serves a run, as far as the network's profile knows."""
+        number = int(run) if isinstance(run, int) or str(run).isdecimal() else None  # type: ignore[call-overload]  # text of the environment
+        return self.profile.served(number) if self.profile else Served()
+
+
+# ------------------------------------------------------------------ the decision
+
+
+def chosen_network(
+    rpc: str | None,
+    deployments: Path | str | None,
+    environ: Mapping[str, str] = os.environ,
+) -> ChosenNetwork:
+    """Return where the network is, given what flags, variables and file said of it.
+
+    Raises ConfigError for a network that nobody knows, and for a file of profiles that is wrong.
+    """
+    folder = Path(deployments) if deployments else None
+    if rpc and folder and typed_network() is None:
+        return ChosenNetwork(rpc, folder)
+    name, profile = _network(environ)
+    if profile is None or (rpc and folder):
+        return ChosenNetwork(rpc or None, folder)
+    return ChosenNetwork(rpc or ",".join(profile.rpc), folder or profile.deployments, name, profile)
+
+
+def resolve(
+    rpc: str | None, deployments: Path | None, environ: Mapping[str, str] = os.environ
+) -> tuple[ChosenNetwork, str, Path]:
+    """Return the network that flags name, or else variables, profile, devnet or the defaults; with
+    its endpoints and its folder of addresses.
+    """
+    if typed_network() is None:
+        rpc = rpc or environ.get(SHARED["rpc"])
+        deployments = deployments or _path(environ.get(SHARED["deployments"]))
+    chosen = chosen_network(rpc, deployments, environ)
+    return chosen, chosen.rpc or DEFAULT_RPC, chosen.deployments or DEPLOYMENTS
+
+
+def typed_network() -> str | None:
+    """Return what --network of the command says that runs; None without it."""
+    import click
+
+    context = click.get_current_context(silent=True)
+    return context.meta.get(_CHOSEN) if context else None
+
+
+def choose(_context: Any, _option: object, name: str | None) -> None:
+    """Keep the name that --network gives: the callback of the option."""
+    if name is not None:
+        _context.meta[_CHOSEN] = name
+
+
+def _network(environ: Mapping[str, str]) -> tuple[str | None, Profile | None]:
+    asked = typed_network() or environ.get(NETWORK_VARIABLE)
+    known = read_profiles(environ)
+    name = asked or known.current
+    if name == DEVNET or name is None:
+        devnet = running_devnet(environ)
+        if devnet is None and name is not None:
+            raise ConfigError(
+                "no devnet runs on this machine",
+                hint="`muster devnet` starts one; `muster network list` shows what else there is",
+            )
+        return (DEVNET, devnet) if devnet else (None, None)
+    return name, known_profile(known, name)
+
+
+def known_profile(known: Profiles, name: str) -> Profile:
+    """Return the profile of a name; raises ConfigError when there is none."""
+    if name not in known.networks:
+        names = ", ".join(known.networks) or "none"
+        raise ConfigError(
+            f"no network is called {name!r}; known are: {names}",
+            hint="`muster network add` or `muster join` adds one",
+        )
+    return known.networks[name]
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
+
+
+# ---------------------------------------------------------------------- profiles
+
+
+def require_name(name: str) -> None:
+    """Raise ConfigError when a profile cannot have this name."""
+    if not _NAME.fullmatch(name) or name == DEVNET:
+        raise ConfigError(
+            f"{name[:80]!r} cannot be a network's name",
+            hint=f"letters, digits, dots and dashes, at most 63; {DEVNET!r} is this machine's",
+        )
+
+
+def config_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the folder of profiles; None for a user without a home."""
+    if base := environ.get("XDG_CONFIG_HOME"):
+        return Path(base, "muster")
+    home = environ.get("HOME")
+    return Path(home, ".config", "muster") if home else None
+
+
+def read_profiles(environ: Mapping[str, str] = os.environ) -> Profiles:
+    """Return the profiles; raises ConfigError for a file that is wrong."""
+    folder = config_folder(environ)
+    file = folder / CONFIG_FILE if folder else None
+    hint = "mend the file, or remove it and add the networks again"
+    if file is None:
+        return Profiles()
+    try:
+        return Profiles.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return Profiles()
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise ConfigError(f"{file}: {where}: {problem['msg']}", hint=hint) from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}", hint=hint) from error
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}", hint=error.hint) from error
+    except ValueError as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}", hint=hint) from error
+
+
+def write_profiles(profiles: Profiles, environ: Mapping[str, str] = os.environ) -> Path:
+    """Write the profiles, whole or not at all, and return the file: only its owner may read it,
+    because URLs of endpoints may hold keys.
+    """
+    folder = config_folder(environ)
+    if folder is None:
+        raise ConfigError("neither HOME nor XDG_CONFIG_HOME is set", hint="set one of them")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / CONFIG_FILE
+    fresh = file.with_name(f"{CONFIG_FILE}.{os.getpid()}.tmp")
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+        out.write(_toml(profiles).encode())
+    fresh.replace(file)
+    return file
+
+
+def _toml(profiles: Profiles) -> str:
+    lines = ["# Networks that `muster` knows: muster network --help"]
+    if profiles.current:
+        lines.append(f"current = {_quoted(profiles.current)}")
+    for name, profile in profiles.networks.items():
+        table = f"networks.{_quoted(name)}"
+        lines += ["", f"[{table}]", f"chain_id = {profile.chain_id}", f"rpc = {_list(profile.rpc)}"]
+        lines.append(f"deployments = {_quoted(str(profile.deployments))}")
+        for run, served in profile.runs.items():
+            lines += ["", f"[{table}.runs.{run}]"]
+            if served.orchestrator:
+                lines.append(f"orchestrator = {_quoted(served.orchestrator)}")
+            lines.append(f"relays = {_list(served.relays)}")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    # JSON's strings are TOML's, but for one character that JSON leaves as it is.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _list(texts: Sequence[str]) -> str:
+    return f"[{', '.join(map(_quoted, texts))}]"
+
+
+# ------------------------------------------------------------------------ devnet
+
+
+class Devnet:
+    """What the devnet of this process tells other commands on this machine."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def tell(self, profile: Profile) -> None:
+        """Say where the devnet is and which runs it has, unless another devnet is known."""
+        if self._descriptor is None:
+            return
+        # One line: a reader meanwhile finds the rest of the older line behind its end.
+        line = profile.model_dump_json().encode() + b"\n"
+        os.pwrite(self._descriptor, line, 0)
+        os.ftruncate(self._descriptor, len(line))
+
+
+@contextmanager
+def announced(environ: Mapping[str, str] = os.environ) -> Iterator[Devnet]:
+    """Hold the place of the devnet that this machine knows by itself.
+
+    Another one that runs already keeps it: the second devnet of a machine is named by flags.
+    """
+    descriptor = _open_devnet(environ)
+    try:
+        yield Devnet(descriptor)
+    finally:
+        if descriptor is not None:
+            os.ftruncate(descriptor, 0)
+            os.close(descriptor)
+
+
+def _open_devnet(environ: Mapping[str, str]) -> int | None:
+    folder = config_folder(environ)
+    if folder is None:
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / DEVNET_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None  # a home that cannot be written: the devnet is named by flags
+    for _ in range(_LOCK_TRIES):
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            return descriptor
+        time.sleep(_LOCK_PAUSE_S)
+    os.close(descriptor)
+    return None
+
+
+def running_devnet(environ: Mapping[str, str] = os.environ) -> Profile | None:
+    """Return the devnet that runs on this machine; None when there is none."""
+    folder = config_folder(environ)
+    if folder is None:
+        return None
+    try:
+        file = (folder / DEVNET_FILE).open("rb")
+    except OSError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            try:
+                return Profile.model_validate_json(file.readline())
+            except ValidationError:
+                return None  # it begins, and has told nothing yet
+    return None

@@ -1,0 +1,260 @@
+"""A server's connections: how much of it one address may take, and how bytes are sent to a reader.
+
+Knows nothing of chunks or versions; the answers are `muster.shardcast.server`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import select
+import socket
+import time
+from collections import Counter, OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Generic, TypeVar
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from muster.shardcast.metrics import ShardMetrics
+
+# Malformed requests are the sender's business; aiohttp would log a traceback for each.
+_quiet = logging.getLogger(f"{__name__}.http")
+_quiet.addHandler(logging.NullHandler())
+_quiet.propagate = False
+
+MAX_TRACKED_ADDRESSES = 4096
+"""Addresses whose request rate is remembered; beyond, the longest idle is forgotten."""
+
+FREE_CONNECTIONS = 8
+"""Connections that do not count against an address that has taken a whole chunk."""
+
+SENDERS = 4
+"""Fast readers served at the same time; others are served by the event loop alone."""
+THREAD_S = 0.25
+"""Longest time a thread spends on one reader."""
+CONGESTION_CONTROL = b"bbr"
+"""What senders use where the kernel lets them: it does not take random loss for a full queue."""
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Bounds that keep a server alive under misuse."""
+
+    connections: int = 1024
+    """Open connections; beyond, the address with most gives one up for the newcomer."""
+    connections_per_address: int = 128
+    """Open connections from one address."""
+    requests_per_s: float = 500.0
+    """Sustained requests per second from one address."""
+    burst: int = 1000
+    """Requests an address may make at once after a quiet time."""
+    idle_s: float = 30.0
+    """A connection without a complete request for this long is closed."""
+    send_s: float = 120.0
+    """A response that takes longer than this to send is cut off."""
+    wait_s: float = 10.0
+    """Longest wait for a version or chunk that is still to come."""
+    waiting: int = 512
+    """Requests that may wait at the same time; beyond, they are answered at once."""
+
+
+class RequestRates:
+    """A token bucket per address. Not thread-safe: one event loop owns it."""
+
+    def __init__(self, rate_per_s: float, burst: int) -> None:
+        self._rate = rate_per_s
+        self._burst = burst
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def admit(self, address: str, now_s: float) -> bool:
+        """Take one token; False when the address has none left."""
+        tokens, then_s = self._buckets.pop(address, (float(self._burst), now_s))
+        tokens = min(float(self._burst), tokens + (now_s - then_s) * self._rate)
+        admitted = tokens >= 1
+        self._buckets[address] = (tokens - 1 if admitted else tokens, now_s)
+        while len(self._buckets) > MAX_TRACKED_ADDRESSES:
+            self._buckets.popitem(last=False)
+        return admitted
+
+
+class ConnectionTable(Generic[C]):
+    """The addresses that hold a server's connections; one event loop owns it.
+
+    When a server is full, a newcomer replaces a connection of the address that has most: the one on
+    which no request began or ended for longest, so that idle ones and slow readers go first.
+    """
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._limits = limits
+        self._held: dict[C, tuple[str, float]] = {}
+        self._per_address: Counter[str] = Counter()
+        self._known: OrderedDict[str, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def take(self, connection: C, address: str, now_s: float) -> C | None:
+        """Add a newcomer; returns the connection to cut, which may be the newcomer."""
+        self._held[connection] = (address, now_s)
+        self._per_address[address] += 1
+        if self._per_address[address] > self._limits.connections_per_address:
+            return connection
+        if len(self._held) <= self._limits.connections:
+            return None
+        most = max(map(self._counted, self._per_address))
+        crowd = {a for a in self._per_address if self._counted(a) == most}
+        return min(
+            (c for c, (holder, _) in self._held.items() if holder in crowd),
+            key=lambda c: (c is connection, self._held[c][1]),
+        )
+
+    def touch(self, connection: C, now_s: float) -> None:
+        """Record that a request began or ended."""
+        if connection in self._held:
+            self._held[connection] = (self._held[connection][0], now_s)
+
+    def know(self, address: str) -> None:
+        """Record that an address took a whole chunk."""
+        self._known.pop(address, None)
+        self._known[address] = None
+        if len(self._known) > MAX_TRACKED_ADDRESSES:
+            self._known.popitem(last=False)
+
+    def leave(self, connection: C) -> None:
+        """Forget a connection; nothing happens when it is not in the table."""
+        if (held := self._held.pop(connection, None)) is None:
+            return
+        self._per_address[held[0]] -= 1
+        if not self._per_address[held[0]]:
+            del self._per_address[held[0]]
+
+    def _counted(self, address: str) -> int:
+        return self._per_address[address] - FREE_CONNECTIONS * (address in self._known)
+
+
+class LimitedServer(web.Server):
+    """aiohttp's connection factory, bounded in connections, header sizes and idle time."""
+
+    def __init__(
+        self,
+        handler: Any,
+        limits: ServerLimits,
+        connections: ConnectionTable[RequestHandler],
+        metrics: ShardMetrics,
+    ) -> None:
+        super().__init__(
+            handler,
+            handler_cancellation=True,
+            keepalive_timeout=limits.idle_s,
+            lingering_time=0,
+            access_log=None,
+            logger=_quiet,
+            max_line_size=1024,
+            max_field_size=4096,
+            max_headers=64,
+        )
+        self._table = connections
+        self._metrics = metrics
+        self._transports: dict[RequestHandler, asyncio.Transport] = {}
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        """Take a connection; somebody's is cut when there are too many."""
+        super().connection_made(handler, transport)
+        prefer_congestion_control(transport.get_extra_info("socket"))
+        peer = transport.get_extra_info("peername")
+        address = str(peer[0]) if peer else ""
+        self._transports[handler] = transport
+        cut = self._table.take(handler, address, asyncio.get_running_loop().time())
+        if cut is not None:
+            self._metrics.cut_off.labels("too_many" if cut is handler else "displaced").inc()
+            self._table.leave(cut)
+            self._transports[cut].abort()
+        self._metrics.connections.set(len(self._table))
+
+    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+        """Forget a connection."""
+        super().connection_lost(handler, exc)
+        self._transports.pop(handler, None)
+        self._table.leave(handler)
+        self._metrics.connections.set(len(self._table))
+
+
+def prefer_congestion_control(sock: socket.socket, name: bytes = CONGESTION_CONTROL) -> None:
+    """Send with this congestion control, or the machine's own where the kernel lacks it."""
+    option = getattr(socket, "TCP_CONGESTION", None)  # Linux and FreeBSD
+    if option is not None:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, option, name)
+
+
+# Sending: from the page cache to the socket within the kernel. A fast reader is served by a thread,
+# which wakes up cheaply; one that has not read everything after a moment goes on in the event loop,
+# so that slow readers occupy no thread.
+
+
+class Sender:
+    """Sends parts of files over an event loop's transports."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(SENDERS, thread_name_prefix="send")
+        self._busy = 0
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._threads.shutdown(wait=False)
+
+    async def send(self, transport: asyncio.Transport, file: BinaryIO, window: range) -> None:
+        """Send those bytes of the file; raises ConnectionError when the reader has gone.
+
+        The caller has written the head and writes nothing meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        start = window.start
+        if self._busy < SENDERS and _is_plain_and_idle(transport):
+            sock = os.dup(transport.get_extra_info("socket").fileno())
+            copy = os.dup(file.fileno())
+            self._busy += 1
+            try:
+                start = await loop.run_in_executor(self._threads, _send, sock, copy, window)
+            finally:
+                self._busy -= 1
+        if start < window.stop:
+            if transport.is_closing():
+                raise ConnectionResetError("the reader has gone")
+            await loop.sendfile(transport, file, start, window.stop - start)
+
+
+def _is_plain_and_idle(transport: asyncio.Transport) -> bool:
+    encrypted = transport.get_extra_info("sslcontext") is not None
+    return not encrypted and not transport.is_closing() and not transport.get_write_buffer_size()
+
+
+def _send(sock: int, file: int, window: range) -> int:
+    """Send for a while; returns the first byte that was not sent. Closes both descriptors."""
+    deadline_s = time.monotonic() + THREAD_S
+    at = window.start
+    try:
+        poller = select.poll()
+        poller.register(sock, select.POLLOUT)
+        while at < window.stop:
+            try:
+                count = os.sendfile(sock, file, at, window.stop - at)
+            except BlockingIOError:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not poller.poll(left_s * 1000):
+                    break
+                continue
+            if not count:
+                raise ConnectionAbortedError("the file became shorter")
+            at += count
+        return at
+    finally:
+        os.close(sock)
+        os.close(file)

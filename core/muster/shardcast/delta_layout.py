@@ -1,0 +1,149 @@
+"""Which bytes of a version's files are compared with which bytes of its parent's.
+
+Reads safetensors headers and nothing else. A tensor is compared with the parent's tensor of the
+same name, type and size, in whatever file that is; everything that is no tensor with the bytes at
+the same place of the file of the same name. A file that is no safetensors file is one such piece.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from muster.shardcast.delta_block import FORMATS
+
+SUFFIXES = {".safetensors", ".peft"}
+"""Files with these endings are read as safetensors files."""
+MAX_HEADER_BYTES = 100 << 20
+"""Headers above this are not read: the file is then one piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Where a tensor lies in a file."""
+
+    name: str
+    """As the header calls it."""
+    dtype: str
+    """As the header calls it."""
+    offset: int
+    """Its first byte in the file."""
+    size: int
+    """Bytes."""
+    shape: tuple[int, ...]
+    """As the header says; nobody has compared it with the size."""
+
+
+class ParentPlace(NamedTuple):
+    """Where bytes of the parent start."""
+
+    file: int
+    """Number of the parent's file, in the order of names."""
+    offset: int
+    """Byte in that file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive bytes of a file, and the parent's bytes that they are compared with."""
+
+    size: int
+    """Bytes; never 0."""
+    dtype: str | None
+    """The floats it consists of, as in `FORMATS`; None for anything else."""
+    parent: ParentPlace | None
+    """None where the parent has nothing alike; then `dtype` is None too."""
+    tensor: str = ""
+    """The tensor that this is, where an adapter may have made it of the parent's."""
+
+
+class ParentLayout:
+    """What the parent has to compare with."""
+
+    def __init__(self, files: Mapping[str, Path], *, adapted: Collection[str] = ()) -> None:
+        """`adapted` are tensors that an adapter changes: each is a piece of its own."""
+        self._adapted = adapted
+        self._files: dict[str, tuple[int, int, int]] = {}
+        self._tensors: dict[tuple[str, str, int], ParentPlace] = {}
+        for number, (name, path) in enumerate(sorted(files.items())):
+            tensors = read_tensors(path)
+            size = path.stat().st_size
+            self._files[name] = (number, tensors[0].offset if tensors else size, size)
+            for tensor in tensors:
+                self._tensors[tensor.name, tensor.dtype, tensor.size] = ParentPlace(
+                    number, tensor.offset
+                )
+
+    def pieces(self, name: str, path: Path) -> list[Piece]:
+        """Return the pieces of a file of the new version, in order and without gap."""
+        return list(_merged(self._pieces(name, path)))
+
+    def _pieces(self, name: str, path: Path) -> Iterator[Piece]:
+        tensors = read_tensors(path)
+        head = tensors[0].offset if tensors else path.stat().st_size
+        number, parent_head, parent_size = self._files.get(name, (0, -1, -1))
+        is_alike = head == (parent_head if tensors else parent_size)
+        yield Piece(head, None, ParentPlace(number, 0) if is_alike else None)
+        for tensor in tensors:
+            place = self._tensors.get((tensor.name, tensor.dtype, tensor.size))
+            coded = tensor.dtype if place is not None and tensor.dtype in FORMATS else None
+            is_adapted = coded is not None and tensor.name in self._adapted
+            yield Piece(tensor.size, coded, place, tensor.name if is_adapted else "")
+
+
+def read_tensors(path: Path) -> list[Tensor]:
+    """Return a safetensors file's tensors in the order of their bytes; [] if it is none.
+
+    They cover the file from the end of its header to its end without gap or overlap.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if path.suffix not in SUFFIXES or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+            return []
+        header = file.read(length)
+    try:
+        tensors = [
+            _tensor(name, entry, 8 + length)
+            for name, entry in json.loads(header).items()
+            if name != "__metadata__"
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return []
+    tensors.sort(key=lambda tensor: (tensor.offset, tensor.size))
+    ends = [8 + length, *(tensor.offset + tensor.size for tensor in tensors)]
+    starts = [*(tensor.offset for tensor in tensors), size]
+    return tensors if starts == ends else []
+
+
+def _tensor(name: str, entry: Any, data_start: int) -> Tensor:
+    start, end = entry["data_offsets"]
+    shape = tuple(int(length) for length in entry["shape"])
+    return Tensor(name, str(entry["dtype"]), data_start + int(start), int(end) - int(start), shape)
+
+
+def _merged(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """Join neighbours whose counterparts are neighbours too; leave out empty ones."""
+    last: Piece | None = None
+    for piece in pieces:
+        if not piece.size:
+            continue
+        joined = _join(last, piece) if last else piece
+        if last is not None and joined is None:
+            yield last
+        last = joined or piece
+    if last is not None:
+        yield last
+
+
+def _join(first: Piece, second: Piece) -> Piece | None:
+    if first.dtype != second.dtype or first.tensor or second.tensor:
+        return None
+    if first.parent is None or second.parent is None:
+        continues = first.parent is second.parent
+    else:
+        continues = second.parent == (first.parent.file, first.parent.offset + first.size)
+    return Piece(first.size + second.size, first.dtype, first.parent) if continues else None

@@ -1,0 +1,58 @@
+"""BLAKE3 of files, read through one small buffer so that memory does not grow with them.
+
+A file's digest is that of its blocks' digests, joined: a manifest cut into chunks of that size
+holds them already, so a fetcher that has verified the chunks need not read the file again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from blake3 import blake3
+
+from muster.protocol.ids import Hash32
+
+STATE_BLOCK_BYTES = 8 << 20
+"""Bytes of every block whose digest goes into a file's digest; a file's last block is shorter."""
+BUFFER_BYTES = 512 << 10
+"""Bytes held in memory at a time while a file is hashed; fits a core's own cache."""
+
+
+def digest_of(data: bytes | memoryview) -> Hash32:
+    """Return the BLAKE3 of bytes in memory."""
+    return Hash32(blake3(data).digest())
+
+
+def region_digest(fd: int, offset: int, size: int) -> Hash32:
+    """Return the BLAKE3 of that part of an open file, of what is there if it ends earlier."""
+    hasher = blake3()
+    buffer = memoryview(bytearray(min(BUFFER_BYTES, size)))
+    while size and (count := os.preadv(fd, [buffer[:size]], offset)):
+        hasher.update(buffer[:count])
+        offset, size = offset + count, size - count
+    return Hash32(hasher.digest())
+
+
+def digest_of_blocks(blocks: Iterable[Hash32]) -> Hash32:
+    """Return the digest of a file whose blocks have these BLAKE3 digests."""
+    return digest_of(b"".join(blocks))
+
+
+def file_digest(path: Path) -> Hash32:
+    """Return the digest of a file: BLAKE3 of the joined BLAKE3 digests of its 8 MiB blocks."""
+    with path.open("rb", buffering=0) as file:
+        fd = file.fileno()
+        offsets = range(0, os.fstat(fd).st_size, STATE_BLOCK_BYTES)
+        return digest_of_blocks([region_digest(fd, at, STATE_BLOCK_BYTES) for at in offsets])
+
+
+def joined_digest(digests: Mapping[str, Hash32]) -> Hash32:
+    """Return the state hash of files whose digests are known, by name."""
+    return digest_of(b"".join(digests[name] for name in sorted(digests)))
+
+
+def state_hash(files: Mapping[str, Path]) -> Hash32:
+    """Return the BLAKE3 of the files' digests joined in the order of their names."""
+    return joined_digest({name: file_digest(path) for name, path in files.items()})

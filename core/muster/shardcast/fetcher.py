@@ -1,0 +1,385 @@
+"""How a worker, validator or trainer gets a policy version: from any relays, trusting none.
+
+ 1. read the manifest whose root is on chain, from the first relay that has it
+ 2. where deltas from a held version or an anchor take fewer bytes, fetch the version before it in
+    the same way, then the delta, and rebuild the files; otherwise, or when that fails:
+ 3. keep what an interrupted fetch or a neighbouring version already holds
+ 4. pull the other chunks in parallel, each verified by its hash; blame and avoid relays that lie
+ 5. check the state hash of the files on disk, then rename the folder to its final name
+
+The folder that all this ends in is `muster.shardcast.cache`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random, SystemRandom
+
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ConfigError, DeltaError, PolicyUnavailable, StorageError
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.shardcast.cache import (
+    PartFolder,
+    PartSink,
+    copy_from_neighbours,
+    delta_path,
+    discard,
+    drop_old,
+    group_by_digest,
+    holds_parent,
+    install,
+    is_intact,
+    only_process,
+    part_path,
+    require_consistent,
+    require_state,
+    version_folder,
+)
+from muster.shardcast.chunks import VerifyingSink, storage_error
+from muster.shardcast.digests import state_hash
+from muster.shardcast.download import Fault, ShardClient, in_thread
+from muster.shardcast.manifest import DELTA, FULL, ChunkSpan, Manifest, ManifestFile
+from muster.shardcast.pull import Pull
+from muster.shardcast.transfer import RelayScores, Transfer
+from muster.shardcast.trust import Trust
+
+logger = logging.getLogger(__name__)
+
+MAX_PARENTS = 16
+"""Manifests of versions that deltas start from, remembered by root."""
+
+MAX_CHAIN = 64
+"""Deltas in a row that are looked at; beyond, the files are fetched."""
+DELTA_FILE = "delta"
+"""What a delta is called while it is being fetched."""
+
+ParentManifest = Callable[[Manifest], Awaitable[Manifest]]
+"""Returns the manifest of what a manifest's delta starts from; raises PolicyUnavailable."""
+
+Progress = Callable[[int, int], object]
+"""Hears how many bytes are held and verified, and of how many."""
+
+
+class Fetcher:
+    """Fetches policy versions into a cache folder; keeps the newest `keep` of each run."""
+
+    def __init__(
+        self,
+        relays: Sequence[str],
+        cache: Path,
+        *,
+        keep: int = 5,
+        parallel: int = 4,
+        attempts: int = 6,
+        wait_s: int = 10,
+        token: str | None = None,
+        reserve: Sequence[str] = (),
+        rng: Random | None = None,
+    ) -> None:
+        """`attempts` is how often in a row a relay may fail before a fetch gives it up; `wait_s` is
+        how long relays are asked to wait for a version that they do not have yet. `reserve` are
+        asked only when every relay has been given up: origins that allow it.
+        """
+        if not relays and not reserve:
+            raise ConfigError("a fetcher needs at least one relay")
+        self._cache = cache
+        self._keep = keep
+        self._parallel = parallel
+        self._attempts = attempts
+        self._wait_s = wait_s
+        self._client = ShardClient(token=token, parallel=parallel)
+        self._scores = RelayScores(relays, reserve=reserve, rng=rng or SystemRandom())
+        self._locks: dict[Path, asyncio.Lock] = {}
+        self._verified: dict[Path, Hash32] = {}
+        self._parents: dict[Hash32, Manifest] = {}
+
+    async def close(self) -> None:
+        """Close connections; the cache stays."""
+        self._client.close()
+
+    async def __aenter__(self) -> Fetcher:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def newest(
+        self, run_id: RunId, *, after: int = -1, wait_s: int = 0
+    ) -> PolicyVersion | None:
+        """Return the newest version that any relay offers, None when none is above `after`.
+
+        Answers as soon as one relay has something newer, at most `wait_s` seconds later. A relay
+        may say anything: only `root_of` tells whether the version exists.
+        """
+        asked = [
+            asyncio.create_task(self._client.versions(url, run_id, after=after, wait_s=wait_s))
+            for url in self._scores.urls
+        ]
+        try:
+            for answer in asyncio.as_completed(asked):
+                listed = await answer
+                if not isinstance(listed, Fault) and listed and listed[0] > after:
+                    return listed[0]
+            return None
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    async def root_of(self, run_id: RunId, version: PolicyVersion, trust: Trust) -> Hash32:
+        """Return the root of a version that `trust` believes, from whichever relay shows it.
+
+        Raises PolicyUnavailable when there is no such version or no relay shows it.
+        """
+        trusted = await trust(run_id, version)
+        if trusted is None:
+            raise PolicyUnavailable(f"run {run_id} has no version {version}")
+        if trusted.manifest_root is not None:
+            return trusted.manifest_root
+        data, _ = await self._transfer(run_id, version).signed_manifest(trusted)
+        return keccak(data)
+
+    async def fetch(
+        self,
+        run_id: RunId,
+        version: PolicyVersion,
+        root: Hash32,
+        *,
+        progress: Progress | None = None,
+    ) -> Path:
+        """Return the folder with the version's verified files; `root` is the one on chain.
+
+        `progress` hears after every chunk how many bytes are held, and of how many. Resumes what
+        an earlier fetch left behind, and answers at once for a version this object has fetched
+        before. Raises PolicyUnavailable when no relay delivers, StorageError when the disk refuses.
+        """
+        folder = version_folder(self._cache, run_id, version)
+        async with self._locks.setdefault(folder, asyncio.Lock()):
+            if self._verified.get(folder) != root or not folder.is_dir():
+                await self._fetch(folder, run_id, version, root, progress or _silent)
+                self._verified[folder] = root
+        return folder
+
+    async def _fetch(
+        self,
+        folder: Path,
+        run_id: RunId,
+        version: PolicyVersion,
+        root: Hash32,
+        progress: Progress,
+    ) -> None:
+        started_s = time.monotonic()
+        async with only_process(folder):
+            if await is_intact(folder, root):
+                return
+            transfer = self._transfer(run_id, version)
+            manifest = await transfer.manifest(root, wait_s=self._wait_s)
+            require_consistent(manifest)
+            part = PartFolder(part_path(folder), manifest)
+            if not await self._rebuild(part, folder, progress):
+                await self._fill(part, folder, transfer, progress)
+                await require_state(part)
+            await in_thread(install, part, folder)
+            await in_thread(drop_old, folder, self._keep)
+        logger.info(
+            "policy fetched",
+            extra={
+                "run_id": run_id,
+                "policy_version": version,
+                "bytes": manifest.total_bytes,
+                "wall_s": round(time.monotonic() - started_s, 3),
+            },
+        )
+
+    async def _rebuild(self, part: PartFolder, folder: Path, progress: Progress) -> bool:
+        """Make the files from the version before, where that takes fewer bytes.
+
+        False when the files have to be fetched: they take fewer, or the other way failed.
+        """
+        manifest = part.manifest
+        held = functools.partial(holds_parent, folder)
+        if not await is_shorter_by_delta(manifest, self._parent_manifest, held):
+            return False
+        delta = PartFolder(delta_path(folder), delta_as_file(manifest))
+        parent_folder = folder
+        try:
+            parent = await self._parent_manifest(manifest)
+        except PolicyUnavailable:
+            return False
+        require_proportion(manifest, parent)
+        try:
+            parent_folder = await self.fetch(manifest.run_id, parent.version, parent.root())
+            # A transfer of its own: a relay that cannot give the delta may still give the files.
+            transfer = self._transfer(manifest.run_id, manifest.version)
+            await self._fill(delta, folder, transfer, progress)
+            await in_thread(part.prepare)
+            part.require_room(manifest.total_bytes)
+            await self._write(part, delta, parent, parent_folder)
+        except (PolicyUnavailable, DeltaError) as error:
+            # The next fetch of the parent looks at its files again.
+            self._verified.pop(parent_folder, None)
+            logger.warning(
+                "delta was of no use",
+                extra={"policy_version": manifest.version, "cause": str(error)},
+            )
+            return False
+        finally:
+            await in_thread(discard, delta.path)
+        return True
+
+    async def _write(
+        self, part: PartFolder, delta: PartFolder, parent: Manifest, parent_folder: Path
+    ) -> None:
+        """Rebuild the files; leave none when that fails."""
+        try:
+            await in_thread(rebuild, part.manifest, part.path, delta.path, parent, parent_folder)
+        except (DeltaError, StorageError):
+            await in_thread(discard, part.path)
+            raise
+
+    async def _parent_manifest(self, manifest: Manifest) -> Manifest:
+        """Return the manifest of the version that a manifest's delta starts from."""
+        version, root = parent_of(manifest)
+        if root not in self._parents:
+            # A full version can do without its parent: that is not waited for.
+            wait_s = self._wait_s if manifest.kind == DELTA else 0
+            transfer = self._transfer(manifest.run_id, version)
+            found = await transfer.manifest(root, wait_s=wait_s)
+            while len(self._parents) >= MAX_PARENTS:
+                del self._parents[next(iter(self._parents))]
+            self._parents[root] = found
+        return self._parents[root]
+
+    def _transfer(self, run_id: RunId, version: PolicyVersion) -> Transfer:
+        return Transfer(self._client, self._scores, run_id, version, attempts=self._attempts)
+
+    async def _fill(
+        self, part: PartFolder, folder: Path, transfer: Transfer, progress: Progress
+    ) -> None:
+        """Bring every chunk into the part folder, from there, from neighbours, from relays."""
+        held: set[ChunkSpan] = set()
+        if await in_thread(part.prepare):
+            # File by file, so that a stop need not wait for the hashing of them all.
+            for file, spans in part.manifest.spans_by_file():
+                held.update(await in_thread(part.held, file, spans))
+        lacking = group_by_digest(span for span in part.manifest.spans() if span not in held)
+        lacking = await in_thread(copy_from_neighbours, part, lacking, folder)
+        left = sum(len(places) * places[0].size for places in lacking)
+        part.require_room(left)
+        total = part.manifest.total_bytes
+        progress(total - left, total)
+
+        def arrived(sink: VerifyingSink) -> None:
+            nonlocal left
+            left -= sink.size * (sink.places if isinstance(sink, PartSink) else 1)
+            progress(total - left, total)
+
+        try:
+            sinks = [functools.partial(part.sink, places) for places in lacking]
+            await Pull(transfer, sinks, parallel=self._parallel, arrived=arrived).run()
+        except PolicyUnavailable:
+            if left == total:
+                await in_thread(discard, part.path)  # empty files of full size
+            raise
+
+
+def _silent(_held_bytes: int, _total_bytes: int) -> None:
+    """Show no progress."""
+
+
+# The way to a version that costs least: its files, or deltas from a version that is at hand. A
+# manifest names the root of its delta's parent, so every manifest on the way is as trustworthy as
+# the first.
+
+
+async def is_shorter_by_delta(
+    manifest: Manifest, parent_manifest: ParentManifest, is_held: Callable[[Manifest], bool]
+) -> bool:
+    """Tell whether the deltas since a held version, or since an anchor, take fewer bytes.
+
+    `is_held` tells whether the files of the version a delta starts from are at hand.
+    """
+    full_bytes = manifest.total_bytes if manifest.kind == FULL else None
+    spent_bytes = 0
+    for _ in range(MAX_CHAIN):
+        if manifest.delta is None:
+            return False
+        spent_bytes += manifest.delta.size
+        if full_bytes is not None and spent_bytes >= full_bytes:
+            return False
+        if is_held(manifest):
+            return True
+        try:
+            manifest = await parent_manifest(manifest)
+        except PolicyUnavailable:
+            return False
+        if manifest.kind == FULL and full_bytes is None:
+            return True
+    return False
+
+
+def parent_of(manifest: Manifest) -> tuple[PolicyVersion, Hash32]:
+    """Return version and root of what a delta starts from; raises PolicyUnavailable without one."""
+    if manifest.parent is None or manifest.delta is None:
+        raise PolicyUnavailable(f"version {manifest.version} has no delta")
+    return manifest.parent, manifest.delta.parent_root
+
+
+def require_proportion(manifest: Manifest, parent: Manifest) -> None:
+    """Raise PolicyUnavailable when a version is larger than its parent and its delta together.
+
+    A delta may copy the same bytes again and again, so a few kB of it could fill a disk.
+    """
+    delta_bytes = manifest.delta.size if manifest.delta else 0
+    if manifest.total_bytes > parent.total_bytes + delta_bytes:
+        raise PolicyUnavailable(
+            f"version {manifest.version} has {manifest.total_bytes} bytes, its parent and its "
+            f"delta only {parent.total_bytes + delta_bytes}",
+            hint="the trainer published a delta that would fill disks",
+        )
+
+
+def delta_as_file(manifest: Manifest) -> Manifest:
+    """Return a manifest of which the delta is the only file, to fetch it like any other version."""
+    if manifest.delta is None:
+        raise PolicyUnavailable(f"version {manifest.version} has no delta")
+    entry = ManifestFile(DELTA_FILE, manifest.delta.size, manifest.delta.chunks)
+    return replace(manifest.without_delta(), files=(entry,))
+
+
+def rebuild(
+    manifest: Manifest, folder: Path, delta_folder: Path, parent: Manifest, parent_folder: Path
+) -> None:
+    """Write a version's files to `folder`, from its delta and the parent's; blocking.
+
+    Raises DeltaError when the delta does not make the files the manifest promises, StorageError
+    when the disk refuses.
+    """
+    # Only here: a client that applies no delta needs no numpy, a fifth of its memory.
+    from muster.shardcast.delta import States, apply_delta
+
+    files = {file.name: file.size for file in manifest.files}
+    try:
+        with (delta_folder / DELTA_FILE).open("rb") as source:
+            apply_delta(
+                source,
+                {file.name: parent_folder / file.name for file in parent.files},
+                folder,
+                files,
+                states=States(parent.state_hash, manifest.state_hash),
+            )
+        made = state_hash({name: folder / name for name in files})
+    except OSError as error:
+        raise storage_error(error, f"rebuild version {manifest.version}") from error
+    if made != manifest.state_hash:
+        raise DeltaError(
+            f"the delta of version {manifest.version} makes other files than promised",
+            reason="target",
+            hint="the base on disk was damaged, or the trainer published a wrong delta",
+        )

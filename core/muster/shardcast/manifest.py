@@ -1,0 +1,319 @@
+"""The policy manifest: which files a version has, and the hash of every chunk of them.
+
+Owns the format of docs/protocol.md section 10 and nothing else: no I/O. `Manifest.from_bytes` is
+total: any bytes give a Manifest whose invariants hold, or EncodingError.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Self
+
+from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.shardcast.digests import STATE_BLOCK_BYTES, digest_of_blocks, joined_digest
+
+MAX_MANIFEST_BYTES = 1 << 20
+"""Manifests above this are refused unread; it also bounds files and chunks."""
+MAX_TOTAL_BYTES = 1 << 40
+"""Size of all files together above which a manifest is refused."""
+MAX_FILES = 4096
+"""Files in one version."""
+DEFAULT_CHUNK_BYTES = STATE_BLOCK_BYTES
+"""Chunk size of a publisher that says nothing else."""
+MIN_CHUNK_BYTES = 1 << 10
+"""Smaller chunks are refused: each costs a request."""
+MAX_CHUNK_BYTES = 64 << 20
+"""Larger chunks are refused: each is verified as a whole before it is passed on."""
+MAX_JSON_INT = (1 << 53) - 1
+"""Largest integer that canonical JSON holds."""
+
+FULL, DELTA = "full", "delta"
+"""Kinds of manifest: relays carry the files, or the delta alone."""
+DELTA_NAME = ".delta"
+"""Stands for the delta where a chunk's file is named; no file of a version can be called that."""
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_RESERVED = re.compile(r"(?i:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?")
+"""Names of devices on Windows, whatever follows a dot."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class ChunkSpan(NamedTuple):
+    """Where one chunk belongs."""
+
+    digest: Hash32
+    """BLAKE3 of the chunk's bytes."""
+    name: str
+    """The file it is part of."""
+    offset: int
+    """Its first byte in that file."""
+    size: int
+    """Its length in bytes; only a file's last chunk is shorter than `chunk_bytes`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFile:
+    """One file of a version."""
+
+    name: str
+    """A plain file name: letters, digits, dot, underscore, hyphen; no dot at either end."""
+    size: int
+    """Bytes."""
+    chunks: tuple[Hash32, ...]
+    """BLAKE3 of each chunk, in order; none for an empty file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestDelta:
+    """What turns the parent's files into this version's; see `muster.shardcast.delta`."""
+
+    parent_root: Hash32
+    """Root of the parent's manifest: it is as trustworthy as this manifest."""
+    size: int
+    """Bytes."""
+    chunks: tuple[Hash32, ...]
+    """BLAKE3 of each chunk, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A policy version; raises EncodingError when constructed with anything the format refuses."""
+
+    run_id: RunId
+    version: PolicyVersion
+    files: tuple[ManifestFile, ...]
+    """Sorted by name, no name twice."""
+    state_hash: Hash32
+    """BLAKE3 of the files' digests joined in order; see `muster.shardcast.digests`."""
+    stream_from: int
+    """First position in the training stream that this version's step consumed."""
+    stream_to: int
+    """Position after the last one; equal to `stream_from` for version 0."""
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    """Bytes of every chunk but a file's last."""
+    kind: str = FULL
+    """What relays carry: FULL the files, and the delta if there is one; DELTA the delta alone."""
+    parent: PolicyVersion | None = None
+    """The version that the delta starts from; None without a delta."""
+    delta: ManifestDelta | None = None
+    """How to make the files from the parent's."""
+    schema_version: int = 1
+    """Version of this document's form."""
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        _check_files(self)
+        _check_delta(self)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files together."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def broadcast_bytes(self) -> int:
+        """Size of what relays carry."""
+        carried = self.total_bytes if self.kind == FULL else 0
+        return carried + (self.delta.size if self.delta else 0)
+
+    def without_delta(self) -> Self:
+        """Return the manifest that the same files would have alone."""
+        return replace(self, kind=FULL, parent=None, delta=None)
+
+    def derived_state_hash(self) -> Hash32 | None:
+        """Return the state hash that the chunk digests imply; None for other chunk sizes."""
+        if self.chunk_bytes != STATE_BLOCK_BYTES:
+            return None
+        return joined_digest({file.name: digest_of_blocks(file.chunks) for file in self.files})
+
+    def spans(self) -> Iterator[ChunkSpan]:
+        """Yield every chunk of every file in order; a digest may come more than once."""
+        for _, spans in self.spans_by_file():
+            yield from spans
+
+    def spans_by_file(self) -> Iterator[tuple[ManifestFile, list[ChunkSpan]]]:
+        """Yield every file with its chunks, in order."""
+        for file in self.files:
+            yield file, _spans(file.name, file.size, file.chunks, self.chunk_bytes)
+
+    def delta_spans(self) -> list[ChunkSpan]:
+        """Return the delta's chunks in order; none without a delta."""
+        if self.delta is None:
+            return []
+        return _spans(DELTA_NAME, self.delta.size, self.delta.chunks, self.chunk_bytes)
+
+    def broadcast_spans(self) -> list[ChunkSpan]:
+        """Return what relays carry, the delta first: most clients wait for that."""
+        return [*self.delta_spans(), *(self.spans() if self.kind == FULL else ())]
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical JSON; raises EncodingError when it exceeds the limit."""
+        data = canonical_json(_json_of(self))
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise EncodingError(
+                f"manifest of {len(data)} bytes exceeds the limit of {MAX_MANIFEST_BYTES}",
+                hint="publish with larger chunks",
+            )
+        return data
+
+    def root(self) -> Hash32:
+        """Return the Keccak-256 of the canonical JSON: what the chain holds."""
+        return keccak(self.to_bytes())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Parse canonical JSON; raises EncodingError on anything the format refuses."""
+        value = _fields(parse_canonical_json(data, max_bytes=MAX_MANIFEST_BYTES), cls, "manifest")
+        return cls(
+            run_id=RunId(_integer(value, "run_id")),
+            version=PolicyVersion(_integer(value, "version")),
+            files=tuple(_file(item) for item in _list(value, "files", MAX_FILES)),
+            state_hash=_digest(value["state_hash"]),
+            stream_from=_integer(value, "stream_from"),
+            stream_to=_integer(value, "stream_to"),
+            chunk_bytes=_integer(value, "chunk_bytes"),
+            kind=value["kind"],
+            parent=(None if value["parent"] is None else PolicyVersion(_integer(value, "parent"))),
+            delta=None if value["delta"] is None else _delta(value["delta"]),
+            schema_version=_integer(value, "schema_version"),
+        )
+
+
+def require_file_name(name: object) -> str:
+    """Return `name` if it can stand in a manifest; else raises EncodingError.
+
+    What passes has no separator and no leading dot, so joined to a folder it stays inside; it is
+    ASCII, ends in no dot and names no device, so it is the same file on every file system.
+    """
+    is_plain = isinstance(name, str) and _NAME.fullmatch(name) and not _RESERVED.fullmatch(name)
+    if not isinstance(name, str) or not is_plain or name.endswith("."):
+        raise EncodingError(f"not a plain file name: {_shown(name)}")
+    return name
+
+
+def parse_digest(text: str) -> Hash32 | None:
+    """Return the digest written as 64 lower-case hexadecimal digits, None for anything else."""
+    return Hash32(bytes.fromhex(text)) if _DIGEST.fullmatch(text) else None
+
+
+def _check_numbers(manifest: Manifest) -> None:
+    _require("schema_version", manifest.schema_version, 1, 1)
+    _require("run_id", manifest.run_id, 1, MAX_JSON_INT)
+    _require("version", manifest.version, 0, (1 << 32) - 1)
+    _require("chunk_bytes", manifest.chunk_bytes, MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)
+    _require("stream_to", manifest.stream_to, 0, MAX_JSON_INT)
+    _require("stream_from", manifest.stream_from, 0, manifest.stream_to)
+    if manifest.version == 0 and manifest.stream_from != manifest.stream_to:
+        raise EncodingError("version 0 is the base model and consumes nothing of the stream")
+    if manifest.kind not in (FULL, DELTA):
+        raise EncodingError(f"unknown kind of manifest: {_shown(manifest.kind)}")
+
+
+def _check_delta(manifest: Manifest) -> None:
+    if (manifest.delta is None) != (manifest.parent is None):
+        raise EncodingError("a manifest has a parent exactly when it has a delta")
+    if manifest.kind == DELTA and manifest.delta is None:
+        raise EncodingError("a manifest of kind delta needs a delta")
+    if manifest.delta is None or manifest.parent is None:
+        return
+    _require("parent", manifest.parent, 0, manifest.version - 1)
+    # Larger ones have no use, and the bound keeps what applying one may cost in proportion.
+    _require("size of the delta", manifest.delta.size, 1, manifest.total_bytes)
+    expected = -(-manifest.delta.size // manifest.chunk_bytes)
+    if len(manifest.delta.chunks) != expected:
+        count = len(manifest.delta.chunks)
+        raise EncodingError(f"the delta needs {expected} chunks, got {count}")
+
+
+def _check_files(manifest: Manifest) -> None:
+    names = [require_file_name(file.name) for file in manifest.files]
+    if not 1 <= len(names) <= MAX_FILES:
+        raise EncodingError(f"a manifest has 1 to {MAX_FILES} files, got {len(names)}")
+    if any(a >= b for a, b in itertools.pairwise(names)):
+        raise EncodingError("files are not sorted by name, or a name comes twice")
+    if len({name.lower() for name in names}) < len(names):
+        raise EncodingError("two names differ in case alone: one file where case does not count")
+    for file in manifest.files:
+        _require(f"size of {file.name}", file.size, 0, MAX_TOTAL_BYTES)
+        expected = -(-file.size // manifest.chunk_bytes)
+        if len(file.chunks) != expected:
+            raise EncodingError(f"{file.name} needs {expected} chunks, got {len(file.chunks)}")
+    if manifest.total_bytes > MAX_TOTAL_BYTES:
+        raise EncodingError(f"files of {manifest.total_bytes} bytes exceed {MAX_TOTAL_BYTES}")
+
+
+def _require(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise EncodingError(f"{name} must be in [{low}, {high}], got {value}")
+
+
+def _file(value: Any) -> ManifestFile:
+    given = _fields(value, ManifestFile, "file")
+    name = require_file_name(given["name"])
+    return ManifestFile(name, _integer(given, "size"), _digests(given, "chunks"))
+
+
+def _delta(value: Any) -> ManifestDelta:
+    given = _fields(value, ManifestDelta, "delta")
+    root = _digest(given["parent_root"])
+    return ManifestDelta(root, _integer(given, "size"), _digests(given, "chunks"))
+
+
+def _spans(name: str, size: int, chunks: tuple[Hash32, ...], chunk_bytes: int) -> list[ChunkSpan]:
+    offsets = range(0, size, chunk_bytes)
+    places = zip(chunks, offsets, strict=True)
+    return [ChunkSpan(d, name, at, min(chunk_bytes, size - at)) for d, at in places]
+
+
+def _json_of(value: Any) -> Any:
+    """Return a manifest, or a part of it, as JSON values: its fields by name, digests as text."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, tuple):
+        return [_json_of(item) for item in value]
+    if isinstance(value, Manifest | ManifestFile | ManifestDelta):
+        return {field.name: _json_of(getattr(value, field.name)) for field in fields(value)}
+    return value
+
+
+def _digests(given: dict[str, Any], name: str) -> tuple[Hash32, ...]:
+    return tuple(_digest(item) for item in _list(given, name, MAX_MANIFEST_BYTES))
+
+
+def _fields(value: Any, kind: type[Manifest | ManifestFile | ManifestDelta], what: str) -> Any:
+    """Return a JSON object that has the fields of a part of the manifest, and no others."""
+    keys = sorted(field.name for field in fields(kind))
+    if not isinstance(value, dict) or sorted(value) != keys:
+        raise EncodingError(f"a {what} is an object with exactly the keys {keys}")
+    return value
+
+
+def _list(given: dict[str, Any], name: str, limit: int) -> list[Any]:
+    value = given[name]
+    if not isinstance(value, list) or len(value) > limit:
+        raise EncodingError(f"{name} must be a list of at most {limit} entries")
+    return value
+
+
+def _integer(given: dict[str, Any], name: str) -> int:
+    value = given[name]
+    # bool is an int to Python, not to JSON.
+    if type(value) is not int:
+        raise EncodingError(f"{name} must be an integer, got {_shown(value)}")
+    return value
+
+
+def _digest(value: Any) -> Hash32:
+    digest = parse_digest(value) if isinstance(value, str) else None
+    if digest is None:
+        raise EncodingError(f"not 64 lower-case hexadecimal digits: {_shown(value)}")
+    return digest
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:80]

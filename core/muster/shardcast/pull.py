@@ -1,0 +1,373 @@
+"""Which relay is asked for which chunk, and when a second one is: nobody waits for a slow relay.
+
+An attempt holds one of `parallel` slots while it brings bytes. One that brings next to nothing, or
+a small part of what others bring, is *quiet*: it may go on, but its slot is another's.
+
+ * while there is a chunk that nobody was asked for, relays that were never tried get one each, in
+   short intervals, whatever the others bring
+ * once every chunk was asked for, a chunk of which nothing arrives is asked of another relay too;
+   the first attempt that brings bytes goes on, the first verified copy counts
+ * an attempt that falls far below others, or below itself, is left, and another relay goes on with
+   its bytes; as long as bytes come as quickly as they ever did, nobody is left for that
+
+All comparisons are between relays at the same time: where all are slow, slow is no fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from muster.shardcast.chunks import VerifyingSink
+from muster.shardcast.download import EXTRA, Fault, in_thread
+from muster.shardcast.transfer import Transfer
+
+TICK_S = 0.05
+"""How often running attempts are looked at."""
+WINDOW_S = 0.5
+"""The span over which an attempt's rate is measured; younger attempts are not compared."""
+PATIENCE_S = 0.15
+"""So long an attempt is not quiet, whatever it brings."""
+NOTHING_BYTES_PER_S = 16 << 10
+"""An attempt below this brings next to nothing, whatever others bring."""
+QUIET_SHARE = 0.25
+"""An attempt below this part of the best rate is quiet."""
+FLOOR_SHARE = 0.125
+"""An attempt below this part of another's rate, or of its own best, may be left."""
+LEFT_AFTER_S = 1.0
+"""An attempt is left after it was quiet for this long; sooner once every chunk was asked for."""
+LEFT_LAST_AFTER_S = 0.2
+FULL_SHARE = 0.5
+"""As long as this part of the highest rate of all attempts together comes, the line counts as full:
+there is nothing to be gained by asking others."""
+EXPLORE_S = 0.2
+"""While chunks wait, so often a relay that was never tried is tried beside the others."""
+
+
+@dataclass(slots=True, eq=False)
+class _Chunk:
+    open_sink: Callable[[], VerifyingSink]
+    attempts: list[_Attempt] = field(default_factory=list)
+    begun: VerifyingSink | None = None
+    """The bytes of an attempt that was left."""
+    givers: set[str] = field(default_factory=set)
+    """The relays that brought these bytes."""
+    was_shared: bool = False
+    """Two attempts at it ran at the same time."""
+    is_alone: bool = False
+    """It must not be asked for twice, or go on from another's bytes: that went wrong before."""
+
+    def is_brought(self) -> bool:
+        return any(attempt.brings() for attempt in self.attempts)
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    chunk: _Chunk
+    url: str
+    sink: VerifyingSink
+    started_s: float
+    givers: set[str]
+    """The relays that brought what the sink held when this began."""
+    held_bytes: int
+    """How much that was."""
+    task: asyncio.Task[Fault | None] | None = None
+    samples: deque[tuple[float, int]] = field(default_factory=deque)
+    begun_s: float = 0.0
+    """When its first bytes came."""
+    quiet_since_s: float | None = None
+    rate: float = 0.0
+    """Bytes per second of late."""
+    peak: float = 0.0
+    """Its largest rate so far."""
+
+    def look(self, now_s: float) -> None:
+        """Measure the rate; the connection's own beginning does not count."""
+        if not self.has_begun():
+            self.samples.clear()
+            self.begun_s = now_s
+        self.samples.append((now_s, self.sink.seen))
+        while len(self.samples) > 2 and self.samples[1][0] <= now_s - WINDOW_S:
+            self.samples.popleft()
+        then_s, seen = self.samples[0]
+        self.rate = max(0, self.sink.seen - seen) / max(now_s - then_s, TICK_S)
+        self.peak = max(self.peak, self.rate)
+
+    def has_begun(self) -> bool:
+        return self.sink.seen > self.held_bytes
+
+    def is_quiet(self) -> bool:
+        return self.quiet_since_s is not None
+
+    def brings(self) -> bool:
+        return self.rate >= NOTHING_BYTES_PER_S
+
+    def was_quiet_for(self, seconds: float, now_s: float) -> bool:
+        return self.quiet_since_s is not None and now_s - self.quiet_since_s >= seconds
+
+    def eta_s(self) -> float:
+        return (self.sink.size - self.sink.seen) / max(self.rate, 1e-3)
+
+
+class Pull:
+    """Fills sinks from relays until all are full, or no relay is left to ask."""
+
+    def __init__(
+        self,
+        transfer: Transfer,
+        sinks: Iterable[Callable[[], VerifyingSink]],
+        *,
+        parallel: int,
+        arrived: Callable[[VerifyingSink], object] = lambda _: None,
+    ) -> None:
+        """Sinks are filled in order, `parallel` at a time; `arrived` hears of each full one."""
+        self._transfer = transfer
+        self._waiting = deque(_Chunk(open_sink) for open_sink in sinks)
+        self._parallel = parallel
+        self._arrived = arrived
+        self._running: list[_Attempt] = []
+        self._tried: set[str] = set()
+        self._explored_s = 0.0
+        self._most = 0.0
+        """Highest rate of all attempts together so far."""
+        self._is_full = False
+
+    async def run(self) -> None:
+        """Fill them all; raises PolicyUnavailable or StorageError."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting or self._running:
+                await self._leave(self._look(loop.time()))
+                self._start(loop.time())
+                tasks = [a.task for a in self._running if a.task]
+                if not tasks:
+                    await self._transfer.rest()
+                    continue
+                await asyncio.wait(tasks, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                for attempt in [a for a in self._running if a.task and a.task.done()]:
+                    await self._ended(attempt, loop.time())
+        finally:
+            await self._end(self._running)
+            for chunk in [*self._waiting, *(a.chunk for a in self._running)]:
+                _close(chunk.begun)
+            for attempt in self._running:
+                attempt.sink.close()
+
+    # Looking at running attempts
+
+    def _look(self, now_s: float) -> list[_Attempt]:
+        """Measure every attempt; returns those to leave."""
+        for attempt in self._running:
+            attempt.look(now_s)
+        known = self._transfer.scores.best(self._transfer.awake())
+        together = sum(attempt.rate for attempt in self._running)
+        self._most = max(self._most, together)
+        self._is_full = together >= FULL_SHARE * max(self._most, known, 2 * NOTHING_BYTES_PER_S)
+        best = max([known, *(attempt.rate for attempt in self._running)], default=0.0)
+        for attempt in self._running:
+            if now_s - attempt.started_s < PATIENCE_S or not self._is_slow(attempt, best, now_s):
+                attempt.quiet_since_s = None
+            elif attempt.quiet_since_s is None:
+                attempt.quiet_since_s = now_s
+        return [a for a in self._running if self._is_hopeless(a, now_s)] or self._crowding()
+
+    def _is_slow(self, attempt: _Attempt, best: float, now_s: float) -> bool:
+        if not attempt.brings():
+            return True
+        # A line that one relay's attempts share is as fast as they are together.
+        shared = attempt.rate * sum(a.url == attempt.url for a in self._running)
+        return shared < QUIET_SHARE * best and now_s - attempt.begun_s >= WINDOW_S
+
+    def _is_hopeless(self, attempt: _Attempt, now_s: float) -> bool:
+        if any(_is_overtaken(attempt, rival, now_s) for rival in attempt.chunk.attempts):
+            return True
+        is_last = not self._waiting and attempt.has_begun()
+        after_s = LEFT_LAST_AFTER_S if is_last else LEFT_AFTER_S
+        if not attempt.was_quiet_for(after_s, now_s) or (self._is_full and attempt.brings()):
+            return False
+        # Others go on with its bytes, so little is lost where the whole network paused.
+        others = [a.rate for a in self._running if a.url != attempt.url]
+        idle = [url for url in self._transfer.awake() if url != attempt.url]
+        known = self._transfer.scores.best(idle)
+        return attempt.rate < FLOOR_SHARE * max([attempt.peak, known, *others])
+
+    def _holds_slot(self, attempt: _Attempt) -> bool:
+        return not attempt.is_quiet() or (self._is_full and attempt.brings())
+
+    def _crowding(self) -> list[_Attempt]:
+        """Return who makes place when there is no room for a relay that was never tried."""
+        quiet = [attempt for attempt in self._running if attempt.is_quiet()]
+        is_full = len(self._running) >= self._parallel + EXTRA
+        if not is_full or not quiet or not set(self._transfer.awake()) - self._tried:
+            return []
+        return [min(quiet, key=lambda attempt: (attempt.rate, attempt.started_s))]
+
+    # Starting
+
+    def _start(self, now_s: float) -> None:
+        """Start attempts while there are slots, chunks and relays for them."""
+        while len(self._running) < self._parallel + EXTRA:
+            holding = sum(map(self._holds_slot, self._running))
+            explores = holding >= self._parallel
+            if explores and now_s - self._explored_s < EXPLORE_S:
+                return
+            chunk = self._waiting[0] if self._waiting else self._lagging(now_s)
+            explores = explores or (chunk is not None and chunk.is_brought())
+            url = self._relay_for(chunk, now_s, explores=explores) if chunk else None
+            if chunk is None or url is None:
+                return
+            self._explored_s = now_s
+            self._begin(chunk, url, now_s)
+
+    def _lagging(self, now_s: float) -> _Chunk | None:
+        """Return the chunk that a further relay is asked for, though it was asked for already."""
+        found: dict[_Chunk, float] = {}
+        for chunk in {attempt.chunk for attempt in self._running}:
+            is_young = any(now_s - a.started_s < PATIENCE_S for a in chunk.attempts)
+            # What somebody has brought a part of is handed on when he is left.
+            is_begun = any(a.sink.seen > a.sink.size * FLOOR_SHARE for a in chunk.attempts)
+            is_open = not chunk.is_brought() and not is_begun
+            if not chunk.is_alone and not is_young and (is_open or self._is_doubtful(chunk)):
+                found[chunk] = min(a.eta_s() for a in chunk.attempts)
+        return max(found, key=lambda chunk: found[chunk], default=None)
+
+    def _is_doubtful(self, chunk: _Chunk) -> bool:
+        """Tell whether nobody knows if the only one who brings a chunk is slow."""
+        others = [url for url in self._transfer.awake() if url != chunk.attempts[0].url]
+        known = [url for url in others if self._transfer.scores.is_known(url)]
+        is_long = min(attempt.eta_s() for attempt in chunk.attempts) > 2 * WINDOW_S
+        return is_long and len(chunk.attempts) == 1 and not known
+
+    def _relay_for(self, chunk: _Chunk, now_s: float, *, explores: bool) -> str | None:
+        """Return whom to ask for a chunk; with `explores`, only somebody who was never tried."""
+        scores = self._transfer.scores
+        busy = {attempt.url for attempt in self._running}
+        refused = {a.url for a in self._running if a.is_quiet() or a.chunk is chunk}
+        awake = [url for url in self._transfer.awake() if url not in refused]
+        fresh = [url for url in awake if not scores.is_known(url) and url not in busy]
+        if explores:
+            fresh = [url for url in fresh if url not in self._tried]
+            return scores.choose(fresh) if fresh else None
+        known = [url for url in awake if scores.is_known(url)]
+        tries = sum(not scores.is_known(a.url) for a in self._running)
+        if known and tries >= self._parallel // 2:
+            fresh = []
+        pool = [*known, *fresh] or awake
+        if not pool and all(a.was_quiet_for(LEFT_AFTER_S, now_s) for a in self._running):
+            pool = [url for url in self._transfer.reserve() if url not in refused]
+        return scores.choose(pool) if pool else None
+
+    def _begin(self, chunk: _Chunk, url: str, now_s: float) -> None:
+        if self._waiting and chunk is self._waiting[0]:
+            self._waiting.popleft()
+        sink, chunk.begun = chunk.begun or chunk.open_sink(), None
+        sink.seen = sink.received
+        givers, chunk.givers = chunk.givers, set()
+        attempt = _Attempt(chunk, url, sink, now_s, givers, sink.received)
+        self._running.append(attempt)
+        chunk.attempts.append(attempt)
+        chunk.was_shared = chunk.was_shared or len(chunk.attempts) > 1
+        self._tried.add(url)
+        attempt.task = asyncio.create_task(self._transfer.client.chunk(url, sink))
+
+    # Ending
+
+    async def _leave(self, attempts: Sequence[_Attempt]) -> None:
+        """Leave attempts; other relays go on with their bytes."""
+        now_s = asyncio.get_running_loop().time()
+        await self._end(attempts)
+        for attempt in attempts:
+            if attempt.task is None or not attempt.task.cancelled():
+                continue  # it ended by itself meanwhile
+            self._remove(attempt)
+            if attempt.is_quiet():
+                seconds = now_s - attempt.started_s
+                size = attempt.sink.seen - attempt.held_bytes
+                self._transfer.note(attempt.url, Fault.SLOW, size=size, seconds=seconds)
+            self._keep(attempt)
+            if not attempt.chunk.attempts:
+                self._waiting.appendleft(attempt.chunk)
+
+    def _keep(self, attempt: _Attempt) -> None:
+        """Keep what an attempt brought for the next, if there is not more already."""
+        chunk, sink = attempt.chunk, attempt.sink
+        is_more = chunk.begun is None or sink.received > chunk.begun.received
+        if chunk.is_alone or not 0 < sink.received < sink.size or not is_more:
+            sink.close()
+            return
+        _close(chunk.begun)
+        chunk.begun, chunk.givers = sink, set(attempt.givers)
+        if sink.received > attempt.held_bytes:
+            chunk.givers.add(attempt.url)
+
+    async def _ended(self, attempt: _Attempt, now_s: float) -> None:
+        """Record how an attempt ended; its chunk is full, or waits again."""
+        if attempt not in self._running:
+            return  # it ended as another's rival
+        assert attempt.task is not None
+        fault = attempt.task.result()
+        self._remove(attempt)
+        chunk, sink = attempt.chunk, attempt.sink
+        if fault is None and await self._is_kept(attempt, now_s):
+            sink.close()
+            self._arrived(sink)
+            return
+        if fault is Fault.LIED and attempt.givers:
+            # Nobody knows which of them lied.
+            self._start_over(chunk, {*attempt.givers, attempt.url})
+        elif fault is not None:
+            self._transfer.note(attempt.url, fault)
+        if fault in (Fault.ABSENT, Fault.FAILED):
+            self._keep(attempt)
+        else:
+            sink.close()
+        if not chunk.attempts:
+            self._waiting.appendleft(chunk)
+
+    async def _is_kept(self, attempt: _Attempt, now_s: float) -> bool:
+        """End the rivals of the first attempt; False when one overwrote the verified bytes."""
+        chunk, sink, rivals = attempt.chunk, attempt.sink, list(attempt.chunk.attempts)
+        await self._end(rivals)
+        for rival in rivals:
+            self._remove(rival)
+            rival.sink.close()
+        self._transfer.note(attempt.url, None, size=sink.size, seconds=now_s - attempt.started_s)
+        if chunk.was_shared and not await in_thread(sink.still_holds):
+            self._start_over(chunk, {rival.url for rival in rivals})
+            return False
+        _close(chunk.begun)
+        chunk.begun = None
+        return True
+
+    def _start_over(self, chunk: _Chunk, suspects: Iterable[str]) -> None:
+        for url in suspects:
+            self._transfer.note(url, Fault.FAILED)
+        _close(chunk.begun)
+        chunk.begun, chunk.is_alone = None, True
+
+    def _remove(self, attempt: _Attempt) -> None:
+        self._running.remove(attempt)
+        attempt.chunk.attempts.remove(attempt)
+
+    async def _end(self, attempts: Sequence[_Attempt]) -> None:
+        """Cancel attempts, and wait until none of them writes any more."""
+        tasks = [attempt.task for attempt in attempts if attempt.task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is_overtaken(attempt: _Attempt, rival: _Attempt, now_s: float) -> bool:
+    """Tell whether a rival at the same chunk ends sooner, as far as one can see."""
+    if rival is attempt or not rival.brings():
+        return False
+    is_old = now_s - attempt.started_s >= WINDOW_S or rival.eta_s() < WINDOW_S
+    ahead = (rival.eta_s(), rival.started_s) < (attempt.eta_s(), attempt.started_s)
+    return is_old and ahead
+
+
+def _close(sink: VerifyingSink | None) -> None:
+    if sink is not None:
+        sink.close()

@@ -1,0 +1,158 @@
+"""Broadcast of any large files by signature alone, without a chain: publish here, fetch there.
+
+manifest = publish([Path("model.safetensors")], Path("store"), key=key)
+folder = asyncio.run(fetch(["http://relay:8700"], Path("cache"), signer=address))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from muster.protocol.errors import ConfigError, EncodingError, PolicyUnavailable
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
+from muster.shardcast.fetcher import Fetcher, Progress
+from muster.shardcast.manifest import (
+    DEFAULT_CHUNK_BYTES,
+    MAX_CHUNK_BYTES,
+    Manifest,
+    require_file_name,
+)
+from muster.shardcast.store import ChunkStore
+from muster.shardcast.trust import sign_root, trust_signer
+
+FIRST_RUN = RunId(1)
+"""The number of the run where there is only one."""
+INDEX_SUFFIX = ".safetensors.index.json"
+"""How the index of a model in many files ends."""
+MAX_INDEX_BYTES = 64 << 20
+"""An index above this is refused unread."""
+MOST_CHUNKS = 12_000
+"""Chunks whose digests surely fit a manifest."""
+
+
+def publish(
+    paths: Sequence[Path],
+    store: ChunkStore | Path,
+    *,
+    key: bytes,
+    run_id: RunId = FIRST_RUN,
+    version: PolicyVersion | None = None,
+    link: bool = False,
+) -> Manifest:
+    """Publish files as the next version of a run, signed with a key; returns the manifest.
+
+    `paths` are files, folders of files, or safetensors indexes; see `ChunkStore.publish` for `link`
+    and for what is raised, beside ConfigError for unfit paths. Whoever serves the store, in this
+    process or another, offers the version at once. Blocks until it is on the disk.
+    """
+    store = store if isinstance(store, ChunkStore) else ChunkStore(store)
+    files = files_of(paths)
+    if version is None:
+        version = PolicyVersion(max(store.stored_versions(run_id), default=-1) + 1)
+    number = version
+    return store.publish(
+        files,
+        run_id=run_id,
+        version=number,
+        stream_from=0,
+        stream_to=0,
+        sign=lambda root: sign_root(key, run_id, number, root),
+        chunk_bytes=chunk_bytes_for(list(files.values())),
+        link=link,
+    )
+
+
+async def fetch(
+    relays: Sequence[str],
+    cache: Path,
+    *,
+    signer: Address | None = None,
+    root: Hash32 | None = None,
+    run_id: RunId = FIRST_RUN,
+    version: PolicyVersion | None = None,
+    reserve: Sequence[str] = (),
+    token: str | None = None,
+    wait_s: int = 10,
+    progress: Progress | None = None,
+) -> Path:
+    """Return a folder with a version's verified files; without `version`, the newest offered.
+
+    A version is believed when `signer` signed it, or when its manifest has the given `root`. A
+    relay can hide the newest version, but not invent one. Raises ConfigError without either,
+    PolicyUnavailable when no relay has it, StorageError when the disk refuses.
+    """
+    if (signer is None) == (root is None) or (root is not None and version is None):
+        raise ConfigError("say whom to trust: a signer, or a version and its root")
+    async with Fetcher(relays, cache, reserve=reserve, token=token, wait_s=wait_s) as fetcher:
+        if version is None:
+            version = await fetcher.newest(run_id, wait_s=wait_s)
+        if version is None:
+            raise PolicyUnavailable(
+                f"no relay offers a version of run {run_id}",
+                hint="check that the relays are running and reach the origin",
+            )
+        if root is None:
+            assert signer is not None
+            root = await fetcher.root_of(run_id, version, trust_signer(signer))
+        return await fetcher.fetch(run_id, version, root, progress=progress)
+
+
+# What the paths stand for
+
+
+def files_of(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return the files to publish by name.
+
+    An index stands for itself and the files it names beside it; a folder for the files in it.
+    Raises ConfigError when there is none, a name comes twice, or a folder holds folders.
+    """
+    found: dict[str, Path] = {}
+    for path in (file for given in paths for file in _expand(given)):
+        try:
+            name = require_file_name(path.name)
+        except EncodingError as error:
+            raise ConfigError(f"cannot publish {path}: {error}") from error
+        if name in found and not found[name].samefile(path):
+            raise ConfigError(f"two files have the name {name}", hint="publish them as two runs")
+        found[name] = path
+    if not found:
+        raise ConfigError("there is nothing to publish", hint="give files, or a folder with files")
+    return found
+
+
+def chunk_bytes_for(files: Sequence[Path]) -> int:
+    """Return the chunk size that keeps a manifest within its limit: 8 MiB up to 94 GiB."""
+    total = sum(path.stat().st_size for path in files)
+    size = DEFAULT_CHUNK_BYTES
+    while size < MAX_CHUNK_BYTES and total > size * MOST_CHUNKS:
+        size *= 2
+    return size
+
+
+def _expand(path: Path) -> list[Path]:
+    if path.is_dir():
+        entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+        folders = [entry.name for entry in entries if not entry.is_file()]
+        if folders:
+            raise ConfigError(f"{path} holds {folders[0]}, which is not a file")
+        return entries
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    return [path, *_indexed(path)] if path.name.endswith(INDEX_SUFFIX) else [path]
+
+
+def _indexed(index: Path) -> list[Path]:
+    """Return the files that an index names; none of them may lie elsewhere."""
+    try:
+        if index.stat().st_size > MAX_INDEX_BYTES:
+            raise ConfigError(f"the index {index} is larger than {MAX_INDEX_BYTES} bytes")
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        files = [index.with_name(require_file_name(name)) for name in names]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{index} is not an index of safetensors files: {error}") from error
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ConfigError(f"{index.name} names {missing[0]}, which is not beside it")
+    return files

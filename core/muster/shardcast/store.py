@@ -1,0 +1,444 @@
+"""What an origin or relay holds: immutable chunks, and the manifests of the versions they form.
+
+Owns a folder; knows nothing of the network. Layout:
+
+    chunks/<blake3 hex>                       one file per chunk that came from an upstream
+    runs/<run>/<version>/manifest.json        the canonical manifest; its folder appears atomically
+    runs/<run>/<version>/signature            the trainer's 65-byte Checkpoint signature
+    runs/<run>/<version>/files/<name>         the files of a version published here
+
+Safe to use from several threads and processes: readers see whole versions only, and publishing and
+dropping exclude each other by a lock file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from muster.protocol.errors import EncodingError, StorageError
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.shardcast.chunks import (
+    TEMPORARY_PREFIX,
+    ChunkFolder,
+    ChunkSink,
+    Region,
+    storage_error,
+    sync_path,
+    temporary_name,
+)
+from muster.shardcast.manifest import DEFAULT_CHUNK_BYTES, DELTA, ChunkSpan, Manifest
+from muster.shardcast.originals import Originals, Stamp, place_files, sync_files
+
+logger = logging.getLogger(__name__)
+
+SIGNATURE_BYTES = 65
+"""Length of a signature, as in docs/protocol.md section 1."""
+
+VersionKey = tuple[RunId, PolicyVersion]
+
+
+class ChunkStore:
+    """Versions and their chunks in one folder; keeps the newest `keep` versions of each run."""
+
+    def __init__(self, folder: Path, *, keep: int = 5, max_bytes: int | None = None) -> None:
+        self.folder = folder
+        self.keep = keep
+        self.max_bytes = max_bytes
+        self.chunks = ChunkFolder(folder / "chunks")
+        self._originals = Originals()
+        self._runs = folder / "runs"
+        self._writer = threading.Lock()
+        self._state = threading.Lock()
+        self._complete: set[VersionKey] = set()
+        self._receiving: dict[VersionKey, set[Hash32]] = {}
+        self._listeners: list[Callable[[], object]] = []
+
+    def publish(
+        self,
+        files: Mapping[str, Path],
+        *,
+        run_id: RunId,
+        version: PolicyVersion,
+        stream_from: int,
+        stream_to: int,
+        sign: Callable[[Hash32], bytes],
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        link: bool = False,
+        anchor_every: int = 0,
+    ) -> Manifest:
+        """Store a version and return its manifest; readers see all of it or nothing.
+
+        The files are copied, so they may change afterwards; with `link` they share their disk space
+        with the store where the file system can, and must be replaced, never rewritten in place.
+        Readers see the version as soon as it is signed; the call returns when it would also survive
+        a power cut. Publishing the same content again returns the same manifest; other content
+        under a published version raises StorageError. Also raises EncodingError for names the
+        format refuses. With `anchor_every`, versions are broadcast as deltas where that is worth
+        it; see `muster.shardcast.delta`. Blocks: call it in a thread.
+        """
+        with self._exclusive(), self._sweeping_after_failure():
+            fresh = self._fresh_folder(run_id)
+            (fresh / "files").mkdir()
+            entries, state, stamps = place_files(files, fresh / "files", chunk_bytes, link=link)
+            manifest = Manifest(
+                run_id=run_id,
+                version=version,
+                files=entries,
+                state_hash=state,
+                stream_from=stream_from,
+                stream_to=stream_to,
+                chunk_bytes=chunk_bytes,
+            )
+            stored = self.manifest(run_id, version)
+            if stored is not None and self.is_complete(run_id, version):
+                manifest = stored if stored.without_delta() == manifest else manifest
+            elif anchor_every:
+                manifest = self._with_delta(manifest, fresh / "files", stamps, anchor_every)
+            if stored is not None and stored != manifest:
+                raise StorageError(
+                    f"run {run_id} version {version} was published with other content",
+                    hint="publish under the next version",
+                )
+            if stored != manifest or not self.is_complete(run_id, version):
+                self._install(fresh, manifest, sign(manifest.root()))
+                for digest, stamp in stamps.items():
+                    self._originals.trust(digest, stamp)
+            self._mark_complete((run_id, version))
+            self._changed()
+            self._drop_old()
+            self._sync_version(run_id, version)
+        self._changed()
+        return manifest
+
+    def _with_delta(
+        self, manifest: Manifest, folder: Path, stamps: dict[Hash32, Stamp], anchor_every: int
+    ) -> Manifest:
+        """Return the manifest with a delta from the version before, if that is here and helps."""
+        # Only here: relays and most clients need no numpy, which is a fifth of their memory.
+        from muster.shardcast.delta import add_delta, parent_to_publish
+
+        files = {file.name: folder / file.name for file in manifest.files}
+        before = parent_to_publish(manifest.version, files)
+        parent = None if before is None else self.manifest(manifest.run_id, before)
+        if parent is None:
+            return manifest
+        parent_folder = self._version_folder(parent.run_id, parent.version) / "files"
+        carried, added = add_delta(
+            manifest, folder, parent, parent_folder, anchor_every=anchor_every
+        )
+        stamps.update(added)
+        return carried
+
+    def begin(self, manifest: Manifest, signature: bytes) -> list[ChunkSpan]:
+        """Register a version whose chunks are still to come; returns those that are missing.
+
+        The caller has checked root and signature. Evicts old versions when `max_bytes` demands it;
+        raises StorageError when this version alone exceeds it.
+        """
+        key = (manifest.run_id, manifest.version)
+        with self._exclusive():
+            self._make_room(manifest)
+            if self.manifest(*key) != manifest:
+                self._install(self._fresh_folder(manifest.run_id), manifest, signature)
+            self._drop_old()
+            missing = self.missing(manifest)
+            with self._state:
+                self._complete.discard(key)
+                self._receiving[key] = {span.digest for span in missing}
+                self._settle()
+        self._changed()
+        return missing
+
+    def sink(self, span: ChunkSpan) -> ChunkSink:
+        """Return a receiver for a missing chunk; close it in a `finally`."""
+        return self.chunks.sink(span.digest, span.size, kept=self._arrived)
+
+    def _arrived(self, digest: Hash32) -> None:
+        with self._state:
+            for expected in self._receiving.values():
+                expected.discard(digest)
+            self._settle()
+        self._changed()
+
+    def expects(self, digest: Hash32) -> bool:
+        """Tell whether the chunk belongs to a version that is being received."""
+        with self._state:
+            return any(digest in expected for expected in self._receiving.values())
+
+    def abandon(self, run_id: RunId, version: PolicyVersion) -> None:
+        """Stop expecting a version's chunks; what arrived stays for the next attempt."""
+        with self._state:
+            self._receiving.pop((run_id, version), None)
+        self._changed()
+
+    def missing(self, manifest: Manifest) -> list[ChunkSpan]:
+        """Return the chunks that are not stored, each digest once, in order."""
+        self._learn_originals()
+        spans = {span.digest: span for span in manifest.broadcast_spans()}
+        return [span for span in spans.values() if not self._has(span)]
+
+    def _has(self, span: ChunkSpan) -> bool:
+        return self._originals.has(span.digest) or self.chunks.has(span.digest, span.size)
+
+    def is_checked(self, digest: Hash32) -> bool:
+        """Tell whether this process has verified the chunk, so that `find` is instant."""
+        return self._originals.is_checked(digest) or self.chunks.is_checked(digest)
+
+    def find(self, digest: Hash32) -> Region | None:
+        """Return where a verified chunk lies, or None. May hash it: see `is_checked`."""
+        was_stored = self._originals.is_indexed(digest) or self.chunks.path_of(digest).exists()
+        region = self._originals.find(digest) or self.chunks.find(digest)
+        if region is None and not was_stored and self._learn_originals():
+            return self.find(digest)
+        if region is None and was_stored:
+            with self._state:
+                self._complete.clear()
+            self._changed()
+        return region
+
+    def unpack(self, manifest: Manifest, folder: Path) -> None:
+        """Write a version's files into a folder; raises StorageError when a chunk is missing."""
+        for file in manifest.files:
+            with (folder / file.name).open("wb") as target:
+                for digest in file.chunks:
+                    region = self.find(digest)
+                    if region is None:
+                        raise StorageError(f"chunk {digest.hex()} is missing in {self.folder}")
+                    target.write(region.read())
+
+    def versions(self, run_id: RunId) -> list[PolicyVersion]:
+        """Return the versions that are complete or being received, newest first."""
+        return [v for v in self.stored_versions(run_id) if self.is_offered(run_id, v)]
+
+    def stored_versions(self, run_id: RunId) -> list[PolicyVersion]:
+        """Return every version with a manifest, whether its chunks are there or not."""
+        try:
+            names = os.listdir(self._runs / str(int(run_id)))
+        except FileNotFoundError:
+            return []
+        return sorted((PolicyVersion(int(n)) for n in names if n.isdecimal()), reverse=True)
+
+    def is_offered(self, run_id: RunId, version: PolicyVersion) -> bool:
+        """Tell whether a version is complete or being received."""
+        with self._state:
+            if (run_id, version) in self._receiving:
+                return True
+        return self.is_complete(run_id, version)
+
+    def is_complete(self, run_id: RunId, version: PolicyVersion) -> bool:
+        """Tell whether every chunk of a version is stored."""
+        with self._state:
+            if (run_id, version) in self._complete:
+                return True
+            if (run_id, version) in self._receiving:
+                return False
+        manifest = self.manifest(run_id, version)
+        if manifest is None or self.missing(manifest):
+            return False
+        self._mark_complete((run_id, version))
+        return True
+
+    def complete(self) -> list[VersionKey]:
+        """Return every version of every run that is stored whole."""
+        return [key for key in self.stored() if self.is_complete(*key)]
+
+    def manifest_bytes(self, run_id: RunId, version: PolicyVersion) -> bytes | None:
+        """Return a version's canonical manifest, or None."""
+        return self._read(run_id, version, "manifest.json")
+
+    def signature(self, run_id: RunId, version: PolicyVersion) -> bytes | None:
+        """Return the trainer's signature on a version, or None."""
+        return self._read(run_id, version, "signature")
+
+    def manifest(self, run_id: RunId, version: PolicyVersion) -> Manifest | None:
+        """Return a version's manifest; None when it is not stored or its file is damaged."""
+        data = self.manifest_bytes(run_id, version)
+        try:
+            return Manifest.from_bytes(data) if data is not None else None
+        except EncodingError:
+            logger.error("manifest on disk was corrupt", extra={"version": version})
+            return None
+
+    def remove(self, run_id: RunId, version: PolicyVersion) -> None:
+        """Delete a version, and the chunks that no other version needs."""
+        with self._exclusive():
+            self._discard_version((run_id, version))
+            self._sweep()
+        self._changed()
+
+    def on_change(self, listener: Callable[[], object]) -> Callable[[], None]:
+        """Call `listener` (from any thread) after every change; returns what ends that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def _changed(self) -> None:
+        for listener in list(self._listeners):
+            listener()
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Exclude every other writer of the folder, in this process and in others."""
+        with self._writer, (self.folder / ".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                yield
+            except OSError as error:
+                if isinstance(error, StorageError):
+                    raise
+                raise storage_error(error, f"write to {self.folder}") from error
+
+    @contextmanager
+    def _sweeping_after_failure(self) -> Iterator[None]:
+        """Give back the space of chunks that a failed publication had already stored."""
+        try:
+            yield
+        except BaseException:
+            self._sweep()
+            raise
+
+    def _learn_originals(self) -> bool:
+        """Index versions that this or another process published; tells whether any was new."""
+        found = False
+        for key in self.stored():
+            folder = self._version_folder(*key) / "files"
+            if not self._originals.knows(folder) and (manifest := self.manifest(*key)):
+                found = self._originals.learn(folder, manifest) or found
+        return found
+
+    def _fresh_folder(self, run_id: RunId) -> Path:
+        fresh = self._runs / str(int(run_id)) / temporary_name()
+        fresh.mkdir(parents=True)
+        return fresh
+
+    def _install(self, fresh: Path, manifest: Manifest, signature: bytes) -> None:
+        """Complete a version's fresh folder and give it its name."""
+        if len(signature) != SIGNATURE_BYTES:
+            raise EncodingError(f"a signature has {SIGNATURE_BYTES} bytes, got {len(signature)}")
+        (fresh / "manifest.json").write_bytes(manifest.to_bytes())
+        (fresh / "signature").write_bytes(signature)
+        key = (manifest.run_id, manifest.version)
+        self._discard_version(key)
+        fresh.rename(self._version_folder(*key))
+
+    def _sync_version(self, run_id: RunId, version: PolicyVersion) -> None:
+        folder = self._version_folder(run_id, version)
+        if (folder / "files").is_dir():
+            sync_files(folder / "files")
+        for path in [folder / "manifest.json", folder / "signature", folder, folder.parent]:
+            sync_path(path)
+
+    def _discard_version(self, key: VersionKey) -> None:
+        with self._state:
+            self._receiving.pop(key, None)
+            self._complete.discard(key)
+        folder = self._version_folder(*key)
+        self._originals.forget(folder / "files")
+        if folder.exists():
+            trash = folder.parent / temporary_name()
+            folder.rename(trash)
+            shutil.rmtree(trash, ignore_errors=True)
+
+    def _make_room(self, manifest: Manifest) -> None:
+        if self.max_bytes is None:
+            return
+        if manifest.broadcast_bytes > self.max_bytes:
+            raise StorageError(
+                f"version {manifest.version} has {manifest.broadcast_bytes} bytes, "
+                f"the limit is {self.max_bytes}",
+                hint="raise the relay's max_bytes",
+            )
+        own = (manifest.run_id, manifest.version)
+        oldest = sorted((key for key in self.stored() if key != own), key=lambda key: key[1])
+        while oldest and self._needed_bytes(manifest) > self.max_bytes:
+            self._discard_version(oldest.pop(0))
+            self._sweep({span.digest for span in manifest.broadcast_spans()})
+
+    def _needed_bytes(self, manifest: Manifest) -> int:
+        return self.chunks.used_bytes() + sum(span.size for span in self.missing(manifest))
+
+    def _drop_old(self) -> None:
+        """Keep each run's newest versions and their deltas' parents."""
+        for run_id in self._stored_runs():
+            newest = self.stored_versions(run_id)[: self.keep]
+            kept = self._with_parents(run_id, newest)
+            for version in self.stored_versions(run_id):
+                if version not in kept:
+                    self._discard_version((run_id, version))
+                elif version not in newest:
+                    self._discard_files((run_id, version))
+        self._sweep()
+
+    def wanted_parents(self, run_id: RunId) -> list[PolicyVersion]:
+        """Return the versions that kept deltas start from and that are not complete here."""
+        newest = self.stored_versions(run_id)[: self.keep]
+        parents = sorted(self._with_parents(run_id, newest), reverse=True)
+        return [version for version in parents if not self.is_complete(run_id, version)]
+
+    def _with_parents(self, run_id: RunId, versions: Iterable[PolicyVersion]) -> set[PolicyVersion]:
+        """Add the parents of these versions' deltas, back to the nearest anchor."""
+        kept: set[PolicyVersion] = set()
+        for version in versions:
+            needed: PolicyVersion | None = version
+            while needed is not None and needed not in kept:
+                kept.add(needed)
+                manifest = self.manifest(run_id, needed)
+                needed = manifest.parent if manifest and manifest.kind == DELTA else None
+        return kept
+
+    def _discard_files(self, key: VersionKey) -> None:
+        """Give back the space of a published version's files where its delta is all that counts."""
+        folder, manifest = self._version_folder(*key) / "files", self.manifest(*key)
+        if manifest is None or manifest.kind != DELTA:
+            return
+        held = [folder / file.name for file in manifest.files if (folder / file.name).exists()]
+        for path in held:
+            path.unlink()
+        if held:
+            self._originals.forget(folder)
+
+    def _sweep(self, also_needed: set[Hash32] | None = None) -> None:
+        needed = set(also_needed or ())
+        for run_id, version in self.stored():
+            manifest = self.manifest(run_id, version)
+            needed |= {s.digest for s in manifest.broadcast_spans()} if manifest else set()
+        for leftover in self._runs.glob(f"*/{TEMPORARY_PREFIX}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        self.chunks.sweep(needed)
+
+    def stored(self) -> list[VersionKey]:
+        """Return every version of every run that has a manifest, whole or not."""
+        return [(run, v) for run in self._stored_runs() for v in self.stored_versions(run)]
+
+    def _stored_runs(self) -> list[RunId]:
+        try:
+            return [RunId(int(name)) for name in os.listdir(self._runs) if name.isdecimal()]
+        except FileNotFoundError:
+            return []
+
+    def _version_folder(self, run_id: RunId, version: PolicyVersion) -> Path:
+        return self._runs / str(int(run_id)) / str(int(version))
+
+    def _read(self, run_id: RunId, version: PolicyVersion, name: str) -> bytes | None:
+        try:
+            return (self._version_folder(run_id, version) / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _mark_complete(self, key: VersionKey) -> None:
+        with self._state:
+            self._receiving.pop(key, None)
+            self._complete.add(key)
+
+    def _settle(self) -> None:
+        """Move versions that lack nothing any more to the complete ones; holds `_state`."""
+        done = [key for key, expected in self._receiving.items() if not expected]
+        for key in done:
+            del self._receiving[key]
+        self._complete.update(done)

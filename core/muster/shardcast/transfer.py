@@ -1,0 +1,309 @@
+"""Which relay is asked next, and what becomes of one that fails or lies.
+
+A request ends in verified bytes or in a Fault (`muster.shardcast.download`); `Transfer.note` hears
+of it. A relay that lied is asked nothing more about this version. For later versions RelayScores
+remembers it: a tenth of its success rate is left, which heals with every transfer, so the relay is
+asked again, at first seldom. A relay that failed is asked again for this version too, after a pause
+that doubles. Where parts of one chunk came from several relays, nobody knows who lied: all of them
+count as failed (`muster.shardcast.pull`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
+
+from muster.protocol.errors import PolicyUnavailable
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.shardcast.download import Fault, ShardClient
+from muster.shardcast.http_client import require_url
+from muster.shardcast.manifest import Manifest
+from muster.shardcast.trust import TrustedRoot, parse_published
+
+logger = logging.getLogger(__name__)
+
+SMOOTHING = 0.3
+"""Weight of the newest sample in the moving averages."""
+HEALING = 0.01
+"""What every relay's success rate regains with every update, so that a liar is asked again some
+day."""
+MIN_SUCCESS = 0.01
+"""Lowest success rate: a relay that failed stays worth a rare try."""
+MIN_SPEED = 0.01
+"""Lowest speed, as part of the average: a relay that was slow stays worth a rare try."""
+LIE_FACTOR = 0.1
+"""What remains of the success rate of a relay that sent wrong bytes."""
+
+FIRST_PAUSE_S = 0.05
+"""Pause of a relay after its first failure; doubles with each further one."""
+LONGEST_PAUSE_S = 2.0
+"""Bound of that pause."""
+HEDGE_S = 0.05
+"""A relay that has not answered within this gets company from the next ones."""
+
+T = TypeVar("T")
+
+
+class Transfer:
+    """One attempt at one version: which relays may still be asked, and when."""
+
+    def __init__(
+        self,
+        client: ShardClient,
+        scores: RelayScores,
+        run_id: RunId,
+        version: PolicyVersion,
+        *,
+        attempts: int,
+        noted: Callable[[str, Fault | None, int], object] = lambda _url, _fault, _size: None,
+    ) -> None:
+        """`attempts` is how often in a row a relay may fail; `noted` hears how each request to a
+        relay ended, and for how many verified bytes.
+        """
+        self.client = client
+        self.scores = scores
+        self._run_id = run_id
+        self._version = version
+        self._attempts = attempts
+        self._noted = noted
+        self._out: set[str] = set()
+        self._failures: dict[str, int] = {}
+        self._resting: dict[str, float] = {}
+
+    # Manifests
+
+    async def manifest(self, root: Hash32, *, wait_s: int) -> Manifest:
+        """Return the manifest with that root; relays are asked to wait so long for the version.
+
+        Raises PolicyUnavailable when no relay has it.
+        """
+        data = await self._from_anybody(
+            lambda url: self.client.manifest(
+                url, self._run_id, self._version, root=root, wait_s=wait_s
+            ),
+            is_absence_final=True,
+        )
+        return parse_published(data, self._run_id, self._version)
+
+    async def signed_manifest(self, trusted: TrustedRoot) -> tuple[bytes, bytes]:
+        """Return the manifest and its signature as `trusted` demands.
+
+        Raises PolicyUnavailable when no relay has them.
+        """
+        return await self._from_anybody(
+            lambda url: self.client.signed_manifest(url, self._run_id, self._version, trusted)
+        )
+
+    async def _from_anybody(
+        self, ask: Callable[[str], Awaitable[T | Fault]], *, is_absence_final: bool = False
+    ) -> T:
+        """Return the first answer of the relays, else of the reserve; each is asked until it
+        answers, lies, or has failed too often.
+        """
+
+        async def persist(url: str) -> T | None:
+            while await self._may_ask(url):
+                answer = await ask(url)
+                self.note(url, answer if isinstance(answer, Fault) else None)
+                if not isinstance(answer, Fault):
+                    return answer
+                if answer is Fault.ABSENT and is_absence_final:
+                    break
+            return None
+
+        for urls in (self.scores.relays, self.scores.reserve):
+            if (found := await self._first(urls, persist)) is not None:
+                return found
+        raise self._unavailable()
+
+    async def _first(
+        self, urls: Sequence[str], ask: Callable[[str], Awaitable[T | None]]
+    ) -> T | None:
+        """Return the first answer that is one, None when nobody has any.
+
+        A relay that has not answered soon gets company, each time twice as much.
+        """
+        ranked = self.scores.ranked(urls)
+        running: set[asyncio.Task[T | None]] = set()
+        more = 1
+        try:
+            while ranked or running:
+                for url in ranked[:more]:
+                    running.add(asyncio.ensure_future(ask(url)))
+                ranked, more = ranked[more:], 2 * more
+                done, running = await asyncio.wait(
+                    running,
+                    timeout=HEDGE_S if ranked else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for task in done:
+                    if (data := task.result()) is not None:
+                        return data
+            return None
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    # Whom to ask
+
+    def awake(self) -> list[str]:
+        """Return who may be asked now; the reserve only when every relay has been given up."""
+        now_s = asyncio.get_running_loop().time()
+        return [url for url in self._usable() if self._resting.get(url, 0.0) <= now_s]
+
+    def reserve(self) -> list[str]:
+        """Return who may be asked where no relay brings anything."""
+        return [url for url in self.scores.reserve if url not in self._out]
+
+    async def rest(self) -> None:
+        """Return when somebody may be asked; raises PolicyUnavailable when nobody ever will."""
+        usable = self._usable()
+        if not usable:
+            raise self._unavailable()
+        now_s = asyncio.get_running_loop().time()
+        await asyncio.sleep(max(0.0, min(self._resting.get(url, 0.0) for url in usable) - now_s))
+
+    def _usable(self) -> list[str]:
+        relays = [url for url in self.scores.relays if url not in self._out]
+        return relays or self.reserve()
+
+    async def _may_ask(self, url: str) -> bool:
+        """Tell, after its pause, whether a relay is still worth asking."""
+        pause_s = self._resting.get(url, 0) - asyncio.get_running_loop().time()
+        if url not in self._out and pause_s > 0:
+            await asyncio.sleep(pause_s)
+        return url not in self._out
+
+    # What becomes of a relay
+
+    def note(self, url: str, fault: Fault | None, *, size: int = 0, seconds: float = 0.0) -> None:
+        """Record how a request to a relay ended; None is success."""
+        self._noted(url, fault, size)
+        if fault is None:
+            self._failures.pop(url, None)
+            self._resting.pop(url, None)
+            if size:
+                self.scores.succeeded(url, size, seconds)
+        elif fault is Fault.SLOW:
+            self.scores.slowed(url, size, seconds)
+            self._rest(url, gives_up=False)
+        elif fault is Fault.LIED:
+            self.scores.lied(url)
+            self._out.add(url)
+            logger.warning("relay sent wrong bytes", extra={"relay": url, "what": self._what()})
+        else:
+            self.scores.failed(url)
+            self._rest(url)
+
+    def _rest(self, url: str, *, gives_up: bool = True) -> None:
+        failures = self._failures.get(url, 0) + 1
+        self._failures[url] = failures
+        if failures >= self._attempts and gives_up:
+            self._out.add(url)
+            return
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**failures)
+        pause_s *= self.scores.rng.uniform(0.5, 1)
+        self._resting[url] = asyncio.get_running_loop().time() + pause_s
+
+    def _unavailable(self) -> PolicyUnavailable:
+        return PolicyUnavailable(
+            f"no relay delivers {self._what()} ({len(self.scores.urls)} asked)",
+            hint="relays keep the newest versions; check that the relays are running and reach the "
+            "origin",
+        )
+
+    def _what(self) -> str:
+        return f"run {self._run_id} version {self._version}"
+
+
+@dataclass(slots=True)
+class _Record:
+    success: float = 1.0
+    bytes_per_s: float | None = None
+
+
+class RelayScores:
+    """Each relay's success rate and bandwidth, learnt from all transfers. No I/O."""
+
+    def __init__(self, urls: Sequence[str], *, rng: Random, reserve: Sequence[str] = ()) -> None:
+        """`reserve` are asked only when none of `urls` is left: the origin, if it allows that."""
+        self.reserve = [require_url(url) for url in reserve]
+        """The relays that are asked last."""
+        self.rng = rng
+        self._records = {url: _Record() for url in [*map(require_url, urls), *self.reserve]}
+
+    @property
+    def urls(self) -> list[str]:
+        """Every relay in the order given, then the reserve."""
+        return list(self._records)
+
+    @property
+    def relays(self) -> list[str]:
+        """The relays that are asked first."""
+        return [url for url in self._records if url not in self.reserve]
+
+    def weight(self, url: str) -> float:
+        """Return success rate x bandwidth; an unmeasured relay counts as fast as the average."""
+        known = [r.bytes_per_s for r in self._records.values() if r.bytes_per_s is not None]
+        average = sum(known) / len(known) if known else 1.0
+        record = self._records[url]
+        speed = average if record.bytes_per_s is None else record.bytes_per_s
+        return record.success * max(speed, MIN_SPEED * average)
+
+    def is_known(self, url: str) -> bool:
+        """Tell whether a relay's bandwidth was measured."""
+        return self._records[url].bytes_per_s is not None
+
+    def best(self, urls: Sequence[str]) -> float:
+        """Return the largest bandwidth that was measured among these, bytes per second."""
+        return max((self._records[url].bytes_per_s or 0.0 for url in urls), default=0.0)
+
+    def choose(self, urls: Sequence[str]) -> str:
+        """Return one of these at random, in proportion to the weights."""
+        return self.rng.choices(urls, [self.weight(url) for url in urls])[0]
+
+    def ranked(self, urls: Sequence[str]) -> list[str]:
+        """Return these in a random order in which heavier ones tend to come first."""
+        left, order = list(urls), list[str]()
+        while left:
+            order.append(self.choose(left))
+            left.remove(order[-1])
+        return order
+
+    def succeeded(self, url: str, size: int, seconds: float) -> None:
+        """Record a transfer of verified bytes."""
+        record = self._records[url]
+        sample = size / max(seconds, 1e-6)
+        before = sample if record.bytes_per_s is None else record.bytes_per_s
+        record.bytes_per_s = before + SMOOTHING * (sample - before)
+        record.success += SMOOTHING * (1 - record.success)
+        self._heal()
+
+    def failed(self, url: str) -> None:
+        """Record a transfer that broke off, timed out or was refused."""
+        self._reduce(url, 1 - SMOOTHING)
+
+    def slowed(self, url: str, size: int, seconds: float) -> None:
+        """Record that a relay brought no more than that, far less than others meanwhile."""
+        record, sample = self._records[url], size / max(seconds, 1e-6)
+        if size:  # else it may wait for the chunk itself: that says nothing about its line
+            record.bytes_per_s = min(sample, record.bytes_per_s or sample)
+        self.failed(url)
+
+    def lied(self, url: str) -> None:
+        """Record wrong bytes: worse than a failure, as they cost a whole transfer."""
+        self._reduce(url, LIE_FACTOR)
+
+    def _reduce(self, url: str, factor: float) -> None:
+        record = self._records[url]
+        record.success = max(MIN_SUCCESS, record.success * factor)
+        self._heal()
+
+    def _heal(self) -> None:
+        for record in self._records.values():
+            record.success = min(1.0, record.success + HEALING)

@@ -1,0 +1,82 @@
+"""Why a version is believed: its root is on a chain, its trainer signed it, or both.
+
+Knows neither the chain's client nor HTTP: a caller that reads the chain passes a `Trust`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from muster.protocol.eip712 import Domain, digest, recover, sign
+from muster.protocol.errors import EncodingError, PolicyUnavailable, SignatureError
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, to_address
+from muster.protocol.messages import Checkpoint
+from muster.shardcast.manifest import Manifest
+
+STANDALONE_DOMAIN = Domain(0, to_address(bytes(20)))
+"""EIP-712 domain of versions that no chain knows: `muster shardcast publish`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedRoot:
+    """What must hold of a version."""
+
+    manifest_root: Hash32 | None
+    """Keccak-256 that the manifest must have; None where the signature alone decides."""
+    trainer: Address
+    """The account that must have signed it."""
+    domain: Domain
+    """The signature's EIP-712 domain: RunRegistry's, or the standalone one."""
+
+
+Trust = Callable[[RunId, PolicyVersion], Awaitable[TrustedRoot | None]]
+"""Returns what must hold of a version, None when there is no such version."""
+
+
+def check_signature(
+    run_id: RunId, version: PolicyVersion, root: Hash32, signature: bytes, trusted: TrustedRoot
+) -> None:
+    """Raise SignatureError unless the trainer signed this root for this version."""
+    checkpoint = Checkpoint(run_id, version, root)
+    signer = recover(digest(trusted.domain, checkpoint.struct_hash()), signature)
+    if signer != trusted.trainer:
+        raise SignatureError(f"the checkpoint is signed by {signer}, not by the trainer")
+
+
+def parse_published(data: bytes, run_id: RunId, version: PolicyVersion) -> Manifest:
+    """Return the manifest whose root is on chain; raises PolicyUnavailable when it is unfit.
+
+    No relay is to blame then: the trainer published it.
+    """
+    try:
+        manifest = Manifest.from_bytes(data)
+    except EncodingError as error:
+        raise PolicyUnavailable(f"the published manifest is malformed: {error}") from error
+    if (manifest.run_id, manifest.version) != (run_id, version):
+        raise PolicyUnavailable(
+            f"the manifest published as run {run_id} version {version} says "
+            f"run {manifest.run_id} version {manifest.version}"
+        )
+    return manifest
+
+
+def sign_root(
+    key: bytes,
+    run_id: RunId,
+    version: PolicyVersion,
+    root: Hash32,
+    *,
+    domain: Domain = STANDALONE_DOMAIN,
+) -> bytes:
+    """Return the signature that `check_signature` demands."""
+    return sign(digest(domain, Checkpoint(run_id, version, root).struct_hash()), key)
+
+
+def trust_signer(signer: Address) -> Trust:
+    """Return a trust in every version that this address signed; no chain is asked."""
+
+    async def trust(_run_id: RunId, _version: PolicyVersion) -> TrustedRoot | None:
+        return TrustedRoot(None, signer, STANDALONE_DOMAIN)
+
+    return trust

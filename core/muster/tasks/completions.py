@@ -1,0 +1,92 @@
+"""What a completion holds: a thought and its end, the last fenced block, a JSON value as text.
+
+For verifiers of programs and of predicted outputs, which compare values by `are_equal`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+THOUGHT_END = "</think>"
+"""What ends a model's thought; the answer comes after it."""
+MAX_PROGRAM_CHARS = 65_536
+"""A longer program is wrong unread."""
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z0-9_+-]*)[ \t]*\r?$", re.MULTILINE)
+
+
+def last_block(completion: str, languages: frozenset[str]) -> str | None:
+    """Return the last fenced block; None when there is none, or it is not closed, in another
+    language or too long.
+
+    Blocks before the end of a thought are drafts.
+    """
+    text = completion.rpartition(THOUGHT_END)[2]
+    opened: re.Match[str] | None = None
+    found: str | None = None
+    for fence in _FENCE.finditer(text):
+        if opened is None:
+            opened, found = fence, None
+        elif not fence[1]:
+            block = text[opened.end() + 1 : fence.start()]
+            is_wanted = opened[1].lower() in languages and len(block) <= MAX_PROGRAM_CHARS
+            opened, found = None, block if is_wanted else None
+    return found
+
+
+RELATIVE_TOLERANCE = 1e-9
+"""Of numbers of which one has a fraction: sums in another order differ in the last bits."""
+MAX_DEPTH = 100
+"""Values nest up to this; deeper ones are unequal."""
+
+
+def are_equal(one: Any, other: Any, depth: int = MAX_DEPTH) -> bool:
+    """Return whether two JSON values are equal; true is not 1, and 1 is 1.0."""
+    if not depth:
+        return False
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
+        return _are_equal_numbers(one, other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list):
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(are_equal(a, b, depth - 1) for a, b in pairs)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(
+            are_equal(value, other[key], depth - 1) for key, value in one.items()
+        )
+    return bool(one == other)
+
+
+def _are_equal_numbers(one: float, other: float) -> bool:
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    try:
+        return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE)
+    except OverflowError:
+        return False
+
+
+def nesting(text: str) -> int:
+    """Return the deepest nesting that brackets and signs may make, strings counted too."""
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return max(deepest, text.count("--"), text.count("- -"), text.count("~"))
+
+
+def as_json(value: Any) -> Any:
+    """Return a Python literal's value as JSON has it; raises ValueError where it has none."""
+    if isinstance(value, (list, tuple)):
+        return [as_json(item) for item in value]
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError("an object's keys are text")
+        return {key: as_json(item) for key, item in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ValueError(f"a {type(value).__name__} has no JSON")

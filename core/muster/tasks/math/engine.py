@@ -1,0 +1,153 @@
+"""The engine: libraries that grade, in processes that may be killed, with hard deadlines.
+
+A limit of CPU time decides what is too hard; it hardly depends on how busy a machine is. The
+deadline on the clock guards the caller: what it cuts off is undecided.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from muster.tasks.children import Child, ChildSilent
+
+CPU_S = 1.0
+"""CPU time of one comparison; beyond it, the answer is wrong."""
+DEADLINE_S = 4.0
+"""Clock time of one comparison in a loaded process; beyond it, it is undecided."""
+START_S = 60.0
+"""Clock time for a process to load math-verify."""
+GRACE_S = 0.4
+"""A process that is this late is killed."""
+NEAR = 0.1
+"""Share of CPU_S from which on another machine may come to another end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What came of a request."""
+
+    answer: dict[str, Any]
+    """The answer; empty when a limit ended the work."""
+    limit: str = ""
+    """Which limit ended it: "CPU time" or "memory"."""
+    is_near_limit: bool = False
+    """Whether a slower machine might have met the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an engine's processes do."""
+
+    module: str
+    """The module that does it, see `engine_process`."""
+    library: str
+    """What it needs."""
+    extra: str
+    """Muster's extra that brings it."""
+
+
+MATH = Work("muster.tasks.math.expressions", "math-verify", "math")
+"""Comparing expressions."""
+
+
+class EngineUnavailable(Exception):
+    """The comparison did not take place: the machine is at fault, not the answer."""
+
+
+def _start(work: Work) -> Child:
+    """Return a process that is ready to work."""
+    statement = f"from muster.tasks.math.engine_process import main; main({work.module!r})"
+    try:
+        child = Child(statement)
+    except OSError as error:
+        raise EngineUnavailable(f"the engine's process does not start: {error}") from error
+    try:
+        said = _receive(child, time.monotonic() + START_S)
+        if not said["ready"]:
+            raise EngineUnavailable(
+                f"{work.library} cannot be loaded ({said['reason']}): "
+                f"pip install 'muster-rl[{work.extra}]'"
+            )
+    except EngineUnavailable:
+        child.close()
+        raise
+    return child
+
+
+def _ask(child: Child, request: dict[str, Any]) -> dict[str, Any]:
+    deadline = time.monotonic() + DEADLINE_S + GRACE_S
+    try:
+        child.send({**request, "cpu_s": CPU_S, "deadline": deadline - GRACE_S})
+    except OSError as error:
+        raise EngineUnavailable(f"the engine's process ended: {error}") from error
+    return _receive(child, deadline)
+
+
+def _receive(child: Child, until: float) -> dict[str, Any]:
+    try:
+        return child.receive(until)
+    except ChildSilent as error:
+        raise EngineUnavailable(f"the engine's process {error}") from None
+
+
+class Engine:
+    """Up to `slots` processes, started when they are needed; any thread may ask."""
+
+    def __init__(self, slots: int, work: Work = MATH) -> None:
+        self.slots, self._work = slots, work
+        self._free: queue.LifoQueue[Child | None] = queue.LifoQueue()
+        for _ in range(slots):
+            self._free.put(None)
+        self._lock = threading.Lock()
+
+    def ask(self, request: dict[str, Any]) -> Answered:
+        """Return the answer to a request; waits for a free process.
+
+        Raises EngineUnavailable when this machine fails to give one in time.
+        """
+        child = self._free.get()
+        try:
+            child = child or _start(self._work)
+            answer = _ask(child, request)
+        except EngineUnavailable:
+            if child is not None:
+                child.close()
+                child = None
+            raise
+        finally:
+            self._free.put(child)
+        return _understood(answer)
+
+    def close(self) -> None:
+        """Kill the processes, each when it is free."""
+        for child in [self._free.get() for _ in range(self.slots)]:
+            if child is not None:
+                child.close()
+            self._free.put(None)
+
+
+def _understood(answer: dict[str, Any]) -> Answered:
+    is_near = answer["cpu_s"] >= NEAR * CPU_S
+    if answer["ended"] == "answer":
+        return Answered(answer, is_near_limit=is_near)
+    if answer["ended"] == "wall":
+        raise EngineUnavailable(f"no result within {DEADLINE_S} s on a machine this busy")
+    if answer["ended"] == "machine":
+        raise EngineUnavailable("the machine ended a comparison: it may be short of memory")
+    limit = {"cpu": "CPU time", "memory": "memory"}[answer["ended"]]
+    return Answered({}, limit, is_near_limit=True)
+
+
+@cache
+def shared_engine(work: Work = MATH) -> Engine:
+    """Return this Python process's engine for some work: a process for each core up to four."""
+    engine = Engine(max(2, min(4, os.cpu_count() or 1)), work)
+    atexit.register(engine.close)
+    return engine

@@ -1,0 +1,144 @@
+"""The process in which answers are compared; started by `engine.py`, never imported by it.
+
+What it does is a module's: `warm_up()` loads, `answer(request)` returns a JSON object.
+
+It loads everything once, reads a request per line and answers a line. A child, forked from the
+loaded state, does the work, and is killed when it meets a limit: the next one is there in a
+millisecond. The parent of the children never parses an answer itself, so it cannot be held up.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from muster.tasks.children import own_stdout, say
+
+MEMORY_BYTES = 2 << 30
+"""Address space of a child."""
+MAX_SERVED = 500
+"""Requests after which a child is replaced, so that caches stay bounded."""
+
+_MACHINE, _MEMORY, _CRASH = 3, 4, 5
+"""Statuses of a child that ended itself."""
+_CAUSES = {
+    -signal.SIGPROF: "cpu",
+    _MEMORY: "memory",
+    _CRASH: "memory",
+    # A stack that is too deep, or a library that does not check what it allocates.
+    -signal.SIGSEGV: "memory",
+    -signal.SIGABRT: "memory",
+}
+"""What ended a child by what it ended with; anything else, such as SIGKILL, is the machine's."""
+
+
+def main(work: str) -> None:
+    """Serve until the standard input ends; `work` is the module that answers."""
+    answers = own_stdout()
+    try:
+        module = importlib.import_module(work)
+        module.warm_up()
+    except ImportError as error:
+        say(answers, {"ready": False, "reason": str(error)})
+        return
+    gc.collect()
+    gc.freeze()
+    say(answers, {"ready": True})
+    child = _Child(module)
+    for line in sys.stdin:
+        say(answers, child.ask(line, json.loads(line)["deadline"]))
+        if not child.is_usable:
+            child.end()
+            child = _Child(module)
+    child.end()
+
+
+class _Child:
+    """A forked child that serves requests until it meets a limit."""
+
+    def __init__(self, work: Any) -> None:
+        requests, self._requests = os.pipe()
+        self._answers, answers = os.pipe()
+        self._served = 0
+        self.is_usable = True
+        self._pid = os.fork()
+        if not self._pid:
+            os.close(self._requests)
+            os.close(self._answers)
+            _serve(work, requests, answers)
+        os.close(requests)
+        os.close(answers)
+
+    def ask(self, line: str, deadline: float) -> dict[str, Any]:
+        """Return the child's answer; `ended` is "answer", "cpu", "memory", "wall" when late, or
+        "machine" when something else than its limits and its answer ended it.
+        """
+        with suppress(BrokenPipeError):
+            os.write(self._requests, line.encode())
+        data = b""
+        while not data.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._answers], [], [], left)[0]:
+                self.is_usable = False
+                return {"ended": "wall", "cpu_s": 0.0}
+            piece = os.read(self._answers, 65536)
+            if not piece:
+                self.is_usable = False
+                return {"ended": self._cause(), "cpu_s": 0.0}
+            data += piece
+        self._served += 1
+        self.is_usable = self._served < MAX_SERVED
+        answer: dict[str, Any] = json.loads(data)
+        return {"ended": "answer", **answer}
+
+    def _cause(self) -> str:
+        _, status = os.waitpid(self._pid, 0)
+        self._pid = 0
+        return _CAUSES.get(os.waitstatus_to_exitcode(status), "machine")
+
+    def end(self) -> None:
+        """Kill the child."""
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        os.close(self._requests)
+        os.close(self._answers)
+
+
+def _serve(work: Any, requests: int, answers: int) -> NoReturn:
+    """Answer requests until the pipe or a limit ends it; runs in the child."""
+    status = _MACHINE
+    short_of_memory = _MACHINE
+    try:
+        # With less than its budget, a want of memory is the machine's and not the answer's.
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        short_of_memory = _MEMORY
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with open(requests) as lines:
+            for line in lines:
+                request = json.loads(line)
+                # The signal ends the process; no Python code can hold it up.
+                signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
+                started = time.process_time()
+                found = {**work.answer(request), "cpu_s": time.process_time() - started}
+                signal.setitimer(signal.ITIMER_PROF, 0)
+                os.write(answers, json.dumps(found).encode() + b"\n")
+        status = 0
+    except MemoryError:
+        status = short_of_memory
+    except OSError as error:
+        status = _MACHINE if error.errno != errno.ENOMEM else short_of_memory
+    except Exception:  # what a library raises over an answer; a child of its own ends by it
+        status = _CRASH if short_of_memory == _MEMORY else _MACHINE
+    finally:
+        os._exit(status)

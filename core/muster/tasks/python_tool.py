@@ -1,0 +1,172 @@
+"""The Python tool: the last fenced program of a turn is run, and its output is the reply.
+
+A turn without a program is the last. Programs see nothing but themselves: each runs in a sandbox of
+its own, without input. What makes honest machines agree on an output is listed in docs/tasks.md;
+none of it is proof, so no reply with an output is repeatable.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from muster.protocol.errors import TaskError
+from muster.tasks.code import LANGUAGES, python_of_sandbox, require_sandbox
+from muster.tasks.completions import last_block
+from muster.tasks.problem import Problem
+from muster.tasks.sandbox import Job, Limits, SandboxUnavailable, TestRun, shared_sandbox
+from muster.tasks.verifier import Done, Environment, Reply, Turn, Undecided, Verifier
+
+MAX_STEPS = 1_000_000
+"""Bytecode instructions that a program may execute: some tenths of a second, ended at the same one
+on every machine."""
+MAX_OUTPUT_CHARS = 1_000
+"""What is shown of an output."""
+REMEMBERED_CHARS = 4096
+"""Outputs of longer programs are not kept: hostile ones must not fill the memory."""
+MAX_REPLIES = 4
+"""Programs in one completion."""
+BEFORE, AFTER = "\n```output\n", "\n```\n"
+"""Around an output, unless the problem's `verification_info.reply` has `before` and `after`."""
+MAX_MARK_CHARS = 1_000
+"""A longer mark is not admitted."""
+
+LIMITS = Limits(cpu_s=2, wall_s=10.0, total_s=15.0)
+"""Beyond the steps: what runs in C is not counted in them."""
+
+# Clocks, chance, addresses, the machine: what would differ between two honest runs.
+_DIFFERS = re.compile(
+    r"\b(?:import|from)\b[^\n]*\b(?:time|datetime|timeit|calendar|secrets|uuid|tempfile|threading|"
+    r"_thread|multiprocessing|subprocess|asyncio|concurrent|signal|select|os|posix|sys|sysconfig|"
+    r"platform|socket|pathlib|shutil|glob|resource|psutil|ctypes|tracemalloc|gc|inspect|importlib|"
+    r"builtins|traceback|weakref|io|locale|getpass|pwd|logging|warnings|faulthandler|SystemRandom)"
+    r"\b|\b(?:open|id|exec|eval|compile|getattr|vars|globals|locals|dir|breakpoint|SystemRandom)"
+    r"\s*\(|__(?!name__|main__|init__|str__|repr__)"
+)
+
+_HARNESS = """
+import os, sys
+def _run(source, left):
+    def trace(frame, event, argument):
+        nonlocal left
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        left -= 1
+        if left < 0:
+            print("stopped: too many steps", flush=True)
+            os._exit(0)
+        return trace
+    try:
+        program = compile(source, "program.py", "exec")
+        sys.settrace(trace)
+        exec(program, {{"__name__": "__main__"}})
+    except SystemExit:
+        pass
+    except BaseException as error:
+        sys.settrace(None)
+        print(f"{{type(error).__name__}}: {{error}}")
+    finally:
+        sys.settrace(None)
+_run({source!r}, {steps})
+"""
+
+
+def reply_with_output(problem: Problem, said: tuple[str, ...]) -> Turn:
+    """Return the output of the last turn's program between the problem's marks; done without one.
+
+    Deterministic as far as the sandbox is; total over any text.
+    """
+    program = last_block(said[-1], LANGUAGES)
+    if program is None:
+        return Done(said[-1])
+    before, after = _marks(problem)
+    if _DIFFERS.search(program):
+        shown = "not run: its output could differ from machine to machine"
+        return Reply(f"{before}{shown}{after}")
+    try:
+        return Reply(f"{before}{output_of(program)}{after}", is_repeatable=False)
+    except SandboxUnavailable as error:
+        return Undecided(f"programs are not run here: {error}", is_disturbance=True)
+
+
+def output_of(program: str) -> str:
+    """Return what a program shows, cut at MAX_OUTPUT_CHARS; raises SandboxUnavailable.
+
+    Samples of one problem tend to ask the same: a short program is run once.
+    """
+    return _remembered(program) if len(program) <= REMEMBERED_CHARS else run_program(program)
+
+
+@lru_cache(maxsize=4096)
+def _remembered(program: str) -> str:
+    return run_program(program)
+
+
+def run_program(program: str) -> str:
+    """Return what `output_of` does, always by running it."""
+    level = shared_sandbox()
+    if level.sandbox is None:
+        raise SandboxUnavailable(level.reason)
+    try:
+        program.encode()
+    except UnicodeEncodeError:
+        return "not run: the program is no text"
+    source = _HARNESS.format(source=program, steps=MAX_STEPS)
+    outcome = level.sandbox.run(Job(source, ("",)), LIMITS)
+    return _shown(outcome.tests[0])
+
+
+def _shown(run: TestRun | None) -> str:
+    if run is None or run.ended in ("signal", "deadline"):
+        return "stopped: it took too long"
+    text = run.out.decode(errors="replace").rstrip()
+    return text[:MAX_OUTPUT_CHARS] or "no output"
+
+
+def _marks(problem: Problem) -> tuple[str, str]:
+    marks = problem.verification_info.get("reply")
+    given = marks if isinstance(marks, dict) else {}
+    before, after = given.get("before", BEFORE), given.get("after", AFTER)
+    return (before, after) if _are_marks(before, after) else (BEFORE, AFTER)
+
+
+def _are_marks(*marks: Any) -> bool:
+    return all(isinstance(mark, str) and len(mark) <= MAX_MARK_CHARS for mark in marks)
+
+
+def check_tool(problem: Problem) -> None:
+    """Raise TaskError unless the marks are texts, and programs can be run here."""
+    marks = problem.verification_info.get("reply", {})
+    if not isinstance(marks, dict) or not _are_marks(*marks.values()):
+        raise TaskError(
+            f"problem {problem.problem_id!r}: verification_info.reply has the texts before and "
+            f"after, of at most {MAX_MARK_CHARS} characters"
+        )
+    require_sandbox()
+
+
+PYTHON_TOOL = Environment(
+    turn=reply_with_output,
+    sources=(
+        __name__,
+        "muster.tasks.verifier",
+        "muster.tasks.completions",
+        "muster.tasks.sandbox.runner",
+        "muster.tasks.sandbox.limits",
+    ),
+    machine=python_of_sandbox,
+    max_replies=MAX_REPLIES,
+    parallel=2,
+)
+"""The environment that runs programs."""
+
+
+def with_python(verifier: Verifier) -> Verifier:
+    """Return a verifier that grades alike the last turn of a model that may run programs."""
+
+    def check(problem: Problem) -> None:
+        verifier.check(problem)
+        check_tool(problem)
+
+    return replace(verifier, name=f"{verifier.name}_with_python", check=check, dialogue=PYTHON_TOOL)

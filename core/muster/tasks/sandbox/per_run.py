@@ -1,0 +1,195 @@
+"""What each run has of its own: a control group, and a user id that nobody else uses.
+
+The control group (version 1, a hierarchy per controller, or version 2) caps memory and processes of
+the whole run, where this process may set a cap. It lives below this process's own group, so that it
+stays within whatever holds this process, and is removed when the run ends.
+
+With a user id of its own no program can signal another. The id is held by an abstract socket of its
+name, which the kernel frees when its process ends, however it ends: processes of one machine share
+the ids without a file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_MOUNT = Path("/sys/fs/cgroup")
+_REMOVAL_S = 5.0
+"""How long a group's processes may take to end after they are killed."""
+_ALMOST_BYTES = 1 << 20
+"""Who comes this close to a cap has met it."""
+
+LimitFiles = tuple[tuple[str, str], ...]
+"""Files of a group and what to write to each; "?" at the end of those that may be missing."""
+
+
+@contextmanager
+def memory_group(memory_bytes: int, processes: int) -> Iterator[list[Path]]:
+    """Yield the files that a process writes "0" to in order to join; none without the power."""
+    values = {"memory": str(memory_bytes), "none": "0", "processes": str(processes)}
+    made = [_make(parent, limits, values) for parent, limits in _parents()]
+    groups = [group for group in made if group is not None]
+    try:
+        yield [group / "cgroup.procs" for group in groups]
+    finally:
+        for group in groups:
+            _remove(group)
+
+
+def has_met_limit(groups: Sequence[Path]) -> bool:
+    """Return whether a run met its own cap of memory; its groups are those of `memory_group`."""
+    pairs = (
+        ("memory.max_usage_in_bytes", "memory.limit_in_bytes"),  # version 1
+        ("memory.peak", "memory.max"),
+    )
+    return any(
+        _number(file.parent / peak) >= _number(file.parent / cap) - _ALMOST_BYTES
+        for file in groups
+        for peak, cap in pairs
+        if (file.parent / peak).exists()
+    )
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text())
+
+
+def _make(parent: Path, limits: LimitFiles, values: dict[str, str]) -> Path | None:
+    group = parent / f"muster-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        group.mkdir()
+    except OSError:
+        return None
+    try:
+        for name, kind in limits:
+            if name.endswith("?") and not (group / name[:-1]).exists():
+                continue
+            (group / name.rstrip("?")).write_text(values[kind])
+    except OSError:
+        _remove(group)
+        return None
+    return group
+
+
+def _remove(group: Path) -> None:
+    deadline = time.monotonic() + _REMOVAL_S
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            for pid in (group / "cgroup.procs").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+        try:
+            group.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            # Killed processes leave the group when the kernel has taken them apart.
+            time.sleep(0.001)
+        else:
+            return
+    logger.warning("control group left behind", extra={"group": str(group)})
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the empty groups of processes that were killed before they could."""
+    for group in parent.glob("muster-*-*"):
+        pid = group.name.split("-")[1]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            with suppress(OSError):
+                group.rmdir()
+
+
+@cache
+def _parents() -> tuple[tuple[Path, LimitFiles], ...]:
+    """Return this process's own groups and the limits that theirs can set, swept once."""
+    found = _own_groups()
+    for parent, _ in found:
+        _sweep(parent)
+    return found
+
+
+def _own_groups() -> tuple[tuple[Path, LimitFiles], ...]:
+    if os.geteuid() != 0:
+        return ()
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return ()
+    own: dict[str, str] = {}
+    for line in lines:
+        _, names, path = line.split(":", 2)
+        own |= dict.fromkeys(names.split(","), path)
+    if (_MOUNT / "cgroup.controllers").exists():
+        limits = (("memory.max", "memory"), ("memory.swap.max?", "none"), ("pids.max", "processes"))
+        return ((_MOUNT / own.get("", "/").lstrip("/"), limits),)
+    found: list[tuple[Path, LimitFiles]] = []
+    if "memory" in own:
+        limits_of_memory = (
+            ("memory.limit_in_bytes", "memory"),
+            ("memory.memsw.limit_in_bytes?", "memory"),
+        )
+        found.append((_MOUNT / "memory" / own["memory"].lstrip("/"), limits_of_memory))
+    if "pids" in own:
+        found.append((_MOUNT / "pids" / own["pids"].lstrip("/"), (("pids.max", "processes"),)))
+    return tuple(found)
+
+
+# User ids
+
+
+FIRST_ID = 64_000
+"""Ids from here; within what user namespaces of containers usually map."""
+IDS = 1000
+"""How many are tried."""
+
+
+@contextmanager
+def unused_id() -> Iterator[int | None]:
+    """Yield a user id that is nobody's while this holds it; None when this process is not root.
+
+    Raises OSError when all of them are taken.
+    """
+    if os.geteuid() != 0:
+        yield None
+        return
+    held, found = _hold()
+    try:
+        yield found
+    finally:
+        held.close()
+
+
+def _hold() -> tuple[socket.socket, int]:
+    # Drawn: a killed run's processes count against its id until the kernel has buried them.
+    start = secrets.randbelow(IDS)
+    for offset in range(IDS):
+        candidate = FIRST_ID + (start + offset) % IDS
+        if _is_somebodys(candidate):
+            continue
+        holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            holder.bind(f"\0muster-sandbox-{candidate}")
+        except OSError:
+            holder.close()
+            continue
+        return holder, candidate
+    raise OSError(f"all {IDS} user ids from {FIRST_ID} are taken")
+
+
+def _is_somebodys(user_id: int) -> bool:
+    try:
+        pwd.getpwuid(user_id)
+    except KeyError:
+        return False
+    return True

@@ -1,0 +1,125 @@
+"""Whether the sandbox holds on this machine: it is attacked before it is used, and says how far it
+reached. No program runs where an attack succeeds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from muster.tasks.sandbox.command import find_tools
+from muster.tasks.sandbox.limits import Limits
+from muster.tasks.sandbox.per_run import memory_group
+from muster.tasks.sandbox.sandbox import Job, Sandbox, SandboxUnavailable
+from muster.tasks.sandbox.seccomp import filter_program
+
+logger = logging.getLogger(__name__)
+
+_LIMITS = Limits(cpu_s=5, wall_s=20.0, total_s=30.0, processes=16)
+_PROBE = Path(__file__).with_name("probe.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How far the sandbox reaches on this machine."""
+
+    sandbox: Sandbox | None
+    """The sandbox; None where there is none that is safe."""
+    reason: str = ""
+    """Why there is none."""
+    has_own_user: bool = False
+    """Whether each run has a user id of its own."""
+    has_group_memory: bool = False
+    """Whether the memory of a run's processes together is capped; else it is each process's cap
+    times the number of processes."""
+    has_call_filter: bool = False
+    """Whether system calls are filtered."""
+    has_bounded_files: bool = False
+    """Whether the number of files that a program may make is bounded; their bytes are."""
+
+    @property
+    def description(self) -> str:
+        """What people are told."""
+        if self.sandbox is None:
+            return f"no sandbox: {self.reason}"
+        parts = ["namespaces", "limits"]
+        parts += ["own user id"] * self.has_own_user + ["group memory"] * self.has_group_memory
+        parts += ["call filter"] * self.has_call_filter
+        parts += ["bounded files"] * self.has_bounded_files
+        return "sandbox with " + ", ".join(parts)
+
+
+_lock = threading.Lock()
+_MANY_FILES = "make 4096 folders"
+"""What the probe calls the attack on the number of files."""
+
+
+def shared_sandbox() -> Level:
+    """Return this machine's level; the first call attacks the sandbox, which takes a second."""
+    with _lock:
+        return _probed()
+
+
+@cache
+def _probed() -> Level:
+    level = probe()
+    logger.info("sandbox probed", extra={"level": level.description})
+    return level
+
+
+def probe() -> Level:
+    """Return the level that the sandbox reaches now, with the first bubblewrap that holds."""
+    found = find_tools()
+    if isinstance(found, str):
+        return Level(None, found)
+    weaknesses = []
+    for tools in (*found, *(replace(each, mounting=None) for each in found if each.mounting)):
+        sandbox = Sandbox(tools)
+        weakness = _weakness(sandbox)
+        if weakness is None:
+            return _level(sandbox)
+        weaknesses.append(weakness)
+    return Level(None, "; ".join(dict.fromkeys(weaknesses)))
+
+
+def _weakness(sandbox: Sandbox) -> str | None:
+    """Return why no program may run in the sandbox; None when it held against all attacks."""
+    try:
+        failures = _attack(sandbox)
+    except SandboxUnavailable as error:
+        return f"{error}; are user namespaces allowed here?"
+    return "the self-test could " + ", ".join(failures) if failures else None
+
+
+def _level(sandbox: Sandbox) -> Level:
+    with memory_group(_LIMITS.group_bytes, _LIMITS.processes) as groups:
+        files = ("memory.max", "memory.limit_in_bytes")
+        has_group_memory = any((g.parent / name).exists() for g in groups for name in files)
+    return Level(
+        sandbox,
+        has_own_user=os.geteuid() == 0,
+        has_group_memory=has_group_memory,
+        has_call_filter=filter_program() is not None,
+        has_bounded_files=sandbox.tools.mounting is not None,
+    )
+
+
+def _attack(sandbox: Sandbox) -> list[str]:
+    """Return what the probe could do that it must not; an unreadable answer counts as that."""
+    outcome = sandbox.run(Job(_PROBE.read_text(), ("",)), _LIMITS)
+    test = outcome.tests[0]
+    try:
+        said = json.loads(test.out) if test else None
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or not said:
+        return ["not be run to its end"]
+    succeeded = {str(name) for name, is_possible in said.items() if is_possible is not False}
+    if sandbox.tools.mounting is None:
+        succeeded.discard(_MANY_FILES)  # bubblewrap cannot bound their number
+    return sorted(succeeded)

@@ -1,0 +1,27 @@
+"""TOPLOC: proofs that a completion's hidden states came from the policy, and the limits on them.
+
+Specified in docs/protocol.md section 6. A compiled kernel, or numpy where there is none; torch
+tensors are accepted, torch is not imported. Knows nothing of samples' tokens or verdicts.
+"""
+
+from muster.toploc.calibration import Calibration
+from muster.toploc.chunks import ChunkResult
+from muster.toploc.incremental import IncrementalBuilder
+from muster.toploc.proofs import (
+    build_proofs,
+    build_proofs_many,
+    verify_proofs,
+    verify_proofs_many,
+)
+from muster.toploc.wire import split_proofs
+
+__all__ = [
+    "Calibration",
+    "ChunkResult",
+    "IncrementalBuilder",
+    "build_proofs",
+    "build_proofs_many",
+    "split_proofs",
+    "verify_proofs",
+    "verify_proofs_many",
+]

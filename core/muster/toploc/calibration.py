@@ -1,0 +1,179 @@
+"""The calibration: limits inside which validators take recomputed work for honest.
+
+Canonical JSON whose Keccak-256 is pinned on chain (`RunRegistry.calibrationHash`).
+`muster.inference.calibrate` measures and writes it; this module only holds and applies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, model_validator
+
+from muster.protocol.documents import Document, DocumentPart
+from muster.protocol.recipe import ProofRecipe
+from muster.toploc.chunks import DECOYS, ChunkResult
+from muster.toploc.history import HistoryLimits
+
+Margins: TypeAlias = "npt.NDArray[np.float32] | Sequence[float]"
+Share = Annotated[float, Field(ge=0, le=1)]
+Kind = Literal["honest", "nothing", "cheap", "other"]
+
+
+class CalibratedModel(DocumentPart):
+    """What the limits were measured on."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    """What people call the base model."""
+    architecture: Annotated[str, Field(min_length=1, max_length=128)]
+    """Model class, as its configuration names it."""
+    hidden_size: Annotated[int, Field(ge=1)]
+    """Width of a hidden state."""
+    vocab_size: Annotated[int, Field(ge=1)]
+    """Logits per position."""
+    engine: Annotated[str, Field(min_length=1, max_length=128)]
+    """Engines and number formats measured; others may be outside the limits."""
+
+
+class ChunkLimits(DocumentPart):
+    """Largest errors of an accepted chunk. The counts are for a proof of `topk` points; proofs with
+    fewer points get their share, rounded down.
+    """
+
+    max_exponent_mismatches: Annotated[int, Field(ge=0)]
+    """Points whose exponent differs."""
+    max_mantissa_error_mean: Annotated[float, Field(ge=0, le=127)]
+    """Mean mantissa error where exponents match."""
+    max_mantissa_error_median: Annotated[float, Field(ge=0, le=127)]
+    """Median mantissa error where exponents match."""
+    max_sign_mismatches: Annotated[int, Field(ge=0)]
+    """Points whose exponent matches and whose sign differs."""
+    max_decoy_matches: Annotated[int, Field(ge=0, le=DECOYS)] = DECOYS // 2
+    """Decoys at which a large entry is claimed, whatever the size of the proof."""
+
+
+class SamplerLimits(DocumentPart):
+    """How far a replayed choice may be from the maximum."""
+
+    margin: Annotated[float, Field(ge=0)]
+    """Largest `max - chosen` of `logit / T + noise` that counts as the same choice."""
+    max_outside_per_sample: Annotated[int, Field(ge=0)]
+    """Tokens of a sample that may exceed the margin."""
+
+
+class Measurement(DocumentPart):
+    """One row of the calibration's table: how one way to make rollouts fared."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    """The way, in words."""
+    kind: Kind
+    """Honest; a forger that computed nothing; a cheat that ran something much cheaper; another."""
+    judged: Literal["chunk", "sample"]
+    """What one trial is: a chunk under the proof limits, or a sample under all limits."""
+    trials: Annotated[int, Field(ge=1)]
+    """How many were judged."""
+    accepted: Annotated[int, Field(ge=0)]
+    """How many the limits accept."""
+    failed_proofs: Annotated[int, Field(ge=0)] = 0
+    """Samples that fail check 6."""
+    failed_sampling: Annotated[int, Field(ge=0)] = 0
+    """Samples that fail check 7."""
+    exponent_mismatches: Share = 0.0
+    """Share of points: the worst honest trial, the best forged one."""
+    mantissa_error_mean: Annotated[float, Field(ge=0, le=127)] = 0.0
+    """Worst honest, best forged."""
+    mantissa_error_median: Annotated[float, Field(ge=0, le=127)] = 0.0
+    """Worst honest, best forged."""
+    sign_mismatches: Share = 0.0
+    """Share of points: worst honest, best forged."""
+    decoy_matches: Share = 0.0
+    """Share of decoys: worst honest, best forged."""
+    margin: Annotated[float, Field(ge=0)] = 0.0
+    """A sample's largest margin: worst honest, best forged."""
+    strain: Share = 0.0
+    """Mean strain of the samples, see `Calibration.sample_strain`."""
+    strength: Annotated[float, Field(ge=0)] | None = None
+    """How far the cheat's model is from the policy: KL divergence in nats per token."""
+
+    @model_validator(mode="after")
+    def _accepted_within_trials(self) -> Self:
+        if max(self.accepted, self.failed_proofs, self.failed_sampling) > self.trials:
+            raise ValueError(f"{self.accepted} accepted of {self.trials}")
+        return self
+
+
+class Calibration(Document):
+    """Validation limits of one base model under one recipe."""
+
+    NAME: ClassVar[str] = "calibration"
+    MAX_BYTES: ClassVar[int] = 256 * 1024
+
+    schema_version: Annotated[int, Field(ge=3, le=3)] = 3
+    """Version of this document's form."""
+    model: CalibratedModel
+    """What was measured."""
+    proof: ProofRecipe = ProofRecipe()
+    """The proofs that were measured."""
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """The sampling temperature that was measured."""
+    chunk: ChunkLimits
+    """Limits of check 6."""
+    sampler: SamplerLimits
+    """Limits of check 7."""
+    fraud_strikes: Annotated[int, Field(ge=1)]
+    """Strikes from which a submission is Fraud; below, it is Rejected."""
+    history: HistoryLimits = HistoryLimits(honest_strain=0.5)
+    """Limits of the sequential test over a worker's submissions."""
+    measured: Annotated[tuple[Measurement, ...], Field(max_length=256)] = ()
+    """What the limits rest on."""
+
+    def chunk_passes(self, result: ChunkResult) -> bool:
+        """Return whether a chunk's errors are inside the limits."""
+        return result.decoy_matches <= self.chunk.max_decoy_matches and all(
+            error <= limit for error, limit in self._errors(result)
+        )
+
+    def sampler_passes(self, margins_T: Margins) -> bool:
+        """Return whether a sample's margins are inside the limits; NaN is outside."""
+        inside = np.asarray(margins_T) <= self.sampler.margin
+        return int((~inside).sum()) <= self.sampler.max_outside_per_sample
+
+    def sample_strain(self, chunks: Iterable[ChunkResult], margins_T: Margins) -> float:
+        """Return how close a sample comes to its limits: 0 without any error, 1 at a limit or
+        beyond. The largest of all errors' shares of their limits.
+        """
+        errors = [pair for result in chunks for pair in self._errors(result)]
+        worst = np.asarray(margins_T).max(initial=0)
+        errors.append((float(worst), self.sampler.margin))
+        return max(_strain(error, limit) for error, limit in errors)
+
+    def loss(self, margins_T: Margins) -> float:
+        """Return the mean share of the margin that tokens gave away; beyond it, and NaN, is all."""
+        margins_T = np.asarray(margins_T)
+        if not len(margins_T):
+            return 0.0
+        inside = np.minimum(margins_T, self.sampler.margin)
+        limit = self.sampler.margin or 1.0
+        return float(np.where(margins_T <= self.sampler.margin, inside / limit, 1.0).mean())
+
+    def submission_strain(self, samples: Iterable[tuple[Iterable[ChunkResult], Margins]]) -> float:
+        """Return the mean strain of a submission's samples: what the sequential test takes."""
+        return float(np.mean([self.sample_strain(*sample) for sample in samples]))
+
+    def _errors(self, result: ChunkResult) -> Iterator[tuple[float, float]]:
+        """Yield every error of a chunk with its limit; decoys match by chance, not by error."""
+        limits, points, topk = self.chunk, result.points, self.proof.topk
+        yield result.exponent_mismatches, limits.max_exponent_mismatches * points // topk
+        yield result.sign_mismatches, limits.max_sign_mismatches * points // topk
+        yield result.mantissa_error_mean, limits.max_mantissa_error_mean
+        yield result.mantissa_error_median, limits.max_mantissa_error_median
+
+
+def _strain(error: float, limit: float) -> float:
+    if error <= 0:
+        return 0.0
+    # NaN is as bad as it gets, and a limit of zero allows nothing.
+    return error / limit if error < limit else 1.0

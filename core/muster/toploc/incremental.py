@@ -1,0 +1,179 @@
+"""Proofs that grow while decoding goes on: rows come step by step, a thread builds the proofs.
+
+Owns one unfinished chunk per request and the queue to the thread. Memory does not grow with the
+length of completions: finished chunks that wait are bounded, beyond them `add` waits. Axes: R
+requests of one step, N steps, Q all requests, C rows of a chunk, H hidden units.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from queue import SimpleQueue
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.protocol.errors import ProofError
+from muster.toploc.chunks import to_patterns
+from muster.toploc.proofs import build_proofs_many
+
+_WAITING_ELEMENTS = 1 << 25
+"""Entries of finished chunks that may wait for the thread: 64 MiB of patterns, 128 of floats."""
+
+
+Rows = npt.NDArray[np.uint16] | npt.NDArray[np.float32]
+"""bfloat16 patterns, or floats that the thread rounds to bfloat16."""
+
+
+class _Job(NamedTuple):
+    """Chunks of equally many rows."""
+
+    requests: list[int]
+    chunks_RCH: Rows
+
+
+class IncrementalBuilder:
+    """Builds the proofs of samples that are being decoded; one thread calls it, and closes it.
+
+    A request is a small integer, at least 0, of the caller's choice, free for another after `take`.
+    Leaving the context ends the thread; proofs that were not taken are dropped.
+    """
+
+    def __init__(self, *, chunk_tokens: int = 32, topk: int = 128) -> None:
+        self._chunk_tokens = chunk_tokens
+        self._topk = topk
+        self._rows_QCH: Rows = np.empty((0, chunk_tokens, 0), np.uint16)
+        self._filled_Q = np.zeros(0, np.int64)
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._changed = threading.Condition()
+        # The rest is shared with the thread, under the condition's lock.
+        self._waiting_elements = 0
+        self._waiting_chunks: defaultdict[int, int] = defaultdict(int)
+        self._proofs: defaultdict[int, list[bytes]] = defaultdict(list)
+        self._failure: Exception | None = None
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="toploc", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def add(self, requests_R: npt.NDArray[np.int64], rows_RH: Rows) -> None:
+        """Take one more row of each of some distinct requests, of one width and type for all time.
+
+        Waits while too many chunks wait. Raises ProofError when a chunk could not be proven.
+        """
+        self.extend(requests_R, rows_RH[:, None])
+
+    def extend(self, requests_R: npt.NDArray[np.int64], rows_RNH: Rows) -> None:
+        """Take N more rows of each of some distinct requests, as N calls of `add` do."""
+        start = 0
+        while start < rows_RNH.shape[1]:
+            try:
+                filled_R = self._filled_Q[requests_R]
+            except IndexError:
+                self._grow(int(requests_R.max()) + 1, rows_RNH)
+                continue
+            # As far as the chunk of no request is full.
+            size = min(rows_RNH.shape[1] - start, self._chunk_tokens - int(filled_R.max()))
+            places_RN = filled_R[:, None] + np.arange(size)
+            self._rows_QCH[requests_R[:, None], places_RN] = rows_RNH[:, start : start + size]
+            filled_R += size
+            self._filled_Q[requests_R] = filled_R
+            is_full_R = filled_R == self._chunk_tokens
+            if is_full_R.any():
+                self._hand_over(requests_R[is_full_R])
+            start += size
+
+    def end(self, requests_R: npt.NDArray[np.int64]) -> None:
+        """Take note that requests are complete: their last chunk is proven, however short."""
+        unfinished = requests_R[self._filled_Q[requests_R] > 0]
+        filled = self._filled_Q[unfinished]
+        for rows in sorted(set(filled.tolist())):
+            self._hand_over(unfinished[filled == rows])
+
+    def take(self, request: int) -> list[bytes]:
+        """Return an ended request's proofs, after waiting for the last, and forget it.
+
+        Raises ProofError when one of the builder's chunks could not be proven.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure or not self._waiting_chunks[request])
+            self._raise_failure()
+            del self._waiting_chunks[request]
+            return self._proofs.pop(request, [])
+
+    def close(self) -> None:
+        """End the thread without building the waiting chunks; may be called again."""
+        with self._changed:
+            self._is_closed = True
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _grow(self, requests: int, rows: Rows) -> None:
+        # At least doubled: requests that come one by one must not copy everything each time.
+        used = len(self._filled_Q)
+        self._filled_Q = np.concatenate(
+            [self._filled_Q, np.zeros(max(requests - used, used), np.int64)]
+        )
+        shape = (len(self._filled_Q), self._chunk_tokens, rows.shape[-1])
+        kept, self._rows_QCH = self._rows_QCH[:used], np.empty(shape, rows.dtype)
+        if used:
+            self._rows_QCH[:used] = kept
+
+    def _hand_over(self, requests_R: npt.NDArray[np.int64]) -> None:
+        """Queue the chunks of requests that hold equally many rows."""
+        rows = int(self._filled_Q[requests_R[0]])
+        job = _Job(requests_R.tolist(), self._rows_QCH[requests_R, :rows])
+        self._filled_Q[requests_R] = 0
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._failure or self._waiting_elements <= _WAITING_ELEMENTS
+            )
+            self._raise_failure()
+            self._waiting_elements += job.chunks_RCH.size
+            for request in job.requests:
+                self._waiting_chunks[request] += 1
+        self._jobs.put(job)
+
+    def _raise_failure(self) -> None:
+        if self._is_closed:
+            raise ProofError("the builder is closed")
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if self._is_closed:
+                continue
+            try:
+                chunks_RCH = to_patterns(job.chunks_RCH)
+                built = build_proofs_many(
+                    list(chunks_RCH), chunk_tokens=self._chunk_tokens, topk=self._topk
+                )
+            except Exception as error:  # Whatever it is, the caller's thread raises it.
+                with self._changed:
+                    self._failure = error
+                    self._changed.notify_all()
+                return
+            self._note(job, built)
+
+    def _note(self, job: _Job, built: Sequence[Sequence[bytes]]) -> None:
+        with self._changed:
+            self._waiting_elements -= job.chunks_RCH.size
+            for request, proofs in zip(job.requests, built, strict=True):
+                self._proofs[request] += proofs
+                self._waiting_chunks[request] -= 1
+            self._changed.notify_all()

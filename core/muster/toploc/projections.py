@@ -1,0 +1,101 @@
+"""Random projections of hidden states: a few numbers that only the holder of the states can name.
+
+A value is `sum_t s_t sum_c q_c h_tc / sqrt(T H)` over the T tokens of a block and the H channels,
+with signs s and q from a seed. The signs of the tokens add up to zero, so that the states' common
+part cancels: knowing a model's mean state teaches nothing. Values of independent states
+are uncorrelated, so the best guess is zero, with a relative error of 1; honest machines differ by
+what their arithmetic does (Johnson and Lindenstrauss: projections keep relative distances). No
+top-k proof of the worker's helps, since every entry of every token counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.protocol.ids import Hash32
+from muster.toploc.chunks import Patterns
+
+VALUES = 8
+"""Projections of one block."""
+FINGERPRINT_BYTES = 4 * VALUES
+"""Bytes of one block's fingerprint: little-endian float32."""
+SAME = 0.1
+"""Relative distance up to which two fingerprints are of the same states: honest machines were at
+most 0.02 apart (float32 against bfloat16), the best guess from a table of mean states 0.26.
+"""
+
+Values = npt.NDArray[np.float64]
+
+
+def project(patterns_TH: Patterns, seed: Hash32) -> bytes:
+    """Return the fingerprint of a block's hidden states, bfloat16 patterns in token order."""
+    hidden_TH = (patterns_TH.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    tokens, width = hidden_TH.shape
+    sums_VH = balanced_signs(seed, tokens) @ hidden_TH
+    values = (sums_VH * channel_signs(seed, width)).sum(axis=1) / math.sqrt(tokens * width)
+    fingerprint: bytes = values.astype("<f4").tobytes()
+    return fingerprint
+
+
+def balanced_signs(seed: Hash32, tokens: int) -> Values:
+    """Return [VALUES, tokens] signs, as many +1 as -1 in each row; an odd one out is 0.
+
+    Token i has the key `SHAKE-256(seed ‖ "tokens")[8 i .. 8 i + 8]`, big-endian, of its row; the
+    half with the smaller keys is +1. A single token is +1.
+    """
+    if tokens == 1:
+        return np.ones((VALUES, 1))
+    stream = hashlib.shake_256(seed + b"tokens").digest(8 * VALUES * tokens)
+    keys = np.frombuffer(stream, dtype=">u8").reshape(VALUES, tokens)
+    order = np.argsort(keys, axis=1, kind="stable")
+    signs = np.zeros((VALUES, tokens))
+    half = tokens // 2
+    np.put_along_axis(signs, order[:, :half], 1.0, axis=1)
+    np.put_along_axis(signs, order[:, half : 2 * half], -1.0, axis=1)
+    return signs
+
+
+def channel_signs(seed: Hash32, width: int) -> Values:
+    """Return [VALUES, width] signs: the bits of `SHAKE-256(seed ‖ "channels")`, most significant
+    first, 1 for -1.
+    """
+    bits = VALUES * width
+    stream = hashlib.shake_256(seed + b"channels").digest(-(-bits // 8))
+    ones = np.unpackbits(np.frombuffer(stream, dtype=np.uint8))[:bits].reshape(VALUES, width)
+    return np.where(ones == 1, -1.0, 1.0)
+
+
+def distance(claimed: bytes, recomputed: bytes) -> float:
+    """Return how far a claimed fingerprint is from a recomputed one, relative to the latter.
+
+    It is infinite when the claim is no fingerprint, has another number of blocks, or holds a NaN or
+    an infinity.
+    """
+    if len(claimed) != len(recomputed) or len(claimed) % 4:
+        return math.inf
+    mine = np.frombuffer(recomputed, dtype="<f4").astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        # A signalling NaN is no number like any other.
+        theirs = np.frombuffer(claimed, dtype="<f4").astype(np.float64)
+    if not np.isfinite(theirs).all():
+        return math.inf
+    size = float(np.linalg.norm(mine))
+    apart = float(np.linalg.norm(theirs - mine))
+    return apart / size if size > 0 else (0.0 if apart == 0 else math.inf)
+
+
+def failed_blocks(claimed: bytes, recomputed: bytes) -> int:
+    """Return how many of a submission's blocks have a fingerprint of other states.
+
+    All of them when the claim has another number of blocks.
+    """
+    size = FINGERPRINT_BYTES
+    blocks = len(recomputed) // size
+    if len(claimed) != len(recomputed):
+        return blocks
+    places = (slice(size * i, size * (i + 1)) for i in range(blocks))
+    return sum(distance(claimed[at], recomputed[at]) > SAME for at in places)

@@ -1,0 +1,93 @@
+"""Building TOPLOC proofs of hidden states and measuring how far hidden states are from them.
+
+A proof commits to the largest entries of a chunk; the verifier recomputes the chunk by one prefill
+and compares. No limit is applied here: `muster.toploc.calibration` judges. Byte-identical to the
+`toploc` library (arXiv 2501.16007) wherever that succeeds without ties at the cut; differs from
+it in choosing among ties by index, in proving chunks with fewer than `topk` elements, in comparing
+signs, and in refusing NaN, infinity and every malformed proof.
+
+The compiled kernel does the work, or numpy where there is none: the same bytes and figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import islice
+from typing import Protocol, TypeVar
+
+from muster.protocol.errors import ProofError
+from muster.toploc import kernel, wire
+from muster.toploc.chunks import ChunkResult, Chunks, HiddenRows, cut
+from muster.toploc.portable import Portable
+
+_Item = TypeVar("_Item")
+
+
+class Backend(Protocol):
+    """Computes proofs of chunks; raises ProofError."""
+
+    def build(self, chunks: Chunks) -> list[bytes]:
+        """Return every chunk's proof."""
+
+    def verify(self, chunks: Chunks, proofs: list[bytes]) -> list[ChunkResult]:
+        """Return how far chunks are from their proofs, whose lengths are right."""
+
+
+def build_proofs(hidden_TH: HiddenRows, *, chunk_tokens: int = 32, topk: int = 128) -> list[bytes]:
+    """Return the proofs of one sample's hidden states, one per chunk.
+
+    Raises ProofError on NaN, infinity, and anything that is not [tokens, hidden].
+    """
+    return build_proofs_many([hidden_TH], chunk_tokens=chunk_tokens, topk=topk)[0]
+
+
+def build_proofs_many(
+    samples: Sequence[HiddenRows], *, chunk_tokens: int = 32, topk: int = 128
+) -> list[list[bytes]]:
+    """Return the proofs of many samples of one width in one call."""
+    if not samples:
+        return []
+    chunks = cut(samples, chunk_tokens=chunk_tokens, topk=topk)
+    return _by_sample(chunks, _backend().build(chunks))
+
+
+def verify_proofs(
+    hidden_TH: HiddenRows, proofs: Sequence[bytes], *, chunk_tokens: int = 32, topk: int = 128
+) -> list[ChunkResult]:
+    """Return per chunk how far recomputed hidden states are from a sample's proofs.
+
+    Raises ProofError when proofs are missing, left over or malformed.
+    """
+    return verify_proofs_many([hidden_TH], [proofs], chunk_tokens=chunk_tokens, topk=topk)[0]
+
+
+def verify_proofs_many(
+    samples: Sequence[HiddenRows],
+    proofs: Sequence[Sequence[bytes]],
+    *,
+    chunk_tokens: int = 32,
+    topk: int = 128,
+) -> list[list[ChunkResult]]:
+    """Return `verify_proofs` of many samples of one width in one call."""
+    if not samples:
+        return []
+    chunks = cut(samples, chunk_tokens=chunk_tokens, topk=topk)
+    for sample, (expected, given) in enumerate(zip(chunks.counts, proofs, strict=True)):
+        if len(given) != expected:
+            raise ProofError(
+                f"sample {sample} has {len(given)} proofs for {expected} chunks", reason="count"
+            )
+    flat = [proof for of_sample in proofs for proof in of_sample]
+    wire.require_lengths(flat, chunks.proof_sizes)
+    return _by_sample(chunks, _backend().verify(chunks, flat))
+
+
+@cache
+def _backend() -> Backend:
+    return kernel.load() or Portable()
+
+
+def _by_sample(chunks: Chunks, items: list[_Item]) -> list[list[_Item]]:
+    remaining = iter(items)
+    return [list(islice(remaining, count)) for count in chunks.counts]

@@ -1,0 +1,1 @@
+"""What cheating is worth, and what a run's transactions cost."""

@@ -1,0 +1,138 @@
+"""What misjudging is worth: lazy, colluding and extorting validators, jurors, false accusers.
+
+The judges' side of `muster.protocol.economics`; pure, amounts in wei. Validators are not paid by
+the protocol and never get a share of what they slash, so all that they can gain is what they save
+or are bribed with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from muster.protocol.economics import MAX_STAKE, PPM, Terms, least
+from muster.protocol.intervals import at_least
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What a run and its deployment fix about judges."""
+
+    quorum: int
+    """Validators that must sign an outcome."""
+    validator_stake: int
+    """Active stake of each."""
+    wrong_verdict_ppm: int
+    """Millionths of a signer's stake that an overturned verdict costs."""
+    bond: int
+    """Lost with a claim that jurors do not follow."""
+    reporter_ppm: int
+    """Millionths of a slash that go to the fraud's reporter."""
+    reporter_cap: int
+    """The most a reporter gets for one fraud."""
+    jury_size: int
+    """Jurors of a case."""
+    juror_stake: int = 0
+    """Active stake of a juror of the network."""
+    juror_fee: int = 0
+    """What a juror of the prevailing ruling earns at most."""
+    absence_ppm: int = 0
+    """Millionths of a juror's stake that a vote costs which it did not cast."""
+    colluding: float = 0.2
+    """Share of the network's bench in the adversary's hands."""
+    trap_rate: float = 0.0
+    """Share of a validator's work whose answer is known to somebody who would challenge: trap
+    submissions, and outcomes that others check again."""
+    recheck_rate: float = 0.05
+    """Share of accepted submissions that an honest stranger checks again within the window."""
+    check_cost: float = 0.125
+    """What checking a submission costs, as a share of its price."""
+
+    @property
+    def signer_loss(self) -> float:
+        """What one overturned verdict costs one of its signers."""
+        return self.validator_stake * self.wrong_verdict_ppm / PPM
+
+
+def dishonest_majority(share: float, size: int) -> float:
+    """Return the probability that most of `size` judges are the adversary's.
+
+    Each is with probability `share`, on its own: draws by account among many.
+    """
+    return at_least(size, share, size // 2 + 1)
+
+
+def lazy_profit(terms: Terms, bench: Bench) -> float:
+    """Return what accepting a submission unseen brings: k - t S_v, with k the checking it saves."""
+    return bench.check_cost * terms.units * terms.price_wei - bench.trap_rate * bench.signer_loss
+
+
+def lazy_trap_rate(terms: Terms, bench: Bench) -> float:
+    """Return the least trap rate at which checking is cheaper; above 1 when none is enough."""
+    saved = bench.check_cost * terms.units * terms.price_wei
+    return saved / bench.signer_loss if bench.signer_loss else float("inf")
+
+
+def collusion_profit(terms: Terms, bench: Bench, stake: int) -> float:
+    """Return what a quorum gains that accepts its own worker's forged submission.
+
+    It is paid unless somebody checks it again, challenges and wins; then every signer is slashed
+    and the worker convicted of an exact fraud.
+    """
+    caught = bench.recheck_rate * (1 - dishonest_majority(bench.colluding, bench.jury_size))
+    loss = bench.quorum * bench.signer_loss + stake * terms.exact_fraud_ppm / PPM
+    return (1 - caught) * terms.units * terms.price_wei - caught * loss
+
+
+def collusion_recheck_rate(terms: Terms, bench: Bench, stake: int) -> float:
+    """Return the share of accepted work to check again so that collusion does not pay."""
+    gain = terms.units * terms.price_wei
+    loss = bench.quorum * bench.signer_loss + stake * terms.exact_fraud_ppm / PPM
+    won = 1 - dishonest_majority(bench.colluding, bench.jury_size)
+    return gain / ((gain + loss) * won) if (gain + loss) * won else float("inf")
+
+
+def reporter_share(terms: Terms, bench: Bench, stake: int) -> float:
+    """Return what a challenger is paid for a fraud that validators had not found."""
+    return min(stake * terms.exact_fraud_ppm / PPM * bench.reporter_ppm / PPM, bench.reporter_cap)
+
+
+def accuser_profit(terms: Terms, bench: Bench, stake: int) -> float:
+    """Return what claiming that an honest worker's accepted submission is fraud brings.
+
+    A dishonest jury gives the accuser its share of the slash; an honest one takes the bond.
+    """
+    won = dishonest_majority(bench.colluding, bench.jury_size)
+    return won * reporter_share(terms, bench, stake) - (1 - won) * bench.bond
+
+
+def minimal_bond(terms: Terms, bench: Bench, stake: int) -> int | None:
+    """Return the least bond at which a false accusation does not pay; None for none."""
+    won = dishonest_majority(bench.colluding, bench.jury_size)
+    share = reporter_share(terms, bench, stake)
+    return least(lambda bond: won * share <= (1 - won) * bond, MAX_STAKE)
+
+
+def extortion_profit(bench: Bench) -> float:
+    """Return what a quorum's false fraud verdict brings it: never more than nothing.
+
+    Judges get no share of a slash, and lose theirs unless the jury is theirs too.
+    """
+    lost = 1 - dishonest_majority(bench.colluding, bench.jury_size)
+    return -lost * bench.quorum * bench.signer_loss
+
+
+def absent_juror_profit(terms: Terms, bench: Bench) -> float:
+    """Return what staying away from a case brings a juror: the check it saves, less its fee and
+    the fine.
+    """
+    saved = bench.check_cost * terms.units * terms.price_wei
+    return saved - bench.juror_fee - bench.juror_stake * bench.absence_ppm / PPM
+
+
+def guessing_juror_profit(terms: Terms, bench: Bench) -> float:
+    """Return what voting unseen brings a juror that guesses one of two rulings.
+
+    A juror in the minority loses nothing but its fee: votes are hidden until all are cast, so
+    that there is none to copy.
+    """
+    return bench.check_cost * terms.units * terms.price_wei - bench.juror_fee / 2

@@ -1,0 +1,138 @@
+"""All attacks on an orchestrator and its validators at once: by strangers, and by one of its nodes.
+
+Strangers send bodies that never end, hold silent connections and listen to events. The node sends
+bodies, too, messages that PostgreSQL cannot store, and files that cost their reader most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import time
+from collections import Counter
+from collections.abc import Awaitable, Mapping
+
+import httpx
+
+from muster.api import Lease, OrchestratorApi
+from muster.lab.redteam.hostile.bad_files import bad_files
+from muster.lab.redteam.hostile.service import Door
+from muster.lab.redteam.hostile.sockets import Attack, ask_once, body, hold, silence, stream
+from muster.protocol.eip712 import digest, sign
+from muster.protocol.encoding import file_hash
+from muster.protocol.errors import ApiError
+from muster.protocol.messages import Submission
+
+AGAIN_S = 0.2
+"""Pause between two messages of the node."""
+FILES = 8
+"""How many of the bad files it delivers."""
+FILE_VALUES = 7_500_000
+"""Values of a row in those of too many."""
+PATH = "/v1/batches/1/fingerprints"
+"""Where bodies go."""
+
+
+def attack(door: Door, key: bytes, seconds: float) -> Mapping[str, int]:
+    """Attack for some seconds, signing as a node with its key where that helps; returns what came
+    of it, by attack and answer. Runs in a process of its own.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 1 << 16), most))
+    files = list(bad_files(FILE_VALUES).values())[:FILES]
+    return asyncio.run(_attack(door, key, seconds, files))
+
+
+async def _attack(door: Door, key: bytes, seconds: float, files: list[bytes]) -> dict[str, int]:
+    whole = bytes(8 << 20)
+
+    def by_node() -> Mapping[str, str]:
+        return door.signed(key, "POST", PATH, whole, now=time.time)
+
+    def by_stranger() -> Mapping[str, str]:
+        return door.signed(os.urandom(32), "POST", PATH, whole, now=time.time)
+
+    crowds: dict[str, tuple[Attack, list[str], int]] = {
+        "bodies without signature": (body(), _sources(1, 4), 5),
+        "bodies of strangers": (body(by_stranger), _sources(2, 4), 5),
+        "bodies of the node": (body(by_node), _sources(3, 4), 5),
+        "silent connections": (silence, _sources(4, 4), 510),
+        "one request, then silence": (ask_once, _sources(5, 250), 2),
+        "event streams": (stream, _sources(6, 4), 16),
+    }
+    running: dict[str, Awaitable[Counter[str]]] = {
+        name: hold(door.url, what, sources=sources, each=each)
+        for name, (what, sources, each) in crowds.items()
+    }
+    running["messages that cannot be stored"] = _spoil(door, key)
+    running["bad files"] = _deliver(door, key, files)
+    tasks = {name: asyncio.ensure_future(each) for name, each in running.items()}
+    await asyncio.wait(tasks.values(), timeout=seconds)
+    for task in tasks.values():
+        task.cancel()
+    counts = await asyncio.gather(*tasks.values())
+    return {
+        f"{name}: {what}": number
+        for name, count in zip(tasks, counts, strict=True)
+        for what, number in count.items()
+    }
+
+
+def _sources(network: int, addresses: int) -> list[str]:
+    return [f"127.66.{network}.{1 + number}" for number in range(addresses)]
+
+
+async def _spoil(door: Door, key: bytes) -> Counter[str]:
+    """Send heartbeats with a string that PostgreSQL has no place for, until cancelled."""
+    counts: Counter[str] = Counter()
+    said = {"run_id": door.run_id, "policy_version": 0, "state": "idle", "software": "\0"}
+    message, path = json.dumps(said).encode(), "/v1/heartbeat"
+    with contextlib.suppress(asyncio.CancelledError):
+        async with httpx.AsyncClient(base_url=door.url, timeout=5) as http:
+            while True:
+                headers = door.signed(key, "POST", path, message, now=time.time)
+                with contextlib.suppress(httpx.HTTPError):
+                    answer = await http.post(path, content=message, headers=headers)
+                    counts[str(answer.status_code)] += 1
+                await asyncio.sleep(AGAIN_S)
+    return counts
+
+
+async def _deliver(door: Door, key: bytes, files: list[bytes]) -> Counter[str]:
+    """Take tickets and fill each with a bad file, until cancelled."""
+    counts: Counter[str] = Counter()
+    with contextlib.suppress(asyncio.CancelledError):
+        async with OrchestratorApi(
+            door.url, key=key, domain=door.domain, audience=door.audience
+        ) as api:
+            while True:
+                try:
+                    answer = await api.lease(door.run_id)
+                    if isinstance(answer, Lease):
+                        data = files[counts["delivered"] % len(files)]
+                        await _submit(api, door, key, answer, data)
+                        counts["delivered"] += 1
+                    else:
+                        counts["no ticket"] += 1
+                except ApiError as error:
+                    counts[str(error.code)] += 1
+                await asyncio.sleep(AGAIN_S)
+    return counts
+
+
+async def _submit(api: OrchestratorApi, door: Door, key: bytes, lease: Lease, data: bytes) -> None:
+    ticket = lease.ticket
+    claim = Submission(
+        run_id=ticket.run_id,
+        worker=ticket.worker,
+        step=ticket.step,
+        index=ticket.index,
+        policy_version=ticket.policy_version,
+        file_hash=file_hash(data),
+        rollouts=1,
+        units=1,
+    )
+    await api.submit(claim, sign(digest(door.domain, claim.struct_hash()), key), data)

@@ -1,0 +1,195 @@
+"""The network between nodes and the orchestrator: delay, loss, and a call in place of HTTP.
+
+`SimulatedApi` fits where the programs have an `OrchestratorApi`; behind it are the services of the
+one orchestrator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from muster.api import Lease, NoWork
+from muster.api.answers import BatchContents, HeartbeatAnswer
+from muster.lab.simulator.clock import charged
+from muster.orchestrator.http.errors import refuse, unknown_batch
+from muster.orchestrator.intake.intake import AlreadyHeld
+from muster.orchestrator.leases.leases import SignedTicket
+from muster.orchestrator.services import Services
+from muster.protocol.errors import ApiError
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
+from muster.protocol.messages import HardwareReport, Submission
+
+T = TypeVar("T")
+
+ORCHESTRATOR = "orchestrator"
+"""What the meter calls it."""
+
+
+@dataclass(slots=True)
+class Link:
+    """How a node's requests fare."""
+
+    rng: random.Random
+    """Decides."""
+    latency_s: float
+    """Mean one-way delay; each is exponential around a quarter of it."""
+    loss: float
+    """Share of requests, and of answers, that are lost."""
+    timeout_s: float = 10.0
+    """After which a node gives a lost one up."""
+    is_up: bool = True
+    """Whether anything passes."""
+
+    async def passes(self) -> None:
+        """Delay one message; raises ApiError when it is lost."""
+        if not self.is_up or self.rng.random() < self.loss:
+            await asyncio.sleep(self.timeout_s)
+            raise ApiError("no answer from the orchestrator", status=503, code="unreachable")
+        await asyncio.sleep(self.latency_s * (0.75 + 0.25 * self.rng.expovariate(1.0)))
+
+
+class Desk:
+    """Everything that reaches the orchestrator: what `muster.orchestrator.api` does for HTTP."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.requests: Counter[str] = Counter()
+        """Requests that arrived, by what they ask."""
+
+    async def heartbeat(
+        self, node: Address, version: PolicyVersion | None, state: str, software: str,
+        hardware: tuple[HardwareReport, bytes] | None,
+    ) -> HeartbeatAnswer:  # fmt: skip
+        """Note a sign of life."""
+        services = self.services
+        worker = services.identities.active_worker(node)
+        writes = [services.heartbeats.beat(node, version, state, software)]
+        if hardware is not None:
+            report, signature = hardware
+            writes.append(services.hardware.note(node, report.to_json(), signature))
+        await services.group.add(*writes, caller=node)
+        return HeartbeatAnswer(
+            status=worker.status.lower(),
+            policy_version=services.projection.run.latest_version,
+            wants_hardware=services.hardware.wants(node),
+        )
+
+    async def lease(self, node: Address) -> Lease | NoWork:
+        """Return a ticket or when to ask again."""
+        services = self.services
+        worker = services.identities.active_worker(node)
+        signed = await services.leases.lease(worker)
+        if isinstance(signed, SignedTicket):
+            return Lease(ticket=signed.ticket, signature=signed.signature)
+        reason = None if signed is None else signed.value
+        return NoWork(retry_after_s=services.settings.retry_after_s, reason=reason)
+
+    async def submit(
+        self, node: Address, submission: Submission, signature: bytes, body: bytes
+    ) -> Hash32:
+        """Take in a file."""
+        services = self.services
+        worker = services.identities.active_worker(node)
+        admitted = await services.intake.admit(worker, submission, signature)
+        if not isinstance(admitted, AlreadyHeld):
+            await services.intake.store(admitted, _stream(body))
+        return submission.file_hash
+
+    async def called(self, validator: Address, after: int) -> dict[int, int]:
+        """Return how many validators are called, by batch."""
+        services = self.services
+        services.identities.require_validator(validator)
+        due = await services.outcomes.calls(after=after, limit=1000)
+        return {batch: len(calls.called) for batch, calls in due}
+
+    async def batch(self, batch_id: int) -> BatchContents:
+        """Return a batch's submissions."""
+        services = self.services
+        found = services.projection.batch(batch_id)
+        contents = found and await services.batching.contents(found)
+        if not contents:
+            raise unknown_batch(batch_id, read_to=services.projection.view.block_number)
+        return contents
+
+    async def file(self, reader: Address, name: Hash32) -> bytes:
+        """Return a submission's file."""
+        services = self.services
+        services.identities.require_reader(reader)
+        place = await services.files.find(name)
+        if place is None:
+            raise refuse("file_unknown", "no file with this hash is held")
+        return Path(place).read_bytes()
+
+    async def outcomes(
+        self, validator: Address, batch_id: int, records: bytes, signature: bytes
+    ) -> None:
+        """Take a validator's outcomes."""
+        self.services.identities.require_validator(validator)
+        await self.services.outcomes.receive(validator, batch_id, records, signature)
+
+
+async def _stream(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+class SimulatedApi:
+    """An orchestrator as a node reaches it: fits where `OrchestratorApi` does."""
+
+    def __init__(self, desk: Desk, account: Address, link: Link) -> None:
+        self._desk, self._account, self.link = desk, account, link
+
+    async def _ask(self, what: str, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            await self.link.passes()
+        except BaseException:
+            work.close()
+            raise
+        self._desk.requests[what] += 1
+        answer = await charged(ORCHESTRATOR, work)
+        await self.link.passes()
+        return answer
+
+    async def heartbeat(
+        self,
+        _run_id: RunId,
+        *,
+        policy_version: PolicyVersion | None,
+        state: str,
+        software: str,
+        hardware: tuple[HardwareReport, bytes] | None = None,
+    ) -> HeartbeatAnswer:
+        """Tell that the node lives."""
+        said = (policy_version, state, software, hardware)
+        return await self._ask("heartbeat", self._desk.heartbeat(self._account, *said))
+
+    async def lease(self, _run_id: RunId) -> Lease | NoWork:
+        """Return a ticket, or when to ask again."""
+        return await self._ask("lease", self._desk.lease(self._account))
+
+    async def submit(self, submission: Submission, signature: bytes, body: bytes) -> Hash32:
+        """Upload a file."""
+        work = self._desk.submit(self._account, submission, signature, body)
+        return await self._ask("submit", work)
+
+    async def called(self, *, after: int = 0) -> dict[int, int]:
+        """Return how many validators are called, by batch."""
+        return await self._ask("called", self._desk.called(self._account, after))
+
+    async def batch(self, batch_id: int) -> BatchContents:
+        """Return a batch's submissions."""
+        return await self._ask("batch", self._desk.batch(batch_id))
+
+    async def file(self, name: Hash32) -> bytes:
+        """Return a file."""
+        return await self._ask("file", self._desk.file(self._account, name))
+
+    async def post_outcomes(self, batch_id: int, records: bytes, signature: bytes) -> None:
+        """Hand over outcomes."""
+        work = self._desk.outcomes(self._account, batch_id, records, signature)
+        await self._ask("outcomes", work)

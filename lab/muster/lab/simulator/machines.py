@@ -1,0 +1,130 @@
+"""What the programs are given instead of relays, a decoder's process and a model."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.inference import Completion, Prefill, Request, gumbel_noise
+from muster.protocol.errors import PolicyUnavailable
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.recipe import ProofRecipe
+from muster.protocol.rollouts import ANY, Bounds, Rollout, decode_rollouts
+from muster.toploc import build_proofs
+
+ALPHABET = "0123456789= "
+EOS = len(ALPHABET)
+Hidden = tuple[npt.NDArray[np.uint16], npt.NDArray[np.float32]]
+"""A hidden state and the logits that follow from it."""
+
+
+@dataclass(slots=True)
+class SimulatedFetcher:
+    """Relays: a policy takes its size over the bandwidth, and sometimes nobody has it."""
+
+    rng: random.Random
+    """Decides."""
+    seconds: float
+    """Mean seconds that a version takes."""
+    failures: float
+    """Share of tries that no relay answers."""
+
+    async def fetch(self, _run_id: RunId, version: PolicyVersion, _root: Hash32) -> Path:
+        """Return where the policy is."""
+        await asyncio.sleep(self.seconds * self.rng.expovariate(1.0))
+        if self.rng.random() < self.failures:
+            raise PolicyUnavailable(f"no relay has version {version}")
+        return Path("policy")
+
+
+class InlineDecoder:
+    """Parses files in this process: they were written by it."""
+
+    async def decode(self, data: bytes, bounds: Bounds = ANY) -> list[Rollout]:
+        """Return the rows of a file; raises EncodingError."""
+        return list(_decoded(data, bounds))
+
+
+@lru_cache(4096)
+def _decoded(data: bytes, bounds: Bounds) -> tuple[Rollout, ...]:
+    # All that are called read the same file at about the same time.
+    return tuple(decode_rollouts(data, bounds))
+
+
+class SimulatedEngine:
+    """An engine whose policy is a hash of its name, the version and the tokens so far.
+
+    Proofs, sampling and replay are the real ones; another name is another model.
+    """
+
+    hidden_size = 8
+    vocab_size = EOS + 1
+    eos_token_ids = frozenset([EOS])
+
+    def __init__(self, name: str = "policy") -> None:
+        self.name = name
+        self.policy_version: PolicyVersion | None = None
+
+    def load_policy(self, _folder: Path, version: PolicyVersion) -> None:
+        """Load a version."""
+        self.policy_version = version
+
+    def generate(self, requests: Sequence[Request], *, proof: ProofRecipe) -> list[Completion]:
+        """Return completions with proofs."""
+        return [self._generate(request, proof) for request in requests]
+
+    def prefill(self, samples: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Prefill]:
+        """Return what the policy computes for completions."""
+        return [self._prefill(prompt, completion) for prompt, completion in samples]
+
+    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
+        """Return a text's tokens."""
+        assert is_start is not None
+        return tuple(ALPHABET.index(character) for character in text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return a completion's text."""
+        return "".join(ALPHABET[token] for token in tokens if token != EOS)
+
+    def _generate(self, request: Request, proof: ProofRecipe) -> Completion:
+        tokens: list[int] = []
+        hidden = []
+        while len(tokens) < request.max_new_tokens and EOS not in tokens:
+            row, logits = self._step((*request.prompt_tokens, *tokens))
+            position = request.position + len(tokens)
+            noise = gumbel_noise([request.seed], [position], self.vocab_size)[0]
+            tokens.append(int((logits + noise).argmax()))
+            hidden.append(row)
+        proofs = build_proofs(np.stack(hidden), chunk_tokens=proof.chunk_tokens, topk=proof.topk)
+        return Completion(tuple(tokens), proofs)
+
+    def _prefill(self, prompt: Sequence[int], completion: Sequence[int]) -> Prefill:
+        steps = [self._step((*prompt, *completion[:i])) for i in range(len(completion))]
+        hidden, logits = zip(*steps, strict=True)
+        return Prefill(np.stack(hidden), np.stack(logits))
+
+    def _step(self, tokens: tuple[int, ...]) -> Hidden:
+        return _step((self.name, self.policy_version, tokens))
+
+
+@lru_cache(1 << 17)
+def _step(seen: tuple[str, PolicyVersion | None, tuple[int, ...]]) -> Hidden:
+    """Return a hidden state, bfloat16 as uint16, and float32 logits."""
+    # Remembered from the worker to its validators: 100 MB at most.
+    size = SimulatedEngine.hidden_size
+    whole = size + SimulatedEngine.vocab_size
+    drawn = np.frombuffer(hashlib.shake_128(repr(seen).encode()).digest(4 * whole), "<u4")
+    values = (drawn.astype(np.float32) / np.float32(2**31) - 1).astype(np.float32)
+    hidden = (np.ascontiguousarray(values[:size]).view(np.uint32) >> 16).astype(np.uint16)
+    logits = 3 * values[size:]
+    hidden.setflags(write=False)
+    logits.setflags(write=False)
+    return hidden, logits

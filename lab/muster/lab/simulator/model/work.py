@@ -1,0 +1,210 @@
+"""The model's words for work: what is committed, judged, disputed and paid for.
+
+Trees are lists here and proofs say what they lead to; whether hashes, proofs and signatures are
+computed alike is decided when the model is compared with the chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from muster.lab.simulator.model.words import NOBODY, Name, Place
+
+ACCEPTED, INCOMPLETE, REJECTED, FRAUD = range(1, 5)
+COMMITTED, JUDGED, WITHHELD = range(3)
+OPEN, UPHELD, OVERTURNED = 1, 2, 3
+UNAVAILABLE = 15
+"""The reason that a file could not be had."""
+MAX_COUNT = 4096
+MAX_CLAIMS = 16
+ANNOUNCEMENT_BLOCKS = 256
+TICKET_GRACE = 60
+PAID = "paid"
+"""What is kept of a juror that collected its fee."""
+
+Draw = Callable[[Sequence[Place], Name, int, int, int, Collection[str]], list[str]]
+"""(places, case, draw block, opened at, size, excluded) to the jurors drawn; docs/protocol.md has
+the rule."""
+
+
+class Submission(NamedTuple):
+    run: int
+    worker: str
+    step: int
+    index: int  # type: ignore[assignment]  # over tuple.index
+    version: int
+    file: Any
+    """What names the file: a hash, or a number that stands for one."""
+    rollouts: int
+    units: int
+
+
+class Ticket(NamedTuple):
+    run: int
+    worker: str
+    step: int
+    index: int  # type: ignore[assignment]  # over tuple.index
+    version: int
+    deadline: int
+
+
+class Leased(NamedTuple):
+    """A submission with what proves it."""
+
+    submission: Submission
+    signer: str
+    ticket: Ticket
+    issuer: str
+
+
+class Record(NamedTuple):
+    number: int
+    """The worker's."""
+    step: int
+    index: int  # type: ignore[assignment]  # over tuple.index
+    version: int
+    file: Any
+    """What names the file: a hash, or a number that stands for one."""
+    rollouts: int
+    units: int
+    verdict: int
+    reason: int
+
+    @property
+    def ruling(self) -> int:
+        return self.verdict << 8 | self.reason
+
+    @property
+    def tag(self) -> int:
+        """The number of its slot within a worker's run."""
+        return self.step << 32 | self.index
+
+
+class Header(NamedTuple):
+    batch: int
+    run: int
+    root: Name
+    count: int  # type: ignore[assignment]  # over tuple.count
+    units: int
+    price: int
+    terms: int
+    committed_at: int
+    posted_at: int = 0
+    signers: int = 0
+    status: int = COMMITTED
+
+
+class Proof(NamedTuple):
+    """A record that is said to be at `position`, with siblings that lead from place `path`."""
+
+    header: Header
+    position: int
+    record: Record
+    path: int
+    intact: bool
+
+
+class Claim(NamedTuple):
+    header: Header
+    positions: tuple[int, ...]
+    records: tuple[Record, ...]
+    intact: bool
+
+
+class Statement(NamedTuple):
+    """What a validator signs: records of a batch with this number and root."""
+
+    batch: int
+    root: Name
+    records: tuple[Record, ...]
+
+
+@dataclass
+class Batch:
+    header: Header
+    submissions: tuple[Submission, ...]
+    records: tuple[Record, ...] = ()
+    disputed: bool = False
+    is_void: bool = False
+    recovered: set[int] = field(default_factory=set)
+
+
+class Made(NamedTuple):
+    """A claim of a case."""
+
+    claimant: str
+    ruling: int
+    announced_in: int
+
+
+@dataclass
+class Case:
+    recorded: int
+    opened_at: int
+    number: int
+    run: int
+    worker: str
+    draw_block: int
+    places: int
+    status: int = OPEN
+    claims: list[Made] = field(default_factory=list)
+    jury: tuple[str, ...] = ()
+    commitments: dict[str, Any] = field(default_factory=dict)
+    revealed: dict[str, int] = field(default_factory=dict)
+    """Rulings, in the order in which they were revealed."""
+    paid: set[str] = field(default_factory=set)
+    """Jurors that collected their fee."""
+    reporter: str = NOBODY
+    fee: int = 0
+
+    def leading(self) -> tuple[int, int, bool]:
+        """Return the ruling with most votes that had them first, its votes, and whether another
+        has as many.
+        """
+        votes = list(self.revealed.values())
+        most = max(map(votes.count, votes), default=0)
+        for seen in range(len(votes) + 1):
+            for ruling in votes[:seen]:
+                if votes[:seen].count(ruling) == most:
+                    tied = len({each for each in votes if votes.count(each) == most}) > 1
+                    return ruling, most, tied
+        return 0, 0, False
+
+
+class Standing(NamedTuple):
+    record: Record
+    leaf: Name
+    verdict: int
+    reason: int
+    closes_at: int
+    is_final: bool
+
+
+@dataclass
+class Funds:
+    available: int = 0
+    reserved: int = 0
+
+
+def is_verdict(ruling: int) -> bool:
+    return ACCEPTED <= ruling >> 8 <= FRAUD
+
+
+def is_exact(ruling: int) -> bool:
+    """Return whether a ruling is a fraud that one look proves."""
+    return ruling >> 8 == FRAUD and 30 <= ruling & 255 <= 59
+
+
+def is_same(one: int, other: int) -> bool:
+    """Return whether two rulings have the same consequences."""
+    return one >> 8 == other >> 8 and is_exact(one) == is_exact(other)
+
+
+def is_unavailable(ruling: int) -> bool:
+    return ruling & 255 == UNAVAILABLE and ruling >> 8 not in (ACCEPTED, FRAUD)
+
+
+def is_seen(ruling: int) -> bool:
+    return ruling != 0 and not is_unavailable(ruling)

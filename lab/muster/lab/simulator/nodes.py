@@ -1,0 +1,204 @@
+"""The nodes of a simulated network: their programs, which are killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from muster.client.juror.duty import JurorPlace, VoteJournal
+from muster.client.validator.calls import Windows
+from muster.client.validator.place import ValidatorPlace
+from muster.client.validator.records import OutcomeJournal
+from muster.client.worker.place import WorkerPlace
+from muster.lab.simulator.actors import (
+    Disk,
+    Machine,
+    Shelf,
+    SimulatedValidator,
+    SimulatedWorker,
+    engine_for,
+)
+from muster.lab.simulator.clock import KIND
+from muster.lab.simulator.court import CourtConnection, court_terms
+from muster.lab.simulator.desk import Desk, SimulatedApi
+from muster.lab.simulator.jurors import SimulatedJudge, SimulatedJuror
+from muster.lab.simulator.machines import InlineDecoder, SimulatedEngine, SimulatedFetcher
+from muster.lab.simulator.scenario import CALIBRATION, RUN
+from muster.lab.simulator.world import Person
+from muster.protocol.eip712 import address_of
+from muster.protocol.errors import MusterError
+from muster.protocol.ids import Address
+
+if TYPE_CHECKING:
+    from muster.lab.simulator.network import Stage
+
+
+class Nodes:
+    """Runs the programs of a stage's workers and validators."""
+
+    def __init__(self, stage: Stage, desk: Desk) -> None:
+        self._stage, self._desk = stage, desk
+        self.judged: dict[str, tuple[int, float]] = {}
+        """Submissions checked and seconds spent, by validator."""
+
+    def start(self) -> None:
+        """Start everyone."""
+        for person in self._stage.jurors:
+            self._start(person, self._juror(person))
+        for person in self._stage.validators:
+            self._start(person, self._validator(person))
+        for person in self._stage.workers:
+            self._start(person, self._worker(person))
+
+    def _start(self, person: Person, build: Callable[[], Any]) -> None:
+        """Run a program until it ends for good; each life is a new one."""
+
+        async def live() -> None:
+            rng = self._stage.rng(person.name, "life")
+            while True:
+                person.loop, person.starts = build(), person.starts + 1
+                try:
+                    async with asyncio.timeout(self._life(rng)):
+                        await person.loop.run()
+                except TimeoutError:
+                    self._stage.note(f"killed {person.name}")
+                except MusterError as error:
+                    person.end = str(error)
+                    self._stage.note(f"ended {person.name}: {type(error).__name__}")
+                    return
+                finally:
+                    self._retire(person)
+                await asyncio.sleep(rng.uniform(1, 10))
+
+        KIND.set(person.name.split("-")[0])
+        person.task = asyncio.create_task(live())
+        KIND.set("harness")
+
+    def _life(self, rng: random.Random) -> float | None:
+        # When the work is over, what is left to judge must find its judges.
+        mean = 0.0 if self._stage.is_over else self._stage.scenario.churn_s
+        return max(rng.expovariate(1 / mean), 1.0) if mean else None
+
+    def _retire(self, person: Person) -> None:
+        """Let go of what a process held."""
+        loop, person.loop = person.loop, None
+        if loop is None:
+            return
+        loop.close()
+        if isinstance(loop, SimulatedValidator):
+            self._add_up(person.name, loop)
+
+    def note_load(self) -> None:
+        """Add up what the validators that run have checked until now."""
+        for person in self._stage.validators:
+            if person.loop is not None:
+                self._add_up(person.name, person.loop)
+
+    def _add_up(self, name: str, loop: SimulatedValidator) -> None:
+        count, busy = self.judged.get(name, (0, 0.0))
+        self.judged[name] = (count + loop.judged, busy + loop.busy_s)
+        loop.judged, loop.busy_s = 0, 0.0
+
+    def _worker(self, person: Person) -> Callable[[], SimulatedWorker]:
+        scenario, endpoint = self._stage.scenario, self._stage.endpoints[person.endpoint]
+        rng = self._stage.rng(person.name, "machine")
+        skew = rng.randint(-scenario.skew_s, scenario.skew_s)
+
+        async def now() -> int:
+            return await endpoint.now() + skew
+
+        def build() -> SimulatedWorker:
+            folder = self._stage.folder / person.name
+            folder.mkdir(exist_ok=True)
+            place = WorkerPlace(
+                run_id=RUN,
+                worker=person.address,
+                key=person.key,
+                domain=self._stage.domain,
+                view=self._stage.views[person.endpoint],
+                now=now,
+                api=SimulatedApi(self._desk, address_of(person.key), person.link),  # type: ignore[arg-type]
+                fetcher=SimulatedFetcher(rng, scenario.fetch_s, scenario.relay_failures),  # type: ignore[arg-type]
+                engine=engine_for(person.conduct),  # type: ignore[arg-type]
+                rules=self._stage.rules,
+                journal=Disk(folder),
+                poll_s=scenario.poll_s,
+                heartbeat_s=scenario.heartbeat_s,
+                keep_going=True,
+            )
+            machine = Machine(rng, scenario.generate_s)
+            return SimulatedWorker(place, machine, person.conduct)  # type: ignore[arg-type]
+
+        return build
+
+    def _validator(self, person: Person) -> Callable[[], SimulatedValidator]:
+        scenario, endpoint = self._stage.scenario, self._stage.endpoints[person.endpoint]
+        rng = self._stage.rng(person.name, "machine")
+        friends = self._friends(person)
+        fixed = self._stage.chain.fixed
+        loop = asyncio.get_running_loop()
+
+        def build() -> SimulatedValidator:
+            folder = self._stage.folder / person.name
+            folder.mkdir(exist_ok=True)
+            place = ValidatorPlace(
+                run_id=RUN,
+                key=person.key,
+                domain=self._stage.domain,
+                view=self._stage.views[person.endpoint],
+                api=SimulatedApi(self._desk, person.address, person.link),  # type: ignore[arg-type]
+                fetcher=SimulatedFetcher(rng, scenario.fetch_s, scenario.relay_failures),  # type: ignore[arg-type]
+                engine=SimulatedEngine(),
+                rules=self._stage.rules,
+                decoder=InlineDecoder(),  # type: ignore[arg-type]
+                journal=OutcomeJournal(folder),
+                evidence=Shelf(folder / "evidence", CALIBRATION),
+                poll_s=scenario.poll_s,
+                file_patience_s=60.0,
+                windows=Windows(fixed.outcome_deadline, fixed.challenge_window),
+                now=endpoint.now,
+                keep_going=True,
+                clock=loop.time,
+            )
+            machine = Machine(rng, scenario.check_s)
+            return SimulatedValidator(place, machine, person.conduct, friends)  # type: ignore[arg-type]
+
+        return build
+
+    def _friends(self, validator: Person) -> frozenset[Address]:
+        """Return whose work a dishonest validator accepts, whatever it is."""
+        workers = self._stage.workers
+        if validator.conduct == "accusing":
+            return frozenset(p.address for p in workers[:-1])
+        return frozenset(p.address for p in workers if p.conduct != "honest")
+
+    def _juror(self, person: Person) -> Callable[[], SimulatedJuror]:
+        stage, loop = self._stage, asyncio.get_running_loop()
+        endpoint, view = stage.endpoints[person.endpoint], stage.views[person.endpoint]
+        rng = stage.rng(person.name, "machine")
+
+        def build() -> SimulatedJuror:
+            folder = stage.folder / person.name
+            folder.mkdir(exist_ok=True)
+            api = SimulatedApi(self._desk, person.address, person.link)
+            seconds = stage.scenario.check_s
+            place = JurorPlace(
+                juror=person.address,
+                chain=CourtConnection(stage.chain, endpoint, person.address),  # type: ignore[arg-type]
+                view=view,
+                judge=SimulatedJudge(
+                    api, view, stage.rules, seconds=seconds, conduct=person.conduct
+                ),
+                journal=VoteJournal(folder),
+                results=folder / "cases",
+                terms=court_terms(stage.chain.fixed),
+                poll_s=stage.scenario.poll_s,
+                clock=loop.time,
+                salt=rng.randbytes,
+            )
+            place.results.mkdir(exist_ok=True)
+            return SimulatedJuror(place)
+
+        return build

@@ -1,0 +1,154 @@
+"""What is simulated: how many take part, how they behave, what befalls them, the run's rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from muster.lab.simulator.actors import Conduct, Judging
+from muster.lab.simulator.machines import ALPHABET, EOS
+from muster.lab.simulator.model.words import Fixed
+from muster.protocol.ids import RunId
+from muster.protocol.recipe import ProofRecipe, Recipe, SamplingRecipe, TrainingRecipe
+from muster.toploc import Calibration
+from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimits
+
+RUN = RunId(1)
+TOKEN = 10**18
+MAX_SEATS = 88
+"""A run seats no more validators: the ledger keeps who signed a batch's outcomes in 88 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What is simulated. Times are virtual seconds, shares are of all, rates are per node."""
+
+    seed: int = 0
+    """Same seed, same history."""
+    workers: int = 8
+    """Honest workers and cheats together."""
+    validators: int = 4
+    """All stake; the first MAX_SEATS have seats, the others are told that they have none."""
+    jurors: int = 4
+    """On the network's bench."""
+    purchased: int = 0
+    """How many of them vote that everything is a fraud."""
+    quorum: int = 2
+    """Validators that must agree."""
+    duration_s: float = 300.0
+    """How long work is done; what is under way is then judged and paid."""
+    conduct: tuple[tuple[Conduct, int], ...] = ()
+    """How many workers are no honest ones."""
+    judging: tuple[tuple[Judging, int], ...] = ()
+    """How many validators are no honest ones."""
+    endpoints: int = 2
+    """RPC endpoints that nodes are spread over; the orchestrator has its own."""
+    block_s: float = 2.0
+    """Seconds between blocks."""
+    poll_s: float = 2.0
+    """Seconds between looks at the chain."""
+    generate_s: float = 20.0
+    """Mean seconds of generating a submission."""
+    check_s: float = 2.0
+    """Mean seconds of checking one."""
+    latency_s: float = 0.05
+    """Mean one-way delay of a message."""
+    loss: float = 0.0
+    """Share of messages lost."""
+    churn_s: float = 0.0
+    """Mean life of a node's process before it is killed and started again; 0 for no end."""
+    disk_full_s: float = 0.0
+    """Mean time between two full disks, of a worker each; 0 for never."""
+    outage_s: float = 0.0
+    """Mean time between two outages of a link or an endpoint; 0 for never."""
+    is_silenced: bool = False
+    """Whether honest validators are cut off until an accusation stands: only so can it ever."""
+    has_disputes: bool = False
+    """Whether workers dispute what is not accepted, once each: honest ones and cheats alike."""
+    reorganise_s: float = 0.0
+    """Mean time between two reorganisations; 0 for never."""
+    reorganise_depth: int = 3
+    """Most blocks that one takes away."""
+    skew_s: int = 0
+    """Largest error of a node's idea of the chain's time, either way."""
+    fetch_s: float = 1.0
+    """Mean seconds of fetching a policy."""
+    relay_failures: float = 0.0
+    """Share of fetches that no relay serves."""
+    submissions_per_step: int = 8
+    """Accepted submissions that a policy version takes."""
+    outcome_deadline_s: int = 600
+    """Seconds from a commitment to when its outcomes are due."""
+    lease_s: int = 120
+    """Seconds from lease to deadline."""
+    retry_after_s: float = 5.0
+    """What a node is told to wait when there is no work."""
+    heartbeat_s: float = 30.0
+    """Seconds between signs of life."""
+    batch_limit: int = 64
+    """Most submissions in a batch."""
+    commit_interval_s: float = 2.0
+    """Least seconds between two commitments."""
+    checks_blocks: bool = True
+    """Whether the contracts' books are audited after every block."""
+
+
+def recipe_of(scenario: Scenario) -> Recipe:
+    """Return the run's recipe: submissions of four tiny samples."""
+    return Recipe(
+        name="simulation",
+        sampling=SamplingRecipe(
+            problems_per_submission=2, samples_per_problem=2, temperature=1.0, max_new_tokens=6
+        ),
+        proof=ProofRecipe(chunk_tokens=4, topk=8),
+        training=TrainingRecipe(
+            steps=0, submissions_per_step=scenario.submissions_per_step, max_async_level=2
+        ),
+    )
+
+
+CALIBRATION = Calibration(
+    model=CalibratedModel(
+        name="hash", architecture="Hash", hidden_size=8, vocab_size=EOS + 1, engine="simulated"
+    ),
+    proof=ProofRecipe(chunk_tokens=4, topk=8),
+    temperature=1.0,
+    chunk=ChunkLimits(
+        max_exponent_mismatches=1,
+        max_mantissa_error_mean=4.0,
+        max_mantissa_error_median=4.0,
+        max_sign_mismatches=0,
+    ),
+    sampler=SamplerLimits(margin=0.01, max_outside_per_sample=0),
+    fraud_strikes=2,
+)
+assert len(ALPHABET) == EOS
+
+
+def fixed(scenario: Scenario) -> Fixed:
+    """Return what the simulated deployment fixes."""
+    return Fixed(
+        required_stake=100 * TOKEN,
+        required_validator_stake=500 * TOKEN,
+        activation_delay=1,
+        jail_time=3600,
+        challenge_window=30,
+        outcome_deadline=scenario.outcome_deadline_s,
+        commit_time=80,
+        reveal_time=40,
+        draw_delay=1,
+        jury_size=3,
+        bond=10 * TOKEN,
+        juror_fee=TOKEN,
+        required_juror_stake=500 * TOKEN,
+        stake_per_unit=TOKEN // 10,
+        unbonding=3600,
+        insurance_ppm=200_000,
+        reporter_ppm=100_000,
+        reporter_cap=50 * TOKEN,
+    )
+
+
+FUNDS = 10**9 * TOKEN
+"""What the run can pay."""
+FOUNDED = 6
+"""Blocks after which the run stands and is never reorganised away."""

@@ -1,0 +1,79 @@
+"""Who takes part in a simulated network, and what is left of one that was played."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from muster.client.chain_facts import HistoryView
+from muster.client.validator.judging import Rules
+from muster.lab.simulator.chain import SimulatedChain
+from muster.lab.simulator.clock import Meter
+from muster.lab.simulator.desk import Desk, Link
+from muster.lab.simulator.scenario import Scenario
+from muster.orchestrator.services import Services
+from muster.protocol.ids import Address, Hash32
+
+
+@dataclass
+class Person:
+    """A worker or a validator: its keys, its conduct, and what it is run from."""
+
+    name: str
+    """What the history calls it."""
+    key: bytes
+    """Node key of a worker, signing key of a validator."""
+    address: Address
+    """The account that stakes."""
+    conduct: str
+    """How it behaves."""
+    link: Link
+    """Its network."""
+    endpoint: int
+    """Its RPC endpoint."""
+    loop: Any = None
+    """The program, while it runs."""
+    task: asyncio.Task[None] | None = None
+    """What runs it."""
+    starts: int = 0
+    """How often it was started."""
+    end: str = ""
+    """What ended it for good."""
+
+
+@dataclass
+class World:
+    """A network that was played."""
+
+    scenario: Scenario
+    """What was asked for."""
+    chain: SimulatedChain
+    """The chain."""
+    services: Services
+    """The orchestrator's services."""
+    desk: Desk
+    """What reached it."""
+    workers: list[Person]
+    """Everyone who worked."""
+    validators: list[Person]
+    """Everyone who judged."""
+    jurors: list[Person]
+    """Everyone on the bench."""
+    views: list[HistoryView]
+    """What each endpoint's followers know."""
+    rules: Rules
+    """The run's documents."""
+    history: list[str] = field(default_factory=list)
+    """One line for every block, event and mishap, in order."""
+    judged: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Submissions checked and seconds spent, by validator."""
+    received_at: dict[Hash32, float] = field(default_factory=dict)
+    """Virtual time of each upload, by file."""
+    meter: Meter | None = None
+    """Processor seconds by kind of process."""
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the history."""
+        return hashlib.sha256("\n".join(self.history).encode()).hexdigest()

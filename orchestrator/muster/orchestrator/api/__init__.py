@@ -1,1 +1,0 @@
-"""The HTTP side: one router per resource, over the services. No decisions are made here."""

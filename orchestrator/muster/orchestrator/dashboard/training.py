@@ -1,0 +1,86 @@
+"""The trainer's figures, by step: what the reward curve is drawn from, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from muster.orchestrator.db.database import Database
+from muster.orchestrator.db.statements import Statement
+from muster.orchestrator.intake.files import FileStore
+
+_NEWER = "SELECT step, figures, revision FROM metrics WHERE revision > ? ORDER BY step"
+_NEXT = "SELECT coalesce(max(revision), -1) + 1 FROM metrics"
+_OF_STEP = "SELECT figures FROM metrics WHERE step = ?"
+
+
+def keep_figures(step: int, figures: Mapping[str, float], revision: int) -> Statement:
+    """Write a step's figures down, in place of earlier ones."""
+    return (
+        "INSERT INTO metrics (step, figures, revision) VALUES (?, ?, ?) ON CONFLICT (step)"
+        " DO UPDATE SET figures = excluded.figures, revision = excluded.revision",
+        (step, json.dumps(figures), revision),
+    )
+
+
+class TrainingMetrics:
+    """Figures per step; the same step's are merged."""
+
+    def __init__(
+        self,
+        database: Database,
+        files: FileStore,
+        *,
+        on_figures: Callable[[int, Mapping[str, float]], None],
+        on_received: Callable[[], None],
+    ) -> None:
+        """`on_figures` is told of every step's figures, those read at start included."""
+        self._database = database
+        self._files = files
+        self._on_figures = on_figures
+        self._on_received = on_received
+        self._figures: dict[int, dict[str, float]] = {}
+        self._revision = -1
+        self.reports = 0
+        """Reports received since the start: what is made of figures is stale when it changed."""
+
+    async def load(self) -> None:
+        """Read what was reported before the start, or to other replicas since the last time."""
+        [rows] = await self._database.search((_NEWER, (self._revision,)))
+        for step, figures, revision in rows:
+            self._take(step, json.loads(figures), revision)
+        if rows:
+            self._on_received()
+
+    async def report(self, step: int, figures: Mapping[str, float]) -> None:
+        """Keep the figures of a step."""
+        await self._files.keep_metrics(step, dict(figures))
+        async with self._database.transaction() as asked:
+            [(revision,)], known = await asked.ask((_NEXT, ()), (_OF_STEP, (step,)))
+            merged = {**(json.loads(known[0][0]) if known else {}), **figures}
+            await asked.ask(keep_figures(step, merged, revision))
+        self._take(step, merged, revision)
+        self._on_received()
+
+    def column(self, name: str) -> dict[int, float]:
+        """Return one figure by step, in no order."""
+        return {s: f[name] for s, f in self._figures.items() if name in f}
+
+    def at(self, step: int) -> Mapping[str, float]:
+        """Return the figures of a step."""
+        return self._figures.get(step, {})
+
+    def latest(self, name: str) -> float | None:
+        """Return a figure of the newest step that has it."""
+        series = self.series(name)
+        return series[-1][1] if series else None
+
+    def _take(self, step: int, figures: dict[str, float], revision: int) -> None:
+        self._figures[step] = figures
+        self._revision = max(self._revision, revision)
+        self.reports += 1
+        self._on_figures(step, figures)
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """Return one figure by step, ascending."""
+        return [(s, f[name]) for s, f in sorted(self._figures.items()) if name in f]

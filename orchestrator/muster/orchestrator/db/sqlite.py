@@ -1,0 +1,147 @@
+"""A SQLite file, owned by one process.
+
+SQLite has one writer at a time, so all who write queue for one lock, which waits without blocking a
+thread. Statements run on the event loop: no writer syncs or checkpoints, so one copies a few pages,
+which takes less time than waking a thread for it. Only what may read many rows runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from muster.orchestrator.db.failures import UNHOLDABLE, failure, unusable
+from muster.orchestrator.db.statements import Asked, Rows, Statement
+from muster.protocol.errors import StorageError
+
+LOG_BYTES = 8 << 20
+"""Length from which the log is moved into the file."""
+_CACHE_KIB = 512
+"""What each connection keeps of the file in memory; SQLite's own choice is 2 MB.
+
+The operating system keeps the file, too: pages over 1,000,000 submissions take as long with either.
+"""
+_CHECKPOINT: Statement = ("PRAGMA wal_checkpoint(PASSIVE)", ())
+
+
+class SqliteDatabase:
+    """One connection writes, one reads on the event loop, and some read in threads."""
+
+    is_shared = False
+    dialect = "sqlite"
+
+    def __init__(self, path: Path) -> None:
+        """Raises StorageError when the file is corrupt, none of SQLite's, or cannot be made."""
+        self.place = path
+        self._writing = asyncio.Lock()
+        self._idle: list[_Connection] = []
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot create {path.parent}: {error.strerror}") from error
+        self._writer, self._reader = _Connection(path), _Connection(path)
+        self._writer.run("PRAGMA journal_mode=WAL")
+
+    async def check(self) -> None:
+        """Raise StorageError when the file is damaged."""
+        [[(verdict,)]] = await self.search(("PRAGMA quick_check(1)", ()))
+        if verdict != "ok":
+            raise unusable(self.place, StorageError(str(verdict)))
+
+    async def ask(self, *statements: Statement) -> list[Rows]:
+        """Run statements that read a few rows by an index."""
+        return self._reader.run_all(statements)
+
+    async def search(self, *statements: Statement) -> list[Rows]:
+        """Run statements that may read many rows."""
+        return await asyncio.to_thread(self._search, statements)
+
+    def _search(self, statements: tuple[Statement, ...]) -> list[Rows]:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = _Connection(self.place)
+        try:
+            return connection.run_all(statements)
+        finally:
+            self._idle.append(connection)
+
+    @asynccontextmanager
+    async def transaction(
+        self, *, is_exclusive: bool = True, is_quick: bool = False, lock_ms: int | None = None
+    ) -> AsyncIterator[Asked]:
+        """Yield the connection that writes, when it is this one's turn."""
+        del is_exclusive, is_quick, lock_ms
+        async with self._writing:
+            self._writer.run("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+                self._writer.run("COMMIT")
+            except BaseException:
+                self._writer.roll_back()
+                raise
+
+    async def checkpoint(self) -> None:
+        """Move what was logged into the file once the log is long; in a thread."""
+        if _log_bytes(self.place) > LOG_BYTES:
+            await self.search(_CHECKPOINT)
+            # Writers went on. Without them the little that is left goes too, and the log starts
+            # over with the next of them.
+            async with self._writing:
+                await self.search(_CHECKPOINT)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for connection in (self._reader, self._writer, *self._idle):
+            connection.close()
+
+
+class _Connection:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # One thread at a time uses it, not always the same.
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        for pragma in (
+            # Loses the newest commits when the power fails, never on a crash of the process; the
+            # files folder, which is synced, is what those are rebuilt from.
+            "synchronous=NORMAL",
+            # `checkpoint` comes first, except before anything runs in the background.
+            "wal_autocheckpoint=16384",
+            "foreign_keys=ON",
+            f"cache_size=-{_CACHE_KIB}",
+        ):
+            self.run(f"PRAGMA {pragma}")
+
+    async def ask(self, *statements: Statement) -> list[Rows]:
+        """Run statements in order; return the rows of each."""
+        return self.run_all(statements)
+
+    def run_all(self, statements: tuple[Statement, ...]) -> list[Rows]:
+        """Do the same."""
+        return [self.run(sql, values) for sql, values in statements]
+
+    def run(self, sql: str, values: tuple[object, ...] = ()) -> Rows:
+        """Run one statement; return its rows."""
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        except (sqlite3.Error, *UNHOLDABLE) as error:
+            raise failure(self._path, error) from error
+
+    def roll_back(self) -> None:
+        """End a transaction that failed, unless it is over."""
+        if self._connection.in_transaction:
+            self._connection.rollback()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+def _log_bytes(path: Path) -> int:
+    try:
+        return path.with_name(path.name + "-wal").stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,254 @@
+"""The web application: its routes, the short way to those that nodes ask all the time, and around
+them all the guard: quotas per network address, figures of requests, safe headers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from urllib.parse import unquote_plus
+
+from fastapi import FastAPI
+from prometheus_client import Counter, Histogram
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from muster.orchestrator.dashboard import pages
+from muster.orchestrator.http import nodes, public, validators
+from muster.orchestrator.http.crowd import subnet_of
+from muster.orchestrator.http.errors import (
+    TooMany,
+    add_error_handlers,
+    error_response,
+    failure_response,
+    refusal_response,
+)
+from muster.orchestrator.http.openapi import document_routes
+from muster.orchestrator.http.quotas import Quotas
+from muster.orchestrator.http.requests import SIGNER_KEY
+from muster.orchestrator.metrics import REQUEST_SECONDS, REQUESTS
+from muster.orchestrator.services import Services
+from muster.protocol.encoding import message_fault
+
+_ABOUT: dict[str, Any] = {
+    "title": "Muster orchestrator",
+    "description": "Requests and answers are specified in docs/protocol.md section 11.",
+}
+
+_ENDLESS = frozenset({"/live", "/v1/events"})
+"""Streams: their heads are answered with their bodies only."""
+
+
+class Application(FastAPI):
+    """The routes, behind the guard and with the most frequent ones in front of the framework."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(**_ABOUT, docs_url=None, redoc_url=None)
+        self.state.services = services
+        self.state.dashboard = pages.Dashboard(services)
+        self._entrance = Guard(FastRoutes(super().__call__, services), quotas=services.quotas)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; one for the head alone as one for the whole, less its body."""
+        if scope["type"] == "http" and scope["method"] == "HEAD" and scope["path"] not in _ENDLESS:
+            scope, send = {**scope, "method": "GET"}, _without_body(send)
+        await self._entrance(scope, receive, send)
+
+
+def _without_body(send: Send) -> Send:
+    async def send_head(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return send_head
+
+
+def create_app(services: Services) -> FastAPI:
+    """Return the application over loaded services."""
+    app = Application(services)
+    add_error_handlers(app)
+    app.add_exception_handler(pages.NotAnswered, pages.show_problem)
+    app.add_exception_handler(HTTPException, pages.show_missing)
+    _add_routes(app)
+    return app
+
+
+def openapi_document() -> dict[str, Any]:
+    """Return the OpenAPI document of every orchestrator; nothing needs to be loaded for it."""
+    app = FastAPI(**_ABOUT)
+    _add_routes(app)
+    return app.openapi()
+
+
+def _add_routes(app: FastAPI) -> None:
+    for routes in (nodes, validators, public, pages):
+        app.include_router(routes.router)
+    document_routes(app)
+
+
+Endpoint = Callable[[Request, Services], Awaitable[Response]]
+
+_MOST_DIGITS = 10
+"""A number in a path that has more is left to the framework to refuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    path: str
+    """The route's template, which metrics are labelled with."""
+    endpoint: Endpoint
+
+
+_BY_PATH = {
+    ("POST", "/v1/heartbeat"): _Route("/v1/heartbeat", nodes.heartbeat),
+    ("POST", "/v1/leases"): _Route("/v1/leases", nodes.lease),
+}
+_UPLOADS = "/v1/submissions/"
+_UPLOAD = "/v1/submissions/{run_id}/{step}/{index}"
+
+
+class FastRoutes:
+    """What nodes ask all the time, answered in front of the framework.
+
+    Matching routes, resolving dependencies, exit stacks and telemetry take longer than a heartbeat.
+    The routes stand in the framework too: for its document, and for whatever is not exactly one of
+    them.
+    """
+
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app = app
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that is of these, and hand on every other."""
+        route = _route_of(scope)
+        if route is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = route
+        request = Request(scope, receive)
+        try:
+            response = await route.endpoint(request, self._services)
+        except Exception as error:  # answered as the framework would
+            response = failure_response(request, error)
+        await response(scope, receive, send)
+
+
+def _route_of(scope: Scope) -> _Route | None:
+    if scope["type"] != "http":
+        return None
+    method, path = scope["method"], scope["path"]
+    route = _BY_PATH.get((method, path))
+    if route is None and method == "PUT" and path.startswith(_UPLOADS):
+        return _upload_route(path.removeprefix(_UPLOADS).split("/"))
+    return route
+
+
+def _upload_route(slot: list[str]) -> _Route | None:
+    if len(slot) != 3 or not all(_is_number(part) for part in slot):
+        return None
+    run_id, step, index = map(int, slot)
+
+    def endpoint(request: Request, services: Services) -> Awaitable[Response]:
+        return nodes.upload(run_id, step, index, request, services)
+
+    return _Route(_UPLOAD, endpoint)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+
+
+MAX_HEADER_BYTES = 16 * 1024
+"""Largest sum of a request's path, query, and header names and values."""
+
+_SAFE_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+)
+
+
+def _head_bytes(scope: Scope) -> int:
+    headers = sum(len(name) + len(value) for name, value in scope["headers"])
+    return headers + len(scope["raw_path"]) + len(scope["query_string"])
+
+
+class Guard:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, *, quotas: Quotas) -> None:
+        self._app = app
+        self._quotas = quotas
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, unless its sender is too fast; charge what it cost."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status, size = 500, 0
+
+        async def send_safely(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *_SAFE_HEADERS]
+            else:
+                size += len(message.get("body", b""))
+            await send(message)
+
+        async def receive_counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            return message
+
+        host = subnet_of((scope.get("client") or ("local", 0))[0])
+        refusal = self._refusal(scope, host)
+        try:
+            if refusal is None:
+                await self._app(scope, receive_counted, send_safely)
+            else:
+                await refusal(scope, receive, send_safely)
+        finally:
+            if refusal is None:
+                self._charge(scope, host, size)
+            # The route's template, never the path: a path would let peers invent label values.
+            _count(getattr(scope.get("route"), "path", "none"), status, started)
+
+    def _refusal(self, scope: Scope, host: str) -> Response | None:
+        wait_s = self._quotas.host_requests.wait_s(host) or self._quotas.host_bytes.debt_s(host)
+        if wait_s:
+            return refusal_response(TooMany(wait_s))
+        if _head_bytes(scope) > MAX_HEADER_BYTES:
+            return error_response(431, "headers_too_large", "the headers are too large")
+        query = scope["query_string"].decode(errors="replace")
+        if message_fault(scope["path"]) or message_fault(unquote_plus(query)):
+            return error_response(400, "malformed_request", "the address holds a control character")
+        return None
+
+    def _charge(self, scope: Scope, host: str, size: int) -> None:
+        self._quotas.host_bytes.charge(host, size)
+        signer = scope.get(SIGNER_KEY)
+        if signer is not None:
+            self._quotas.signer_bytes.charge(signer, size)
+
+
+def _count(route: str, status: int, started: float) -> None:
+    requests, seconds = _figures(route, status)
+    requests.inc()
+    seconds.observe(time.perf_counter() - started)
+
+
+@lru_cache(maxsize=1024)
+def _figures(route: str, status: int) -> tuple[Counter, Histogram]:
+    """Return what counts and times requests of one kind: finding them takes a lock each."""
+    labels = {"route": route, "status": str(status)}
+    return REQUESTS.labels(**labels), REQUEST_SECONDS.labels(route=route)

@@ -1,0 +1,139 @@
+"""Members of groups, and the order in which they have to leave: the largest group gives way first.
+
+A fixed limit per address can be filled by as many addresses as it takes. Here nobody is refused
+while another has more: the member that was quiet for longest leaves, of the largest part of the
+largest group. Connections and event streams are closed in this order.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+from muster.protocol.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class Crowd(Generic[T]):
+    """A tree of groups; a path, such as (network, address), names where a member is."""
+
+    def __init__(self) -> None:
+        self._members: dict[T, None] = {}
+        self._parts: dict[str, Crowd[T]] = {}
+        self._by_size: dict[int, dict[str, None]] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[T]:
+        """Yield members in the order in which they have to leave; not while it changes."""
+        yield from self._members
+        for size in sorted(self._by_size, reverse=True):
+            for name in self._by_size[size]:
+                yield from self._parts[name]
+
+    def part(self, *path: str) -> Crowd[T]:
+        """Return the members below a path."""
+        found = self
+        for name in path:
+            found = found._parts.get(name) or Crowd()
+        return found
+
+    def add(self, member: T, *path: str) -> None:
+        """Add a member, as the last to leave of its part."""
+        self._change(member, path, by=1)
+
+    def remove(self, member: T, *path: str) -> None:
+        """Remove a member."""
+        self._change(member, path, by=-1)
+
+    def touch(self, member: T, *path: str) -> None:
+        """Note that a member was heard of: it leaves after its equals."""
+        self.remove(member, *path)
+        self.add(member, *path)
+
+    def _change(self, member: T, path: tuple[str, ...], *, by: int) -> None:
+        self._size += by
+        if not path:
+            if by > 0:
+                self._members[member] = None
+            else:
+                del self._members[member]
+            return
+        name, *rest = path
+        part = self._parts.setdefault(name, Crowd())
+        self._forget_size(name, len(part))
+        part._change(member, tuple(rest), by=by)
+        if part:
+            self._by_size.setdefault(len(part), {})[name] = None
+        else:
+            del self._parts[name]
+
+    def _forget_size(self, name: str, size: int) -> None:
+        if size:
+            del self._by_size[size][name]
+            if not self._by_size[size]:
+                del self._by_size[size]
+
+
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@lru_cache(maxsize=4096)
+def subnet_of(host: str) -> str:
+    """Return what stands for one machine: an IPv4 address, or the /64 of an IPv6 one.
+
+    Whoever has one IPv6 address has all of its /64, and could use a new one for every request.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if address.version == 4:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)).network_address)
+
+
+@lru_cache(maxsize=4096)
+def place_of(host: str) -> tuple[str, str]:
+    """Return the network that an address belongs to, and the address, both as limits see them.
+
+    Networks are what is rented as one piece: a /24 of IPv4 addresses, a /48 of IPv6 ones.
+    """
+    machine = subnet_of(host)
+    try:
+        version = ipaddress.ip_address(machine).version
+    except ValueError:
+        return machine, machine
+    network = ipaddress.ip_network((machine, 24 if version == 4 else 48), strict=False)
+    return str(network), machine
+
+
+class Proxies:
+    """The addresses of trusted reverse proxies, as in the settings: single ones and networks."""
+
+    def __init__(self, text: str) -> None:
+        """Raises ConfigError for anything else than addresses and networks."""
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        try:
+            self._networks: list[_Network] = [ipaddress.ip_network(name) for name in names]
+        except ValueError as error:
+            raise ConfigError(
+                f"trusted_proxies: {error}",
+                hint="give addresses or networks, separated by commas: 10.0.0.7, 10.1.0.0/16",
+            ) from error
+
+    def __contains__(self, host: object) -> bool:
+        if not self._networks:
+            return False
+        try:
+            address = ipaddress.ip_address(str(host))
+        except ValueError:
+            return False
+        return any(address in network for network in self._networks)

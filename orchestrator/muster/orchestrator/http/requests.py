@@ -1,0 +1,191 @@
+"""What every route needs: the services, the verified signer, and bounded bodies.
+
+A signer without a role in the run is refused before a byte of its body is read. A body is then read
+chunk by chunk against its limit, its deadline and its signer's room, and must have the hash that
+was signed. The identity of a caller is the address that the signature recovers to, never a field
+of a body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, Request
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
+
+from muster.api.requests import MAX_JSON_BYTES, Body
+from muster.api.signing import EMPTY_BODY_HASH, SignedHeaders, verify_request
+from muster.chain import MemberView
+from muster.orchestrator.http.crowd import subnet_of
+from muster.orchestrator.http.errors import TooMany, refuse
+from muster.orchestrator.http.quotas import Room
+from muster.orchestrator.services import Services
+from muster.protocol.encoding import file_hash
+from muster.protocol.errors import ApiError
+from muster.protocol.ids import Address, Hash32, RunId
+
+SIGNER_KEY = "muster.signer"
+"""Where the scope of a request says who signed it, once that is verified."""
+
+NOTE_SIGNER_KEY = "muster.note_signer"
+"""Where the scope of a request has what its connection wants to be told of its signer."""
+
+B = TypeVar("B", bound=Body)
+R = TypeVar("R")
+
+
+async def services_of(request: Request) -> Services:
+    """Return the services of the application. Not a plain function: those run in a thread each."""
+    services: Services = request.app.state.services
+    return services
+
+
+ServicesDep = Annotated[Services, Depends(services_of)]
+
+
+def verify(
+    request: Request,
+    services: Services,
+    role: Callable[[Address], R],
+    *,
+    body_hash: Hash32 | None = EMPTY_BODY_HASH,
+) -> tuple[SignedHeaders, R]:
+    """Return the verified headers of a signed request, whose nonce is taken, and what `role` says
+    of the signer, which refuses those who have none.
+
+    The headers must state `body_hash`; with None, the caller compares it with the body.
+    """
+    scope = request.scope
+    path = scope["raw_path"].decode("ascii", "replace")
+    if scope["query_string"]:
+        path += "?" + scope["query_string"].decode("ascii", "replace")
+    headers = verify_request(
+        request.headers,
+        domain=services.domain,
+        audience=services.audience,
+        method=request.method,
+        path=path,
+        now=services.clock(),
+    )
+    standing, signer = role(headers.address), headers.address
+    if body_hash not in (None, headers.body_hash):
+        raise _other_body()
+    quotas = services.quotas
+    wait_s = quotas.signer_requests.wait_s(signer) or quotas.signer_bytes.debt_s(signer)
+    if wait_s:
+        raise TooMany(wait_s)
+    services.nonces.take(headers)
+    scope[SIGNER_KEY] = signer
+    if NOTE_SIGNER_KEY in scope:
+        scope[NOTE_SIGNER_KEY](signer)
+    return headers, standing
+
+
+def host_of(request: Request) -> str:
+    """Return what quotas know a caller's machine by."""
+    return subnet_of(request.client.host if request.client else "local")
+
+
+def require_run(services: Services, run_id: int) -> RunId:
+    """Return the run id; refuses any run but the one served."""
+    if run_id != services.run_id:
+        raise refuse("run_unknown", f"this orchestrator serves run {services.run_id}, not {run_id}")
+    return services.run_id
+
+
+async def body_chunks(
+    request: Request, services: Services, room: Room, signer: Address
+) -> AsyncGenerator[bytes, None]:
+    """Yield the body as it arrives; refuses one that takes too long, breaks off or has to give way.
+
+    Close it when it is not read to its end: its room is taken until then.
+    """
+    until = asyncio.get_running_loop().time() + services.settings.body_timeout_s
+    stream = request.stream()
+    with room.arrival(signer) as arrival:
+        while True:
+            try:
+                async with asyncio.timeout_at(until) as arrival.waiting:
+                    chunk = await anext(stream, None)
+            except TimeoutError:
+                if not arrival.is_dropped:
+                    raise refuse("body_timeout", "the body took too long to arrive") from None
+                chunk = b""
+            except ClientDisconnect:
+                raise refuse(
+                    "malformed_body", "the connection closed before the body was complete"
+                ) from None
+            arrival.waiting = None
+            if chunk is None:
+                return
+            room.take(arrival, len(chunk))
+            if arrival.is_dropped:
+                raise refuse("overloaded", "too many bodies of this signer are arriving at once")
+            yield chunk
+
+
+async def read_body(
+    request: Request, services: Services, headers: SignedHeaders, *, room: Room, max_bytes: int
+) -> bytes:
+    """Return the body; refuses one above the limit, at the latest when that many bytes came."""
+    require_size(request, max_bytes)
+    parts, size = [], 0
+    async with aclosing(body_chunks(request, services, room, headers.address)) as chunks:
+        async for chunk in chunks:
+            size += len(chunk)
+            if size > max_bytes:
+                raise refuse("body_too_large", f"the body exceeds {max_bytes} bytes")
+            parts.append(chunk)
+    body = b"".join(parts)
+    if file_hash(body) != headers.body_hash:
+        raise _other_body()
+    return body
+
+
+def require_size(request: Request, max_bytes: int) -> None:
+    """Refuse a body whose stated length is above the limit, unread."""
+    stated = request.headers.get("content-length", "0")
+    if not stated.isdigit() or int(stated) > max_bytes:
+        raise refuse("body_too_large", f"the body exceeds {max_bytes} bytes")
+
+
+async def node_json(
+    request: Request, services: Services, kind: type[B]
+) -> tuple[SignedHeaders, MemberView, B]:
+    """Return the verified headers of a node's request, its active worker, and its body."""
+    headers, worker = verify(request, services, services.identities.active_worker, body_hash=None)
+    room = services.quotas.node_bodies
+    body = await read_body(request, services, headers, room=room, max_bytes=MAX_JSON_BYTES)
+    return headers, worker, _parse(kind, body)
+
+
+async def seat_json(
+    request: Request,
+    services: Services,
+    role: Callable[[Address], None],
+    kind: type[B],
+    *,
+    max_bytes: int = MAX_JSON_BYTES,
+) -> tuple[SignedHeaders, B]:
+    """Return the verified headers of a validator's or the trainer's request, and its body."""
+    headers, _ = verify(request, services, role, body_hash=None)
+    room = services.quotas.seat_bodies
+    body = await read_body(request, services, headers, room=room, max_bytes=max_bytes)
+    return headers, _parse(kind, body)
+
+
+def _parse(kind: type[B], body: bytes) -> B:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise refuse("malformed_body", f"{where or 'body'}: {problem['msg']}") from error
+
+
+def _other_body() -> ApiError:
+    return refuse("body_hash_mismatch", "the body is not the one whose hash was signed")

@@ -1,0 +1,176 @@
+"""Signed requests: each is used once, by a signer who may.
+
+A nonce is taken in memory at once and is on disk before the request is answered; between replicas
+the database decides. Nonces outlive the requests they belong to, see `muster.api.signing`. Roles
+are those of the chain: nodes of active workers, validators, the trainer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable
+
+from muster.api.signing import NONCE_LIFE_S, SignedHeaders
+from muster.chain import MemberView
+from muster.orchestrator.db.database import Database
+from muster.orchestrator.db.group import GroupCommit
+from muster.orchestrator.db.statements import Statement
+from muster.orchestrator.http.errors import TooMany, refuse
+from muster.orchestrator.projection import Projection
+from muster.protocol.errors import ApiError
+from muster.protocol.ids import Address
+
+_INSERT = """
+INSERT INTO nonces (signer, nonce, seen_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1
+"""
+_ALL = "SELECT signer, nonce, seen_at FROM nonces ORDER BY seen_at"
+_DELETE = """
+DELETE FROM nonces WHERE (signer, nonce) IN (
+    SELECT signer, nonce FROM nonces WHERE seen_at < ? LIMIT ?
+) RETURNING 1
+"""
+
+_SPAN_S = 60
+"""Nonces are forgotten together with those of the same so many seconds."""
+_PURGED_ROWS = 2_000
+"""Rows deleted at a time: requests wait that long to be written."""
+
+
+class NonceStore:
+    """The nonces of the last NONCE_LIFE_S seconds."""
+
+    def __init__(
+        self,
+        database: Database,
+        group: GroupCommit,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._database = database
+        self._group = group
+        self._clock = clock
+        self.valid_from = 0
+        """Wall clock: the nonces of earlier requests may be forgotten."""
+        # 100 bytes per nonce: they are most of what a busy process holds.
+        self._spans: deque[tuple[int, dict[bytes, int]]] = deque()
+
+    async def load(self) -> None:
+        """Read the nonces that still count, and forget the others."""
+        await self.purge()
+        [rows] = await self._database.search((_ALL, ()))
+        for signer, nonce, seen_at in rows:
+            self._remember(_key(signer, nonce), seen_at)
+
+    def take(self, headers: SignedHeaders) -> None:
+        """Use a verified request's nonce, before anything else is done about the request.
+
+        Refuses a nonce that this signer used before, and requests older than the database, whose
+        nonces nobody remembers. Call it only for signers with a role: strangers must not fill the
+        memory.
+        """
+        now, key = int(self._clock()), _key(headers.address, headers.nonce)
+        if headers.issued_at < self.valid_from:
+            raise refuse("nonce_reused", "the request is older than this orchestrator's database")
+        self._forget(now - NONCE_LIFE_S)
+        if self._was_seen(key, now - NONCE_LIFE_S):
+            raise _reused()
+        if self._group.is_full:
+            raise refuse("overloaded", "too many requests are waiting for the disk")
+        if rest_s := self._group.rest_s(headers.address):
+            raise TooMany(rest_s)
+        self._remember(key, now)
+
+    async def keep(self, headers: SignedHeaders, *writes: Statement) -> None:
+        """Write a taken nonce down, and the caller's rows in the same transaction."""
+        signer = headers.address
+        row = (signer, headers.nonce, int(self._clock()))
+        if not await self._group.add((_INSERT, row), *writes, caller=signer):
+            # Another replica had it.
+            raise _reused()
+
+    async def purge(self) -> None:
+        """Delete rows that no longer count, a few at a time."""
+        oldest = int(self._clock()) - NONCE_LIFE_S
+        deleted = _PURGED_ROWS
+        while deleted == _PURGED_ROWS:
+            async with self._database.transaction(is_exclusive=False) as asked:
+                [rows] = await asked.ask((_DELETE, (oldest, _PURGED_ROWS)))
+            deleted = len(rows)
+
+    def _was_seen(self, key: bytes, oldest: int) -> bool:
+        return any(span.get(key, -1) >= oldest for _, span in self._spans)
+
+    def _remember(self, key: bytes, seen_at: int) -> None:
+        if not self._spans or seen_at >= self._spans[-1][0] + _SPAN_S:
+            self._spans.append((seen_at, {}))
+        self._spans[-1][1][key] = seen_at
+
+    def _forget(self, before: int) -> None:
+        while self._spans and self._spans[0][0] + _SPAN_S <= before:
+            self._spans.popleft()
+
+
+def _key(signer: str, nonce: bytes) -> bytes:
+    return hashlib.blake2b(signer.encode() + nonce, digest_size=16).digest()
+
+
+def _reused() -> ApiError:
+    return refuse("nonce_reused", "this request was received before", "sign a new request")
+
+
+_HINTS = {
+    "jailed": "wait for the jail time to end and restore the stake, then muster worker rejoin",
+    "banned": "a fraud verdict excluded this worker from this run for good; see `muster audit`",
+    "exiting": "this worker is leaving the run",
+}
+
+
+class Identities:
+    """Roles as the chain grants them now."""
+
+    def __init__(self, projection: Projection) -> None:
+        self._projection = projection
+
+    def active_worker(self, node: Address) -> MemberView:
+        """Return the worker a node serves; refuses unknown nodes and inactive workers."""
+        run = self._projection.run
+        named = self._projection.view.worker_by_node.get(node)
+        worker = None if named is None else run.members.get(named.address)
+        if worker is None:
+            raise refuse(
+                "worker_not_active",
+                f"{node} is not the node of a worker of run {run.run_id}",
+                f"join it first: muster stake --run {run.run_id}",
+            )
+        status = worker.status.lower()
+        if status != "active":
+            raise refuse(
+                "worker_not_active", f"worker {worker.address} is {status}", _HINTS.get(status)
+            )
+        return worker
+
+    def require_validator(self, signer: Address) -> None:
+        """Refuse anyone but the run's current validators."""
+        if signer not in self._projection.run.validators:
+            raise refuse("not_a_validator", f"{signer} does not validate for this run")
+
+    def require_trainer(self, signer: Address) -> None:
+        """Refuse anyone but the run's trainer."""
+        if signer != self._projection.run.config.trainer:
+            raise refuse("not_the_trainer", f"{signer} is not the trainer of this run")
+
+    def require_reader(self, signer: Address) -> None:
+        """Refuse anyone but validators, the trainer and jurors of the run's open cases: workers
+        must not see others' files.
+        """
+        run = self._projection.run
+        if signer not in run.validators and signer != run.config.trainer and not self._sits(signer):
+            raise refuse(
+                "not_a_reader", "only validators, the trainer and drawn jurors may fetch files"
+            )
+
+    def _sits(self, signer: Address) -> bool:
+        cases = self._projection.view.cases.values()
+        of_run = (c for c in cases if c.run_id == self._projection.run_id and not c.closed)
+        return any(signer in case.jurors for case in of_run)

@@ -1,0 +1,1 @@
+"""Step 6: uploads, their files, and the batches that they are committed in."""

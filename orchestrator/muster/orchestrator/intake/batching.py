@@ -1,0 +1,250 @@
+"""Batches: which submissions go into one root, in which order, and its commitment on chain.
+
+The composition is on disk before the transaction is sent, and its root names the transaction in
+the sender's journal. A composition without a commitment on chain is committed (again), which sends
+nothing a second time; so a crash at any point neither loses, repeats nor reorders a submission.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from muster.api.answers import BatchContents, BatchEntry
+from muster.chain import BatchView, LeasedWork
+from muster.orchestrator.clock import loop_time
+from muster.orchestrator.db import statements
+from muster.orchestrator.db.database import Database
+from muster.orchestrator.db.statements import Rows, Statement, SubmissionRow
+from muster.orchestrator.intake.files import FileStore, StoredBatch
+from muster.orchestrator.ports import ChainPort
+from muster.orchestrator.projection import Projection
+from muster.protocol.encoding import hex0x
+from muster.protocol.ids import Hash32
+from muster.protocol.merkle import merkle_root
+from muster.protocol.messages import Submission, Ticket
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Composition:
+    """A batch that is not on chain yet."""
+
+    root: Hash32
+    """Merkle root over its submissions."""
+    count: int
+    """Submissions."""
+    units: int
+    """Units they claim."""
+    not_before: float = 0.0
+    """Monotonic time before which it is not tried again."""
+    mined_in: int | None = None
+    """The block its commitment was seen in; none again when that block was read without it."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Batching:
+    """Forms batches from received submissions and commits them."""
+
+    database: Database
+    files: FileStore
+    chain: ChainPort
+    projection: Projection
+    batch_limit: int
+    outcome_deadline_s: int
+    now: Callable[[], int]
+    monotonic: Callable[[], float] = loop_time
+
+    def __post_init__(self) -> None:
+        self._uncommitted: dict[Hash32, Composition] = {}
+        self.is_unfunded = False
+        """Whether the run could not pay for the batch that was to be committed last."""
+
+    async def load(self) -> None:
+        """Find the compositions that are not on chain: at start, after a reorg, or when this
+        replica becomes the one that commits.
+        """
+        [rows] = await self.database.search(statements.batches())
+        found = {Hash32(root): Composition(Hash32(root), *size) for root, *size in rows}
+        # What is composed while the database answers is kept too, and comes last.
+        for root, composition in self._uncommitted.items():
+            found.setdefault(root, composition)
+        self._uncommitted = found
+        self._drop_committed()
+
+    @property
+    def uncommitted_roots(self) -> list[Hash32]:
+        """The roots of compositions that are not on chain yet."""
+        return list(self._uncommitted)
+
+    def sync(self, head: int) -> None:
+        """Take note of which compositions are on chain now that it is read up to a block."""
+        self._drop_committed()
+        for composition in self._uncommitted.values():
+            if composition.mined_in is not None and composition.mined_in <= head:
+                # A reorganisation took it back before it was ever read, so nothing told of it.
+                composition.mined_in = None
+
+    def questions(self) -> list[Statement]:
+        """Return what to ask of the database before leasing: what other replicas, if there can be
+        any, told this one. The answers are for `take_note`.
+        """
+        shared = self.database.is_shared
+        return [statements.open_batches(), statements.is_unfunded()] if shared else []
+
+    def take_note(self, answers: Sequence[Rows]) -> None:
+        """Take note of what another replica composed, and whether the run could pay."""
+        if not answers:
+            return
+        batches, [(is_unfunded,)] = answers
+        for root_bytes, count, units in batches:
+            root = Hash32(root_bytes)
+            if root not in self._uncommitted and self.projection.batch_with_root(root) is None:
+                self._uncommitted[root] = Composition(root, count, units)
+        self.is_unfunded = bool(is_unfunded)
+
+    async def share(self) -> None:
+        """Tell other replicas, if there can be any, what they must know to lease."""
+        if not self.database.is_shared:
+            return
+        batches, [(told,)] = await self.database.ask(*self.questions())
+        found = [(root, self.projection.batch_with_root(Hash32(root))) for root, *_ in batches]
+        judged = [root for root, batch in found if batch and batch.records is not None]
+        if not judged and told == self.is_unfunded:
+            return
+        async with self.database.transaction() as asked:
+            await asked.ask(
+                *map(statements.judge_batch, judged), statements.set_unfunded(self.is_unfunded)
+            )
+
+    def outstanding(self, waiting: int) -> int:
+        """Return how many submissions are received or committed, and not judged, when `waiting` of
+        them are in no batch.
+
+        Committed batches that are due count no more, so that silent validators do
+        not stop the run.
+        """
+        composed = sum(c.count for c in self._uncommitted.values())
+        due_before = self.now() - self.outcome_deadline_s
+        committed = sum(b.count for b in self.projection.unjudged if b.committed_at >= due_before)
+        return waiting + composed + committed
+
+    async def next(self) -> Composition | None:
+        """Return the batch to commit now: one that is not on chain yet, or a fresh one."""
+        for first in self._uncommitted.values():
+            # One at a time, so that batches reach the chain in upload order.
+            if first.mined_in is None:
+                return first if self.monotonic() >= first.not_before else None
+        return await self._compose()
+
+    async def commit(self, composition: Composition) -> int:
+        """Commit a batch on chain, once however often it is asked for; returns its id."""
+        run_id, root = self.projection.run_id, composition.root
+        chain = self.chain.once(f"commit run {run_id} root {hex0x(root)}")
+        batch_id, mined = await chain.ledger.commit_batch(
+            run_id, root, composition.count, composition.units
+        )
+        composition.mined_in, self.is_unfunded = mined.block_number, False
+        logger.info("batch committed", extra={"batch": batch_id, "count": composition.count})
+        return batch_id
+
+    def retry_after(self, composition: Composition, pause_s: float) -> None:
+        """Try a failed commitment again after a pause."""
+        composition.not_before = self.monotonic() + pause_s
+
+    async def contents(self, batch: BatchView) -> BatchContents | None:
+        """Return a batch's submissions in order; none when they are not known here."""
+        [rows] = await self.database.search(statements.in_batch(batch.root))
+        entries = [_entry(SubmissionRow(*row)) for row in rows]
+        if not entries and batch.work is not None:
+            entries = [_direct_entry(batch, batch.work)]
+        if len(entries) != batch.count:
+            return None
+        return BatchContents(
+            batch_id=batch.batch_id, root=batch.root, count=batch.count, submissions=entries
+        )
+
+    async def work(self, leaf: Hash32) -> BatchEntry | None:
+        """Return a submission with its proofs, by its leaf; none when it is not known here."""
+        batch = self.projection.batch_with_root(leaf)
+        if batch is not None and batch.work is not None:
+            return _direct_entry(batch, batch.work)
+        [rows] = await self.database.ask(statements.submissions("WHERE leaf = ?", leaf))
+        return _entry(SubmissionRow(*rows[0])) if rows else None
+
+    async def evidence(self, batch_id: int, position: int) -> tuple[Submission, bytes] | None:
+        """Return a batch's submission with the node's signature; none when it is not held."""
+        batch = self.projection.batch(batch_id)
+        contents = None if batch is None else await self.contents(batch)
+        if contents is None:
+            return None
+        entry = contents.submissions[position]
+        return entry.submission, entry.signature
+
+    def _drop_committed(self) -> None:
+        for root in list(self._uncommitted):
+            if self.projection.batch_with_root(root) is not None:
+                del self._uncommitted[root]
+
+    async def _compose(self) -> Composition | None:
+        submissions = await self._waiting()
+        direct = [s for s in submissions if self.projection.batch_with_root(s.leaf())]
+        if direct:
+            # Their workers committed them without us; a batch of one has its leaf as root.
+            for submission in direct:
+                await self._keep(submission.leaf(), [submission])
+            submissions = await self._waiting()
+        if not submissions:
+            return None
+        root = merkle_root([s.leaf() for s in submissions])
+        await self._keep(root, submissions)
+        composition = Composition(root, len(submissions), sum(s.units for s in submissions))
+        self._uncommitted[root] = composition
+        return composition
+
+    async def _waiting(self) -> list[Submission]:
+        [rows] = await self.database.ask(statements.first_waiting(self.batch_limit))
+        return [Submission.from_json(json.loads(claim)) for (claim,) in rows]
+
+    async def _keep(self, root: Hash32, submissions: list[Submission]) -> None:
+        await self.files.keep_batch(
+            StoredBatch(
+                root=root,
+                file_hashes=[s.file_hash for s in submissions],
+                composed_ns=time.time_ns(),
+            )
+        )
+        async with self.database.transaction() as asked:
+            await asked.ask(*composition_rows(root, submissions))
+
+
+def composition_rows(root: Hash32, submissions: Sequence[Submission]) -> list[Statement]:
+    """Return what records a composition: the batch, and each submission's place in it."""
+    units = sum(s.units for s in submissions)
+    batch = statements.new_batch(root, count=len(submissions), units=units)
+    places = (statements.put_into_batch(s, root, i) for i, s in enumerate(submissions))
+    return [batch, *places]
+
+
+def _direct_entry(batch: BatchView, work: LeasedWork) -> BatchEntry:
+    return BatchEntry(
+        submission=work.submission,
+        signature=work.node_signature,
+        ticket=work.ticket,
+        ticket_signature=work.ticket_signature,
+        received_at=batch.committed_at,
+    )
+
+
+def _entry(row: SubmissionRow) -> BatchEntry:
+    return BatchEntry(
+        submission=row.claim,
+        signature=row.signature,
+        ticket=Ticket.from_json(json.loads(row.ticket)),
+        ticket_signature=row.ticket_signature,
+        received_at=row.received_at,
+    )

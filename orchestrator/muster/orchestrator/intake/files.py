@@ -1,0 +1,293 @@
+"""Kept files: submission files, and beside them what the database is rebuilt from.
+
+<sha256>.parquet, <sha256>.json          a file; its submission, signatures and ticket
+batches/<root>.json                      a batch's file hashes in order, before it is committed
+outcomes/<batch id>-<validator>.json     a validator's signed outcomes
+doubles/<offence>-<owner>-<tag>.json     what somebody signed beside something else
+metrics.jsonl                            the trainer's figures
+transactions.sqlite3                     what was sent to the chain: its sender owns it, and it
+                                         is in the folder even if the files are in a bucket
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import IO, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from muster.api.answers import AccountAddress, BatchEntry, HexBytes, HexHash, HexSignature
+from muster.orchestrator.http.errors import refuse
+from muster.orchestrator.intake.blobs import (
+    LEFTOVER_S,
+    TEMPORARY,
+    Blobs,
+    LocalBlobs,
+    sync,
+)
+from muster.protocol.errors import StorageError
+from muster.protocol.ids import Hash32
+
+logger = logging.getLogger(__name__)
+
+_FLUSH_BYTES = 1 << 20
+_BATCHES, _OUTCOMES, _DOUBLES, _METRICS = "batches", "outcomes", "doubles", "metrics.jsonl"
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StoredSubmission(BatchEntry):
+    """A received submission, as written beside its file."""
+
+    sequence: int
+    """Order of upload."""
+    size_bytes: int
+    """Size of its file."""
+
+
+class StoredBatch(_Stored):
+    """A batch's composition, as written before it is committed."""
+
+    root: HexHash
+    """Merkle root over the submissions' leaves."""
+    file_hashes: list[HexHash]
+    """The submissions, in batch order."""
+    composed_ns: int
+    """Wall clock in nanoseconds: of two that overlap, only the later can have been sent."""
+
+
+class StoredOutcomes(_Stored):
+    """One validator's outcomes of one batch."""
+
+    batch_id: int
+    root: HexHash
+    """The batch's root: numbers are reused when a local chain starts over."""
+    validator: AccountAddress
+    """Who signed."""
+    records: HexBytes
+    """The packed records."""
+    signature: HexSignature
+    """EIP-712 `Outcomes`."""
+
+
+class StoredDouble(_Stored):
+    """What somebody signed beside something else, of which it may sign one."""
+
+    offence: str
+    """Two submissions, or two outcomes, by the contracts' name."""
+    owner: AccountAddress
+    """The worker or the validator."""
+    tag: int
+    """The slot as `step << 32 | index`, or the batch."""
+    signed: dict[str, Any]
+    """Both outcomes, or the second submission, with signatures, in JSON form."""
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """An upload that is complete on disk but not kept yet."""
+
+    path: Path
+    """The temporary file."""
+    file_hash: Hash32
+    """SHA-256 of its content."""
+    size_bytes: int
+
+
+class _Arriving:
+    """An upload in progress: its methods wait for the disk, so they run in threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._digest = hashlib.sha256()
+        self._file: IO[bytes] | None = None
+        self.size_bytes = 0
+
+    def write(self, data: bytes | bytearray) -> None:
+        """Write on."""
+        if self._file is None:
+            self._file = NamedTemporaryFile(dir=self._folder, suffix=TEMPORARY, delete=False)  # noqa: SIM115
+        self._digest.update(data)
+        self._file.write(data)
+        self.size_bytes += len(data)
+
+    def finish(self, data: bytes | bytearray) -> Received:
+        """Write the rest, and return the file once it is on disk."""
+        self.write(data)
+        assert self._file is not None
+        with self._file as file:
+            sync(file)
+        return Received(Path(file.name), Hash32(self._digest.digest()), self.size_bytes)
+
+    def discard(self) -> None:
+        """Remove what is not complete."""
+        if self._file is not None:
+            self._file.close()
+            Path(self._file.name).unlink(missing_ok=True)
+
+
+class FileStore:
+    """Kept files, by meaning instead of by name."""
+
+    def __init__(self, folder: Path, blobs: Blobs | None = None) -> None:
+        """Keep files elsewhere if `blobs` says so; the folder then holds uploads in progress."""
+        self._folder = folder
+        self._blobs = blobs or LocalBlobs(folder)
+
+    def open(self) -> None:
+        """Create the folder and clear what interrupted uploads left behind."""
+        try:
+            kinds = (_BATCHES, _OUTCOMES, _DOUBLES)
+            for folder in (self._folder, *(self._folder / kind for kind in kinds)):
+                folder.mkdir(parents=True, exist_ok=True)
+                for leftover in folder.glob(f"*{TEMPORARY}"):
+                    _unlink_old(leftover)
+        except OSError as error:
+            raise StorageError(
+                f"the files folder {self._folder} is unusable: {error.strerror}",
+                hint="give a folder that this user may write with --files",
+            ) from error
+
+    async def find(self, file_hash: Hash32) -> Path | str | None:
+        """Return where a reader gets a kept file: a path, or a URL for some minutes."""
+        return await self._blobs.find(_parquet(file_hash))
+
+    @asynccontextmanager
+    async def on_disk(self, file_hash: Hash32) -> AsyncIterator[Path | None]:
+        """Yield the path of a kept file, fetched for the time being if it is elsewhere."""
+        place = await self.find(file_hash)
+        if not isinstance(place, str):
+            yield place
+            return
+        with NamedTemporaryFile(dir=self._folder, suffix=TEMPORARY) as file:
+            await self._blobs.fetch(_parquet(file_hash), Path(file.name))
+            yield Path(file.name)
+
+    async def receive(self, stream: AsyncIterator[bytes], *, max_bytes: int) -> Received:
+        """Write a stream to a temporary file; refuses more than `max_bytes` while streaming."""
+        arriving, waiting = _Arriving(self._folder), bytearray()
+        try:
+            with _reporting_disk():
+                async for part in stream:
+                    if arriving.size_bytes + len(waiting) + len(part) > max_bytes:
+                        raise refuse("body_too_large", f"the file exceeds {max_bytes} bytes")
+                    waiting += part
+                    if len(waiting) >= _FLUSH_BYTES:
+                        await asyncio.to_thread(arriving.write, waiting)
+                        waiting = bytearray()
+                return await asyncio.to_thread(arriving.finish, waiting)
+        except BaseException:
+            arriving.discard()
+            raise
+
+    def discard(self, received: Received) -> None:
+        """Remove an upload that is not kept."""
+        received.path.unlink(missing_ok=True)
+
+    async def keep(self, uploads: Sequence[tuple[Received, StoredSubmission]]) -> None:
+        """Keep uploads with their submissions; the sidecars come last and make them count."""
+        with _reporting_disk():
+            # At the same time, so that they wait for the disk together.
+            await asyncio.gather(*(self._keep(*upload) for upload in uploads))
+
+    async def _keep(self, received: Received, stored: StoredSubmission) -> None:
+        name, sidecar = _parquet(received.file_hash), f"{received.file_hash.hex()}.json"
+        await self._blobs.take(name, received.path, sidecar, stored.model_dump_json().encode())
+
+    async def drop(self, file_hash: Hash32) -> None:
+        """Delete a file that nobody needs any more; its submission stays known."""
+        with _reporting_disk():
+            await self._blobs.delete(_parquet(file_hash))
+
+    async def keep_batch(self, stored: StoredBatch) -> None:
+        """Keep a batch's composition."""
+        await self._put(f"{_BATCHES}/{stored.root.hex()}.json", stored)
+
+    async def keep_outcomes(self, stored: StoredOutcomes) -> None:
+        """Keep a validator's outcomes."""
+        await self._put(f"{_OUTCOMES}/{stored.batch_id}-{stored.validator}.json", stored)
+
+    async def keep_double(self, stored: StoredDouble) -> None:
+        """Keep what somebody signed twice."""
+        await self._put(f"{_DOUBLES}/{stored.offence}-{stored.owner}-{stored.tag}.json", stored)
+
+    async def keep_metrics(self, step: int, figures: dict[str, float]) -> None:
+        """Append the figures of one step."""
+        with _reporting_disk():
+            await self._blobs.append(_METRICS, json.dumps({"step": step, "figures": figures}))
+
+    def submissions(self) -> Iterator[StoredSubmission]:
+        """Yield every kept submission, in order of upload."""
+        found = self._parse_all(StoredSubmission, "")
+        yield from sorted(found, key=lambda stored: stored.sequence)
+
+    def batches(self) -> Iterator[StoredBatch]:
+        """Yield every kept composition."""
+        return self._parse_all(StoredBatch, _BATCHES)
+
+    def outcomes(self) -> Iterator[StoredOutcomes]:
+        """Yield every kept set of outcomes."""
+        return self._parse_all(StoredOutcomes, _OUTCOMES)
+
+    def doubles(self) -> Iterator[StoredDouble]:
+        """Yield everything that was signed twice."""
+        return self._parse_all(StoredDouble, _DOUBLES)
+
+    def metrics(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield the trainer's figures in the order reported; stops at a torn last line."""
+        for line in self._blobs.lines(_METRICS):
+            try:
+                entry: dict[str, Any] = json.loads(line)
+                yield int(entry["step"]), dict(entry["figures"])
+            except (ValueError, KeyError, TypeError):
+                return
+
+    async def _put(self, name: str, model: BaseModel) -> None:
+        with _reporting_disk():
+            await self._blobs.put({name: model.model_dump_json().encode()})
+
+    def _parse_all(self, kind: type[M], folder: str) -> Iterator[M]:
+        for name, data in self._blobs.read_folder(folder):
+            try:
+                yield kind.model_validate_json(data)
+            except ValidationError as error:
+                problem = error.errors()[0]["msg"]
+                logger.warning(
+                    "a file is ignored: it is corrupt", extra={"path": name, "problem": problem}
+                )
+
+
+def _parquet(file_hash: Hash32) -> str:
+    return f"{file_hash.hex()}.parquet"
+
+
+def _unlink_old(leftover: Path) -> None:
+    # A young one may be an upload that another replica is taking in.
+    if leftover.stat().st_mtime < time.time() - LEFTOVER_S:
+        leftover.unlink(missing_ok=True)
+
+
+class _reporting_disk:
+    """Turns a failing disk into a refusal; the peer may try again once there is room."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _type: object, error: BaseException | None, _tb: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, StorageError):
+            logger.error("files cannot be kept", extra={"error": str(error)})
+            raise refuse("storage_failed", "the orchestrator's disk cannot be written") from error

@@ -1,0 +1,235 @@
+"""Intake: checks a submission at the door and keeps its file. Never parses the file.
+
+Step 6 of one rollout. A slot takes one submission: the same again is harmless, another is refused,
+and its signature kept: see `doubles`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from muster.api.answers import BatchEntry
+from muster.api.requests import MAX_FILE_BYTES
+from muster.chain import MemberView
+from muster.orchestrator.db import statements
+from muster.orchestrator.db.database import Database
+from muster.orchestrator.db.group import GroupedCalls
+from muster.orchestrator.db.statements import Rows
+from muster.orchestrator.http.errors import refuse
+from muster.orchestrator.intake.files import FileStore, Received, StoredSubmission
+from muster.orchestrator.outcomes.doubles import Doubles
+from muster.orchestrator.projection import Projection
+from muster.protocol.eip712 import Domain, digest, recover
+from muster.protocol.errors import ApiError, SignatureError, StorageError
+from muster.protocol.ids import Address
+from muster.protocol.messages import Submission, Ticket
+
+logger = logging.getLogger(__name__)
+
+MAX_ROLLOUTS = (1 << 16) - 1
+"""The most that an outcome record can count."""
+MAX_UNITS = (1 << 32) - 1
+"""The most that an outcome record can count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A submission that may be uploaded."""
+
+    submission: Submission
+    """The claim."""
+    signature: bytes
+    """EIP-712 `Submission` by the node."""
+    ticket: Ticket
+    """The ticket it fills."""
+    ticket_signature: bytes
+    """EIP-712 `Ticket`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An upload that is complete, on its way into the database."""
+
+    entry: BatchEntry
+    """What it is."""
+    received: Received
+    """Its file."""
+
+    def kept(self, sequence: int) -> tuple[Received, StoredSubmission]:
+        """Return what to keep of it."""
+        size_bytes = self.received.size_bytes
+        stored = StoredSubmission(**dict(self.entry), sequence=sequence, size_bytes=size_bytes)
+        return self.received, stored
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyHeld:
+    """The very same submission was received before."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Intake:
+    """Takes uploads into the files folder and the database."""
+
+    database: Database
+    files: FileStore
+    projection: Projection
+    domain: Domain
+    doubles: Doubles
+    now: Callable[[], int]
+    on_received: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._grouped = GroupedCalls(self._take_in)
+
+    async def admit(
+        self, worker: MemberView, submission: Submission, signature: bytes
+    ) -> Admitted | AlreadyHeld:
+        """Decide, before a byte of the file is read, whether it may be uploaded."""
+        self._check_claim(worker, submission, signature)
+        in_slot, of_file, tickets = await self.database.ask(
+            statements.claim_in_slot(submission),
+            statements.slot_of_file(submission),
+            statements.ticket_for(submission),
+        )
+        if await self._is_held(submission, signature, in_slot, of_file):
+            return AlreadyHeld()
+        if not tickets:
+            raise refuse(
+                "ticket_unknown",
+                f"no ticket was given out for step {submission.step}, index {submission.index}",
+                "ask for a lease, then work on its ticket",
+            )
+        [(ticket_json, ticket_signature)] = tickets
+        ticket = Ticket.from_json(json.loads(ticket_json))
+        self._check_deadline(submission, ticket)
+        if submission.policy_version != ticket.policy_version:
+            raise refuse(
+                "bad_submission",
+                f"the ticket asks for policy version {ticket.policy_version}, "
+                f"the submission names {submission.policy_version}",
+            )
+        return Admitted(submission, signature, ticket, ticket_signature)
+
+    async def store(self, admitted: Admitted, stream: AsyncIterator[bytes]) -> None:
+        """Take in the file of an admitted submission; returns when it is safely on disk."""
+        received = await self.files.receive(stream, max_bytes=MAX_FILE_BYTES)
+        try:
+            if received.file_hash != admitted.submission.file_hash:
+                raise refuse(
+                    "file_hash_mismatch",
+                    f"the body's SHA-256 is {received.file_hash.hex()}",
+                    "sign the hash of exactly the bytes that are uploaded",
+                )
+            self._check_deadline(admitted.submission, admitted.ticket)
+            entry = BatchEntry(
+                submission=admitted.submission,
+                signature=admitted.signature,
+                ticket=admitted.ticket,
+                ticket_signature=admitted.ticket_signature,
+                received_at=self.now(),
+            )
+            await self._grouped.join(Upload(entry, received))
+        finally:
+            self.files.discard(received)
+        self.on_received()
+        logger.info(
+            "submission received",
+            extra={
+                "worker": admitted.submission.worker,
+                "step": admitted.submission.step,
+                "index": admitted.submission.index,
+                "size_bytes": received.size_bytes,
+            },
+        )
+
+    async def _take_in(self, uploads: Sequence[Upload]) -> list[ApiError | None]:
+        """Keep uploads and write them down, in one transaction; returns why some were refused."""
+        async with self.database.transaction(is_exclusive=False) as asked:
+            # In a shared database, whoever else wants the slot waits here until this is decided.
+            numbers = await asked.ask(
+                *(statements.new_submission(u.entry, u.received.size_bytes) for u in uploads)
+            )
+            placed = [(u, rows[0][0]) for u, rows in zip(uploads, numbers, strict=True) if rows]
+            # Before rows are committed: a row stands for a file that is safely on disk.
+            await self.files.keep([upload.kept(number) for upload, number in placed])
+            await asked.ask(*(statements.fill(u.entry.submission) for u, _ in placed))
+        return [
+            None if rows else await self._refusal(upload.entry)
+            for upload, rows in zip(uploads, numbers, strict=True)
+        ]
+
+    async def _refusal(self, entry: BatchEntry) -> ApiError | None:
+        """Return why an upload found its place taken, or None if it was by the very same."""
+        submission = entry.submission
+        in_slot, of_file = await self.database.ask(
+            statements.claim_in_slot(submission), statements.slot_of_file(submission)
+        )
+        try:
+            if not await self._is_held(submission, entry.signature, in_slot, of_file):
+                raise StorageError("the database took an upload's place and does not know by which")
+        except ApiError as refusal:
+            return refusal
+        return None
+
+    async def _is_held(
+        self, submission: Submission, signature: bytes, in_slot: Rows, of_file: Rows
+    ) -> bool:
+        """Return whether the very same submission is kept, given the claim in its slot and the slot
+        of its file; refuses one of which either is taken.
+        """
+        for (claim,) in in_slot:
+            if Submission.from_json(json.loads(claim)) == submission:
+                return True
+            await self.doubles.note_submission(submission, signature)
+            logger.warning(
+                "a node signed two submissions for one slot",
+                extra={"worker": submission.worker, "step": submission.step},
+            )
+            raise refuse(
+                "slot_taken",
+                f"step {submission.step}, index {submission.index} already has another submission",
+                "one submission per slot; ask for a new lease",
+            )
+        # The same upload, repeated, may have come in since the slot was looked at.
+        if not of_file or of_file[0] == (submission.worker, submission.step, submission.index):
+            return bool(of_file)
+        raise refuse("file_taken", "another slot already holds this very file")
+
+    def _check_claim(self, worker: MemberView, submission: Submission, signature: bytes) -> None:
+        if submission.run_id != self.projection.run_id:
+            raise refuse("run_unknown", f"this orchestrator does not serve run {submission.run_id}")
+        if submission.worker != worker.address:
+            raise refuse(
+                "bad_submission", f"the node serves {worker.address}, not {submission.worker}"
+            )
+        if not 1 <= submission.rollouts <= MAX_ROLLOUTS or submission.units > MAX_UNITS:
+            raise refuse(
+                "bad_submission",
+                f"{submission.rollouts} rollouts or {submission.units} units are out of range",
+            )
+        if self._signer(submission, signature) != worker.node:
+            raise refuse(
+                "bad_submission_signature",
+                "the submission is not signed by the worker's node",
+                "sign the EIP-712 Submission with the node key, in the ledger's domain",
+            )
+
+    def _signer(self, submission: Submission, signature: bytes) -> Address | None:
+        try:
+            return recover(digest(self.domain, submission.struct_hash()), signature)
+        except SignatureError:
+            return None
+
+    def _check_deadline(self, submission: Submission, ticket: Ticket) -> None:
+        late_s = self.now() - ticket.deadline
+        # What its worker committed directly is judged by that; its file may follow.
+        if late_s > 0 and self.projection.batch_with_root(submission.leaf()) is None:
+            raise refuse(
+                "lease_expired",
+                f"the ticket's deadline passed {late_s} s ago",
+                "ask for a new lease; its slot is another one",
+            )

@@ -1,0 +1,128 @@
+"""Retention: files are dropped some time after nobody can need them any more.
+
+A file is evidence while its outcome can be challenged, a case about it is open, or stake slashed
+for it is in escrow; and it is training data while a step may still take it. Where nobody judged its
+batch, jurors may ask for it until nobody can call them any more and the batch is void. What the
+database is rebuilt from stays, so a dropped file's submission and outcome are still known.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from muster.chain import SlashState
+from muster.orchestrator.db.database import Database
+from muster.orchestrator.intake.files import FileStore
+from muster.orchestrator.ports import Constants
+from muster.orchestrator.projection import Judged, Projection
+from muster.protocol.ids import Hash32
+from muster.protocol.messages import Verdict
+
+logger = logging.getLogger(__name__)
+
+PAGE = 500
+"""Submissions looked at together."""
+_PAGE = (
+    "SELECT sequence, file_hash, leaf, batch_root FROM submissions"
+    " WHERE has_file = true AND sequence > ? ORDER BY sequence LIMIT ?"
+)
+_DROPPED = "UPDATE submissions SET has_file = false WHERE file_hash = ?"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A submission whose file is kept."""
+
+    sequence: int
+    """Order of upload."""
+    file_hash: Hash32
+    roots: frozenset[Hash32]
+    """Roots of the batches that it can be in: the one it was put into, and one of its own."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Retention:
+    """Says which files may go, and drops them."""
+
+    database: Database
+    files: FileStore
+    projection: Projection
+    constants: Constants
+    max_async_level: int
+    keep_s: int
+    now: Callable[[], int]
+
+    async def collect(self) -> int:
+        """Drop the files that may go; return how many."""
+        dropped, last = 0, 0
+        while page := await self._page(after=last):
+            last = page[-1].sequence
+            going = [held.file_hash for held in page if self.may_go(held)]
+            for file_hash in going:
+                await self.files.drop(file_hash)
+            await self._note(going)
+            dropped += len(going)
+        if dropped:
+            logger.info("files dropped", extra={"count": dropped})
+        return dropped
+
+    def may_go(self, held: Held) -> bool:
+        """Return whether nobody can need a file any more, for as long as files are kept then."""
+        judged = self.projection.judged(held.file_hash)
+        if judged is None:
+            return self._is_past_appeal(held)
+        if self.now() < self._final_at(judged) + self.keep_s:
+            return False
+        return not (self._is_disputed(judged) or self._may_be_trained_on(judged))
+
+    def _is_past_appeal(self, held: Held) -> bool:
+        """Return whether every batch that a submission is in is void, for long enough."""
+        # Two batches can have one root: a worker commits what the orchestrator did, too.
+        if any(batch.root in held.roots for batch in self.projection.unsettled):
+            return False
+        found = [self.projection.batch_with_root(root) for root in held.roots]
+        constants, now = self.constants, self.now()
+        batches = [batch for batch in found if batch is not None]
+        return bool(batches) and all(
+            batch.is_void
+            and now >= batch.due_at(constants.outcome_deadline_s) + constants.appeal_s + self.keep_s
+            for batch in batches
+        )
+
+    def _final_at(self, judged: Judged) -> int:
+        posted_at = self.projection.view.batches[judged.batch_id].posted_at or 0
+        if judged.verdict is Verdict.FRAUD:
+            return self.projection.run.fraud_closes_at(posted_at, self.constants.challenge_s)
+        return posted_at + self.constants.challenge_s
+
+    def _is_disputed(self, judged: Judged) -> bool:
+        view, place = self.projection.view, (judged.batch_id, judged.position)
+        is_open = any(
+            (case.batch_id, case.position) == place and not case.closed
+            for case in view.cases.values()
+        )
+        return is_open or any(
+            (slash.batch_id, slash.position) == place and slash.state is SlashState.ESCROWED
+            for slash in view.slashes
+        )
+
+    def _may_be_trained_on(self, judged: Judged) -> bool:
+        newest = self.projection.run.latest_version or 0
+        # A step starts from the newest version, and takes nothing older than this.
+        is_fresh = newest - judged.record.policy_version <= self.max_async_level
+        return judged.verdict is Verdict.ACCEPTED and is_fresh
+
+    async def _page(self, *, after: int) -> list[Held]:
+        [rows] = await self.database.search((_PAGE, (after, PAGE)))
+        return [
+            Held(number, Hash32(name), frozenset(Hash32(root) for root in roots if root))
+            for number, name, *roots in rows
+        ]
+
+    async def _note(self, dropped: list[Hash32]) -> None:
+        if not dropped:
+            return
+        async with self.database.transaction() as asked:
+            await asked.ask(*((_DROPPED, (file_hash,)) for file_hash in dropped))

@@ -1,0 +1,421 @@
+"""Leases: who may work on which slot, and for how long.
+
+Admission is paced by capacity, as in AReaL (arXiv 2505.24298, section 4): with K submissions per
+training step, v the newest policy version and eta the recipe's `max_async_level`,
+
+    capacity = (eta + v + 1) * K - used - outstanding
+
+tickets may be given out, so that nothing is generated that would be too old when its turn comes.
+*used* counts accepted submissions that training steps take, less what a step takes beyond its share
+to replace what it left out (the trainer says how many: its refill is new capacity); *outstanding*
+those that are leased, received or committed but not judged. A ticket belongs to rollout step
+(used + outstanding) // K + 1, and a run of S steps has capacity for S steps at most.
+
+A lease whose policy has become too old to be trained on is no longer open: it neither holds back
+others nor is handed out again. Nor does the lease of a dead worker hold back others. Either ticket
+stays good for an upload until its deadline, as signed.
+
+Tickets belong to the worker: whichever node asks gets the one that is open. How many more a worker
+may hold until they are judged follows from what became of its last ones (`allowance.py`), and is at
+most its share by stake (`shares.py`). When more workers ask than there are tickets, they take turns
+by the leases that their stakes still cover (`turns.py`); nobody is queued: who has to wait is told
+when to ask again.
+
+A request that got here is signed by the node of an Active worker, within its quotas, with a nonce
+that is new. It meets these rules in this order (`lease`, `_decide`, `_fitness`). Who fails a rule
+is told the reason in quotes; without one there is no work for it now:
+
+     1. owner      tickets are given: "paused"
+     2. again      a worker with an open ticket gets that one
+     3. run        it is not paused on chain, and has a policy version
+     4. activation the worker's activation delay is over
+     5. capacity   there is a ticket; those with small stakes share theirs
+     6. money      the run can pay: "unfunded"
+     7. machine    `hardware.py`: "hardware_unknown", "hardware_short", "too_slow"
+     8. allowance  `allowance.py`, and the share by stake, `shares.py`: "share"
+     9. unit cap   the stake covers another lease, `unit_cap.py`: "unit_cap"
+    10. turn       when there are fewer tickets than workers that ask, `turns.py`
+
+The numbers of slots are drawn among `INDEX_BLOCK`, so that nobody knows its next problems, and what
+it would make of them, before it has the ticket.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import chain, count, islice
+
+from muster.chain import CheckpointView, MemberView
+from muster.orchestrator.db import statements
+from muster.orchestrator.db.database import Database
+from muster.orchestrator.db.group import GroupedCalls
+from muster.orchestrator.db.statements import Asked, Rows, Statement
+from muster.orchestrator.intake.batching import Batching
+from muster.orchestrator.leases.allowance import (
+    HISTORY,
+    OTHERS_FAULTS,
+    Allowance,
+    Past,
+    allowance_of,
+    end_of,
+)
+from muster.orchestrator.leases.hardware import Hardware, Unfit
+from muster.orchestrator.leases.life import HEARD, Lives, WorkerState
+from muster.orchestrator.leases.shares import Shares, Turns
+from muster.orchestrator.leases.unit_cap import UnitCap
+from muster.orchestrator.projection import Projection
+from muster.protocol.eip712 import Domain, digest, sign
+from muster.protocol.encoding import abi_words, address_bytes, keccak
+from muster.protocol.ids import Address, Step
+from muster.protocol.messages import Ticket
+from muster.protocol.recipe import TrainingRecipe
+
+logger = logging.getLogger(__name__)
+
+HOLDERS_KNOWN_S = 1.0
+"""For how long it is not asked again who holds leases, who of them is dead and whose share is how
+large."""
+INDEX_BLOCK = 16
+"""Slots among which one is drawn: as many as share a word of the escrow's storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignedTicket:
+    """A ticket and the orchestrator's signature."""
+
+    ticket: Ticket
+    signature: bytes
+    """EIP-712 `Ticket`."""
+
+
+def next_step(used: int, outstanding: int, submissions_per_step: int) -> Step:
+    """Return the rollout step that the next ticket belongs to."""
+    return Step((used + outstanding) // submissions_per_step + 1)
+
+
+def capacity(used: int, outstanding: int, version: int, training: TrainingRecipe) -> int:
+    """Return how many tickets may be given out while `version` is the newest policy; 0 for none."""
+    steps = version + 1 + training.max_async_level
+    if training.steps:
+        steps = min(steps, training.steps)
+    return max(0, steps * training.submissions_per_step - used - outstanding)
+
+
+class Withheld(StrEnum):
+    """Why there is no ticket although there is work."""
+
+    UNIT_CAP = "unit_cap"
+    """The worker's stake does not cover another submission."""
+    SHARE = "share"
+    """The worker holds as many tickets as it may, or let some lapse."""
+    UNFUNDED = "unfunded"
+    """The run cannot pay for what was uploaded."""
+    PAUSED = "paused"
+    """The run's owner lets this orchestrator give no tickets."""
+
+
+Answer = SignedTicket | Withheld | Unfit | None
+"""A ticket, why there is work and no ticket, or nothing while there is no work for the worker."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Leases:
+    """Gives out tickets, one open one per worker."""
+
+    database: Database
+    projection: Projection
+    batching: Batching
+    unit_cap: UnitCap
+    hardware: Hardware
+    lives: Lives
+    turns: Callable[[], Turns]
+    training: TrainingRecipe
+    key: bytes
+    domain: Domain
+    now: Callable[[], int]
+    lease_s: int
+    outcome_deadline_s: int
+    monotonic: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._shares = Shares(
+            self.training.submissions_per_step * (self.training.max_async_level + 1)
+        )
+        # By whether their stake is for less than one ticket: those share what is theirs together.
+        self._turns = {is_small: self.turns() for is_small in (False, True)}
+        self._dead: frozenset[Address] = frozenset()
+        self._held_by_dead = 0
+        self._holders_known_at = float("-inf")
+        self._secret = keccak(b"muster.slots" + self.key)
+        self._grouped = GroupedCalls(self._serve)
+        self.are_paused = False
+        """Whether the run's owner has paused leases; for as long as this process lives."""
+
+    async def lease(self, worker: MemberView) -> Answer:
+        """Return the worker's open ticket or the next one, or why it gets none."""
+        if self.are_paused:
+            return Withheld.PAUSED
+        return await self._grouped.join(worker)
+
+    async def collecting_step(self) -> Step:
+        """Return the rollout step that the next ticket would belong to."""
+        snapshot = await self.read_snapshot(self.database, [])
+        return next_step(snapshot.used, snapshot.outstanding, self.training.submissions_per_step)
+
+    async def _serve(self, workers: Sequence[MemberView]) -> list[Answer | Exception]:
+        """Decide about those who ask at the same moment, in one transaction."""
+        async with self.database.transaction(is_quick=True) as asked:
+            snapshot = await self.read_snapshot(asked, workers)
+            answers: list[Answer | Exception] = [self._decide(snapshot, each) for each in workers]
+            await asked.ask(*snapshot.given)
+        return answers
+
+    def _decide(self, snapshot: Snapshot, worker: MemberView) -> Answer:
+        account = snapshot.accounts[worker.address]
+        held = account.open_ticket(now=snapshot.now, oldest=self._oldest_version())
+        if held is not None:
+            return SignedTicket(Ticket.from_json(json.loads(held.ticket)), held.signature)
+        checkpoint = self.projection.checkpoint
+        if checkpoint is None or self.projection.run.paused:
+            return None
+        if not worker.is_active(self.projection.head):
+            return None
+        tickets = capacity(snapshot.used, snapshot.outstanding, checkpoint.version, self.training)
+        is_small = self._shares.is_small(worker)
+        turns = self._turns[is_small]
+        if is_small:
+            tickets = self._shares.free_for_small(tickets)
+        if not tickets:
+            turns.ask(worker.address)
+            return None
+        fitness = self._fitness(snapshot, worker, checkpoint)
+        if not isinstance(fitness, int):
+            turns.withdraw(worker.address)
+            return fitness
+        if not turns.may_go(worker.address, fitness, tickets):
+            return None
+        turns.served(worker.address)
+        self._shares.served(worker)
+        return self._give(snapshot, worker, checkpoint)
+
+    def _fitness(
+        self, snapshot: Snapshot, worker: MemberView, checkpoint: CheckpointView
+    ) -> int | Withheld | Unfit:
+        """Return how many leases the worker's stake covers, or why it gets none."""
+        if self.batching.is_unfunded:
+            return Withheld.UNFUNDED
+        account, now = snapshot.accounts[worker.address], snapshot.now
+        unfit = self.hardware.fault(worker.node, account.reports, account.past, now)
+        if unfit is not None:
+            return unfit
+        allowance = self._allowance(account, worker, now)
+        if not allowance.covers_another(self._shares.of(worker, checkpoint.beacon), now):
+            return Withheld.SHARE
+        since = self.unit_cap.counts_from(now, lapses=allowance.window < 1)
+        leased = sum(each.deadline >= since for each in account.unfilled)
+        free = self.unit_cap.free(worker, leased=leased, waiting=account.waiting_units, now=now)
+        return free or Withheld.UNIT_CAP
+
+    def _allowance(self, account: Account, worker: MemberView, now: int) -> Allowance:
+        projection = self.projection
+
+        def is_used(step: int, index: int) -> bool:
+            return projection.view.slot_used(projection.run_id, worker.worker_id, step, index)
+
+        ends = [(each, end_of(each, projection.judged, is_used, now)) for each in account.past]
+        return allowance_of(
+            ends, now, lease_s=self.lease_s, outcome_deadline_s=self.outcome_deadline_s
+        )
+
+    async def read_snapshot(self, asked: Asked, workers: Sequence[MemberView]) -> Snapshot:
+        """Read what is needed to decide about workers."""
+        now, is_open = self.now(), {"now": self.now(), "oldest": self._oldest_version()}
+        [(leased,)], [(waiting,)], *told = await asked.ask(
+            statements.open_leases(**is_open),
+            statements.waiting_submissions(),
+            *self.batching.questions(),
+        )
+        self.batching.take_note(told)
+        await self._read_batches(asked, now)
+        if self.monotonic() - self._holders_known_at >= HOLDERS_KNOWN_S:
+            holders, waiting_of = await asked.ask(
+                statements.holders(**is_open), statements.waiting_workers()
+            )
+            self._note_holders(holders, waiting_of, now)
+        first_step = next_step(self._used(), 0, self.training.submissions_per_step)
+        accounts = await self._read_accounts(asked, workers, now, first_step)
+        outstanding = max(0, leased - self._held_by_dead) + self.batching.outstanding(waiting)
+        return Snapshot(now, self._used(), outstanding, first_step, accounts)
+
+    async def _read_accounts(
+        self, asked: Asked, workers: Sequence[MemberView], now: int, first_step: Step
+    ) -> dict[Address, Account]:
+        since = self.unit_cap.counts_from(now, lapses=True)
+        questions = {
+            worker.address: Account.questions(worker, counts_from=since, since=first_step)
+            for worker in workers
+        }
+        answers = iter(await asked.ask(*chain.from_iterable(questions.values())))
+        return {
+            address: Account.read(list(islice(answers, len(own))))
+            for address, own in questions.items()
+        }
+
+    async def _read_batches(self, asked: Asked, now: int) -> None:
+        unknown = self.unit_cap.unknown_batches(now)
+        if unknown:
+            found = await asked.ask(*map(statements.units_in_batch, unknown))
+            for root, units in zip(unknown, found, strict=True):
+                self.unit_cap.note_batch(root, units)
+
+    def _used(self) -> int:
+        return self.projection.trained_submissions
+
+    def _note_holders(self, holders: Rows, waiting: Rows, now: int) -> None:
+        """Remember which workers with open leases are dead, and whose share is how large."""
+        held = {Address(worker): int(count) for worker, count in holders}
+        members = self.projection.run.members
+        states = {who: self.lives.state(each) for who, each in members.items()}
+        dead = frozenset(who for who in held if states.get(who) is WorkerState.DEAD)
+        for worker in dead - self._dead:
+            logger.info("worker is dead, its slot is given to others", extra={"worker": worker})
+        self._dead, self._holders_known_at = dead, self.monotonic()
+        self._held_by_dead = sum(held[who] for who in dead)
+        heard = [members[who] for who, state in states.items() if state in HEARD]
+        refused = self.projection.refused_after(now - self.lease_s, besides=OTHERS_FAULTS)
+        waits = {Address(worker): int(count) for worker, count in waiting}
+        self._shares.note(heard, Counter(held) + Counter(waits) + refused, self.unit_cap.busy)
+
+    def _oldest_version(self) -> int:
+        checkpoint = self.projection.checkpoint
+        return (checkpoint.version if checkpoint else 0) - self.training.max_async_level
+
+    def _give(
+        self, snapshot: Snapshot, worker: MemberView, checkpoint: CheckpointView
+    ) -> SignedTicket:
+        step = next_step(snapshot.used, snapshot.outstanding, self.training.submissions_per_step)
+        # A reorganisation while the database was asked may have led back behind what it answered.
+        step = max(step, snapshot.first_step)
+        account = snapshot.accounts[worker.address]
+        ticket = Ticket(
+            run_id=self.projection.run_id,
+            worker=worker.address,
+            step=step,
+            index=self._next_index(account, worker, step),
+            policy_version=checkpoint.version,
+            policy_root=checkpoint.manifest_root,
+            beacon=worker.beacon_under(checkpoint),
+            deadline=snapshot.now + self.lease_s,
+        )
+        signed = SignedTicket(ticket, sign(digest(self.domain, ticket.struct_hash()), self.key))
+        snapshot.note(worker.node, signed.ticket, signed.signature)
+        return signed
+
+    def _next_index(self, account: Account, worker: MemberView, step: Step) -> int:
+        """Return the slot of a worker's next ticket, drawn by a secret that all replicas have."""
+        run_id, used = self.projection.run_id, account.slots.get(step, set())
+        drawn = keccak(
+            self._secret + abi_words(run_id, address_bytes(worker.address), step, len(used))
+        )
+
+        def is_free(index: int) -> bool:
+            # Some reached the chain without this database: direct submissions, or before a loss.
+            is_used = self.projection.view.slot_used(run_id, worker.worker_id, step, index)
+            return index not in used and not is_used
+
+        for first in count(0, INDEX_BLOCK):
+            free = [i for i in range(first, first + INDEX_BLOCK) if is_free(i)]
+            if free:
+                return free[int.from_bytes(drawn[:8], "big") % len(free)]
+        raise AssertionError("count does not end")
+
+
+@dataclass(frozen=True, slots=True)
+class Unfilled:
+    """A ticket that waits for its submission."""
+
+    deadline: int
+    """Chain time at which it is due."""
+    policy_version: int
+    ticket: str
+    """JSON."""
+    signature: bytes
+
+
+@dataclass(slots=True)
+class Account:
+    """One worker's rows in the database."""
+
+    unfilled: list[Unfilled]
+    """Its tickets that are in flight, oldest first."""
+    waiting_units: int
+    """Units of its submissions that are in no batch."""
+    slots: dict[Step, set[int]]
+    """The numbers of its slots, of each step that tickets may be for."""
+    past: list[Past]
+    """Its last tickets, oldest first."""
+    reports: Rows
+    """The database's report of its machine: one row, or none."""
+
+    @staticmethod
+    def questions(worker: MemberView, *, counts_from: int, since: Step) -> list[Statement]:
+        """Return what to ask about a worker: tickets due at `counts_from` or later, slots of steps
+        from `since` on.
+        """
+        return [
+            statements.unfilled_leases(worker.address, since=counts_from),
+            statements.waiting_units(worker.address),
+            statements.slots(worker.address, since=since),
+            statements.last_tickets(worker.address, count=HISTORY),
+            statements.hardware_report(worker.node),
+        ]
+
+    @classmethod
+    def read(cls, answers: Sequence[Rows]) -> Account:
+        """Return it from the answers to `questions`."""
+        unfilled, [(units,)], numbers, tickets, reports = answers
+        slots: dict[Step, set[int]] = {}
+        for step, number in numbers:
+            slots.setdefault(Step(step), set()).add(number)
+        past = [Past(*row) for row in reversed(tickets)]
+        return cls([Unfilled(*row) for row in unfilled], int(units or 0), slots, past, reports)
+
+    def open_ticket(self, *, now: int, oldest: int) -> Unfilled | None:
+        """Return its newest ticket that is still worth working on, whichever node asked for it."""
+        for each in reversed(self.unfilled):
+            if each.deadline >= now and each.policy_version >= oldest:
+                return each
+        return None
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """The figures and rows that one transaction has read, and the tickets it has given."""
+
+    now: int
+    """The chain's time."""
+    used: int
+    """Submissions that training uses."""
+    outstanding: int
+    """Submissions that are leased, received or committed and not judged."""
+    first_step: Step
+    """Slots of earlier steps are not known here."""
+    accounts: Mapping[Address, Account]
+    """Of each worker that asks."""
+    given: list[Statement] = field(default_factory=list)
+    """Statements that write those tickets down."""
+
+    def note(self, node: Address, ticket: Ticket, signature: bytes) -> None:
+        """Take note of a ticket that is given."""
+        text = json.dumps(ticket.to_json())
+        account = self.accounts[ticket.worker]
+        account.unfilled.append(Unfilled(ticket.deadline, ticket.policy_version, text, signature))
+        account.slots.setdefault(ticket.step, set()).add(ticket.index)
+        self.outstanding += 1
+        self.given.append(statements.new_lease(node, ticket, text, signature))

@@ -1,0 +1,153 @@
+"""Shares of the tickets by stake, and turns among the workers that ask for them.
+
+Shares count the stakes of workers that were heard of lately. A worker with stake for one ticket or
+more holds no more than its share, a fraction rounded up or down by lot under each policy version.
+Workers with less stake share the sum of theirs, so that stake split among many workers holds no
+more tickets than in one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from muster.chain import MemberView
+from muster.protocol.encoding import keccak
+from muster.protocol.ids import Address, Hash32
+
+_WHOLE = 1 << 64
+
+
+class Shares:
+    """Shares of so many tickets, by stake."""
+
+    def __init__(self, tickets: int) -> None:
+        """`tickets` may be out at once."""
+        self._tickets = tickets
+        self._stakes: dict[Address, int] = {}
+        self._total = 0
+        self._held_by_small = 0
+        self._of_small = 1
+
+    def note(
+        self, heard: Iterable[MemberView], held: Mapping[Address, int], busy: Container[Address]
+    ) -> None:
+        """Take in who was heard of, how many tickets each worker has that are open, filled and in
+        no batch, or were refused a lease's time ago or less, and whose work is in batches.
+        """
+        self._stakes = {each.address: each.active_wei for each in heard}
+        self._total = sum(self._stakes.values())
+        small = {who: stake for who, stake in self._stakes.items() if self._is_small(stake)}
+        self._of_small = max(1, ceil(sum(small.values()) * self._tickets / max(1, self._total)))
+        holding = Counter({who: count for who, count in held.items() if who in small})
+        self._held_by_small = holding.total() + sum(who in busy for who in small)
+
+    def served(self, worker: MemberView) -> None:
+        """Note that a worker got a ticket."""
+        self._held_by_small += self._is_small(worker.active_wei)
+
+    def of(self, worker: MemberView, beacon: Hash32) -> int:
+        """Return how many tickets a worker may hold at most, under the policy with a beacon."""
+        mine = worker.active_wei
+        total = self._total if worker.address in self._stakes else self._total + mine
+        lot = int.from_bytes(keccak(beacon + worker.address.encode())[:8], "big")
+        return max(1, (mine * self._tickets * _WHOLE + lot * total) // max(1, total * _WHOLE))
+
+    def is_small(self, worker: MemberView) -> bool:
+        """Return whether a worker's stake is for less than one ticket."""
+        return self._is_small(worker.active_wei)
+
+    def free_for_small(self, tickets: int) -> int:
+        """Return how many of so many tickets are for workers with stake for less than one."""
+        return max(0, min(tickets, self._of_small - self._held_by_small))
+
+    def _is_small(self, stake: int) -> bool:
+        return stake * self._tickets < self._total
+
+
+CLEAR_S = 0.5
+"""Time between two looks for who went away."""
+
+
+@dataclass(slots=True)
+class _Asker:
+    ended: float
+    """Where its last ticket ended, in turns."""
+    weight: int
+    asked_at: float
+
+
+class Turns:
+    """Shares tickets among the workers that ask, when there are fewer tickets than workers.
+
+    Start-time fair queueing (Goyal, Vin, Cheng 1996) with tickets as packets: each ticket of a
+    worker starts at the later of the common clock and its own last end, and ends 1 / weight later;
+    those that start first are served first, and the common clock is the start of the last one
+    served. So tickets are shared in proportion to weights among those that ask, nobody saves up
+    turns while away, and a stake that is split among many workers gets no more than in one.
+
+    Pure but for the clock that is handed in. While there is enough for all, nobody waits.
+    """
+
+    def __init__(self, *, patience_s: float, clock: Callable[[], float]) -> None:
+        """A worker that has not asked for `patience_s` is not waited for."""
+        self._patience_s = patience_s
+        self._clock = clock
+        self._waiting: dict[Address, _Asker] = {}
+        self._weights: dict[Address, int] = {}
+        self._ended: dict[Address, float] = {}
+        self._unfit: set[Address] = set()
+        self._now = 0.0
+        self._cleared_at = clock()
+
+    def ask(self, worker: Address) -> None:
+        """Note that a worker asks while there is no ticket for anybody."""
+        if worker not in self._unfit:
+            self._note(worker)
+
+    def withdraw(self, worker: Address) -> None:
+        """Note that a worker may have no ticket at all: it is not waited for until it may."""
+        self._waiting.pop(worker, None)
+        self._unfit.add(worker)
+
+    def may_go(self, worker: Address, weight: int, tickets: int) -> bool:
+        """Note that a worker asks, and return whether one of so many tickets is its."""
+        self._unfit.discard(worker)
+        self._weights[worker] = max(1, weight)
+        asker = self._note(worker)
+        if len(self._waiting) <= tickets:
+            return True
+        mine = self._turn(worker, asker)
+        return sum(self._turn(n, a) < mine for n, a in self._waiting.items()) < tickets
+
+    def _note(self, worker: Address) -> _Asker:
+        now = self._clock()
+        ended, weight = self._ended.get(worker, self._now), self._weights.get(worker, 1)
+        self._waiting[worker] = asker = _Asker(ended, weight, now)
+        self._forget(now)
+        return asker
+
+    def served(self, worker: Address) -> None:
+        """Note that a worker got a ticket."""
+        asker = self._waiting.pop(worker, None)
+        if asker is not None:
+            start = max(self._now, asker.ended)
+            self._ended[worker] = start + 1 / asker.weight
+            self._now = start
+
+    def _turn(self, worker: Address, asker: _Asker) -> tuple[float, int, Address]:
+        return max(self._now, asker.ended), -asker.weight, worker
+
+    def _forget(self, now: float) -> None:
+        """Wait no more for who went away, and remember no turn that is over."""
+        if now - self._cleared_at < CLEAR_S:
+            return
+        self._cleared_at = now
+        gone = [n for n, a in self._waiting.items() if now - a.asked_at > self._patience_s]
+        for worker in gone:
+            del self._waiting[worker]
+        self._ended = {n: ended for n, ended in self._ended.items() if ended > self._now}
+        known = self._waiting.keys() | self._ended.keys()
+        self._weights = {n: weight for n, weight in self._weights.items() if n in known}

@@ -1,0 +1,288 @@
+"""Proofs of checking: held, and served to whoever recomputed the same submissions.
+
+The orchestrator cannot tell a fingerprint from noise. It sees to the order: a commitment comes
+before the outcomes are on chain and is shown to nobody until then, the fingerprints come after, and
+what other validators say about them is kept with their signatures, for anybody to repeat.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from muster.api.answers import BatchChecking, CheckingAnswer, CheckReportAnswer, Watched
+from muster.chain import BatchView
+from muster.orchestrator.db.database import Database
+from muster.orchestrator.db.statements import Asked, Statement
+from muster.orchestrator.http.errors import refuse, unknown_batch
+from muster.orchestrator.projection import Projection
+from muster.protocol.checking import (
+    Checking,
+    CheckReport,
+    fingerprints_hash,
+    unpack_fingerprints,
+)
+from muster.protocol.eip712 import Domain, digest, recover
+from muster.protocol.errors import EncodingError, SignatureError
+from muster.protocol.ids import Address, Hash32
+
+logger = logging.getLogger(__name__)
+
+KEPT_BATCHES = 2000
+"""Batches whose fingerprints are kept, the newest; the rest is in the validators' own folders."""
+COUNTED_BATCHES = 200
+"""Newest judged batches that the summary counts."""
+PROOF_DUE_S = 120
+"""So long after a batch's outcomes its proofs are not missed: twice a validator's longest pause."""
+
+
+_COMMIT = (
+    "INSERT INTO checkings (batch_id, validator, batch_root, records_hash, fingerprints_hash,"
+    " signature, committed_at) VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
+_REVEAL = (
+    "UPDATE checkings SET fingerprints = ?, revealed_at = ? WHERE batch_id = ? AND validator = ?"
+)
+_REPORT = (
+    "INSERT INTO check_reports (batch_id, validator, reporter, compared, failed, signature,"
+    " reported_at) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1"
+)
+_REVEALED = (
+    "SELECT batch_id, validator, batch_root FROM checkings"
+    " WHERE batch_id >= ? AND revealed_at IS NOT NULL"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A validator's commitment, and its fingerprints once it has shown them."""
+
+    validator: Address
+    batch_root: Hash32
+    records_hash: Hash32
+    fingerprints_hash: Hash32
+    signature: bytes
+    committed_at: int
+    fingerprints: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reported:
+    """What one validator found about another's fingerprints."""
+
+    batch_id: int
+    validator: Address
+    reporter: Address
+    compared: int
+    failed: int
+    signature: bytes
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class ProofsOfChecking:
+    """Keeps commitments, fingerprints and reports."""
+
+    database: Database
+    projection: Projection
+    domain: Domain
+    clock: Callable[[], float]
+    """The machine's, in Unix time."""
+    now: Callable[[], float]
+    """The chain's time."""
+
+    async def commit(
+        self, validator: Address, batch_id: int, hashes: tuple[Hash32, Hash32], signature: bytes
+    ) -> None:
+        """Keep a commitment; `hashes` are those of the records and of the fingerprints."""
+        batch = self._batch(batch_id)
+        message = Checking(batch_id, batch.root, *hashes)
+        self._require_signed(message.struct_hash(), validator, signature)
+        async with self.database.transaction() as asked:
+            held = await _held(asked, batch_id, validator)
+            if held is not None and held.batch_root == batch.root:
+                if (held.records_hash, held.fingerprints_hash) != hashes:
+                    raise refuse(
+                        "checking_conflict", f"another commitment for batch {batch_id} is held"
+                    )
+                return
+            if batch.records is not None:
+                raise refuse("checking_late", f"batch {batch_id} has its outcomes already")
+            # An earlier one is about a batch whose number is another's after a reorganisation.
+            forgotten = "batch_id = ? AND validator = ? OR batch_id < ?"
+            values = (batch_id, validator, batch_id - KEPT_BATCHES)
+            committed = (batch.root, *hashes, signature, int(self.clock()))
+            await asked.ask(
+                (f"DELETE FROM checkings WHERE {forgotten}", values),
+                (f"DELETE FROM check_reports WHERE {forgotten}", values),
+                (_COMMIT, (batch_id, validator, *committed)),
+            )
+
+    async def reveal(self, validator: Address, batch_id: int, packed: bytes) -> None:
+        """Keep the fingerprints of a commitment, once the outcomes are on chain."""
+        batch = self._batch(batch_id)
+        if batch.records is None:
+            raise refuse("checking_early", f"batch {batch_id} has no outcomes yet")
+        try:
+            parts = unpack_fingerprints(packed, batch.count)
+        except EncodingError as error:
+            raise refuse("bad_fingerprints", str(error)) from error
+        async with self.database.transaction() as asked:
+            held = await _held(asked, batch_id, validator)
+            committed = (batch.root, fingerprints_hash(parts))
+            if held is None or (held.batch_root, held.fingerprints_hash) != committed:
+                raise refuse("bad_fingerprints", "these are not the fingerprints committed to")
+            if held.fingerprints is None:
+                shown = (packed, int(self.clock()), batch_id, validator)
+                await asked.ask((_REVEAL, shown))
+
+    async def report(self, reporter: Address, report: CheckReport, signature: bytes) -> None:
+        """Keep what one validator found about another's fingerprints; its first word stands."""
+        batch = self._batch(report.batch_id)
+        if batch.records is None:
+            raise refuse("checking_early", f"batch {report.batch_id} has no outcomes yet")
+        if report.batch_root != batch.root or not report.failed <= report.compared <= batch.count:
+            raise refuse("bad_report", f"the report does not fit batch {report.batch_id}")
+        self._require_signed(report.struct_hash(), reporter, signature)
+        async with self.database.transaction() as asked:
+            about = await _held(asked, report.batch_id, report.validator)
+            shown = (batch.root, report.fingerprints_hash)
+            if about is None or (about.batch_root, about.fingerprints_hash) != shown:
+                raise refuse("bad_report", "the report is about fingerprints that nobody showed")
+            counts = (report.compared, report.failed, signature, int(self.clock()))
+            values = (report.batch_id, report.validator, reporter, *counts)
+            [is_first] = await asked.ask((_REPORT, values))
+        if report.failed and is_first:
+            fields = {"batch": report.batch_id, "validator": report.validator}
+            logger.warning(
+                "a validator signed what it did not check",
+                extra={**fields, "failed": report.failed, "reporter": reporter},
+            )
+
+    async def of_batch(self, batch_id: int) -> BatchChecking:
+        """Return everything held about a batch, once outcomes are on chain; until then nothing.
+
+        From a commitment another validator could tell, or test, what it is to sign to agree.
+        """
+        batch = self._batch(batch_id)
+        if batch.records is None:
+            return BatchChecking(
+                batch_id=batch_id, batch_root=batch.root, commitments=[], reports=[]
+            )
+        found, reported = await self.database.search(
+            _held_where("batch_id = ? LIMIT 1000", batch_id),
+            _reports_where("batch_id = ? LIMIT 1000", batch_id),
+        )
+        rows = [row for row in (_Held(*each) for each in found) if row.batch_root == batch.root]
+        about, reports = {row.validator for row in rows}, [_Reported(*row) for row in reported]
+        return BatchChecking(
+            batch_id=batch_id,
+            batch_root=batch.root,
+            commitments=[CheckingAnswer.model_validate(row, from_attributes=True) for row in rows],
+            reports=[
+                CheckReportAnswer.model_validate(row, from_attributes=True)
+                for row in reports
+                if row.validator in about
+            ],
+        )
+
+    async def summary(self) -> list[Watched]:
+        """Return how every current validator's proofs came out, over the newest judged batches."""
+        run = self.projection.run
+        judged = [
+            b
+            for b in self.projection.view.batches.values()
+            if b.run_id == run.run_id and b.records is not None
+        ][-COUNTED_BATCHES:]
+        roots = {b.batch_id: b.root for b in judged}
+        first = min(roots, default=0)
+        shown, reported = await self.database.search(
+            (_REVEALED, (first,)), _reports_where("batch_id >= ?", first)
+        )
+        proofs = {(number, who) for number, who, root in shown if roots.get(number) == root}
+        found = (_Reported(*row) for row in reported)
+        reports = [row for row in found if (row.batch_id, row.validator) in proofs]
+        seats = {who: run.seats.get(who, 0) for who in run.validators}
+        return _summarise(seats, judged, proofs, reports, self.now() - PROOF_DUE_S)
+
+    def _batch(self, batch_id: int) -> BatchView:
+        batch = self.projection.batch(batch_id)
+        if batch is None:
+            raise unknown_batch(batch_id, read_to=self.projection.view.block_number)
+        return batch
+
+    def _require_signed(self, struct: Hash32, signer: Address, signature: bytes) -> None:
+        try:
+            found = recover(digest(self.domain, struct), signature)
+        except SignatureError as error:
+            raise refuse("bad_checking_signature", str(error)) from error
+        if found != signer:
+            raise refuse("bad_checking_signature", f"signed by {found}, sent by {signer}")
+
+
+async def _held(asked: Asked, batch_id: int, validator: Address) -> _Held | None:
+    [rows] = await asked.ask(_held_where("batch_id = ? AND validator = ?", batch_id, validator))
+    return _Held(*rows[0]) if rows else None
+
+
+def _held_where(condition: str, *values: object) -> Statement:
+    return (
+        "SELECT validator, batch_root, records_hash, fingerprints_hash, signature, committed_at,"
+        f" fingerprints FROM checkings WHERE {condition}",
+        values,
+    )
+
+
+def _reports_where(condition: str, *values: object) -> Statement:
+    return (
+        "SELECT batch_id, validator, reporter, compared, failed, signature FROM check_reports"
+        f" WHERE {condition}",
+        values,
+    )
+
+
+def _summarise(
+    seats: Mapping[Address, int],
+    judged: list[BatchView],
+    proofs: set[tuple[int, str]],
+    reports: Sequence[_Reported],
+    due_before: float,
+) -> list[Watched]:
+    signed: Counter[str] = Counter()
+    proven: Counter[str] = Counter()
+    for batch in judged:
+        is_due = (batch.posted_at or 0) < due_before
+        for who, seat in seats.items():
+            is_proven = (batch.batch_id, who) in proofs
+            if batch.signers & seat and (is_proven or is_due):
+                signed[who] += 1
+                proven[who] += is_proven
+    compared, failed = _median_reports(reports)
+    return [
+        Watched(
+            validator=who,
+            signed=signed[who],
+            proven=proven[who],
+            compared=compared[who],
+            failed=failed[who],
+        )
+        for who in seats
+    ]
+
+
+def _median_reports(reports: Sequence[_Reported]) -> tuple[Counter[str], Counter[str]]:
+    """Return submissions compared and failed by validator: of each batch, what most reporters say.
+
+    One reporter cannot make an honest validator look bad where two others compared it.
+    """
+    by_batch: dict[tuple[int, str], list[_Reported]] = defaultdict(list)
+    for row in reports:
+        by_batch[row.batch_id, row.validator].append(row)
+    compared: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    for (_, who), rows in by_batch.items():
+        median = sorted(rows, key=lambda row: row.failed)[(len(rows) - 1) // 2]
+        compared[who] += median.compared
+        failed[who] += median.failed
+    return compared, failed

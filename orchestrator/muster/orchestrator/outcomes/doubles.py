@@ -1,0 +1,291 @@
+"""Doubles: two signatures where one was allowed. They prove themselves, and anyone may show them.
+
+A validator signs one set of outcomes of a batch, a worker's node one submission for a slot. A
+second one is refused; both are kept until the ledger's court of faults has seen them. A validator
+that called a batch withheld and judged it later contradicts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from muster.chain import BatchView, Offence, OutcomeProof, structs
+from muster.orchestrator.db import statements
+from muster.orchestrator.db.database import Database
+from muster.orchestrator.db.statements import Asked, Statement, SubmissionRow
+from muster.orchestrator.intake.files import FileStore, StoredDouble
+from muster.orchestrator.ports import FaultsPort
+from muster.orchestrator.projection import Projection
+from muster.protocol.eip712 import Domain, digest, recover
+from muster.protocol.encoding import hex0x, keccak
+from muster.protocol.errors import SignatureError
+from muster.protocol.ids import Address, Hash32, to_hash32
+from muster.protocol.messages import Outcomes, Submission
+
+WITHHELD = keccak(b"")
+"""The hash of no records: that nothing of a batch can be had."""
+MAX_DIRECT = 500
+"""Submissions that workers committed themselves and that are compared with ours, the latest."""
+
+_ALL = "SELECT offence, owner, tag, signed FROM doubles"
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRecords:
+    """A validator's word on a batch."""
+
+    records_hash: Hash32
+    """Keccak-256 of the records."""
+    signature: bytes
+    """EIP-712 `Outcomes`."""
+
+    def contradicts(self, other: SignedRecords) -> bool:
+        """Return whether nobody may sign both."""
+        hashes = {self.records_hash, other.records_hash}
+        return len(hashes) == 2 and WITHHELD not in hashes
+
+    def of(self, batch: BatchView) -> Outcomes:
+        """Return what was signed."""
+        return Outcomes(batch.batch_id, batch.root, self.records_hash)
+
+    def to_json(self) -> dict[str, str]:
+        """Return it as JSON values."""
+        return {"records_hash": hex0x(self.records_hash), "signature": hex0x(self.signature)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, str]) -> SignedRecords:
+        """Return it from JSON values."""
+        return cls(to_hash32(value["records_hash"]), bytes.fromhex(value["signature"][2:]))
+
+
+@dataclass(frozen=True, slots=True)
+class SignedSubmission:
+    """A node's word on a slot."""
+
+    submission: Submission
+    """The claim."""
+    signature: bytes
+    """EIP-712 `Submission`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A row of what somebody signed twice."""
+
+    offence: str
+    owner: Address
+    tag: int
+    signed: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DoubleOutcome:
+    """Two sets of outcomes of one batch."""
+
+    validator: Address
+    """Who signed both."""
+    batch: BatchView
+    first: SignedRecords
+    """Its first signature."""
+    second: SignedRecords
+    """Its second signature."""
+
+    @property
+    def filed(self) -> tuple[Address, Offence, int]:
+        """The owner of the stake, and the offence and tag that the slash is filed under."""
+        return self.validator, Offence.DOUBLE_OUTCOME, self.batch.batch_id
+
+    async def prove(self, court: FaultsPort) -> None:
+        """Show both."""
+        batch, first, second = self.batch, self.first, self.second
+        shown = [
+            structs.Outcomes(batch.batch_id, batch.root, each.records_hash)
+            for each in (first, second)
+        ]
+        await court.prove_double_outcome(
+            batch.header(), shown[0], first.signature, shown[1], second.signature
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DoubleSubmission:
+    """Two submissions for one slot, the first of which was judged."""
+
+    outcome: OutcomeProof
+    """The outcome of the first."""
+    first: SignedSubmission
+    """The submission that was judged."""
+    second: SignedSubmission
+    """The other one for its slot."""
+
+    @property
+    def filed(self) -> tuple[Address, Offence, int]:
+        """The owner of the stake, and the offence and tag that the slash is filed under."""
+        first = self.first.submission
+        return first.worker, Offence.DOUBLE_SUBMISSION, tag_of(first)
+
+    async def prove(self, court: FaultsPort) -> None:
+        """Show both."""
+        first, second = self.first, self.second
+        await court.prove_double_submission(
+            self.outcome, first.submission, first.signature, second.submission, second.signature
+        )
+
+
+Double: TypeAlias = DoubleOutcome | DoubleSubmission
+"""Two signatures that can be shown to the court of faults."""
+
+
+def tag_of(submission: Submission) -> int:
+    """Return the number of a slot in slashes."""
+    return submission.step << 32 | submission.index
+
+
+class Doubles:
+    """Keeps what was signed twice, and says what is to be shown to the court."""
+
+    def __init__(
+        self, database: Database, files: FileStore, projection: Projection, domain: Domain
+    ) -> None:
+        """`domain` is the ledger's."""
+        self._database = database
+        self._files = files
+        self._projection = projection
+        self._domain = domain
+
+    async def note_outcomes(
+        self, batch: BatchView, validator: Address, first: SignedRecords, second: SignedRecords
+    ) -> None:
+        """Keep two sets of outcomes that a validator signed about a batch."""
+        signed = {
+            "batch_root": hex0x(batch.root),
+            "first": first.to_json(),
+            "second": second.to_json(),
+        }
+        await self._keep(Offence.DOUBLE_OUTCOME, validator, batch.batch_id, signed)
+
+    async def note_submission(self, submission: Submission, signature: bytes) -> None:
+        """Keep a signed submission for a slot that has another one."""
+        signed = {"submission": submission.to_json(), "signature": hex0x(signature)}
+        tag = tag_of(submission)
+        await self._keep(Offence.DOUBLE_SUBMISSION, submission.worker, tag, signed)
+
+    async def to_report(self) -> list[Double]:
+        """Return what can be proven now and was not, each offence once."""
+        [rows] = await self._database.search((_ALL, ()))
+        kept = [_Kept(what, who, tag, json.loads(signed)) for what, who, tag, signed in rows]
+        found = [*self._outcomes(kept), *self._shown(), *await self._submissions(kept)]
+        done = {(s.owner, s.offence, s.tag) for s in self._projection.slashes}
+        return list({d.filed: d for d in found if d.filed not in done and self._costs(d)}.values())
+
+    def _costs(self, double: Double) -> bool:
+        stake = self._projection.view.stake(self._projection.run_id, double.filed[0])
+        return stake.active_wei + stake.unbonding_wei > 0
+
+    def _outcomes(self, rows: Iterable[_Kept]) -> Iterator[Double]:
+        for row in rows:
+            if row.offence != Offence.DOUBLE_OUTCOME:
+                continue
+            batch = self._projection.batch(row.tag)
+            # A reorganisation can give a number to another batch; of a void one nothing is left.
+            if batch is None or batch.is_void or hex0x(batch.root) != row.signed["batch_root"]:
+                continue
+            first, second = (SignedRecords.from_json(row.signed[k]) for k in ("first", "second"))
+            yield DoubleOutcome(row.owner, batch, first, second)
+
+    def _shown(self) -> Iterator[Double]:
+        """Yield what a validator showed twice on chain."""
+        for batch in self._projection.view.batches.values():
+            if batch.run_id != self._projection.run_id or len(batch.shown) < 2 or batch.is_void:
+                continue
+            for validator in {who for shown in batch.shown.values() for who in shown}:
+                shown = shown_by(batch, validator)
+                if len(shown) > 1:
+                    yield DoubleOutcome(validator, batch, shown[0], shown[1])
+
+    async def _submissions(self, rows: Iterable[_Kept]) -> list[Double]:
+        seconds = [
+            SignedSubmission(
+                Submission.from_json(row.signed["submission"]),
+                bytes.fromhex(row.signed["signature"][2:]),
+            )
+            for row in rows
+            if row.offence == Offence.DOUBLE_SUBMISSION
+        ]
+        direct = [
+            SignedSubmission(batch.work.submission, batch.work.node_signature)
+            for batch in self._projection.view.batches.values()
+            if batch.work is not None and batch.run_id == self._projection.run_id
+        ]
+        seconds += direct[-MAX_DIRECT:]
+        questions = [statements.in_slot(second.submission) for second in seconds]
+        found: list[Double] = []
+        for second, held in zip(seconds, await self._database.search(*questions), strict=True):
+            for row in (SubmissionRow(*each) for each in held):
+                if row.claim != second.submission:
+                    found += self._provable(SignedSubmission(row.claim, row.signature), second)
+        return found
+
+    def _provable(self, one: SignedSubmission, other: SignedSubmission) -> Iterator[Double]:
+        """Yield the proof, if either was judged."""
+        for first, second in ((one, other), (other, one)):
+            judged = self._projection.judged(first.submission.file_hash)
+            batch = None if judged is None else self._projection.batch(judged.batch_id)
+            member = self._projection.run.members.get(first.submission.worker)
+            if judged is None or batch is None or member is None:
+                continue
+            record, slot = judged.record, _slot_of(first.submission)
+            if (member.address, record.step, record.index) != slot:
+                continue
+            node = self._signer(second)
+            if node is not None and member.answers_for(node, batch.committed_at):
+                yield DoubleSubmission(batch.prove(judged.position), first, second)
+                return
+
+    def _signer(self, signed: SignedSubmission) -> Address | None:
+        try:
+            return recover(digest(self._domain, signed.submission.struct_hash()), signed.signature)
+        except SignatureError:
+            return None
+
+    async def _keep(self, offence: Offence, owner: Address, tag: int, signed: Any) -> None:
+        key = (offence.value, owner, tag)
+        # Whoever repeats it makes nobody wait for the disk.
+        if await _is_kept(self._database, key):
+            return
+        async with self._database.transaction() as asked:
+            if not await _is_kept(asked, key):
+                kept = StoredDouble(offence=key[0], owner=owner, tag=tag, signed=signed)
+                # No other copy of the second signature exists: it outlives the database.
+                await self._files.keep_double(kept)
+                await asked.ask(keep_double(kept))
+
+
+async def _is_kept(asked: Asked, key: tuple[str, str, int]) -> bool:
+    sql = "SELECT 1 FROM doubles WHERE offence = ? AND owner = ? AND tag = ?"
+    return bool((await asked.ask((sql, key)))[0])
+
+
+def keep_double(kept: StoredDouble) -> Statement:
+    """Write down what somebody signed twice, unless it is."""
+    return (
+        "INSERT INTO doubles (offence, owner, tag, signed) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT DO NOTHING",
+        (kept.offence, kept.owner, kept.tag, json.dumps(kept.signed)),
+    )
+
+
+def shown_by(batch: BatchView, validator: Address) -> list[SignedRecords]:
+    """Return what a validator showed on chain about a batch; never that it is withheld."""
+    return [
+        SignedRecords(records_hash, signatures[validator])
+        for records_hash, signatures in batch.shown.items()
+        if validator in signatures and records_hash != WITHHELD
+    ]
+
+
+def _slot_of(submission: Submission) -> tuple[str, int, int]:
+    return submission.worker, submission.step, submission.index

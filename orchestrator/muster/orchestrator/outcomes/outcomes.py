@@ -1,0 +1,332 @@
+"""Outcomes: validators' signed records, checked, kept, and posted once those called agree.
+
+Steps 7 and 8 of one rollout. The orchestrator does not judge; it only refuses records that the
+contract would refuse, or that do not describe the batch. Whose agreement is enough is decided by
+`muster.protocol.schedule`; fewer than the run's quorum never are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from muster.api.answers import BatchContents
+from muster.chain import Batch, BatchView, ChainView
+from muster.orchestrator.db.database import Database
+from muster.orchestrator.db.statements import Asked
+from muster.orchestrator.http.errors import refuse, unknown_batch
+from muster.orchestrator.intake.batching import Batching
+from muster.orchestrator.intake.files import FileStore, StoredOutcomes
+from muster.orchestrator.metrics import REAUDITS
+from muster.orchestrator.outcomes.doubles import Doubles, SignedRecords, shown_by
+from muster.orchestrator.outcomes.store import OutcomesRow, handed_in, keep, outcomes_of
+from muster.orchestrator.projection import Projection
+from muster.protocol.eip712 import Domain, digest, recover
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import EncodingError, SignatureError
+from muster.protocol.ids import Address, Hash32
+from muster.protocol.messages import (
+    OutcomeRecord,
+    Submission,
+    Verdict,
+    unpack_records,
+)
+from muster.protocol.schedule import (
+    Calls,
+    Statement,
+    Timing,
+    batch_seed,
+    order_of_batch,
+    plan_calls,
+    timeout_of,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """Outcomes of a batch that are to be posted."""
+
+    header: Batch
+    """The batch."""
+    records: bytes
+    """The packed records."""
+    signatures: tuple[bytes, ...]
+    """As many as the quorum, ascending by signer."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class OutcomeCollector:
+    """Collects validators' outcomes."""
+
+    database: Database
+    files: FileStore
+    projection: Projection
+    batching: Batching
+    caller: Caller
+    domain: Domain
+    doubles: Doubles
+    on_received: Callable[[], None]
+    clock: Callable[[], float]
+    now: Callable[[], int]
+
+    def __post_init__(self) -> None:
+        """Who is called for which batch."""
+        self.heard_at: dict[Address, float] = {}
+        """Wall clock of the latest outcomes from each validator, since the process started."""
+        self.listening_since = self.clock()
+        """When that began."""
+
+    async def receive(
+        self, validator: Address, batch_id: int, records: bytes, signature: bytes
+    ) -> None:
+        """Keep a validator's outcomes of a batch; a batch that is judged already needs none."""
+        batch = self.projection.batch(batch_id)
+        # Who says that nothing can be had needs nothing of us to be believed.
+        contents = None if batch is None or not records else await self.batching.contents(batch)
+        if batch is None or (records and contents is None):
+            raise unknown_batch(batch_id, read_to=self.projection.view.block_number)
+        if contents is not None:
+            self._check_records(contents, batch, records)
+        signed = SignedRecords(keccak(records), signature)
+        if self._signer(batch, signed) != validator:
+            raise refuse(
+                "bad_outcomes_signature",
+                "the outcomes are not signed by the validator that sent them",
+                "sign the EIP-712 Outcomes of this batch, its root on chain and these records",
+            )
+        self.heard_at[validator] = self.clock()
+        self.caller.heard(validator)
+        held = await _held(self.database, batch_id, validator)
+        await self._require_single(batch, validator, signed, held)
+        if batch.records is not None:
+            self._note_late(batch, validator, records)
+            return
+        held, is_new = await self._keep(validator, batch, records, signature)
+        await self._require_single(batch, validator, signed, held)
+        if is_new:
+            logger.info("outcomes received", extra={"batch": batch_id, "validator": validator})
+            self.on_received()
+
+    async def _require_single(
+        self, batch: BatchView, validator: Address, signed: SignedRecords, held: OutcomesRow | None
+    ) -> None:
+        """Refuse what contradicts a signature of the same validator: one that we hold, or that is
+        on chain. Both are kept for the court of faults.
+        """
+        earlier = shown_by(batch, validator)
+        if held is not None and held.is_of(batch):
+            earlier.append(SignedRecords(keccak(held.records), held.signature))
+        if batch.records_hash is not None:
+            earlier += [SignedRecords(batch.records_hash, each) for each in batch.signatures]
+        for first in earlier:
+            if first.contradicts(signed) and self._signer(batch, first) == validator:
+                await self.doubles.note_outcomes(batch, validator, first, signed)
+                logger.warning(
+                    "a validator signed two different outcomes for one batch",
+                    extra={"batch": batch.batch_id, "validator": validator},
+                )
+                raise refuse(
+                    "outcomes_conflict",
+                    f"this validator signed other outcomes for batch {batch.batch_id}",
+                    "a validator signs one set of outcomes per batch",
+                )
+
+    def _signer(self, batch: BatchView, signed: SignedRecords) -> Address | None:
+        try:
+            return recover(digest(self.domain, signed.of(batch).struct_hash()), signed.signature)
+        except SignatureError:
+            return None
+
+    def _note_late(self, batch: BatchView, validator: Address, records: bytes) -> None:
+        """Compare what a validator found that looked after the outcomes were posted."""
+        if not records:
+            return
+        agrees = keccak(records) == batch.records_hash
+        REAUDITS.labels(result="agreed" if agrees else "differed").inc()
+        if not agrees:
+            logger.warning(
+                "a validator found other outcomes than those that were posted",
+                extra={"batch": batch.batch_id, "validator": validator},
+            )
+
+    async def agreed(self) -> list[Agreed]:
+        """Return the outcomes that are to be posted now, ascending by batch."""
+        return [agreed async for agreed in self._agreed()]
+
+    async def _agreed(self) -> AsyncIterator[Agreed]:
+        for batch, rows in await self._handed_in():
+            quorum = self.projection.quorum_of(batch)
+            calls = self._plan(batch, rows)
+            if calls.decision is None:
+                continue
+            agreeing = [row for row in rows if _summary(row.records)[0] == calls.decision]
+            # Those who were called answer for what is posted.
+            agreeing.sort(key=lambda row: row.validator not in calls.called)
+            signers = sorted(agreeing[:quorum], key=lambda row: row.validator.lower())
+            signatures = tuple(row.signature for row in signers)
+            yield Agreed(batch.header(), signers[0].records, signatures)
+
+    async def calls(self, *, after: int = 0, limit: int) -> list[tuple[int, Calls]]:
+        """Return the batches above an id for which outcomes are due, ascending, and their calls."""
+        due = await self._handed_in(after=after, limit=limit)
+        return [(batch.batch_id, self._plan(batch, rows)) for batch, rows in due]
+
+    def _plan(self, batch: BatchView, rows: Sequence[OutcomesRow]) -> Calls:
+        return self.caller.plan(batch, [_statement(row) for row in rows])
+
+    async def _handed_in(
+        self, *, after: int = 0, limit: int | None = None
+    ) -> list[tuple[BatchView, list[OutcomesRow]]]:
+        """Return the open batches with what their current validators signed, ascending."""
+        seated = self.projection.run.validators
+        due = [b for b in self.caller.open_batches() if b.batch_id > after][:limit]
+        found: dict[int, list[OutcomesRow]] = defaultdict(list)
+        for row in await outcomes_of(self.database, due):
+            if row.validator in seated:
+                found[row.batch_id].append(row)
+        return [(batch, found[batch.batch_id]) for batch in due]
+
+    def _check_records(self, contents: BatchContents, batch: BatchView, data: bytes) -> None:
+        try:
+            records = unpack_records(data)
+        except EncodingError as error:
+            raise refuse("bad_records", str(error)) from error
+        if len(records) != contents.count:
+            raise refuse("bad_records", f"{len(records)} records for {contents.count} submissions")
+        for position, (record, entry) in enumerate(zip(records, contents.submissions, strict=True)):
+            problem = mismatch(record, entry.submission, self.projection.view)
+            if problem:
+                raise refuse("bad_records", f"record {position}: {problem}")
+        units = sum(record.units for record in records)
+        if units > batch.units:
+            raise refuse(
+                "bad_records",
+                f"the records hold {units} units, the batch was committed for {batch.units}",
+            )
+
+    async def _keep(
+        self, validator: Address, batch: BatchView, records: bytes, signature: bytes
+    ) -> tuple[OutcomesRow | None, bool]:
+        """Keep outcomes, and return true, unless the validator handed in some before; return those.
+
+        Who could see nothing may find out more later; what was judged stays.
+        """
+        async with self.database.transaction() as asked:
+            held = await _held(asked, batch.batch_id, validator)
+            if held is not None and held.is_of(batch) and (held.records or not records):
+                return held, False
+            await self.files.keep_outcomes(
+                StoredOutcomes(
+                    batch_id=batch.batch_id,
+                    root=batch.root,
+                    validator=validator,
+                    records=records,
+                    signature=signature,
+                )
+            )
+            row = OutcomesRow(batch.batch_id, validator, records, signature, self.now(), batch.root)
+            await asked.ask(keep(row))
+        return None, True
+
+
+async def _held(asked: Asked, batch_id: int, validator: Address) -> OutcomesRow | None:
+    [rows] = await asked.ask(handed_in("batch_id = ? AND validator = ?", batch_id, validator))
+    return OutcomesRow(*rows[0]) if rows else None
+
+
+@lru_cache(maxsize=1024)
+def _summary(records: bytes) -> tuple[Hash32, bool]:
+    """Return the hash of checked records, and whether all are Accepted; nothing accepts nothing."""
+    accepts = bool(records) and all(
+        record.verdict is Verdict.ACCEPTED for record in unpack_records(records)
+    )
+    return keccak(records), accepts
+
+
+def _statement(row: OutcomesRow) -> Statement:
+    records_hash, accepts = _summary(row.records)
+    return Statement(row.validator, records_hash, accepts, row.received_at)
+
+
+def mismatch(record: OutcomeRecord, submission: Submission, view: ChainView) -> str | None:
+    """Return how a record fails to describe a submission; none when it does."""
+    worker = view.workers.get(submission.worker)
+    pairs = (
+        ("worker id", record.worker_id, worker and worker.worker_id),
+        ("step", record.step, submission.step),
+        ("index", record.index, submission.index),
+        ("policy version", record.policy_version, submission.policy_version),
+        ("file hash", record.file_hash.hex(), submission.file_hash.hex()),
+        ("rollouts", record.rollouts, submission.rollouts),
+    )
+    for name, given, expected in pairs:
+        if given != expected:
+            return f"{name} is {given}, the submission's is {expected}"
+    return None
+
+
+class Caller:
+    """Says which validators are to check which batch now, by `muster.protocol.schedule`.
+
+    The calls follow from the chain, from what validators handed in and from the chain's clock, so
+    that every replica and every restart comes to the same. Only absence is remembered beside that:
+    a called validator that let its time pass is not waited for again until it speaks.
+    """
+
+    def __init__(
+        self,
+        projection: Projection,
+        *,
+        outcome_deadline_s: int,
+        timeout_s: int | None,
+        now: Callable[[], int],
+    ) -> None:
+        """`timeout_s` is how long a called validator may be silent; None for as long as can be."""
+        self._projection = projection
+        self._deadline_s = outcome_deadline_s
+        longest = timeout_of(outcome_deadline_s)
+        self._timeout_s = longest if timeout_s is None else min(timeout_s, longest)
+        self._now = now
+        self._absent_since: dict[Address, int] = {}
+
+    @property
+    def absent(self) -> Collection[Address]:
+        """Seated validators that let the time of a call pass and were not heard of since."""
+        return [v for v in self._projection.run.validators if v in self._absent_since]
+
+    def open_batches(self) -> list[BatchView]:
+        """Return the batches for which outcomes are still due, ascending."""
+        due_before = self._now() - self._deadline_s
+        return [b for b in self._projection.unjudged if b.committed_at > due_before]
+
+    def plan(self, batch: BatchView, statements: Collection[Statement]) -> Calls:
+        """Return who is called for a batch, and what is to be posted."""
+        run, now = self._projection.run, self._now()
+        seed = batch_seed(batch.beacon, batch.run_id, batch.batch_id, batch.root)
+        self._note_heard(statements)
+        calls = plan_calls(
+            order_of_batch(seed, batch.seated, run.validators),
+            self._projection.quorum_of(batch),
+            Timing(batch.committed_at, self._deadline_s, self._timeout_s),
+            now,
+            statements,
+            absent=self._absent_since,
+        )
+        for validator in calls.silent:
+            self._absent_since.setdefault(validator, now)
+        return calls
+
+    def heard(self, validator: Address) -> None:
+        """Note that a validator handed something in."""
+        self._absent_since.pop(validator, None)
+
+    def _note_heard(self, statements: Collection[Statement]) -> None:
+        """Take note of what another replica heard."""
+        for statement in statements:
+            if statement.at >= self._absent_since.get(statement.validator, statement.at + 1):
+                self.heard(statement.validator)

@@ -1,0 +1,368 @@
+"""The orchestrator's state that follows from chain events: training progress, tallies, duties.
+
+Pure and in memory. It is fed after every change of the chain view; after a reorg it starts over
+from what the view still holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from muster.chain import (
+    BatchView,
+    CaseView,
+    ChainView,
+    CheckpointView,
+    Event,
+    RunView,
+    SlashView,
+)
+from muster.chain.structs import BatchStatus
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict
+from muster.protocol.recipe import TrainingRecipe
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one worker's submissions by verdict."""
+
+    accepted: int = 0
+    """Accepted submissions."""
+    incomplete: int = 0
+    """Incomplete submissions."""
+    rejected: int = 0
+    """Rejected submissions."""
+    fraud: int = 0
+    """Fraudulent submissions."""
+    units: int = 0
+    """Units of the accepted ones."""
+    reasons: Counter[Reason] = field(default_factory=Counter)
+    """Why the others were not."""
+
+    def add(self, record: OutcomeRecord, verdict: Verdict, count: int = 1) -> None:
+        """Count one outcome by the verdict that stands; -1 takes it back."""
+        name = verdict.name.lower()
+        setattr(self, name, getattr(self, name) + count)
+        if verdict is Verdict.ACCEPTED:
+            self.units += count * record.units
+        else:
+            self.reasons[record.reason] += count
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Where a submission's outcome stands."""
+
+    batch_id: int
+    position: int
+    """Its place in the batch."""
+    record: OutcomeRecord
+    """The outcome."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The decision, as recorded."""
+        return self.record.verdict
+
+    @property
+    def reason(self) -> Reason:
+        """Why, when it is not Accepted."""
+        return self.record.reason
+
+
+@dataclass(slots=True)
+class Signed:
+    """One validator's signatures on chain: a batch carries no more of them than its quorum."""
+
+    batches: int = 0
+    """Batches whose posted outcomes carry its signature."""
+    latest_at: int = 0
+    """When the latest of them was posted."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the training stream reaches (docs/protocol.md section 9)."""
+
+    step: Step = field(default=Step(1))
+    """Training step whose submissions are being collected."""
+    filled: int = 0
+    """Submissions of that step accepted so far."""
+    dropped: int = 0
+    """Accepted records that are too old when their turn comes."""
+
+    def add(self, version: PolicyVersion, training: TrainingRecipe, refill: int = 0) -> None:
+        """Append one accepted record to the stream; `refill` is the step's, see `note_figures`."""
+        # Training step s starts from version s - 1, so that is the newest when the turn comes.
+        if self.step - 1 - version > training.max_async_level:
+            self.dropped += 1
+            return
+        self.filled += 1
+        if self.filled >= training.submissions_per_step + refill:
+            self.step, self.filled = Step(self.step + 1), 0
+
+
+class Projection:
+    """One run, as derived from the chain view."""
+
+    def __init__(self, view: ChainView, run_id: RunId, training: TrainingRecipe) -> None:
+        self.view = view
+        self.run_id = run_id
+        self._training = training
+        self.head = view.block_number or 0
+        """The latest block that was read."""
+        # What the trainer says of its own steps; kept in a reorg, which does not change it.
+        self._step_at: dict[int, Step] = {}
+        self._refills: dict[Step, int] = {}
+        self.rebuild()
+
+    @property
+    def run(self) -> RunView:
+        """The run as the chain has it."""
+        return self.view.runs[self.run_id]
+
+    @property
+    def checkpoint(self) -> CheckpointView | None:
+        """The newest policy version."""
+        version = self.run.latest_version
+        return None if version is None else self.run.checkpoints[version]
+
+    @property
+    def trained_submissions(self) -> int:
+        """Accepted submissions that training steps use or will use, each step's refill left out."""
+        progress = self.progress
+        used = max(0, progress.filled - self._refills.get(progress.step, 0))
+        return (progress.step - 1) * self._training.submissions_per_step + used
+
+    @property
+    def unjudged(self) -> list[BatchView]:
+        """Committed batches that wait for their outcomes, ascending."""
+        return [b for b in self.unsettled if b.status is BatchStatus.COMMITTED]
+
+    @property
+    def unsettled(self) -> list[BatchView]:
+        """Batches that are neither judged nor void, ascending; of some a quorum said that nothing
+        can be had.
+        """
+        return [self.view.batches[i] for i in sorted(self._unjudged)]
+
+    @property
+    def slashes(self) -> list[SlashView]:
+        """The slashes of stake for this run, in chain order."""
+        return [slash for slash in self.view.slashes if slash.run_id == self.run_id]
+
+    @property
+    def batch_counts(self) -> tuple[int, int]:
+        """Batches committed, and of those with outcomes."""
+        judged = self._judged_batches
+        return judged + len(self._unjudged), judged
+
+    @property
+    def verdict_counts(self) -> Mapping[Verdict, int]:
+        """Submissions with an outcome, by the verdict that stands."""
+        return {verdict: getattr(self.total, verdict.name.lower()) for verdict in Verdict}
+
+    def paid_wei(self, worker: Address) -> int:
+        """Return what a worker was paid by this run."""
+        return self._paid[worker]
+
+    def judged_with(self, verdict: Verdict) -> Sequence[Judged]:
+        """Return the outcomes with a standing verdict, in the order in which it was reached."""
+        return self._by_verdict.get(verdict, ())
+
+    def refused_after(self, posted_after: int, *, besides: Container[Reason]) -> Counter[Address]:
+        """Return how much of each worker's work was refused since a time, for other reasons."""
+        found: Counter[Address] = Counter()
+        for verdict in (Verdict.INCOMPLETE, Verdict.REJECTED):
+            for judged in reversed(self.judged_with(verdict)):
+                if (self.view.batches[judged.batch_id].posted_at or 0) <= posted_after:
+                    break
+                worker = self.view.worker_by_id.get(judged.record.worker_id)
+                if worker is not None and judged.reason not in besides:
+                    found[worker.address] += 1
+        return found
+
+    def judged_of(self, worker_id: int) -> Sequence[Judged]:
+        """Return a worker's outcomes, in chain order."""
+        return self._by_worker.get(worker_id, ())
+
+    def standing_verdict(self, judged: Judged) -> Verdict:
+        """Return the verdict that stands for an outcome, after disputes."""
+        standing = self.view.standing_verdict(judged.batch_id, judged.position)
+        return judged.verdict if standing is None else standing
+
+    def posted_units(self, worker_id: int, *, posted_after: int) -> int:
+        """Return a worker's units with outcomes that can still be challenged, or are in a case.
+
+        `posted_after` is now less the challenge window: it never goes back between two calls.
+        """
+        while self._posted and (self._posted[0].posted_at or 0) <= posted_after:
+            for record in self._posted.popleft().records or ():
+                self._posted_units[record.worker_id] -= record.units
+        return self._posted_units[worker_id] + sum(
+            record.units for record in self._disputed(posted_after) if record.worker_id == worker_id
+        )
+
+    def _disputed(self, posted_after: int) -> Iterator[OutcomeRecord]:
+        """Yield the outcomes with an open case whose challenge window is over."""
+        for case in self.view.cases.values():
+            batch = None if case.closed else self.batch(case.batch_id)
+            if batch is None or batch.records is None or (batch.posted_at or 0) > posted_after:
+                continue
+            yield batch.records[case.position]
+
+    def tally(self, worker_id: int) -> Tally:
+        """Return what became of a worker's submissions."""
+        found = self._tallies.get(worker_id)
+        # Not as the default of `get`: rankings ask for every worker, and most have one.
+        return Tally() if found is None else found
+
+    def judged(self, file_hash: Hash32) -> Judged | None:
+        """Return a submission's outcome, if it has one."""
+        return self._judged.get(file_hash)
+
+    def batch_with_root(self, root: Hash32) -> BatchView | None:
+        """Return the first batch of the run that was committed with this root."""
+        batch_id = self._batch_of_root.get(root)
+        return None if batch_id is None else self.view.batches[batch_id]
+
+    def batch(self, batch_id: int) -> BatchView | None:
+        """Return a batch of this run."""
+        batch = self.view.batches.get(batch_id)
+        return batch if batch is not None and batch.run_id == self.run_id else None
+
+    def quorum_of(self, batch: BatchView) -> int:
+        """Return how many signatures a batch needs, by the terms of its commitment."""
+        return self.run.terms[batch.terms - 1].quorum
+
+    def apply(self, events: Iterable[Event]) -> None:
+        """Take in events that the view has taken in."""
+        for event in events:
+            if event.name in ("BatchCommitted", "DirectlySubmitted"):
+                self._add_batch(self.batch(event.args["batch_id"]))
+            elif event.name == "OutcomesPosted":
+                self._add_outcomes(self.batch(event.args["batch_id"]))
+            elif event.name == "RewardClaimed" and event.args["run_id"] == self.run_id:
+                self._paid[event.args["worker"]] += event.args["amount"]
+            elif event.name == "CaseClosed":
+                self._close_case(self.view.cases.get(event.args["case_id"]))
+            elif event.name == "BatchVoided":
+                self._unjudged.discard(event.args["batch_id"])
+        self._follow_stream()
+
+    def note_figures(self, step: int, figures: Mapping[str, float]) -> None:
+        """Take from the trainer's figures of a step where in the stream it began, how many records
+        beyond its share it consumes (`refill`), and where the next step begins, once it ended.
+        """
+        before = dict(self._step_at), dict(self._refills)
+        if "stream_from" in figures:
+            self._step_at[int(figures["stream_from"])] = Step(step)
+        if "stream_to" in figures:
+            self._step_at[int(figures["stream_to"])] = Step(step + 1)
+        if "refill" in figures:
+            self._refills[Step(step)] = int(figures["refill"])
+        if before != (self._step_at, self._refills):
+            self.progress, self._streamed = Progress(), 0
+            self._follow_stream()
+
+    def _follow_stream(self) -> None:
+        stream, progress = self.run.stream, self.progress
+        for position in range(self._streamed, len(stream)):
+            version = stream[position].record.policy_version
+            progress.add(version, self._training, self._refills.get(progress.step, 0))
+            begun = self._step_at.get(position + 1)
+            if begun is not None:
+                progress.step, progress.filled = begun, 0
+        self._streamed = len(stream)
+
+    def rebuild(self) -> None:
+        """Derive everything anew from the view: at start, and after a reorg."""
+        self.progress = Progress()
+        """How far the training stream reaches."""
+        self.total = Tally()
+        """Counts of all workers' submissions by verdict."""
+        self.frauds = list[tuple[int, int]]()
+        """Batch id and position of every fraud outcome, in chain order."""
+        self.signed = dict[Address, Signed]()
+        """The validators' signatures under posted outcomes."""
+        self._tallies = dict[int, Tally]()
+        self._judged = dict[Hash32, Judged]()
+        self._unjudged = set[int]()
+        self._batch_of_root = dict[Hash32, int]()
+        self._judged_batches = self._streamed = 0
+        self._by_verdict = defaultdict[Verdict, list[Judged]](list)
+        self._by_worker = defaultdict[int, list[Judged]](list)
+        self._paid = Counter[Address]()
+        self._posted = deque[BatchView]()
+        self._posted_units = Counter[int]()
+        batches = [b for b in self.view.batches.values() if b.run_id == self.run_id]
+        for batch in batches:
+            self._add_batch(batch)
+            if batch.records is not None:
+                self._add_outcomes(batch)
+        for case in self.view.cases.values():
+            self._close_case(case)
+        for payment in self.view.payments:
+            if payment.run_id == self.run_id:
+                self._paid[payment.worker] += payment.amount_wei
+        self._follow_stream()
+
+    def _add_batch(self, batch: BatchView | None) -> None:
+        if batch is None or batch.batch_id in self._unjudged:
+            return
+        # Also of a void one: what it held is not committed again.
+        self._batch_of_root.setdefault(batch.root, batch.batch_id)
+        if not batch.is_void:
+            self._unjudged.add(batch.batch_id)
+
+    def _add_outcomes(self, batch: BatchView | None) -> None:
+        if batch is None or batch.batch_id not in self._unjudged:
+            return
+        self._unjudged.discard(batch.batch_id)
+        self._judged_batches += 1
+        self._posted.append(batch)
+        self._note_signers(batch)
+        for position, record in enumerate(batch.records or ()):
+            self._add_outcome(batch.batch_id, position, record)
+
+    def _note_signers(self, batch: BatchView) -> None:
+        for validator, bit in self.run.seats.items():
+            if batch.signers & bit:
+                signed = self.signed.setdefault(validator, Signed())
+                signed.batches += 1
+                signed.latest_at = max(signed.latest_at, batch.posted_at or 0)
+
+    def _add_outcome(self, batch_id: int, position: int, record: OutcomeRecord) -> None:
+        judged = Judged(batch_id, position, record)
+        earlier = self._judged.setdefault(record.file_hash, judged)
+        if earlier.reason is Reason.BATCH_MISDECLARED:
+            # That batch used no slots: the same work is judged again.
+            self._judged[record.file_hash] = judged
+        self._posted_units[record.worker_id] += record.units
+        self._by_worker[record.worker_id].append(judged)
+        self._count(judged, record.verdict)
+        if record.verdict is Verdict.FRAUD:
+            self.frauds.append((batch_id, position))
+
+    def _count(self, judged: Judged, verdict: Verdict, count: int = 1) -> None:
+        record = judged.record
+        self.total.add(record, verdict, count)
+        self._tallies.setdefault(record.worker_id, Tally()).add(record, verdict, count)
+        listed = self._by_verdict[verdict]
+        if count > 0:
+            listed.append(judged)
+        else:
+            listed.remove(judged)
+
+    def _close_case(self, case: CaseView | None) -> None:
+        """Count an outcome that a jury overturned by the verdict that stands now."""
+        batch = None if case is None or not case.overturned else self.batch(case.batch_id)
+        if case is None or batch is None or batch.records is None:
+            return
+        record = batch.records[case.position]
+        judged = Judged(case.batch_id, case.position, record)
+        self._count(judged, record.verdict, -1)
+        self._count(judged, self.standing_verdict(judged))

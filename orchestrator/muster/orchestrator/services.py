@@ -1,0 +1,276 @@
+"""The services of one orchestrator, wired and loaded together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from muster.chain import ChainView
+from muster.orchestrator.clock import ChainClock, ChainHealth, Wakes
+from muster.orchestrator.dashboard.status import StatusBuilder
+from muster.orchestrator.dashboard.training import TrainingMetrics
+from muster.orchestrator.db.database import Database
+from muster.orchestrator.db.group import GroupCommit
+from muster.orchestrator.gauges import Gauges
+from muster.orchestrator.http.feed import StatusFeed
+from muster.orchestrator.http.quotas import Quotas
+from muster.orchestrator.http.signers import Identities, NonceStore
+from muster.orchestrator.intake.batching import Batching
+from muster.orchestrator.intake.blobs import S3Blobs
+from muster.orchestrator.intake.files import FileStore
+from muster.orchestrator.intake.intake import Intake
+from muster.orchestrator.intake.rebuild import claim_database, rebuild
+from muster.orchestrator.intake.retention import Retention
+from muster.orchestrator.leases.hardware import Hardware
+from muster.orchestrator.leases.leases import Leases
+from muster.orchestrator.leases.life import Heartbeats, Lives
+from muster.orchestrator.leases.shares import Turns
+from muster.orchestrator.leases.unit_cap import UnitCap
+from muster.orchestrator.outcomes.checking import ProofsOfChecking
+from muster.orchestrator.outcomes.doubles import Doubles
+from muster.orchestrator.outcomes.outcomes import Caller, OutcomeCollector
+from muster.orchestrator.ports import ChainPort, Constants, read_constants
+from muster.orchestrator.projection import Projection
+from muster.orchestrator.settings import OrchestratorSettings
+from muster.orchestrator.settle.breaker import Breaker
+from muster.orchestrator.settle.settlement import Payments, Settlement
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import Hash32, RunId
+from muster.protocol.recipe import Recipe
+
+Documents: TypeAlias = Mapping[Hash32, bytes | Path]
+"""By the hash that the chain pins: the bytes, or the file that holds them."""
+
+
+async def build_services(
+    settings: OrchestratorSettings,
+    *,
+    chain: ChainPort,
+    view: ChainView,
+    key: bytes,
+    documents: Documents,
+    database: Database,
+    clock: Callable[[], float],
+    chain_clock: ChainClock,
+) -> Services:
+    """Wire and load the services over an open database and a chain view that has caught up.
+
+    Raises StorageError when the database belongs to another run, ConfigError when the run names
+    another orchestrator.
+    """
+    named = view.runs[RunId(settings.run)].config.orchestrator
+    if chain.account != named:
+        raise ConfigError(
+            f"run {settings.run} names {named} as its orchestrator, "
+            f"the keystore is {chain.account}",
+            hint="give the keystore of that account",
+        )
+    services = Services(
+        settings,
+        chain=chain,
+        constants=await read_constants(chain),
+        view=view,
+        key=key,
+        documents=documents,
+        database=database,
+        clock=clock,
+        chain_clock=chain_clock,
+    )
+    await services.load()
+    return services
+
+
+class Services:
+    """Everything that a request or a background task may use."""
+
+    def __init__(
+        self,
+        settings: OrchestratorSettings,
+        *,
+        chain: ChainPort,
+        constants: Constants,
+        view: ChainView,
+        key: bytes,
+        documents: Documents,
+        database: Database,
+        clock: Callable[[], float],
+        chain_clock: ChainClock,
+    ) -> None:
+        """`key` is the orchestrator's private key, `clock` the wall clock."""
+        self.settings, self.chain, self.key, self.documents = settings, chain, key, documents
+        self.database, self.clock, self.chain_clock = database, clock, chain_clock
+        self.chain_health = ChainHealth(head=view.block_number, read_at=clock())
+        self.wakes = Wakes()
+        self.run_id = RunId(settings.run)
+        config = view.runs[self.run_id].config
+        self.audience = config.orchestrator
+        self.domain = chain.domain("ContributionLedger")
+        pinned = documents[config.recipe_hash]
+        assert isinstance(pinned, bytes)  # only a task set stays on disk
+        self.recipe = Recipe.from_bytes(pinned)
+        self.group = GroupCommit(database)
+        self.files = FileStore(
+            settings.files, S3Blobs(settings.bucket) if settings.bucket else None
+        )
+        self.projection = Projection(view, self.run_id, self.recipe.training)
+        self._wire_requests()
+        self._wire_leases(constants)
+        self._wire_submissions(constants)
+        self._wire_settlement(constants)
+        self._wire_status()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(run_id={self.run_id})"
+
+    async def load(self) -> None:
+        """Make the database this run's, and read what was there before the start."""
+        self.files.open()
+        self.nonces.valid_from = await claim_database(
+            self.database,
+            self.projection,
+            chain_id=self.chain.chain_id,
+            ledger=self.domain.verifying_contract,
+            now=int(self.clock()),
+        )
+        await rebuild(self.database, self.files, self.projection)
+        for loading in (self.batching, self.nonces, self.heartbeats, self.hardware, self.training):
+            await loading.load()
+
+    def _wire_requests(self) -> None:
+        settings, database = self.settings, self.database
+        self.identities = Identities(self.projection)
+        self.quotas = Quotas.of(settings)
+        self.nonces = NonceStore(database, self.group, clock=self.clock)
+        self.heartbeats = Heartbeats(database, clock=self.clock)
+        self.lives = Lives(
+            lambda: self.projection.run.members,
+            self.heartbeats.latest,
+            dead_after_s=settings.dead_after_s,
+            clock=self.clock,
+        )
+        self.hardware = Hardware(
+            database,
+            self.recipe.hardware,
+            run_id=self.run_id,
+            domain=self.domain,
+            lease_s=settings.lease_s,
+        )
+
+    def _wire_leases(self, constants: Constants) -> None:
+        settings, projection = self.settings, self.projection
+        self.batching = Batching(
+            database=self.database,
+            files=self.files,
+            chain=self.chain,
+            projection=projection,
+            batch_limit=settings.batch_limit,
+            outcome_deadline_s=constants.outcome_deadline_s,
+            now=self.chain_clock.now,
+        )
+        self.leases = Leases(
+            database=self.database,
+            projection=projection,
+            batching=self.batching,
+            unit_cap=UnitCap(projection, self.batching, self.recipe.sampling, constants),
+            hardware=self.hardware,
+            lives=self.lives,
+            # Who waits asks again after `retry_after_s`; once it did not, nobody waits for it.
+            turns=lambda: Turns(patience_s=2 * settings.retry_after_s, clock=time.monotonic),
+            training=self.recipe.training,
+            key=self.key,
+            domain=self.domain,
+            now=self.chain_clock.now,
+            lease_s=settings.lease_s,
+            outcome_deadline_s=constants.outcome_deadline_s,
+        )
+
+    def _wire_submissions(self, constants: Constants) -> None:
+        now = self.chain_clock.now
+        self.doubles = Doubles(self.database, self.files, self.projection, self.domain)
+        self.intake = Intake(
+            database=self.database,
+            files=self.files,
+            projection=self.projection,
+            domain=self.domain,
+            doubles=self.doubles,
+            now=now,
+            on_received=self.wakes.submission_received,
+        )
+        self.outcomes = OutcomeCollector(
+            database=self.database,
+            files=self.files,
+            projection=self.projection,
+            batching=self.batching,
+            caller=Caller(
+                self.projection,
+                outcome_deadline_s=constants.outcome_deadline_s,
+                timeout_s=self.settings.call_timeout_s,
+                now=now,
+            ),
+            domain=self.domain,
+            doubles=self.doubles,
+            on_received=self.wakes.record.set,
+            clock=self.clock,
+            now=now,
+        )
+        self.checking = ProofsOfChecking(
+            database=self.database,
+            projection=self.projection,
+            domain=self.domain,
+            clock=self.clock,
+            now=now,
+        )
+
+    def _wire_settlement(self, constants: Constants) -> None:
+        now, keep_s = self.chain_clock.now, self.settings.retention_s
+        self.settlement = Settlement(self.projection, constants, now=now)
+        self.breaker = Breaker(
+            database=self.database,
+            projection=self.projection,
+            limits=self.recipe.breaker,
+            folder=self.settings.files,
+            constants=constants,
+            now=now,
+        )
+        # None: files are kept for ever.
+        self.retention = (
+            None
+            if keep_s is None
+            else Retention(
+                database=self.database,
+                files=self.files,
+                projection=self.projection,
+                constants=constants,
+                max_async_level=self.recipe.training.max_async_level,
+                keep_s=keep_s,
+                now=now,
+            )
+        )
+
+    def _wire_status(self) -> None:
+        settings = self.settings
+        self.payments = Payments(self.chain, self.run_id)
+        self.gauges = Gauges()
+        self.training = TrainingMetrics(
+            self.database,
+            self.files,
+            on_figures=self.projection.note_figures,
+            on_received=self.wakes.status.set,
+        )
+        self.status = StatusBuilder(
+            database=self.database,
+            projection=self.projection,
+            batching=self.batching,
+            leases=self.leases,
+            heartbeats=self.heartbeats,
+            lives=self.lives,
+            caller=self.outcomes.caller,
+            training=self.training,
+            recipe=self.recipe,
+            now=self.chain_clock.now,
+        )
+        self.feed = StatusFeed(
+            max_listeners=settings.max_listeners, max_per_host=settings.max_listeners_per_host
+        )

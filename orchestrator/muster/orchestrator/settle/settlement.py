@@ -1,0 +1,193 @@
+"""Settlement: fraud outcomes are executed at once and finalised when nobody can challenge any more.
+Batches that nobody judged become void, and the money set aside for them is free again.
+
+Step 10 of one rollout, for the dishonest; the honest claim their reward themselves. Anyone could
+send these transactions; the orchestrator does so that nobody has to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from muster.chain import Batch, OutcomeProof, SlashState
+from muster.chain.conversion import lenient_reason
+from muster.chain.structs import Offence
+from muster.orchestrator.ports import ChainPort, Constants
+from muster.orchestrator.projection import Judged, Projection
+from muster.orchestrator.settle.breaker import suspects
+from muster.protocol.errors import ChainError
+from muster.protocol.ids import Address, RunId, Step
+from muster.protocol.jury import Ruling, summons_of
+from muster.protocol.messages import Verdict
+
+Place = tuple[int, int]
+"""Batch id and position of an outcome."""
+
+
+class Settlement:
+    """Lists the outcomes to execute and finalise now, from the chain alone."""
+
+    def __init__(
+        self, projection: Projection, constants: Constants, *, now: Callable[[], int]
+    ) -> None:
+        self._projection = projection
+        self._constants = constants
+        self._now = now
+
+    @property
+    def challenge_window_s(self) -> int:
+        """Seconds during which an outcome may be challenged."""
+        return self._constants.challenge_s
+
+    def to_execute(self, failing_check: int | None = None) -> list[Place]:
+        """Return the outcomes whose standing verdict is fraud and that are to be executed now.
+
+        None while slashing is paused: the ledger would refuse. Frauds that many failures alike
+        make doubtful wait for juries, see `_waits`; `failing_check` is the check that many fail.
+        """
+        view = self._projection.view
+        if self._projection.run.is_slashing_paused(self._now()):
+            return []
+        run_id = self._projection.run_id
+        executed = {(s.owner, s.offence, s.tag) for s in view.slashes if s.run_id == run_id}
+        done = {(slash.batch_id, slash.position) for slash in view.slashes}
+        overturned = [
+            (case.batch_id, case.position) for case in view.cases.values() if case.overturned
+        ]
+        return [
+            place
+            for place in dict.fromkeys([*self._projection.frauds, *overturned])
+            if place not in done
+            and self._projection.batch(place[0]) is not None
+            and self._filed(place) not in executed
+            and view.standing_verdict(*place) is Verdict.FRAUD
+            and not self._waits(place, failing_check)
+        ]
+
+    def _waits(self, place: Place, failing_check: int | None) -> bool:
+        """Return whether a fraud verdict is doubtful and can still be overturned.
+
+        It is while many fail its check, and from a pause about it until its challenge window, which
+        the pause prolongs, is over. Never where a jury found it, nor once its worker's stake is on
+        the way out: an escrow can be given back, stake that left cannot be slashed.
+        """
+        view, run = self._projection.view, self._projection.run
+        batch = view.batches[place[0]]
+        record = (batch.records or ())[place[1]]
+        worker = view.worker_by_id.get(record.worker_id)
+        member = None if worker is None else run.members.get(worker.address)
+        is_leaving = member is None or member.unbonding_wei > 0
+        if record.verdict is not Verdict.FRAUD or batch.posted_at is None or is_leaving:
+            return False
+        if record.reason.check == failing_check:
+            return True
+        if not suspects(run, Judged(*place, record), batch.posted_at, self.challenge_window_s):
+            return False
+        closes_at = run.fraud_closes_at(batch.posted_at, self.challenge_window_s)
+        return self._now() < closes_at or self._is_disputed(place)
+
+    def _is_disputed(self, place: Place) -> bool:
+        cases = self._projection.view.cases.values()
+        return any((c.batch_id, c.position) == place and not c.closed for c in cases)
+
+    def _filed(self, place: Place) -> tuple[Address, Offence, int] | None:
+        """Return what a fraud is filed under: a slot costs once, whatever its batch."""
+        view = self._projection.view
+        record = (view.batches[place[0]].records or ())[place[1]]
+        worker = view.worker_by_id.get(record.worker_id)
+        if worker is None:
+            return None
+        case = view.cases.get(record.leaf(*place))
+        reason = record.reason
+        if case is not None and case.overturned:
+            # Jurors may vote for a reason that this version does not know.
+            reason = lenient_reason(case.ruling & 0xFF)
+        is_exact = Ruling(Verdict.FRAUD, reason).is_exact
+        offence = Offence.EXACT_FRAUD if is_exact else Offence.FRAUD
+        return worker.address, offence, record.step << 32 | record.index
+
+    def to_finalise(self) -> list[Place]:
+        """Return the executed frauds that nobody can challenge any more, with stake in escrow."""
+        view = self._projection.view
+        disputed = {(c.batch_id, c.position) for c in view.cases.values() if not c.closed}
+        return [
+            (slash.batch_id, slash.position)
+            for slash in view.slashes
+            if slash.batch_id is not None
+            and slash.position is not None
+            and slash.state is SlashState.ESCROWED
+            and (slash.batch_id, slash.position) not in disputed
+            and self._is_over(slash.batch_id)
+        ]
+
+    def to_void(self) -> list[Batch]:
+        """Return the batches that nobody judged and that no worker can appeal any more."""
+        constants, now = self._constants, self._now()
+        return [
+            batch.header()
+            for batch in self._projection.unsettled
+            if now >= batch.due_at(constants.outcome_deadline_s) + constants.appeal_s
+            and not self._is_in_court(batch.batch_id)
+        ]
+
+    def _is_in_court(self, batch_id: int) -> bool:
+        case = self._projection.view.cases.get(summons_of(batch_id))
+        return case is not None and not case.closed
+
+    def proof(self, place: Place) -> OutcomeProof:
+        """Return an outcome with its Merkle proof."""
+        batch_id, position = place
+        return self._projection.view.batches[batch_id].prove(position)
+
+    def _is_over(self, batch_id: int) -> bool:
+        batch = self._projection.batch(batch_id)
+        if batch is None or batch.posted_at is None:
+            return False
+        window_s = self.challenge_window_s
+        return self._now() >= self._projection.run.fraud_closes_at(batch.posted_at, window_s)
+
+
+logger = logging.getLogger(__name__)
+
+MAX_KNOWN = 10_000
+"""Answers remembered."""
+FRESH_S = 5.0
+"""A slot that is not paid is asked about again after this time."""
+TIMEOUT_S = 1.0
+"""How long a page waits for the answer."""
+
+
+class Payments:
+    """Says whether single slots were paid: the escrow alone knows, and its answers are remembered.
+
+    One question is asked at a time: pages are public, the chain's endpoint is not.
+    """
+
+    def __init__(
+        self, chain: ChainPort, run_id: RunId, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._chain = chain
+        self._run_id = run_id
+        self._monotonic = monotonic
+        self._asking = asyncio.Lock()
+        self._known: dict[tuple[Address, int, int], tuple[bool, float]] = {}
+
+    async def is_paid(self, worker: Address, step: int, index: int) -> bool | None:
+        """Return whether a slot was paid; None when the chain does not answer in time."""
+        slot = (worker, step, index)
+        try:
+            async with asyncio.timeout(TIMEOUT_S), self._asking:
+                paid, asked_at = self._known.get(slot, (False, float("-inf")))
+                if self._monotonic() - asked_at < FRESH_S:
+                    return paid
+                paid = await self._chain.escrow.is_paid(self._run_id, worker, Step(step), index)
+        except (TimeoutError, ChainError) as error:
+            logger.warning("the chain does not say what was paid", extra={"error": str(error)})
+            return None
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[slot] = (paid, self._monotonic())
+        return paid

@@ -1,1 +1,0 @@
-"""Environments: what answers a model between the turns of one completion."""

@@ -1,0 +1,250 @@
+"""`muster audit` of one run: a hostile neighbour, deadlines that nobody kept, paid garbage."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from chain_scenario import (
+    CHEATER,
+    HONEST,
+    NO_RUN,
+    ORCHESTRATOR,
+    OWNER,
+    PARAMETERS,
+    PRICE,
+    REJECT,
+    TOKEN,
+    WINDOW_S,
+    Scenario,
+    accepted,
+    fraud,
+    network,
+    play,
+)
+from test_chain_audit import record, run_command
+
+from muster.client.audit.contradictions import Check, Contradiction, Kind, NotRerun
+from muster.client.audit.ledger import Ledger
+from muster.client.audit.observed import observe
+from muster.client.audit.report import build_report
+from muster.protocol.ids import RunId
+from muster.protocol.messages import Verdict
+
+OVERDUE = "what is past its deadline is settled"
+PAYMENTS = "payments are units × price, for accepted slots that are final"
+
+
+@pytest_asyncio.fixture
+async def net() -> AsyncIterator[Scenario]:
+    async with network() as opened:
+        yield opened
+
+
+async def misbehave(net: Scenario) -> Scenario:
+    """A second run on the same contracts, whose quorum signs whatever contradicts."""
+    other = dataclasses.replace(net, run_id=NO_RUN)
+    await other.create_run()
+    await other.join(CHEATER)
+    await net.pass_time(1)
+    twice = other.submission(CHEATER, 0)
+    first, second = [await other.commit([twice]) for _ in range(2)]
+    for batch_id in (first, second):
+        await other.post(batch_id, [twice], [accepted(2, twice)])
+    # Accepted work that was never committed, by a worker that never joined; a false reason.
+    shown, judged = other.submission(CHEATER, 1), other.submission(HONEST, 2)
+    await other.judge(shown, accepted(1, judged))
+    odd = dataclasses.replace(accepted(2, shown), verdict=Verdict.FRAUD)
+    await other.judge(shown, odd)
+    # A case that nobody settles, and a batch that nobody judges.
+    await other.claim(await other.proof(first, 0), twice, CHEATER, REJECT)
+    await other.commit([other.submission(CHEATER, 9)])
+    return other
+
+
+async def test_a_hostile_run_on_the_same_contracts_is_no_fault_of_ours(
+    net: Scenario, tmp_path: Path
+) -> None:
+    await play(net)
+    other = await misbehave(net)
+    await net.pass_time(PARAMETERS.outcome_deadline_s)
+    ours = await run_command(net, tmp_path, "--run", "1")
+    assert ours.exit_code == 0, ours.output
+    assert "run 1 alone; 1 other runs were not checked: muster audit does" in ours.stdout
+    assert "no contradiction" in ours.stdout
+    found = json.loads((await run_command(net, tmp_path, "--run", "1", "--json")).stdout)
+    assert all(check["passed"] for check in found["checks"])
+    overdue = next(check for check in found["checks"] if check["name"] == OVERDUE)
+    assert (overdue["detail"], overdue["notes"]) == ("all of it", [])
+    for words in ((), ("--run", str(other.run_id))):
+        theirs = await run_command(net, tmp_path, "--json", *words)
+        kinds = {each["kind"] for each in json.loads(theirs.stdout)["contradictions"]}
+        assert theirs.exit_code == 1
+        assert {"slot-twice", "batch-root", "outcome-reason", "worker-unknown"} <= kinds
+
+
+async def test_what_the_contracts_hold_is_held_against_all_runs(net: Scenario) -> None:
+    """A run's own sums may be right while the contracts could not pay everybody."""
+    await play(net)
+    await misbehave(net)
+    recording, view = await record(net), Ledger()
+    for event in recording.events:
+        view.apply(event)
+    observed = await observe(recording.chain, view)
+    for name in ("vault_wei", "escrow_wei", "court_wei"):
+        poor = dataclasses.replace(observed, **{name: getattr(observed, name) - 1})
+        report = build_report(view, recording.chain.deployment, observed=poor, run_id=RunId(1))
+        assert {each.kind for each in report.contradictions} == {Kind.CONTRACT_STATE}, name
+
+
+# --------------------------------------------------------------------- deadlines
+
+
+async def notes_of(net: Scenario) -> list[str]:
+    report = await (await record(net)).report()
+    assert report.passed, report.contradictions
+    (check,) = (check for check in report.checks if check.name == OVERDUE)
+    assert check.is_open is bool(check.notes)
+    return list(check.notes)
+
+
+async def test_an_overdue_batch_is_noted_with_who_may_do_what(net: Scenario) -> None:
+    submission = net.submission(HONEST, 0)
+    batch_id = await net.commit([submission])
+    assert await notes_of(net) == []
+    await net.pass_time(PARAMETERS.outcome_deadline_s)
+    (note,) = await notes_of(net)
+    assert f"batch {batch_id} of run 1 has no outcomes: until " in note
+    assert "muster worker submit-direct" in note
+    assert note.endswith("0.001 tokens wait with it")
+    await net.pass_time(WINDOW_S)
+    (note,) = await notes_of(net)
+    assert "anybody declares it void (ContributionLedger.voidBatch), since 20" in note
+    header = (await net.view()).batches[batch_id].header()
+    await net.of(OWNER).ledger.void_batch(header)
+    assert await notes_of(net) == []
+
+
+async def test_an_overdue_case_is_noted_until_somebody_closes_it(net: Scenario) -> None:
+    submission = net.submission(HONEST, 0)
+    batch_id = await net.judge(submission, accepted(1, submission))
+    proof = await net.proof(batch_id, 0)
+    await net.claim(proof, submission, HONEST, REJECT)
+    assert await notes_of(net) == []
+    await net.pass_time(PARAMETERS.vote_commit_s + PARAMETERS.vote_reveal_s)
+    (note,) = await notes_of(net)
+    assert f"case 1 about {batch_id}:0 is open: anybody closes it" in note
+    assert "DisputeCourt.settle" in note
+    # Its bond, and what the outcome would be paid.
+    worth = (PARAMETERS.bond + submission.units * PRICE) / TOKEN
+    assert note.endswith(f"{worth:g} tokens wait with it")
+    await net.of(OWNER).court.settle(proof)
+    assert await notes_of(net) == []
+
+
+async def test_an_overdue_summons_is_the_case_that_waits_and_not_its_batch(net: Scenario) -> None:
+    submission = net.submission(HONEST, 0)
+    batch_id = await net.submit_direct(submission, HONEST)
+    await net.pass_time(PARAMETERS.outcome_deadline_s)
+    await net.summon(batch_id, submission, HONEST)
+    assert await notes_of(net) == []
+    await net.pass_time(PARAMETERS.vote_commit_s + PARAMETERS.vote_reveal_s)
+    (note,) = await notes_of(net)
+    assert "DisputeCourt.settleSummoned" in note
+
+
+async def test_stake_that_nobody_releases_is_noted(net: Scenario) -> None:
+    submission = net.submission(CHEATER, 0)
+    batch_id = await net.judge(submission, fraud(2, submission))
+    proof = await net.proof(batch_id, 0)
+    evidence = net.node_signature(submission, CHEATER)
+    await net.of(ORCHESTRATOR).ledger.execute_fraud(proof, submission, evidence)
+    assert await notes_of(net) == []
+    await net.pass_time(WINDOW_S)
+    (note,) = await notes_of(net)
+    assert f"a fraud cost {CHEATER.address} is held in escrow" in note
+    assert "finaliseFraud" in note
+    await net.of(OWNER).ledger.finalise_fraud(proof)
+    assert await notes_of(net) == []
+
+
+# ---------------------------------------------------------------------- garbage
+
+
+def wrong(batch_id: int, position: int) -> Check:
+    found = Contradiction(Kind.VERDICT_WRONG, "garbage", batch_id=batch_id, position=position)
+    return Check("verdicts", False, "", (found,), 1)
+
+
+def altered(batch_id: int, position: int) -> Check:
+    found = Contradiction(Kind.EVIDENCE_ALTERED, "other", batch_id=batch_id, position=position)
+    return Check("verdicts", False, "", (found,), 1)
+
+
+def missing(batch_id: int, position: int) -> Check:
+    return Check("verdicts", True, "", not_rerun=(NotRerun(batch_id, position, "gone", "keep"),))
+
+
+async def paid(net: Scenario, about: Check | None) -> Check:
+    """The check of payments, beside one of verdicts that were run again."""
+    recording, view = await record(net), Ledger()
+    for event in recording.events:
+        view.apply(event)
+    report = build_report(
+        view,
+        recording.chain.deployment,
+        observed=await observe(recording.chain, view),
+        run_id=RunId(1),
+        about_source=[about] if about else [],
+    )
+    (check,) = (check for check in report.checks if check.name == PAYMENTS)
+    return check
+
+
+@pytest.mark.parametrize(
+    ("about", "word"),
+    [
+        (lambda _batch, _at: None, "ok"),
+        (wrong, "FAIL"),
+        (altered, "open"),
+        (missing, "open"),
+    ],
+)
+async def test_a_payment_for_what_its_evidence_does_not_bear_out_is_never_ok(
+    net: Scenario, about: Callable[[int, int], Any], word: str
+) -> None:
+    await play(net)
+    check = await paid(net, about(1, 2))
+    assert check.word == word
+    named = {(f.kind, f.batch_id, f.position) for f in check.contradictions}
+    assert named == ({(Kind.PAYMENT_UNEARNED, 1, 2)} if word == "FAIL" else set())
+    assert [("1:2" in note, HONEST.address in note) for note in check.notes] == (
+        [(True, True)] if word == "open" else []
+    )
+    # The fraud in that batch and the work that is not paid yet are no payments.
+    for batch_id, position in ((1, 1), (2, 0)):
+        assert (await paid(net, about(batch_id, position))).word == "ok"
+
+
+async def test_of_garbage_that_may_not_have_been_paid_nothing_is_said_for_sure(
+    net: Scenario,
+) -> None:
+    await play(net)
+    await net.pass_time(WINDOW_S)
+    # Two of three are paid; the last payment could have been for the third.
+    last = net.submission(HONEST, 3)
+    batch_id = await net.judge(last, accepted(1, last))
+    await net.pass_time(WINDOW_S)
+    batch = (await net.view()).batches[batch_id]
+    await net.of(HONEST).escrow.claim([batch.claim([0])])
+    check = await paid(net, wrong(2, 0))
+    assert check.word == "open"
+    assert "nobody can tell whether it earned 2:0" in check.notes[0]
+    batch = (await net.view()).batches[2]
+    await net.of(HONEST).escrow.claim([batch.claim([0])])
+    assert (await paid(net, wrong(2, 0))).word == "FAIL"

@@ -1,0 +1,705 @@
+"""muster.chain against real contracts on a real Anvil."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chain_scenario import (
+    ACCEPT,
+    CHALLENGER,
+    CHEATER,
+    EXACT_FRAUD_PPM,
+    HONEST,
+    ORCHESTRATOR,
+    OWNER,
+    PARAMETERS,
+    PRICE,
+    TOKEN,
+    TRAINER,
+    VALIDATORS,
+    WINDOW_S,
+    Scenario,
+    accepted,
+    fraud,
+    network,
+    node_of,
+    play,
+)
+
+from muster.app.devnet.anvil import Anvil
+from muster.chain import (
+    ZERO_ADDRESS,
+    Chain,
+    ChainView,
+    EventReader,
+    NodeConsent,
+    Permit,
+    SlashState,
+    WorkerStatus,
+    apply_poll,
+    follow,
+    load_deployment,
+    save_deployment,
+)
+from muster.chain.reader import LAG_POLLS
+from muster.client.stake import add_stake, consent_of, sign_permit
+from muster.deploy import DeployParameters, deploy_contracts
+from muster.protocol.eip712 import address_of
+from muster.protocol.errors import (
+    ChainInconsistent,
+    ChainUnreachable,
+    ConfigError,
+    ContractRevert,
+    WrongChain,
+)
+from muster.protocol.ids import PolicyVersion, RunId, to_address
+from muster.protocol.messages import Verdict
+
+STAKE = 100 * TOKEN
+
+
+@pytest.fixture
+async def net() -> AsyncIterator[Scenario]:
+    async with network() as network_with_run:
+        yield network_with_run
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def ask(chain: Chain, contract: str, function: str, *args: Any) -> Any:
+    """Return the one value of a view that no program of ours reads."""
+    (value,) = await chain.read(contract, function, args)
+    return value
+
+
+# ------------------------------------------------------------------- deployment
+
+
+async def test_deployment_is_found_again_when_saved(tmp_path: Path) -> None:
+    async with Anvil() as anvil:
+        made = await deploy_contracts(
+            anvil.rpc_url, Anvil.key(0), DeployParameters(), deployments=tmp_path
+        )
+        assert load_deployment(tmp_path, 31337) == made
+        async with await Chain.connect(anvil.rpc_url, tmp_path) as chain:
+            assert chain.deployment == made
+            assert chain.account is None
+
+
+async def test_deployment_has_its_parameters() -> None:
+    async with network(with_run=False) as net:
+        chain = net.of(OWNER)
+        assert await chain.workers.required_stake() == PARAMETERS.required_worker_stake
+        assert (
+            await ask(chain, "WorkerRegistry", "activationDelay")
+            == PARAMETERS.activation_delay_blocks
+        )
+        assert await ask(chain, "WorkerRegistry", "jailTime") == PARAMETERS.jail_time_s
+        assert await chain.runs.required_validator_stake() == PARAMETERS.required_validator_stake
+        assert await chain.ledger.challenge_window() == PARAMETERS.challenge_window_s
+        assert await chain.ledger.outcome_deadline() == PARAMETERS.outcome_deadline_s
+        assert await ask(chain, "JuryPool", "drawTime") == PARAMETERS.vote_commit_s
+        court = await chain.court.terms()
+        assert (court.bond, court.juror_fee) == (PARAMETERS.bond, PARAMETERS.juror_fee)
+        assert await chain.jurors.required_stake() == PARAMETERS.required_juror_stake
+        assert await chain.ledger.appeal_time() == PARAMETERS.challenge_window_s
+        assert await ask(chain, "ContributionLedger", "judgementTime") == PARAMETERS.judgement_s
+        assert await chain.vault.unbonding_period() == PARAMETERS.unbonding_s
+        assert await ask(chain, "StakeVault", "insurance") == OWNER.address
+        assert await ask(chain, "StakeVault", "insurancePpm") == PARAMETERS.insurance_ppm
+        assert await chain.vault.reporter_ppm() == PARAMETERS.reporter_ppm
+        assert await chain.vault.reporter_cap() == PARAMETERS.reporter_cap
+        assert await chain.token.balance_of(OWNER.address) == PARAMETERS.initial_supply
+
+
+async def test_domains_are_those_of_the_contracts() -> None:
+    async with network(with_run=False) as net:
+        chain = net.of(OWNER)
+        for contract in ("WorkerRegistry", "ContributionLedger"):
+            separator = await ask(chain, contract, "DOMAIN_SEPARATOR")
+            assert separator == chain.domain(contract).separator()
+
+
+async def test_deployments_follow_one_another_on_one_chain() -> None:
+    async with Anvil() as anvil:
+        first = await deploy_contracts(anvil.rpc_url, Anvil.key(0), DeployParameters())
+        second = await deploy_contracts(
+            anvil.rpc_url, Anvil.key(0), DeployParameters(), name="second"
+        )
+        assert not set(first.contracts.values()) & set(second.contracts.values())
+        assert second.deploy_block > first.deploy_block
+
+
+# ------------------------------------------------------------------- connecting
+
+
+async def test_connect_names_the_outage_when_nothing_answers(tmp_path: Path) -> None:
+    with pytest.raises(ChainUnreachable, match="does not answer") as error:
+        await Chain.connect("http://user:secret@127.0.0.1:9/key", tmp_path)
+    assert "secret" not in str(error.value)
+    assert "key" not in str(error.value)
+
+
+async def test_connect_refuses_another_chain() -> None:
+    async with network(with_run=False) as net:
+        other = dataclasses.replace(net.deployment, chain_id=5)
+        with pytest.raises(WrongChain, match="serves chain 31337"):
+            await Chain.connect(net.anvil.rpc_url, other)
+
+
+async def test_connect_refuses_a_chain_without_the_contracts() -> None:
+    async with network(with_run=False) as net, Anvil() as fresh:
+        with pytest.raises(WrongChain, match="no code at the recorded address of MusterToken"):
+            await Chain.connect(fresh.rpc_url, net.deployment)
+
+
+async def test_connect_says_where_it_looked_without_a_deployment(tmp_path: Path) -> None:
+    async with Anvil() as anvil:
+        with pytest.raises(ConfigError, match=r"31337\.json does not exist"):
+            await Chain.connect(anvil.rpc_url, tmp_path)
+
+
+async def test_view_of_foreign_code_is_refused() -> None:
+    async with network(with_run=False) as net:
+        swapped = dict(net.deployment.contracts)
+        swapped["WorkerRegistry"] = swapped["MusterToken"]
+        wrong = dataclasses.replace(net.deployment, contracts=swapped)
+        async with await Chain.connect(net.anvil.rpc_url, wrong) as chain:
+            with pytest.raises((WrongChain, ContractRevert)):
+                await chain.workers.required_stake()
+
+
+async def test_writing_needs_a_key() -> None:
+    async with (
+        network(with_run=False) as net,
+        await Chain.connect(net.anvil.rpc_url, net.deployment) as chain,
+    ):
+        with pytest.raises(ConfigError, match="needs a key"):
+            await chain.write("MusterToken", "burn", [1])
+
+
+# ---------------------------------------------------------------------- sending
+
+
+async def test_sends_from_many_tasks_all_land_when_concurrent() -> None:
+    async with network(with_run=False) as net:
+        chain = net.of(CHALLENGER)
+        receipts = await asyncio.gather(
+            *(chain.token.faucet(CHALLENGER.address, 1) for _ in range(25))
+        )
+        assert len({receipt.tx_hash for receipt in receipts}) == 25
+        assert await chain.token.balance_of(CHALLENGER.address) == 25
+
+
+async def test_two_writers_of_one_key_do_not_lose_transactions() -> None:
+    async with network(with_run=False) as net:
+        second = await Chain.connect(net.anvil.rpc_url, net.deployment, key=CHALLENGER.key)
+        async with second:
+            for chain in (net.of(CHALLENGER), second, net.of(CHALLENGER), second):
+                await chain.token.faucet(CHALLENGER.address, 1)
+            assert await second.token.balance_of(CHALLENGER.address) == 4
+
+
+async def test_revert_is_decoded_before_anything_is_paid() -> None:
+    async with network(with_run=False) as net:
+        chain = net.of(CHALLENGER)
+        before = await chain.rpc.call("eth_getBalance", CHALLENGER.address, "latest")
+        with pytest.raises(ContractRevert) as error:
+            await chain.vault.deposit(RunId(1), CHALLENGER.address, 7)
+        assert error.value.name == "ERC20InsufficientAllowance"
+        assert error.value.args_ == (net.deployment.contracts["StakeVault"], 0, 7)
+        assert error.value.tx is None
+        assert await chain.rpc.call("eth_getBalance", CHALLENGER.address, "latest") == before
+
+
+async def test_view_revert_is_decoded() -> None:
+    async with network(with_run=False) as net:
+        with pytest.raises(ContractRevert, match=r"RunUnknown\(9\)"):
+            await net.of(OWNER).runs.config_of(9)  # type: ignore[arg-type]
+
+
+async def test_account_without_gas_money_is_told_so() -> None:
+    async with network(with_run=False) as net:
+        key = bytes([7]) * 32
+        async with await Chain.connect(net.anvil.rpc_url, net.deployment, key=key) as chain:
+            assert chain.account is not None
+            with pytest.raises(Exception, match=r"(?i)insufficient funds") as error:
+                await chain.token.faucet(chain.account, 1)
+            assert "gas" in str(getattr(error.value, "hint", ""))
+            await net.anvil.set_balance(chain.account, 10**18)
+            await chain.token.faucet(chain.account, 1)
+
+
+# ------------------------------------------------------------------------- flow
+
+
+async def test_worker_joins_with_permit_in_one_transaction() -> None:
+    async with network(with_run=False) as net:
+        await net.create_run()
+        await net.join(HONEST)
+        chain, run_id = net.of(HONEST), net.run_id
+        assert await chain.workers.worker_of(HONEST.address) == (1, node_of(HONEST).address)
+        assert await chain.workers.worker_of_node(node_of(HONEST).address) == HONEST.address
+        member = await chain.workers.member_of(run_id, HONEST.address)
+        assert (member.status, member.convictions) == (WorkerStatus.ACTIVE, 0)
+        assert await chain.vault.active_stake(run_id, HONEST.address) == STAKE
+        view = await net.view()
+        seen = view.runs[run_id].members[HONEST.address]
+        assert (seen.node, seen.active_from) == (node_of(HONEST).address, member.active_from)
+        assert (seen.active_wei, seen.terms) == (STAKE, 1)
+        assert view.workers[HONEST.address].registered_tx == seen.joined_tx
+        assert view.contradictions == []
+
+
+async def test_nobody_joins_for_terms_that_are_not_the_runs() -> None:
+    async with network(with_run=False) as net:
+        await net.create_run()
+        chain, consent = net.of(HONEST), NodeConsent(ZERO_ADDRESS, 0, b"")
+        with pytest.raises(ContractRevert, match="RunTermsChanged"):
+            await chain.workers.join(net.run_id, 2, 0, consent, Permit())
+
+
+async def test_run_is_read_back_as_created(net: Scenario) -> None:
+    chain = net.of(OWNER)
+    assert await chain.runs.config_of(net.run_id) == net.config()
+    run = (await net.view()).runs[net.run_id]
+    assert run.config == net.config()
+    assert (run.owner, run.funded_wei) == (OWNER.address, 10 * TOKEN)
+    assert run.validators == [v.address for v in VALIDATORS]
+    assert await chain.runs.terms_of(net.run_id) == (net.config().terms, 1)
+    seat = net.run_id, VALIDATORS[1].address
+    assert await ask(chain, "RunRegistry", "seatBitOf", *seat) == 0b10
+    admission = await chain.read("RunRegistry", "admissionOf", [net.run_id])
+    assert admission == (ORCHESTRATOR.address, True, 1, PRICE)
+    assert await chain.runs.latest_version(net.run_id) == 0
+    assert (await chain.escrow.funds_of(net.run_id)).available_wei == 10 * TOKEN
+
+
+async def test_beacon_is_the_hash_of_the_publishing_block(net: Scenario) -> None:
+    view = await net.view()
+    checkpoint = view.runs[net.run_id].checkpoints[PolicyVersion(0)]
+    stored = await net.of(OWNER).runs.checkpoint_of(net.run_id, PolicyVersion(0))
+    block = await net.rpc.call("eth_getBlockByNumber", hex(stored.block_number), False)
+    assert "0x" + checkpoint.beacon.hex() == block["hash"]
+    assert checkpoint.manifest_root == stored.manifest_root
+    assert view.contradictions == []
+
+
+async def test_version_must_increase(net: Scenario) -> None:
+    with pytest.raises(ContractRevert, match="RunVersionNotIncreasing"):
+        await net.of(TRAINER).runs.publish_checkpoint(
+            net.run_id,
+            PolicyVersion(0),
+            bytes([1]) * 32,  # type: ignore[arg-type]
+        )
+
+
+async def test_full_flow_slashes_the_cheater_and_pays_the_honest(net: Scenario) -> None:
+    await play(net)
+    view = await net.view()
+    assert view.contradictions == []
+    members = view.runs[net.run_id].members
+    honest, cheater = members[HONEST.address], members[CHEATER.address]
+    assert (honest.status, cheater.status) == (WorkerStatus.ACTIVE, WorkerStatus.BANNED)
+    taken = STAKE * EXACT_FRAUD_PPM // 10**6
+    assert (cheater.active_wei, cheater.slashed_wei) == (STAKE - taken, taken)
+    (slash,) = view.slashes
+    assert (slash.owner, slash.batch_id, slash.position) == (CHEATER.address, 1, 1)
+    assert slash.state is SlashState.RELEASED
+    (payment,) = view.payments
+    assert (payment.worker, payment.slots, payment.units) == (HONEST.address, 2, 1300)
+    assert payment.amount_wei == 1300 * PRICE
+    assert await net.of(HONEST).token.balance_of(HONEST.address) == 1300 * PRICE
+    stream = view.training_stream(net.run_id)
+    assert [(i.batch_id, i.position) for i in stream] == [(1, 0), (1, 2), (2, 0)]
+    assert view.slot_used(net.run_id, 2, 1, 0)
+    assert not view.slot_used(net.run_id, 2, 1, 1)
+
+
+async def test_views_agree_with_the_ledger(net: Scenario) -> None:
+    await play(net)
+    view, chain = await net.view(), net.of(OWNER)
+    assert await chain.ledger.batch_count() == 2
+    for batch in view.batches.values():
+        stored = await ask(chain, "ContributionLedger", "commitmentOf", batch.batch_id)
+        assert stored == batch.header().commitment()
+        assert not await ask(chain, "ContributionLedger", "isDisputed", batch.header())
+    records = view.batches[1].records
+    assert records is not None
+    proof = await net.proof(1, 0)
+    standing = await chain.ledger.standing_of(proof)
+    assert (standing.outcome, standing.verdict) == (records[0], Verdict.ACCEPTED)
+    assert (standing.leaf, standing.is_final) == (records[0].leaf(1, 0), True)
+    assert view.batches[1].signers == 0b11
+    assert await net.of(OWNER).escrow.is_paid(net.run_id, HONEST.address, records[0].step, 0)
+
+
+async def test_claim_is_refused_when_not_final_or_paid_before(net: Scenario) -> None:
+    submission = net.submission(HONEST, 0)
+    records = [accepted(1, submission)]
+    batch_id = await net.commit([submission])
+    await net.post(batch_id, [submission], records)
+    claim, escrow = (await net.view()).batches[batch_id].claim([0]), net.of(HONEST).escrow
+    with pytest.raises(ContractRevert, match="EscrowNotFinal"):
+        await escrow.claim([claim])
+    await net.pass_time(WINDOW_S)
+    await escrow.claim([claim])
+    with pytest.raises(ContractRevert, match="EscrowSlotPaid"):
+        await escrow.claim([claim])
+
+
+async def test_fraud_is_not_executed_without_the_workers_signature(net: Scenario) -> None:
+    submission = net.submission(CHEATER, 0)
+    records = [fraud(2, submission)]
+    batch_id = await net.commit([submission])
+    await net.post(batch_id, [submission], records)
+    forged = net.node_signature(submission, HONEST)
+    with pytest.raises(ContractRevert, match="LedgerInvalidSubmission"):
+        await net.of(ORCHESTRATOR).ledger.execute_fraud(
+            await net.proof(batch_id, 0), submission, forged
+        )
+
+
+async def test_outcomes_are_refused_below_the_quorum(net: Scenario) -> None:
+    submission = net.submission(HONEST, 0)
+    batch_id = await net.commit([submission])
+    with pytest.raises(ContractRevert, match=r"LedgerQuorumNotMet\(1, 2\)"):
+        await net.post(batch_id, [submission], [accepted(1, submission)], VALIDATORS[:1])
+
+
+async def test_overturned_fraud_gives_stake_and_status_back(net: Scenario) -> None:
+    submission = net.submission(CHEATER, 0)
+    records = [fraud(2, submission)]
+    batch_id = await net.commit([submission])
+    await net.post(batch_id, [submission], records)
+    proof = await net.proof(batch_id, 0)
+    await net.of(ORCHESTRATOR).ledger.execute_fraud(
+        proof, submission, net.node_signature(submission, CHEATER)
+    )
+    case_id = await net.dispute(proof, submission, CHEATER, ACCEPT)
+    view, chain = await net.view(), net.of(OWNER)
+    assert view.contradictions == []
+    member = view.runs[net.run_id].members[CHEATER.address]
+    assert (member.status, member.active_wei, member.slashed_wei) == ("Active", STAKE, 0)
+    assert view.slashes[0].state is SlashState.RESTORED
+    assert view.standing_verdict(batch_id, 0) is Verdict.ACCEPTED
+    assert case_id == records[0].leaf(batch_id, 0)
+    case = view.cases[case_id]
+    assert (case.overturned, case.ruling) == (True, ACCEPT.number)
+    assert (case.reporter, len(case.votes)) == (CHALLENGER.address, PARAMETERS.jury_size)
+    standing = await chain.ledger.standing_of(proof)
+    assert (standing.outcome, standing.verdict) == (records[0], Verdict.ACCEPTED)
+
+
+async def test_work_that_its_run_left_unjudged_is_judged_by_the_network(net: Scenario) -> None:
+    works = [net.submission(HONEST, 0), net.submission(CHEATER, 0, units=500)]
+    batch_id = await net.commit(works)
+    direct = await net.submit_direct(net.submission(HONEST, 1), HONEST)
+    with pytest.raises(ContractRevert, match="LedgerWrongTime"):
+        await net.summon(direct, net.submission(HONEST, 1), HONEST)
+    await net.pass_time(PARAMETERS.outcome_deadline_s)
+    own = await net.split_off(batch_id, works, 0, HONEST)
+    case_id = await net.summon(own, works[0], HONEST)
+    await net.vote(case_id, dict.fromkeys(await net.draw(case_id), ACCEPT))
+    header = (await net.view()).batches[own].header()
+    court = net.of(OWNER).court
+    await court.settle_summoned(header, works[0])
+    await net.pass_time(WINDOW_S)
+    ledger = net.of(OWNER).ledger
+    for unjudged in (batch_id, direct):
+        await ledger.void_batch((await net.view()).batches[unjudged].header())
+    view = await net.view()
+    assert view.contradictions == []
+    assert {n: b.is_void for n, b in view.batches.items()} == {
+        batch_id: True,
+        direct: True,
+        own: False,
+    }
+    assert (view.batches[own].split_from, view.batches[batch_id].units) == (batch_id, 500)
+    for batch in view.batches.values():
+        stored = await ask(net.of(OWNER), "ContributionLedger", "commitmentOf", batch.batch_id)
+        assert (stored == batch.header().commitment()) is not batch.is_void
+    assert view.standing_verdict(own, 0) is Verdict.ACCEPTED
+    await net.of(HONEST).escrow.claim([view.batches[own].claim([0])])
+    run = (await net.view()).runs[net.run_id]
+    assert (run.paid_wei, run.reserved_wei) == (1000 * PRICE, 0)
+    assert run.court_wei == PARAMETERS.jury_size * PARAMETERS.juror_fee
+    funds = await net.of(OWNER).escrow.funds_of(net.run_id)
+    assert (funds.available_wei, funds.reserved_wei) == (run.available_wei, 0)
+
+
+async def test_quorum_may_say_that_nothing_of_a_batch_can_be_had(net: Scenario) -> None:
+    works = [net.submission(HONEST, 0)]
+    batch_id = await net.commit(works)
+    await net.post(batch_id, works, [])
+    batch = (await net.view()).batches[batch_id]
+    assert batch.header().status == "Withheld"
+    stored = await ask(net.of(OWNER), "ContributionLedger", "commitmentOf", batch_id)
+    assert stored == batch.header().commitment()
+    ledger = net.of(OWNER).ledger
+    with pytest.raises(ContractRevert, match="LedgerWrongTime"):
+        await ledger.void_batch(batch.header())
+    await net.pass_time(WINDOW_S)
+    await ledger.void_batch(batch.header())
+    view = await net.view()
+    assert view.batches[batch_id].is_void
+    assert view.contradictions == []
+
+
+async def test_life_of_a_worker_is_followed_from_jail_to_exit(net: Scenario) -> None:
+    chain, run_id = net.of(HONEST), net.run_id
+    await chain.vault.request_unbond(run_id, 1)
+    assert (await net.view()).runs[run_id].members[HONEST.address].status == "Jailed"
+    await chain.token.faucet(HONEST.address, 1)
+    await add_stake(chain, run_id, HONEST.address, 1)
+    await net.pass_time(PARAMETERS.jail_time_s)
+    await chain.workers.come_back(run_id, 1)
+    assert (await net.view()).runs[run_id].members[HONEST.address].status == "Active"
+    await chain.workers.exit(run_id)
+    await net.pass_time(PARAMETERS.unbonding_s)
+    await chain.vault.withdraw(run_id)
+    view = await net.view()
+    member = view.runs[run_id].members[HONEST.address]
+    assert (member.status, member.active_wei, member.unbonding_wei) == ("Exiting", 0, 0)
+    assert view.contradictions == []
+    assert [status for _, status in member.standings] == [
+        *("Active", "Jailed", "Active", "Exiting")
+    ]
+
+
+async def test_token_does_what_tokens_do() -> None:
+    async with network(with_run=False) as net:
+        owner, other = net.of(OWNER), net.of(CHALLENGER)
+        supply = await ask(owner, "MusterToken", "totalSupply")
+        for function, said in (("name", "Muster"), ("symbol", "MUSTER"), ("decimals", 18)):
+            assert await ask(owner, "MusterToken", function) == said
+        await owner.write("MusterToken", "transfer", [CHALLENGER.address, 10])
+        await owner.token.approve(CHALLENGER.address, 5)
+        assert await owner.token.allowance(OWNER.address, CHALLENGER.address) == 5
+        lent = [OWNER.address, CHALLENGER.address, 5]
+        await other.write("MusterToken", "transferFrom", lent)
+        await other.write("MusterToken", "burn", [3])
+        assert await other.token.balance_of(CHALLENGER.address) == 12
+        assert await ask(owner, "MusterToken", "totalSupply") == supply - 3
+
+
+async def test_permit_is_used_without_joining() -> None:
+    async with network(with_run=False) as net:
+        chain, run_id = net.of(HONEST), RunId(1)
+        await chain.token.faucet(HONEST.address, 8)
+        permit = await sign_permit(chain, HONEST.wallet, 8, await chain.now() + 60)
+        vault = net.deployment.contracts["StakeVault"]
+        # Anybody may hand the owner's permit in.
+        given = [permit.deadline, permit.v, permit.r, permit.s]
+        handed_in = [HONEST.address, vault, 8, *given]
+        await net.of(OWNER).write("MusterToken", "permit", handed_in)
+        await chain.vault.deposit(run_id, OWNER.address, 8)
+        assert await chain.vault.active_stake(run_id, OWNER.address) == 8
+        assert (await chain.vault.account_of(RunId(2), OWNER.address)).active_wei == 0
+
+
+async def test_worker_rotates_its_node_in_all_its_runs(net: Scenario) -> None:
+    chain, workers = net.of(HONEST), net.of(HONEST).workers
+    first, second = node_of(HONEST), node_of(OWNER)
+    deadline = await chain.now() + 60
+    consent = await consent_of(chain, HONEST.address, second.wallet, deadline)
+    await workers.rotate_node(consent)
+    assert await workers.worker_of_node(first.address) == ZERO_ADDRESS
+    assert await workers.worker_by_id(1) == HONEST.address
+    assert await workers.nonces(HONEST.address) == 2
+    await net.of(OWNER).write("WorkerRegistry", "jailForLowStake", [net.run_id, HONEST.address])
+    assert await ask(chain, "WorkerRegistry", "isActive", net.run_id, HONEST.address)
+    view = await net.view()
+    assert view.worker_by_node[second.address].address == HONEST.address
+    assert first.address not in view.worker_by_node
+    member = view.runs[net.run_id].members[HONEST.address]
+    assert (member.node, member.node_at(member.joined_block)) == (second.address, first.address)
+
+
+async def test_run_is_paused_and_its_validators_change(net: Scenario) -> None:
+    chain, old = net.of(OWNER), VALIDATORS[0].address
+    await chain.write("RunRegistry", "setSubmissionsPaused", [net.run_id, True])
+    admission = await chain.read("RunRegistry", "admissionOf", [net.run_id])
+    assert admission == (ORCHESTRATOR.address, False, 1, PRICE)
+    with pytest.raises(ContractRevert, match="LedgerPaused"):
+        await net.commit([net.submission(HONEST, 0)])
+    with pytest.raises(ContractRevert, match="RunInvalidValidator"):
+        await net.sit(CHALLENGER)
+    await chain.runs.invite(net.run_id, CHALLENGER.address, True)
+    await net.sit(CHALLENGER)
+    await chain.runs.dismiss(net.run_id, old)
+    assert not await chain.runs.is_validator(net.run_id, old)
+    seated = (*VALIDATORS[1:], CHALLENGER)
+    accounts, bits = await chain.read("RunRegistry", "validatorsOf", [net.run_id])
+    seats = dict(zip(accounts, bits, strict=True))
+    assert seats == dict(zip((v.address for v in seated), (0b10, 0b100, 0b1000), strict=True))
+    assert await ask(chain, "RunRegistry", "ownerOf", net.run_id) == OWNER.address
+    assert await chain.runs.run_count() == 1
+    view = await net.view()
+    run = view.runs[net.run_id]
+    assert run.paused
+    assert set(run.validators) == set(seats)
+    assert view.contradictions == []
+    # A dismissed validator's stake is its own.
+    assert view.stake(net.run_id, old).active_wei == PARAMETERS.required_validator_stake
+
+
+async def test_escrow_of_a_slash_is_readable(net: Scenario) -> None:
+    submission = net.submission(CHEATER, 0)
+    batch_id = await net.commit([submission])
+    await net.post(batch_id, [submission], [fraud(2, submission)])
+    await net.of(ORCHESTRATOR).ledger.execute_fraud(
+        await net.proof(batch_id, 0),
+        submission,
+        net.node_signature(submission, CHEATER),
+    )
+    (slash,) = (await net.view()).slashes
+    escrow = await ask(net.of(OWNER), "StakeVault", "escrowOf", slash.escrow_id)
+    taken = STAKE * EXACT_FRAUD_PPM // 10**6
+    assert (escrow[0], slash.amount_wei) == (taken, taken)
+
+
+# ------------------------------------------------------------------------ reorg
+
+
+def figures(view: ChainView) -> object:
+    """What a view says, comparable."""
+    return (view.workers, view.stakes, view.runs, view.batches, view.slashes, view.payments)
+
+
+async def test_reader_rereads_what_a_reorganisation_dropped() -> None:
+    async with network(block_time_s=Anvil.STILL_S) as net:
+        view, reader = ChainView(), EventReader(net.of(OWNER))
+        apply_poll(view, await reader.poll())
+        submission = net.submission(HONEST, 0)
+        await net.commit([submission])
+        apply_poll(view, await reader.poll())
+        assert list(view.batches) == [1]
+        head = await net.of(OWNER).block_number()
+        committed_in = view.batches[1].block_number
+        await net.rpc.call("anvil_reorg", head - committed_in + 1, [])
+        poll = await reader.poll()
+        assert poll.rewound_to is not None
+        assert poll.rewound_to < committed_in
+        apply_poll(view, poll)
+        assert view.batches == {}
+        assert figures(view) == figures(await net.view())
+
+
+async def test_reader_follows_a_chain_that_got_shorter() -> None:
+    async with network(block_time_s=Anvil.STILL_S) as net:
+        view, reader = ChainView(), EventReader(net.of(OWNER))
+        snapshot = await net.rpc.call("evm_snapshot")
+        await play(net)
+        apply_poll(view, await reader.poll())
+        assert len(view.batches) == 2
+        await net.rpc.call("evm_revert", snapshot)
+        for _ in range(LAG_POLLS):
+            # It might be an endpoint that merely lags.
+            with pytest.raises(ChainInconsistent):
+                await reader.poll()
+        apply_poll(view, await reader.poll())
+        assert view.batches == {}
+        submission = net.submission(HONEST, 5)
+        await net.commit([submission])
+        apply_poll(view, await reader.poll())
+        assert figures(view) == figures(await net.view())
+
+
+async def test_reader_goes_on_where_a_view_ends(net: Scenario) -> None:
+    view = await net.view()
+    await play(net)
+    poll = await EventReader(net.of(OWNER), known=view.recent_blocks()).poll()
+    assert poll.rewound_to is None
+    apply_poll(view, poll)
+    assert figures(view) == figures(await net.view())
+
+
+async def test_follow_lives_through_an_outage(tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    changes = asyncio.Queue[int](maxsize=100)
+    view = ChainView()
+
+    async def on_change(events: list[object]) -> None:
+        await changes.put(len(events))
+
+    async with Anvil(state=state) as anvil:
+        deployment = await deploy_contracts(anvil.rpc_url, OWNER.key, PARAMETERS)
+        port = int(anvil.rpc_url.rpartition(":")[2])
+        async with await Chain.connect(anvil.rpc_url, deployment, key=OWNER.key) as chain:
+            await stake_one(chain)
+    async with Anvil(port=port, state=state) as anvil:
+        chain = await Chain.connect(anvil.rpc_url, deployment, key=OWNER.key)
+        following = asyncio.create_task(
+            follow(chain, view, poll_s=0.02, on_change=on_change)  # type: ignore[arg-type]
+        )
+        assert await asyncio.wait_for(changes.get(), 10) == 1
+    async with Anvil(port=port, state=state):
+        await stake_one(chain)
+        assert await asyncio.wait_for(changes.get(), 20) >= 1
+        assert view.stake(RunId(1), OWNER.address).active_wei == 2
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+        await chain.close()
+
+
+async def stake_one(chain: Chain) -> None:
+    await add_stake(chain, RunId(1), OWNER.address, 1)
+
+
+# ------------------------------------------------------------------------ anvil
+
+
+async def test_anvil_refuses_a_port_in_use() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} is in use"):
+            await Anvil(port=port).__aenter__()
+
+
+async def test_anvil_says_so_when_its_state_file_is_damaged(tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    state.write_text("{")
+    with pytest.raises(ConfigError, match="anvil ended"):
+        await Anvil(state=state, log=tmp_path / "anvil.log").__aenter__()
+
+
+async def test_anvil_keeps_its_chain_between_two_starts(tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    async with Anvil(state=state) as anvil:
+        deployment = await deploy_contracts(anvil.rpc_url, OWNER.key, PARAMETERS)
+        save_deployment(tmp_path, deployment)
+    async with Anvil(state=state) as anvil, await Chain.connect(anvil.rpc_url, tmp_path) as chain:
+        assert await ask(chain, "MusterToken", "symbol") == "MUSTER"
+
+
+async def test_anvil_leaves_no_process_behind() -> None:
+    async with Anvil() as anvil:
+        pid = anvil.pid
+    assert pid is not None
+    assert not Path(f"/proc/{pid}").exists()
+
+
+async def test_development_accounts_are_the_well_known_ones() -> None:
+    async with Anvil() as anvil, await _bare(anvil) as chain:
+        accounts = await chain.rpc.call("eth_accounts")
+    assert [to_address(a) for a in accounts] == [address_of(Anvil.key(i)) for i in range(10)]
+
+
+async def _bare(anvil: Anvil) -> Chain:
+    deployment = await deploy_contracts(anvil.rpc_url, Anvil.key(0), PARAMETERS)
+    return await Chain.connect(anvil.rpc_url, deployment)

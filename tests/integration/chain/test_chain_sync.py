@@ -1,0 +1,29 @@
+"""A first sync through a public endpoint, killed again and again, sees what one in peace does.
+
+The same program reads a million events, killed ten times: `make bench-sync`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = Path(__file__).parents[3] / "benchmarks" / "sync.py"
+
+
+def test_a_killed_sync_goes_on_and_sees_the_same() -> None:
+    done = subprocess.run(
+        [sys.executable, PROGRAM, "--events", "30000", "--kills", "2"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "killed 2 times" in done.stdout
+    assert re.search(r"the same 30000 events of 300 owners, [0-9a-f]{16}", done.stdout)
+    # The endpoint did what it must be able to live with.
+    assert "answers refused for their size" in done.stdout
+    assert "batches refused" in done.stdout

@@ -1,0 +1,334 @@
+"""A worker whose run is silent is paid nevertheless: real contracts, relay and processes.
+
+The orchestrator answers 202 and keeps nothing. The worker submits by itself, puts file and proofs
+into the room of a relay, and validators judge from there. Garbage that comes the same way is not
+paid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from client_network import (
+    JURORS,
+    NODES,
+    PARAMETERS,
+    TOKEN,
+    VALIDATORS,
+    WORKERS,
+    Network,
+    eventually,
+    open_network,
+    running,
+)
+
+from muster.api import NoWork
+from muster.app.demo.adversary import ForgedReward
+from muster.chain import BatchView, ChainView
+from muster.client.cli.worker import worker
+from muster.client.relay.mirroring import RelaySettings, serve_relay
+from muster.client.rewards import claim, find_earnings
+from muster.client.validator.loop import ValidatorLoop
+from muster.client.validator.place import ValidatorPlace
+from muster.client.validator.showing import SHOW_AT
+from muster.client.worker.loop import WorkerLoop
+from muster.client.worker.place import WorkerPlace
+from muster.orchestrator.intake.batching import Batching, Composition
+from muster.protocol.ids import Hash32
+from muster.protocol.messages import Reason, Submission, Verdict
+from muster.wallet import save_wallet
+
+LEASE_S = 3
+BOND = PARAMETERS.bond
+UNJUDGED = PARAMETERS.model_copy(
+    update={
+        "outcome_deadline_s": 20,
+        "challenge_window_s": 20,
+        "vote_commit_s": 300,
+        "vote_reveal_s": 60,
+    }
+)
+"""So little time that a test sees the end of it."""
+NO_WORK = NoWork(retry_after_s=0.05)
+
+
+def once(loop_class: type[WorkerLoop]) -> type[WorkerLoop]:
+    """Return a worker that works on one ticket."""
+
+    class Once(loop_class):  # type: ignore[misc, valid-type]
+        async def lease(self) -> Any:
+            return NO_WORK if self.uploaded else await super().lease()
+
+    return Once
+
+
+def swallowed(loop_class: type[WorkerLoop]) -> type[WorkerLoop]:
+    """Return a worker of one ticket whose orchestrator thanks for the file, and drops it."""
+
+    class Swallowed(once(loop_class)):  # type: ignore[misc]
+        def __init__(self, place: WorkerPlace) -> None:
+            super().__init__(place)
+            place.api.submit = thank  # type: ignore[method-assign]
+
+    return Swallowed
+
+
+async def thank(submission: Submission, _signature: bytes, _body: bytes) -> Hash32:
+    return submission.file_hash
+
+
+@asynccontextmanager
+async def relay_of(network: Network) -> AsyncIterator[str]:
+    ready = network.folder / "relay-ready"
+    settings = RelaySettings(
+        run=network.run_id,
+        upstream=(network.origin,),
+        rpc=network.anvil.rpc_url,
+        deployments=network.folder / "deployments",
+        store=network.folder / "relay",
+        port=0,
+        ready_file=ready,
+        poll_s=0.05,
+        keep_going=True,
+    )
+    async with running(serve_relay(settings)) as [task]:
+        async with asyncio.timeout(20):
+            while not ready.exists():
+                if task.done():
+                    task.result()
+                await asyncio.sleep(0.02)
+        yield ready.read_text().strip()
+
+
+async def endow(network: Network, *tokens: int) -> None:
+    """Give nodes tokens for a bond, and coins for gas."""
+    for node, amount in zip(NODES, tokens, strict=False):
+        await network.anvil.set_balance(node.address, TOKEN)
+        await network.owner.token.faucet(node.address, amount)
+
+
+async def see(
+    network: Network, found: Callable[[ChainView], Any], timeout_s: float = 60
+) -> tuple[ChainView, Any]:
+    """Return the view once something is found in it, and what."""
+    seen: list[Any] = []
+
+    async def is_there() -> bool:
+        view = await network.view()
+        seen[:] = [view, found(view)]
+        return bool(seen[1])
+
+    await eventually(is_there, timeout_s)
+    return seen[0], seen[1]
+
+
+def direct_batch(view: ChainView) -> BatchView | None:
+    return next((b for b in view.batches.values() if b.direct is not None), None)
+
+
+def judged(view: ChainView) -> BatchView | None:
+    batch = direct_batch(view)
+    return batch if batch is not None and batch.records is not None else None
+
+
+async def paid(network: Network, view: ChainView, number: int) -> int:
+    """Return what a worker's wallet is paid once everything is final."""
+    account = WORKERS[number].address
+    before = await network.owner.token.balance_of(account)
+
+    async def is_final() -> bool:
+        earnings = await find_earnings(network.owner, view, network.run_id, account)
+        return not earnings.pending
+
+    await eventually(is_final)
+    earnings = await find_earnings(network.owner, view, network.run_id, account)
+    await claim(network.owner, earnings, size=8)
+    return await network.owner.token.balance_of(account) - before
+
+
+@pytest.mark.parametrize(
+    ("loop_class", "verdict"), [(WorkerLoop, Verdict.ACCEPTED), (ForgedReward, Verdict.FRAUD)]
+)
+async def test_work_that_the_orchestrator_swallows_is_judged_and_paid_unless_it_is_garbage(
+    tmp_path: Path, loop_class: type[WorkerLoop], verdict: Verdict
+) -> None:
+    async with open_network(tmp_path, lease_s=LEASE_S) as network:
+        await endow(network, BOND)
+        async with relay_of(network) as relay:
+            clients = (
+                network.worker(0, swallowed(loop_class), relay=(relay,), keep_going=True),
+                network.validator(0, relay=(relay,)),
+                network.validator(1, relay=(relay,)),
+            )
+            async with running(*clients):
+                view, batch = await see(network, judged)
+
+                async def has_its_bond() -> bool:
+                    return await network.owner.token.balance_of(NODES[0].address) == BOND
+
+                await eventually(has_its_bond)
+            assert batch.sources[0] == relay
+            assert [record.verdict for record in batch.records] == [verdict]
+            room = list((tmp_path / "relay" / "room" / "files").iterdir())
+            assert [path.name for path in room] == [batch.direct.file_hash.hex()]
+            assert len(view.batches) == 1
+            is_paid = verdict is Verdict.ACCEPTED
+            expected = batch.direct.units * batch.price_per_unit if is_paid else 0
+            assert await paid(network, await network.view(), 0) == expected
+            assert (expected > 0) is is_paid
+
+
+@pytest.mark.parametrize(
+    ("loop_class", "verdict"), [(WorkerLoop, Verdict.ACCEPTED), (ForgedReward, Verdict.FRAUD)]
+)
+async def test_work_that_nobody_judges_is_taken_before_judges_of_the_network(
+    tmp_path: Path, loop_class: type[WorkerLoop], verdict: Verdict
+) -> None:
+    async with open_network(tmp_path, UNJUDGED) as network:
+        await network.seat_jurors()
+        await endow(network, BOND)
+        async with relay_of(network) as relay:
+            clients = (
+                network.worker(0, once(loop_class), relay=(relay,), keep_going=True),
+                *(
+                    network.juror(number, source=(network.orchestrator,), relay=(relay,))
+                    for number in range(len(JURORS))
+                ),
+            )
+            async with running(*clients):
+                view, batch = await see(network, judged, 110)
+
+                async def case_is_over() -> bool:
+                    return all(case.closed for case in (await network.view()).cases.values())
+
+                await eventually(case_is_over)
+            [case] = (await network.view()).cases.values()
+            assert case.is_summons
+            assert batch.split_from is not None
+            assert [record.verdict for record in batch.records] == [verdict]
+            is_paid = verdict is Verdict.ACCEPTED
+            expected = batch.direct.units * batch.price_per_unit if is_paid else 0
+            assert await paid(network, await network.view(), 0) == expected
+            bond = await network.owner.token.balance_of(NODES[0].address)
+            assert bond == (BOND if is_paid else 0)
+            assert view.contradictions == []
+
+
+async def test_work_in_a_batch_that_declares_too_little_is_paid_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Batching.commit
+
+    async def declare_less(self: Batching, composition: Composition) -> int:
+        composition.units -= 1
+        return await commit(self, composition)
+
+    monkeypatch.setattr(Batching, "commit", declare_less)
+    async with open_network(tmp_path) as network:
+        await endow(network, BOND)
+        clients = (
+            network.worker(0, once(WorkerLoop), keep_going=True),
+            network.validator(0),
+            network.validator(1),
+        )
+        async with running(*clients):
+
+            def all_judged(view: ChainView) -> list[BatchView] | None:
+                batches = list(view.batches.values())
+                is_done = len(batches) == 2 and all(b.records is not None for b in batches)
+                return batches if is_done else None
+
+            _, [misdeclared, direct] = await see(network, all_judged)
+        assert misdeclared.direct is None
+        assert [r.reason for r in misdeclared.records] == [Reason.BATCH_MISDECLARED]
+        assert [r.verdict for r in direct.records] == [Verdict.ACCEPTED]
+        assert direct.records[0].file_hash == misdeclared.records[0].file_hash
+        expected = direct.units * direct.price_per_unit
+        assert await paid(network, await network.view(), 0) == expected > 0
+
+
+async def by_hand(network: Network, *words: str) -> Any:
+    """Run the command of a worker whose process is stopped; its own wallet pays."""
+    folder = network.folder
+    for name, wallet in (("node.json", NODES[0]), ("worker.json", WORKERS[0])):
+        if not (folder / name).exists():
+            save_wallet(folder / name, wallet.key, "secret", light=True)
+    place = ("--rpc", network.anvil.rpc_url, "--deployments", str(folder / "deployments"))
+    keys = ("--keystore", str(folder / "node.json"), "--payer", str(folder / "worker.json"))
+    words = ("submit-direct", *words, *keys, *place, "--state-dir", str(folder / "worker-0"))
+    return await asyncio.to_thread(
+        CliRunner().invoke, worker, list(words), env={"MUSTER_PASSWORD": "secret"}
+    )
+
+
+async def test_stopped_worker_submits_by_hand_and_is_paid(tmp_path: Path) -> None:
+    async with open_network(tmp_path) as network, relay_of(network) as relay:
+        uploaded: list[int] = []
+
+        class Noted(swallowed(WorkerLoop)):  # type: ignore[misc]
+            async def _upload(self, signed: Any, data: bytes) -> None:
+                await super()._upload(signed, data)
+                uploaded.append(1)
+
+        async def has_uploaded() -> bool:
+            return bool(uploaded)
+
+        async with running(network.worker(0, Noted)):
+            await eventually(has_uploaded)
+        told = await by_hand(network, "--dry-run")
+        assert "not committed: submit directly, with a bond of 10 tokens, until" in told.stderr
+        assert not (await network.view()).batches
+        poor = await by_hand(network, "--yes")
+        assert "the bond is 10 tokens" in str(poor.exception)
+        stranger = await by_hand(network, "7:0", "--yes")
+        assert "7:0 is no work of this worker" in str(stranger.exception)
+        await network.owner.token.faucet(WORKERS[0].address, BOND)
+        done = await by_hand(network, "--yes", "--relay", relay)
+        assert done.exception is None, done.output
+        assert done.stdout.startswith("0x")
+        async with running(*(network.validator(n, relay=(relay,)) for n in range(2))):
+            view, batch = await see(network, judged)
+        assert [record.verdict for record in batch.records] == [Verdict.ACCEPTED]
+        earned = batch.direct.units * batch.price_per_unit
+        assert await paid(network, view, 0) == earned
+
+
+class Forgetful(ValidatorLoop):
+    """A validator whose orchestrator thanks for its outcomes, and drops them."""
+
+    def __init__(self, place: ValidatorPlace) -> None:
+        super().__init__(place)
+        place.api.post_outcomes = drop  # type: ignore[method-assign]
+
+
+async def drop(_batch_id: int, _records: bytes, _signature: bytes) -> None:
+    return None
+
+
+def posted(view: ChainView) -> BatchView | None:
+    return next((batch for batch in view.batches.values() if batch.records is not None), None)
+
+
+async def test_validators_post_by_themselves_what_the_orchestrator_keeps_back(
+    tmp_path: Path,
+) -> None:
+    async with open_network(tmp_path, UNJUDGED) as network:
+        clients = (
+            network.worker(0, once(WorkerLoop)),
+            *(network.validator(number, Forgetful) for number in range(len(VALIDATORS))),
+        )
+        async with running(*clients):
+            view, batch = await see(network, posted)
+        assert [record.verdict for record in batch.records] == [Verdict.ACCEPTED]
+        assert {who for signed in batch.shown.values() for who in signed} == {
+            wallet.address for wallet in VALIDATORS
+        }
+        late_by = batch.posted_at - batch.committed_at
+        assert SHOW_AT * UNJUDGED.outcome_deadline_s <= late_by < UNJUDGED.outcome_deadline_s
+        assert view.contradictions == []

@@ -1,0 +1,284 @@
+"""Trainers of N processes, forked from one that has imported everything; run as a script.
+
+Each line of stdin is an `Order`, as JSON. Its ranks are forked, their stderr is FOLDER/errors, and
+when all have ended their exit codes are in FOLDER/codes. The script ends when stdin does.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from muster.lifecycle import free_port
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import MusterError
+from muster.protocol.ids import PolicyVersion, RunId, Step
+from muster.protocol.recipe import FilterRecipe, Recipe, SamplingRecipe, TrainingRecipe
+from muster.protocol.rollouts import Rollout
+from muster.trainer.base_model import WarmStart, build_base_model
+from muster.trainer.learn.follow import follow
+from muster.trainer.learn.learner import Learner
+from muster.trainer.learn.parallel import ONE_PROCESS, Team, join
+from muster.trainer.publish.policies import BASE, PolicyShelf
+from muster.trainer.recover.checkpoint import Checkpoints, Identity, TrainerState
+from muster.trainer.stream.reader import Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Trainers that the same processes are, one after the other."""
+
+    folder: str
+    """Where all files are; the base model is built when it is not there."""
+    plan: list[tuple[list[str], int]]
+    """Names of functions of this file, and how many ranks run them. Rank 0 runs a function and
+    writes what it returns to FOLDER/NAME-RANKS.pt; the other ranks follow.
+    """
+    timeout_s: float = 120.0
+    """After which a rank without a word is given up."""
+
+    def line(self) -> bytes:
+        """Return what the script reads."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+IDENTITY = Identity(RunId(1), keccak(b"recipe"), 31337)
+
+
+def recipe(**training: Any) -> Recipe:
+    """A recipe in which every term of the loss counts."""
+    filters = FilterRecipe(max_mismatch=training.pop("max_mismatch", 0.0))
+    values = {
+        "submissions_per_step": 1,
+        "optimizer_steps": 1,
+        "learning_rate": 1e-3,
+        "warmup_steps": 0,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1e9,
+        "kl_coefficient": 0.05,
+        "entropy_coefficient": 0.01,
+        **training,
+    }
+    return Recipe(
+        name="ranks",
+        sampling=SamplingRecipe(
+            problems_per_submission=1, samples_per_problem=4, temperature=0.8, max_new_tokens=12
+        ),
+        training=TrainingRecipe.model_validate(values),
+        filters=filters,
+    )
+
+
+def groups(seed: int, count: int) -> list[list[Rollout]]:
+    """Groups of very different lengths, sampled by two policies."""
+    rng = random.Random(seed)
+    made = []
+    for group in range(count):
+        prompt = tuple(rng.randrange(3, 13) for _ in range(rng.randrange(2, 9)))
+        longest = rng.choice((2, 5, 11))
+        rows = []
+        for sample in range(4):
+            body = tuple(rng.randrange(3, 13) for _ in range(rng.randrange(1, longest + 1)))
+            rows.append(
+                Rollout(
+                    f"p{group}",
+                    group,
+                    sample,
+                    rng.getrandbits(64),
+                    -1,
+                    group % 2,
+                    prompt,
+                    (*body, 1),
+                    b"proof",
+                    float(sample % 2),
+                )
+            )
+        made.append(rows)
+    return made
+
+
+class Job:
+    """What a job works with; the same in a trainer of one process."""
+
+    def __init__(
+        self, team: Team | None, folder: Path, state: str = "state", **training: Any
+    ) -> None:
+        self.shelf = PolicyShelf(folder / f"policies-{team.size if team else 1}", in_memory=8)
+        self.shelf.adopt(folder / "model")
+        base = self.shelf.weights(BASE)
+        generator = torch.Generator().manual_seed(1)
+        noisy = {
+            n: w + 0.05 * torch.randn(w.shape, generator=generator) for n, w in sorted(base.items())
+        }
+        self.shelf.write(PolicyVersion(1), noisy)
+        budget = training.pop("micro_batch_tokens", 60)
+        dtype = training.pop("compute_dtype", "float32")
+        self.learner = Learner(
+            self.shelf.path(BASE),
+            recipe(**training),
+            published=self.shelf.weights,
+            micro_batch_tokens=budget,
+            compute_dtype=dtype,
+            team=team,
+        )
+        self.checkpoints = Checkpoints(
+            folder / "state" / state, IDENTITY, keep=9, ranks=team or ONE_PROCESS
+        )
+
+    def flat(self) -> torch.Tensor:
+        """Return all weights as one vector."""
+        weights = self.learner.weights()
+        return torch.cat([weights[name].detach().flatten() for name in sorted(weights)])
+
+    def save(self, version: int) -> None:
+        """Write a checkpoint and wait for it."""
+        state = TrainerState(PolicyVersion(version), Cursor(2 * version), 0, 0)
+        self.checkpoints.save(state, self.learner.state()).result(60)
+
+
+def _plain(figures: Any) -> dict[str, float]:
+    names = ("loss", "grad_norm", "entropy", "kl", "tokens", "samples", "mean_ratio", "max_ratio")
+    return {name: float(getattr(figures, name)) for name in names}
+
+
+VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "more groups than ranks": (5, {}),
+    "fewer groups than ranks": (3, {}),
+    "one group": (1, {}),
+    "a sample at a time": (5, {"micro_batch_tokens": 1}),
+    "without mismatching samples": (5, {"max_mismatch": 0.3}),
+    "bfloat16": (5, {"compute_dtype": "bfloat16"}),
+}
+"""Groups in a step, and how it is computed."""
+
+
+def gradients(team: Team | None, folder: Path) -> Any:
+    """The first optimiser step of every variant; its checkpoint has the gradient in it."""
+    found = {}
+    for version, (name, (count, options)) in enumerate(VARIANTS.items()):
+        job = Job(team, folder, state=f"gradients-{team.size if team else 1}", **options)
+        figures = job.learner.step(Step(1), groups(5, count))
+        job.save(version)
+        job.checkpoints.close()
+        found[name] = _plain(figures)
+    return found
+
+
+def saves(team: Team | None, folder: Path) -> Any:
+    """Two steps, a checkpoint, a third step: what other sizes go on from."""
+    job = Job(team, folder, state=f"saves-{team.size if team else 1}", optimizer_steps=2)
+    for number in (1, 2):
+        job.learner.step(Step(number), groups(number, 3))
+    job.save(2)
+    job.learner.step(Step(3), groups(3, 5))
+    job.checkpoints.close()
+    return job.flat()
+
+
+def resumes(team: Team | None, folder: Path) -> Any:
+    """The third step from the checkpoints of one, two and four ranks."""
+    found = {}
+    for size in (1, 2, 4):
+        job = Job(team, folder, state=f"saves-{size}", optimizer_steps=2)
+        saved = job.checkpoints.newest()
+        assert saved is not None
+        job.learner.restore(job.checkpoints.read(saved.folder, job.learner))
+        job.learner.step(Step(3), groups(3, 5))
+        found[size] = job.flat()
+        job.checkpoints.close()
+    return found
+
+
+def idles(team: Team | None, folder: Path) -> Any:
+    """A leader that waits long for records, and says so."""
+    assert team is not None
+    job = Job(team, folder)
+    for _ in range(6):
+        time.sleep(0.5)
+        team.lead("beat")
+    return job.flat()
+
+
+def dies(team: Team | None, folder: Path) -> Any:
+    """A leader that trains for ever; somebody is killed meanwhile."""
+    job = Job(team, folder)
+    number = 0
+    while True:
+        number += 1
+        job.learner.step(Step(number), groups(number, 4))
+        (folder / "steps").write_text(str(number))
+
+
+def _rank(order: Order, ports: list[int], rank: int) -> None:
+    folder = Path(order.folder)
+    for (names, size), port in zip(order.plan, ports, strict=True):
+        if rank >= size:
+            continue
+        place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in place.items()})
+        team = join(torch.device("cpu"), order.timeout_s)
+        if not rank:
+            for name in names:
+                torch.save(globals()[name](team, folder), folder / f"{name}-{size}.pt")
+        if team is not None:
+            team.lead("stop") if not rank else follow(team, "cpu")
+            team.leave()
+
+
+def _child(order: Order, ports: list[int], rank: int) -> None:
+    os.dup2(os.open(Path(order.folder) / "errors", os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)
+    code = 0
+    try:
+        _rank(order, ports, rank)
+    except MusterError as error:
+        sys.stderr.write(f"rank {rank}: {type(error).__name__}: {error}\n")
+        code = 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        code = 2
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _run(order: Order) -> None:
+    """Fork the ranks and wait for them; writes their pids at once and their codes at the end."""
+    folder = Path(order.folder)
+    ports = [free_port() for _ in order.plan]
+    pids = []
+    for rank in range(max(size for _, size in order.plan)):
+        pid = os.fork()
+        if not pid:
+            _child(order, ports, rank)
+        pids.append(pid)
+    (folder / "pids").write_text(" ".join(map(str, pids)))
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    (folder / "codes.part").write_text(" ".join(map(str, codes)))
+    (folder / "codes.part").rename(folder / "codes")
+
+
+def main() -> None:
+    """Carry out one order after the other."""
+    torch.set_num_threads(1)
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    for line in sys.stdin:
+        order = Order(**json.loads(line))
+        model = Path(order.folder) / "model"
+        if not model.exists():
+            build_base_model(model, seed=0, warm_start=WarmStart(steps=10, batch=32))
+        gc.freeze()
+        _run(order)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""A trainer of two and four processes: one process's gradients, its checkpoints, and its deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import torch
+from rank_job import IDENTITY, VARIANTS, Order
+from torch import Tensor
+
+from muster.trainer.recover.checkpoint import Checkpoints
+
+JOB = Path(__file__).with_name("rank_job.py")
+SIZES = (1, 2, 4)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[IO[bytes]]:
+    """Where orders go: to a process that has imported everything."""
+    process = subprocess.Popen(
+        (sys.executable, "-W", "ignore", str(JOB)),
+        stdin=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        bufsize=0,
+    )
+    assert process.stdin is not None
+    yield process.stdin
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdin.close()
+
+
+async def _appears(path: Path, timeout_s: float) -> str:
+    """Return what is in a file as soon as it is there."""
+    async with asyncio.timeout(timeout_s):
+        while not path.exists():
+            await asyncio.sleep(0.02)
+    return path.read_text()
+
+
+async def _ended(folder: Path, timeout_s: float) -> tuple[list[int], str]:
+    """Return the exit codes of the ranks, and what they wrote to stderr."""
+    codes = await _appears(folder / "codes", timeout_s)
+    return [int(code) for code in codes.split()], (folder / "errors").read_text()
+
+
+@pytest.fixture(scope="module")
+def results(ranks: IO[bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one, two and four ranks computed."""
+    folder = tmp_path_factory.mktemp("ranks")
+    plan = [(["gradients", "saves"], size) for size in SIZES]
+    ranks.write(Order(str(folder), [*plan, *((["resumes"], size) for size in SIZES)]).line())
+    codes, errors = asyncio.run(_ended(folder, 480))
+    assert codes == [0, 0, 0, 0], errors
+    return folder
+
+
+class _Everything:
+    def like(self, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        return {n: torch.zeros(size) for n, size in sizes.items() if n.startswith("optimizer.")}
+
+
+def _gradient(folder: Path, size: int, variant: str) -> Tensor:
+    """Return the gradient of the first optimiser step, out of AdamW's mean of gradients."""
+    version = list(VARIANTS).index(variant)
+    path = folder / "state" / f"gradients-{size}"
+    checkpoints = Checkpoints(path, IDENTITY)
+    read = checkpoints.read(path / str(version), _Everything())
+    checkpoints.close()
+    means = [value for name, value in sorted(read.items()) if name.endswith(".exp_avg")]
+    return torch.cat([mean.flatten() for mean in means]) / 0.1
+
+
+def _load(folder: Path, job: str, size: int) -> Any:
+    return torch.load(folder / f"{job}-{size}.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "bfloat16"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_gradient_is_that_of_one_process(results: Path, size: int, variant: str) -> None:
+    one, many = _gradient(results, 1, variant), _gradient(results, size, variant)
+    assert float(one.norm()) > 0.01
+    assert float((many - one).norm() / one.norm()) < 1e-6
+
+
+def test_gradient_does_not_depend_on_micro_batches(results: Path) -> None:
+    packed = _gradient(results, 1, "more groups than ranks")
+    for size in SIZES:
+        single = _gradient(results, size, "a sample at a time")
+        assert float((single - packed).norm() / packed.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_figures_are_those_of_one_process(results: Path, size: int) -> None:
+    one, many = _load(results, "gradients", 1), _load(results, "gradients", size)
+    for variant in VARIANTS:
+        tolerance = 5e-2 if variant == "bfloat16" else 2e-6
+        assert many[variant] == pytest.approx(one[variant], rel=tolerance, abs=1e-6), variant
+
+
+def test_mismatch_is_looked_for_on_all_ranks(results: Path) -> None:
+    found = _load(results, "gradients", 4)
+    assert found["without mismatching samples"]["samples"] > 0
+    assert found["without mismatching samples"]["samples"] < found["bfloat16"]["samples"]
+
+
+def test_fillers_of_ranks_without_work_count_for_nothing(results: Path) -> None:
+    # One group on four ranks: three of them compute fillers only.
+    one, four = (_load(results, "gradients", size)["one group"] for size in (1, 4))
+    assert four["tokens"] == one["tokens"]
+    assert four["samples"] == one["samples"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_bfloat16_is_close_to_float32(results: Path, size: int) -> None:
+    full = _gradient(results, 1, "more groups than ranks")
+    short = _gradient(results, size, "bfloat16")
+    assert float((short - full).norm() / full.norm()) < 0.05
+    assert short.dtype == torch.float32
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_resumed_at_the_same_size_it_is_the_same_bit_by_bit(results: Path, size: int) -> None:
+    resumed = _load(results, "resumes", size)[size]
+    assert torch.equal(resumed, _load(results, "saves", size))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("saved", SIZES)
+def test_resumed_at_another_size_it_is_the_same_within_rounding(
+    results: Path, size: int, saved: int
+) -> None:
+    resumed = _load(results, "resumes", size)[saved]
+    through = _load(results, "saves", saved)
+    assert float((resumed - through).norm() / through.norm()) < 1e-6
+
+
+async def test_waiting_leader_is_not_given_up(
+    ranks: IO[bytes], results: Path, tmp_path: Path
+) -> None:
+    # Waits three seconds for records; one without a word would be given up after one and a half.
+    (tmp_path / "model").symlink_to(results / "model")
+    ranks.write(Order(str(tmp_path), [(["idles"], 2)], timeout_s=1.5).line())
+    codes, errors = await _ended(tmp_path, 120)
+    assert codes == [0, 0], errors
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+async def test_death_of_a_rank_ends_all_with_a_clear_error(
+    ranks: IO[bytes], results: Path, tmp_path: Path, victim: int
+) -> None:
+    (tmp_path / "model").symlink_to(results / "model")
+    ranks.write(Order(str(tmp_path), [(["dies"], 3)], timeout_s=60).line())
+    await _appears(tmp_path / "steps", 120)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    os.kill(pids[victim], signal.SIGKILL)
+    codes, errors = await _ended(tmp_path, 60)
+    assert codes.pop(victim) == -signal.SIGKILL
+    assert codes == [1, 1]
+    assert errors.count("RankLost: waited in vain for") == 2

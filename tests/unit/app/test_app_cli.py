@@ -1,0 +1,257 @@
+"""The muster command: quick help, and one-line errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from muster.app import cli
+from muster.app.cli import COMMANDS, SECTIONS, main, muster
+from muster.protocol.errors import (
+    ApiError,
+    ChainUnreachable,
+    ConfigError,
+    ContractRevert,
+    MusterError,
+    NotYet,
+    PolicyUnavailable,
+    TransactionLost,
+    WalletError,
+)
+from muster.trainer.cli import SECTIONS as TRAINER_SECTIONS
+from muster.trainer.cli import trainer_run
+
+HEAVY = ("torch", "transformers", "vllm", "web3", "pyarrow", "matplotlib", "fastapi", "sqlalchemy")
+
+
+def _cpu_s_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    script = (
+        "import json, sys; from muster.app.cli import muster\n"
+        "muster(['--help'], standalone_mode=False)\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    times = []
+    for _ in range(3):
+        before = _cpu_s_of_children()
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30
+        )
+        times.append(_cpu_s_of_children() - before)
+    loaded = json.loads(done.stdout.splitlines()[-1])
+    assert not set(HEAVY) & {name.split(".")[0] for name in loaded}
+    assert min(times) < 0.4
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_listed_command_loads_and_has_help(name: str) -> None:
+    command = muster.get_command(click.Context(muster), name)
+    assert command is not None
+    assert command.help
+
+
+def test_an_unknown_command_is_refused() -> None:
+    with pytest.raises(click.UsageError, match="No such command 'nonsense'"):
+        muster(["nonsense"], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [(["wroker"], "worker"), (["run", "shwo"], "show"), (["worker", "rnu"], "run")],
+)
+def test_a_mistyped_command_is_suggested(words: list[str], meant: str) -> None:
+    with pytest.raises(click.UsageError) as raised:
+        muster(words, standalone_mode=False)
+    assert f"Did you mean '{meant}'?" in raised.value.format_message()
+
+
+def test_every_command_is_under_one_title() -> None:
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(COMMANDS)
+    text = muster.get_help(click.Context(muster, info_name="muster"))
+    assert all(f"\n{title}:\n" in text for title in SECTIONS)
+    assert text.count("  worker  ") == 1
+
+
+def test_the_options_of_a_trainer_are_under_titles() -> None:
+    text = trainer_run.get_help(click.Context(trainer_run, info_name="muster trainer run"))
+    titles = re.findall(r"^(\S.*):$", text, re.M)
+    assert titles == [*TRAINER_SECTIONS, "Others"]
+    assert text.endswith("help  Show this message and exit.")
+
+
+def _raise(error: BaseException) -> click.Command:
+    def callback() -> None:
+        raise error
+
+    return click.Command("demo", callback=callback)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            ConfigError("port 1 is taken", hint="use --port"),
+            "error: port 1 is taken\nhint: use --port\n",
+        ),
+        (
+            ModuleNotFoundError("x", name="torch"),
+            "error: torch is not installed\nhint: pip install 'muster-rl[model]'\n",
+        ),
+        (
+            OSError(28, "No space left on device", "runs/x"),
+            "error: No space left on device: runs/x\n"
+            "hint: the disk is full: free some space, then run the same command again\n",
+        ),
+        (PermissionError(13, "Permission denied", "k"), "check who owns the path"),
+    ],
+)
+def test_errors_are_lines_not_tracebacks(
+    error: Exception,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cli, "muster", _raise(error))
+    monkeypatch.setattr(sys, "argv", ["muster"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 1
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [
+        ("torch", "model"),
+        ("transformers.models", "model"),
+        ("fastapi", "orchestrator"),
+        ("sqlalchemy", "orchestrator"),
+        ("matplotlib", "plot"),
+        ("math_verify", "math"),
+        ("latex2sympy2_extended", "math"),
+        ("pynvml", "gpu"),
+        ("huggingface_hub", "demo"),
+    ],
+)
+def test_missing_module_is_named_with_the_extra_that_brings_it(module: str, extra: str) -> None:
+    assert cli.extra_of(module) == extra
+
+
+def test_every_rpc_option_without_settings_reads_the_shared_variable() -> None:
+    words = [["devnet", "fund"], ["run", "create"], ["tasks", "filter-run"], ["audit"], ["stake"]]
+    for command in words:
+        shown = CliRunner().invoke(muster, [*command, "--help"]).stdout
+        assert "else MUSTER_RPC" in shown
+        assert "else MUSTER_DEPLOYMENTS" in " ".join(shown.split())
+
+
+def test_fund_asks_the_chain_of_the_shared_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_RPC", "http://127.0.0.1:1")
+    monkeypatch.setenv("MUSTER_PASSWORD", "pw")
+    keystore = str(tmp_path / "k.json")
+    assert CliRunner().invoke(muster, ["wallet", "new", keystore, "--light"]).exit_code == 0
+    result = CliRunner().invoke(muster, ["devnet", "fund", keystore])
+    assert isinstance(result.exception, ChainUnreachable)
+    assert "http://127.0.0.1:1 " in str(result.exception)
+
+
+def test_missing_module_of_ours_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "muster", _raise(ModuleNotFoundError("x", name="muster.nothing")))
+    monkeypatch.setattr(sys, "argv", ["muster"])
+    with pytest.raises(ModuleNotFoundError):
+        main()
+
+
+def test_interruption_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "muster", _raise(KeyboardInterrupt()))
+    monkeypatch.setattr(sys, "argv", ["muster"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 130
+
+
+def test_defects_of_our_own_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "muster", _raise(ZeroDivisionError()))
+    monkeypatch.setattr(sys, "argv", ["muster"])
+    with pytest.raises(ZeroDivisionError):
+        main()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("no such run"), 1),
+        (WalletError("wrong password"), 1),
+        (ContractRevert("VaultZeroAmount"), 1),
+        (ApiError("not allowed", status=403, code="forbidden"), 1),
+        (ApiError("busy", status=429, code="slow_down"), 3),
+        (ApiError("away", status=503, code="unreachable"), 3),
+        (ChainUnreachable("no answer"), 3),
+        (TransactionLost("no receipt", tx="0x"), 3),
+        (PolicyUnavailable("no relay"), 3),
+        (NotYet("in an hour"), 3),
+    ],
+)
+def test_exit_codes_tell_not_now_from_not_so(
+    error: MusterError, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "muster", _raise(error))
+    monkeypatch.setattr(sys, "argv", ["muster"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == code
+
+
+def test_exit_codes_are_those_of_the_reference() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/exit-codes.md").read_text()
+    codes = [int(row) for row in re.findall(r"^\| (\d+) \|", page, re.M)]
+    assert codes == [0, cli.REFUSED, click.UsageError("x").exit_code, cli.LATER, cli.STOPPED]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_for_every_shell(
+    shell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    result = CliRunner().invoke(muster, ["completion", shell])
+    assert result.exit_code == 0, result.output
+    assert "_MUSTER_COMPLETE" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("muster unst", "unstake"),
+        ("muster worker st", "status"),
+        ("muster explain --re", "--rerun"),
+    ],
+)
+def test_a_shell_completes_commands_and_flags(typed: str, expected: str) -> None:
+    words = typed.split()
+    environment = {
+        **os.environ,
+        "_MUSTER_COMPLETE": "bash_complete",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv = ['muster']; "
+         "from muster.app.cli import main; main()"],
+        capture_output=True, text=True, timeout=60, env=environment,
+    )  # fmt: skip
+    assert f"plain,{expected}" in done.stdout

@@ -1,0 +1,678 @@
+"""The audit's pure parts: columns, leaves, tries, dumps; each against a slower second way."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import rlp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trie import HexaryTrie
+
+from muster.chain import (
+    BatchView,
+    BlockId,
+    Deployment,
+    Event,
+    RunConfig,
+    RunTerms,
+    StakeAccount,
+)
+from muster.client.audit import money, work
+from muster.client.audit.contradictions import (
+    MAX_LISTED,
+    Contradiction,
+    Kind,
+    summarise,
+)
+from muster.client.audit.disputes import Decision
+from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
+from muster.client.audit.evidence import EvidenceStore
+from muster.client.audit.ledger import RECORD, Ledger, PackedRecords
+from muster.client.audit.lineage import stream_rows, trace
+from muster.client.audit.observed import Observed, parameters_of
+from muster.client.audit.proving import header_hash, may_hold_logs_of, receipts_root, trie_root
+from muster.client.audit.reexecution import draw
+from muster.client.audit.table import (
+    OutcomeTable,
+    outcome_leaves,
+    submission_leaves,
+    tabulate,
+)
+from muster.client.audit.trainer_log import TrainerLog, read_trainer_log
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ConfigError, EncodingError, MusterError
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
+from muster.protocol.jury import Ruling
+from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict, pack_records
+from muster.shardcast import Manifest, ManifestFile
+
+RUN = RunId(1)
+WORKER = to_address(b"\x11" * 20)
+uint = {bits: st.integers(0, (1 << bits) - 1) for bits in (16, 32)}
+verdicts, hashes = st.sampled_from(Verdict), st.binary(min_size=32, max_size=32)
+records = st.builds(
+    OutcomeRecord,
+    worker_id=uint[32],
+    step=uint[32],
+    index=uint[32],
+    policy_version=uint[32],
+    file_hash=hashes,
+    rollouts=uint[16],
+    units=uint[32],
+    verdict=verdicts,
+    reason=st.sampled_from(Reason),
+)
+
+
+# Records and their leaves
+
+
+@given(st.lists(records, min_size=1, max_size=20))
+def test_packed_records_are_the_records(found: list[OutcomeRecord]) -> None:
+    packed = PackedRecords(pack_records(found))
+    assert list(packed) == found
+    assert [packed[i] for i in range(len(packed))] == found
+    assert packed[1:3] == found[1:3]
+    assert packed[-1] == found[-1]
+    assert packed.columns()["units"].tolist() == [record.units for record in found]
+
+
+@pytest.mark.parametrize("data", [b"", bytes(55), bytes(56), b"\xff" * 56])
+def test_what_the_ledger_cannot_have_accepted_is_no_records(data: bytes) -> None:
+    with pytest.raises(EncodingError):
+        PackedRecords(data)
+
+
+@given(st.lists(records, min_size=1, max_size=9), st.integers(0, 2**64 - 1))
+def test_leaves_are_those_of_the_messages(found: list[OutcomeRecord], batch_id: int) -> None:
+    columns = PackedRecords(pack_records(found)).columns()
+    assert outcome_leaves(batch_id, columns) == [
+        record.leaf(batch_id, i) for i, record in enumerate(found)
+    ]
+    addresses = {r.worker_id: to_address(keccak(r.worker_id.to_bytes(4))[:20]) for r in found}
+    assert submission_leaves(RUN, columns, addresses) == [
+        claim(record, addresses[record.worker_id]).leaf() for record in found
+    ]
+    assert submission_leaves(RUN, columns, {}) is None
+
+
+def claim(record: OutcomeRecord, worker: Address) -> Submission:
+    return Submission(
+        RUN,
+        worker,
+        record.step,
+        record.index,
+        record.policy_version,
+        record.file_hash,
+        record.rollouts,
+        record.units,
+    )
+
+
+# Tables
+
+
+def a_record(number: int = 0, **changes: Any) -> OutcomeRecord:
+    values: dict[str, Any] = {
+        **{"worker_id": 1, "step": Step(1), "index": number, "policy_version": PolicyVersion(0)},
+        **{"file_hash": keccak(b"%d" % number), "rollouts": 8, "units": 100},
+        **{"verdict": Verdict.ACCEPTED, "reason": Reason.NONE},
+    }
+    return OutcomeRecord(**{**values, **changes})
+
+
+def a_batch(batch_id: int, found: list[OutcomeRecord], **changes: Any) -> BatchView:
+    values: dict[str, Any] = {
+        **{"batch_id": batch_id, "run_id": RUN, "root": keccak(b"root"), "count": len(found)},
+        **{"units": sum(r.units for r in found), "price_per_unit": 10**15, "committed_at": 100},
+        **{"terms": 1, "signers": 1},
+        **{"block_number": 10 * batch_id, "tx_hash": "0xc", "posted_at": 120 + batch_id},
+        **{"posted_block": 10 * batch_id + 1, "posted_tx": "0xp", "records": found},
+    }
+    return BatchView(**{**values, **changes})
+
+
+def table_of(*batches: BatchView) -> OutcomeTable:
+    view = Ledger()
+    view.batches = {batch.batch_id: batch for batch in batches}
+    return tabulate(view)
+
+
+def kinds(check: Any) -> list[Kind]:
+    return [found.kind for found in check.contradictions]
+
+
+def test_a_table_knows_every_rows_batch_and_position() -> None:
+    table = table_of(a_batch(1, [a_record(0)]), a_batch(2, [a_record(1), a_record(2)]))
+    assert [(table.place(i)[0].batch_id, table.place(i)[1]) for i in range(3)] == [
+        (1, 0),
+        (2, 0),
+        (2, 1),
+    ]
+    assert [table.record(i) for i in range(3)] == [a_record(0), a_record(1), a_record(2)]
+    assert table.records_N.dtype == RECORD
+
+
+def test_a_table_of_nothing_is_empty() -> None:
+    table = table_of()
+    assert len(table) == 0
+    assert work.deadlines(table, 60).passed
+    assert work.reasons(table).passed
+    assert money.slots(table).passed
+
+
+@pytest.mark.parametrize(
+    ("posted_at", "expected"), [(159, []), (160, [Kind.OUTCOME_DEADLINE]), (None, [])]
+)
+def test_outcomes_after_the_deadline_contradict(
+    posted_at: int | None, expected: list[Kind]
+) -> None:
+    table = table_of(a_batch(1, [a_record()], posted_at=posted_at))
+    assert kinds(work.deadlines(table, 60)) == expected
+
+
+def test_more_units_than_declared_contradict() -> None:
+    table = table_of(a_batch(1, [a_record(units=7)], units=6))
+    assert kinds(work.deadlines(table, None)) == [Kind.OUTCOME_UNITS]
+    assert kinds(work.deadlines(table_of(a_batch(1, [a_record(units=6)], units=6)), None)) == []
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason", "expected"),
+    [
+        (Verdict.ACCEPTED, Reason.NONE, []),
+        (Verdict.ACCEPTED, Reason.LATE, [Kind.OUTCOME_REASON]),
+        (Verdict.FRAUD, Reason.NONE, [Kind.OUTCOME_REASON]),
+        (Verdict.FRAUD, Reason.LATE, [Kind.OUTCOME_REASON]),
+        (Verdict.REJECTED, Reason.WRONG_SEED, [Kind.OUTCOME_REASON]),
+        (Verdict.REJECTED, Reason.WRONG_REWARD, []),
+        (Verdict.FRAUD, Reason.WRONG_REWARD, []),
+        (Verdict.REJECTED, Reason.TOPLOC_MISMATCH, []),
+        (Verdict.INCOMPLETE, Reason.FILE_INCOMPLETE, []),
+        (Verdict.REJECTED, Reason.FILE_INCOMPLETE, [Kind.OUTCOME_REASON]),
+    ],
+)
+def test_a_verdict_is_one_that_its_reasons_check_gives(
+    verdict: Verdict, reason: Reason, expected: list[Kind]
+) -> None:
+    table = table_of(a_batch(1, [a_record(verdict=verdict, reason=reason)]))
+    assert kinds(work.reasons(table)) == expected
+
+
+def test_reasons_have_the_verdicts_of_the_protocols_table() -> None:
+    by_verdicts = {
+        (Verdict.ACCEPTED,): {0},
+        (Verdict.INCOMPLETE,): {23},
+        (Verdict.REJECTED,): {*range(10, 17), 20, 21, 22},
+        (Verdict.FRAUD,): {30, 31, 32, 41, 50},
+        (Verdict.REJECTED, Verdict.FRAUD): {33, 40, 60, 70, 71},
+    }
+    assert {reason: work.verdicts_of(reason) for reason in Reason} == {
+        Reason(code): set(verdicts) for verdicts, codes in by_verdicts.items() for code in codes
+    }
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3), verdicts), max_size=30))
+def test_slots_that_settle_twice_are_those_a_dictionary_finds(
+    found: list[tuple[int, int, Verdict]],
+) -> None:
+    batches = [
+        a_batch(i, [a_record(index, worker_id=who, verdict=verdict)])
+        for i, (who, index, verdict) in enumerate(found, 1)
+    ]
+    seen: set[tuple[int, int]] = set()
+    again = []
+    for i, (who, index, verdict) in enumerate(found, 1):
+        if verdict is Verdict.ACCEPTED:
+            again += [i] if (who, index) in seen else []
+            seen.add((who, index))
+    check = money.slots(table_of(*batches))
+    assert sorted(found.batch_id or 0 for found in check.contradictions) == again
+
+
+# Payments
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9), st.sampled_from([3, 10**20]))),
+    st.integers(0, 100),
+)
+def test_what_is_due_is_what_adding_up_gives(
+    found: list[tuple[int, int, int]], paid_at: int
+) -> None:
+    view = Ledger()
+    view.workers[WORKER] = SimpleNamespace(worker_id=1)  # type: ignore[assignment]
+    view.batches = {
+        i: a_batch(i, [a_record(i, units=units)], posted_at=at, price_per_unit=price)
+        for i, (at, units, price) in enumerate(found, 1)
+    }
+    payment: Any = SimpleNamespace(run_id=RUN, worker=WORKER, timestamp=paid_at)
+    due = money.Earnings(view, tabulate(view)).due(payment, 20)
+    final = [(units, units * price) for at, units, price in found if at + 20 <= paid_at]
+    assert (due.slots, due.units, due.wei) == (
+        len(final),
+        sum(units for units, _ in final),
+        sum(wei for _, wei in final),
+    )
+
+
+# Cases
+
+RULINGS = [
+    0,
+    *(Ruling(verdict, Reason(reason)).number for verdict in Verdict for reason in (0, 15, 30, 60)),
+]
+JURORS = [to_address(bytes([i]) * 20) for i in range(1, 8)]
+
+
+def tallied(votes: list[int]) -> int | None:
+    """Return the ruling with most votes as DisputeCourt counts: vote by vote."""
+    tally: Counter[int] = Counter()
+    leading, most, is_tied = None, 0, False
+    for vote in votes:
+        tally[vote] += 1
+        if tally[vote] > most:
+            leading, most, is_tied = vote, tally[vote], False
+        elif tally[vote] == most:
+            is_tied = True
+    return None if is_tied else leading
+
+
+@given(
+    st.lists(st.sampled_from(RULINGS), max_size=7),
+    st.sampled_from(RULINGS),
+)
+def test_what_votes_decide_is_what_the_court_counts(votes: list[int], recorded: int) -> None:
+    case: Any = SimpleNamespace(
+        votes=dict(zip(JURORS, votes, strict=False)),
+        recorded=recorded,
+        is_summons=recorded == 0,
+    )
+    found = Decision.of(case)
+    assert found.ruling == tallied(votes)
+    assert list(found.right) == [
+        who for who, vote in zip(JURORS, votes, strict=False) if vote == found.ruling
+    ]
+    if found.ruling is None:
+        assert not found.is_overturned
+        return
+    verdict, reason = divmod(found.ruling, 256)
+    was, why = divmod(recorded, 256)
+    is_seen = found.ruling != 0 and (reason != 15 or verdict in (1, 4))
+    is_same = verdict == was and (verdict == 4 and reason == 30) == (was == 4 and why == 30)
+    assert found.is_overturned == (is_seen and not is_same)
+
+
+def test_nothing_is_known_of_what_neither_contracts_nor_deployment_say() -> None:
+    deployment = Deployment(1, 1, {}, {"bond": str(10**19), "name": "muster", "jury_size": 3})
+    assert parameters_of(deployment, OBSERVED) == {"bond": 10**19, "jury_size": 3}
+    observed = replace(OBSERVED, parameters={"jury_size": 5})
+    assert parameters_of(deployment, observed)["jury_size"] == 5
+    assert "juror_fee" not in parameters_of(deployment, observed)
+
+
+# Samples
+
+
+def test_a_sample_is_drawn_by_the_seed_alone() -> None:
+    table = table_of(a_batch(1, [a_record(i) for i in range(200)]))
+    assert draw(table, RUN, 10, 1) == draw(table, RUN, 10, 1)
+    assert draw(table, RUN, 10, 1) != draw(table, RUN, 10, 2)
+    assert len(set(draw(table, RUN, 10, 3))) == 10
+    assert draw(table, RUN, None, 3) == draw(table, RUN, 999, 4) == list(range(200))
+    assert draw(table, RunId(2), 5, 0) == []
+
+
+def test_outcomes_are_run_again_policy_by_policy() -> None:
+    table = table_of(a_batch(1, [a_record(i, policy_version=i % 3) for i in range(30)]))
+    versions = [table.record(row).policy_version for row in draw(table, RUN, None, 0)]
+    assert versions == sorted(versions)
+
+
+# Tries and headers
+
+
+@settings(max_examples=50)
+@given(
+    st.dictionaries(st.binary(min_size=1, max_size=4), st.binary(min_size=1, max_size=70)),
+)
+def test_a_trie_has_the_root_that_another_library_computes(entries: dict[bytes, bytes]) -> None:
+    reference = HexaryTrie({})
+    for key, value in entries.items():
+        reference[key] = value
+    assert trie_root(entries) == reference.root_hash
+
+
+def test_a_trie_of_many_receipts_has_the_root_that_another_library_computes() -> None:
+    random = Random(0)
+    entries = {rlp.encode(place): random.randbytes(200) for place in range(300)}
+    reference = HexaryTrie({})
+    for key, value in entries.items():
+        reference[key] = value
+    assert trie_root(entries) == reference.root_hash
+
+
+GENESIS = {
+    "hash": "0xd4e56740f876aef8c010b86a40d5f56745a118d0906a34e69aec8c0db1cb8fa3",
+    "parentHash": "0x" + "00" * 32,
+    "sha3Uncles": "0x1dcc4de8dec75d7aab85b567b6ccd41ad312451b948a7413f0a142fd40d49347",
+    "miner": "0x" + "00" * 20,
+    "stateRoot": "0xd7f8974fb5ac78d9ac099b9ad5018bedc2ce0a72dad1827a1709da30580f0544",
+    "transactionsRoot": "0x56e81f171bcc55a6ff8345e692c0f86e5b48e01b996cadc001622fb5e363b421",
+    "receiptsRoot": "0x56e81f171bcc55a6ff8345e692c0f86e5b48e01b996cadc001622fb5e363b421",
+    "logsBloom": "0x" + "00" * 256,
+    "difficulty": "0x400000000",
+    "number": "0x0",
+    "gasLimit": "0x1388",
+    "gasUsed": "0x0",
+    "timestamp": "0x0",
+    "extraData": "0x11bbe8db4e347b4e8c937c1c8370e4b5ed33adb3db69cbdb7a38e1e50b1b82fa",
+    "mixHash": "0x" + "00" * 32,
+    "nonce": "0x0000000000000042",
+}
+"""Block 0 of Ethereum's main chain."""
+
+
+def test_the_hash_of_ethereums_first_block() -> None:
+    assert "0x" + header_hash(GENESIS).hex() == GENESIS["hash"]
+    assert "0x" + receipts_root([]).hex() == GENESIS["receiptsRoot"]
+    assert header_hash({**GENESIS, "gasUsed": "0x1"}) != header_hash(GENESIS)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"parentHash": 3}, {"difficulty": "x"}])
+def test_what_is_no_header_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(EncodingError, match="malformed block header"):
+        header_hash({**GENESIS, **wrong} if wrong else {})
+
+
+def test_receipts_of_unknown_types_are_refused() -> None:
+    for wrong in ({"type": "0x7e"}, {"type": "0x2"}, {"type": 2}):
+        with pytest.raises(EncodingError):
+            receipts_root([wrong])
+
+
+def test_a_filter_never_misses_and_mostly_tells() -> None:
+    """The bits of 0x00…01 are those of keccak(address), by hand."""
+    address = "0x" + "00" * 19 + "01"
+    hashed = keccak(bytes(19) + b"\x01")
+    bits = sum(
+        {1 << (int.from_bytes(hashed[i : i + 2], "big") % 2048) for i in (0, 2, 4)}
+    ).to_bytes(256, "big")
+    assert may_hold_logs_of(bits, [address])
+    assert not may_hold_logs_of(bytes(256), [address])
+    assert not may_hold_logs_of(bits, ["0x" + "77" * 20])
+
+
+# Dumps
+
+DEPLOYMENT = Deployment(31337, 1, {"ContributionLedger": WORKER}, {"challenge_window_s": 30})
+OBSERVED = Observed(10**30, 0, 0, {(RUN, WORKER): StakeAccount(1, 2, 3, 4)}, 0, 0)
+HEAD = BlockId(9, keccak(b"head"))
+
+
+def test_a_dump_gives_back_what_was_put_in(tmp_path: Path) -> None:
+    block = DumpedBlock(BlockId(3, keccak(b"3")), 7, [], {"hash": "0x"}, [])
+    path = tmp_path / "dump.gz"
+    assert write_dump(path, DEPLOYMENT, [block], lambda: DumpEnd(HEAD, OBSERVED)) == 1
+    reader = DumpReader(path)
+    assert reader.deployment == DEPLOYMENT
+    assert list(reader.blocks()) == [block]
+    assert reader.end == DumpEnd(HEAD, OBSERVED)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=40)
+@given(st.lists(json_values | st.just({"format": "muster-chain-dump", "version": 2}), max_size=4))
+def test_no_dump_crashes_who_reads_it(lines: list[Any]) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "dump.gz"
+        path.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
+        with pytest.raises(MusterError):
+            list(DumpReader(path).blocks())
+
+
+# Evidence
+
+
+def test_evidence_that_somebody_removes_meanwhile_is_not_at_hand(tmp_path: Path) -> None:
+    for name in ("stays", "goes"):
+        (tmp_path / name).write_bytes(name.encode())
+    store = EvidenceStore([tmp_path])
+    (tmp_path / "goes").unlink()
+    assert store.document(Hash32(keccak(b"goes"))) is None
+    assert store.document(Hash32(keccak(b"stays"))) == b"stays"
+
+
+# Contradictions
+
+
+def test_a_check_lists_some_and_counts_all() -> None:
+    many = (Contradiction(Kind.SLOT_TWICE, f"slot {i}") for i in range(MAX_LISTED + 7))
+    check = summarise("slots", many, "none")
+    assert (check.passed, len(check.contradictions), check.count) == (
+        False,
+        MAX_LISTED,
+        MAX_LISTED + 7,
+    )
+    assert check.detail.endswith(f"slot 4; and {MAX_LISTED + 2} more")
+
+
+def test_a_contradiction_says_where_it_is() -> None:
+    found = Contradiction(Kind.SLOT_TWICE, "twice", "0xt", 5, 3, 1)
+    assert str(found) == "twice (batch 3, position 1, block 5, 0xt)"
+    assert str(Contradiction(Kind.LINEAGE, "no place")) == "no place"
+
+
+# The ledger
+
+
+def event(number: int, name: str, **args: Any) -> Event:
+    block = keccak(b"%d" % number)
+    return Event("RunRegistry", name, args, number, block, number, 0, f"0x{number:064x}")
+
+
+CONFIG = RunConfig(
+    WORKER, WORKER, *(keccak(b"x"),) * 4, terms=RunTerms(1, 1, 1, 1), validators=(WORKER,)
+)
+
+
+def test_a_rewound_ledger_is_one_that_never_saw_what_is_gone() -> None:
+    created = event(1, "RunCreated", run_id=1, owner=WORKER, config=CONFIG)
+    kept = event(2, "CheckpointPublished", run_id=1, version=0, manifest_root=keccak(b"0"))
+    gone = event(3, "CheckpointPublished", run_id=1, version=1, manifest_root=keccak(b"1"))
+    ledger, twin = Ledger(keeps_events=True), Ledger()
+    for each in (created, kept, gone):
+        ledger.apply(each)
+    ledger.rewind(2)
+    for each in (created, kept, kept):
+        twin.apply(each)
+    assert ledger.runs == twin.runs
+    assert ledger.recent_blocks() == twin.recent_blocks()
+    assert ledger.block_number == 2
+    assert twin.kept_events() == []
+
+
+def test_an_event_about_something_unknown_is_placed() -> None:
+    ledger = Ledger()
+    ledger.apply(event(4, "CheckpointPublished", run_id=7, version=0, manifest_root=keccak(b"0")))
+    (found,) = ledger.disorder
+    assert (found.kind, found.block, found.tx) == (Kind.EVENT_ORDER, 4, f"0x{4:064x}")
+
+
+# Lineage
+
+
+def manifest(version: int, start: int, end: int, run_id: RunId = RUN) -> Manifest:
+    files = (ManifestFile("model", 1, (keccak(b"chunk"),)),)
+    return Manifest(run_id, PolicyVersion(version), files, keccak(b"state"), start, end)
+
+
+def traced(
+    *published: Manifest,
+    shown: set[int] | None = None,
+    level: int | None = None,
+    log: TrainerLog | None = None,
+) -> Any:
+    """Return the lineage of the last of some versions, over eight accepted records."""
+    ledger = Ledger()
+    ledger.apply(event(1, "RunCreated", run_id=1, owner=WORKER, config=CONFIG))
+    found = [a_record(i, file_hash=keccak(b"%d" % (i % 7))) for i in range(8)]
+    batch = a_batch(1, found, block_number=2, posted_block=3)
+    ledger.batches[1] = batch
+    ledger.posted.append(1)
+    by_root: dict[Hash32, bytes] = {}
+    for place, each in enumerate(published):
+        root = keccak(each.to_bytes())
+        number = PolicyVersion(place)
+        ledger.apply(
+            event(5 + place, "CheckpointPublished", run_id=1, version=number, manifest_root=root)
+        )
+        if shown is None or place in shown:
+            by_root[root] = each.to_bytes()
+    version = PolicyVersion(len(published) - 1)
+    return trace(ledger, RUN, version, by_root.get, max_async_level=level, log=log)
+
+
+def test_a_lineage_follows_the_stream() -> None:
+    found = traced(manifest(0, 0, 0), manifest(1, 0, 4), manifest(2, 4, 8))
+    assert [each.version for each in found.ingredients] == [1] * 4 + [2] * 4
+    # The eighth record is the first's file again.
+    assert [each.use for each in found.ingredients] == ["offered"] * 7 + ["repeated"]
+    assert found.contradictions == ()
+
+
+WHOLE = a_record(0).rollouts
+VERSIONS = (manifest(0, 0, 0), manifest(1, 0, 3), manifest(2, 3, 6))
+
+
+def step_line(version: int, first: int, *kept: int, **more: Any) -> str:
+    """Return a step's line of metrics.jsonl: of each record's samples, so many were kept."""
+    dropped = [{"zero_advantage": WHOLE - left} if left < WHOLE else {} for left in kept]
+    uses = [
+        {"position": first + place, "kept": left, "dropped": dropped[place]}
+        for place, left in enumerate(kept)
+    ]
+    total = {"zero_advantage": sum(each.get("zero_advantage", 0) for each in dropped)}
+    entry = {"policy_version": version, "samples": sum(kept), "dropped": total, "uses": uses}
+    return json.dumps({**entry, **more})
+
+
+def trainer_log(tmp_path: Path, *lines: str) -> TrainerLog:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return read_trainer_log(path)
+
+
+def test_a_lineage_with_the_trainers_log_tells_trained_from_dropped(tmp_path: Path) -> None:
+    evaluation = json.dumps({"eval": {"policy_version": 1}})
+    steps = step_line(1, 0, WHOLE, 0, WHOLE - 1), step_line(2, 3, WHOLE, 0, 0)
+    found = traced(*VERSIONS, log=trainer_log(tmp_path, steps[0], evaluation, steps[1]))
+    uses = ["trained", "dropped", "trained", "trained", "dropped", "dropped"]
+    assert [each.use for each in found.ingredients] == uses
+    trained = [WHOLE, 0, WHOLE - 1, WHOLE, 0, 0]
+    assert [each.trained_samples for each in found.ingredients] == trained
+    assert found.ingredients[1].dropped == {"zero_advantage": WHOLE}
+    assert (found.not_taken, found.contradictions) == (2, ())
+    assert sum(count for _, count, _ in found.by_worker()) == 3
+
+
+def test_without_the_trainers_log_nothing_is_called_trained_on() -> None:
+    found = traced(*VERSIONS)
+    assert {each.use for each in found.ingredients} == {"offered"}
+    assert {each.trained_samples for each in found.ingredients} == {None}
+
+
+def test_what_a_rollback_undid_is_not_in_later_versions(tmp_path: Path) -> None:
+    log = trainer_log(
+        tmp_path, step_line(1, 0, WHOLE, 0, WHOLE), step_line(2, 3, WHOLE, 0, 0, rolled_back_to=0)
+    )
+    found = traced(*VERSIONS, log=log)
+    uses = ["undone", "dropped", "undone", "undone", "dropped", "dropped"]
+    assert [each.use for each in found.ingredients] == uses
+    assert found.by_worker() == []
+    earlier = traced(*VERSIONS[:2], log=log)
+    assert [each.use for each in earlier.ingredients] == ["trained", "dropped", "trained"]
+
+
+def test_a_step_that_trained_on_nothing_trained_on_no_file(tmp_path: Path) -> None:
+    dropped = {"mismatch": WHOLE, "zero_advantage": 2 * WHOLE}
+    log = trainer_log(tmp_path, step_line(1, 0, WHOLE, 0, 0, samples=0, dropped=dropped))
+    assert (log.uses[0].state, log.uses[0].dropped) == ("dropped", {"mismatch": WHOLE})
+    assert log.late == {1: {"mismatch": WHOLE}}
+
+
+def test_a_trainers_log_of_other_records_contradicts_the_chain(tmp_path: Path) -> None:
+    for line in (step_line(1, 0, WHOLE + 1), step_line(2, 0, WHOLE)):
+        found = traced(*VERSIONS, log=trainer_log(tmp_path, line))
+        (problem,) = found.contradictions
+        assert "the trainer's log says of record 0" in problem.detail
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"step": 1}', step_line(1, 0, 1).replace("kept", "keep")]
+)
+def test_what_is_no_trainers_log_is_refused_by_its_line(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ConfigError, match="2 is no line of a trainer") as caught:
+        trainer_log(tmp_path, step_line(1, 0, WHOLE), line)
+    assert caught.value.hint
+
+
+def test_one_manifest_fixes_the_whole_ancestry() -> None:
+    found = traced(manifest(0, 0, 0), manifest(1, 0, 4), manifest(2, 4, 8), shown={2})
+    assert [each.version for each in found.ingredients] == [None] * 4 + [2] * 4
+    assert found.contradictions == ()
+
+
+def test_policies_that_became_too_old_are_stale_where_the_recipe_is_known() -> None:
+    versions = [manifest(i, 0, 0) for i in range(4)]
+    found = traced(*versions, manifest(4, 0, 2), level=2)
+    assert [each.use for each in found.ingredients] == ["stale", "stale"]
+    assert [each.use for each in traced(*versions, manifest(4, 0, 2)).ingredients] == [
+        "offered",
+        "offered",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("published", "words"),
+    [
+        ((manifest(0, 0, 0), manifest(1, 0, 4), manifest(2, 3, 8)), "goes on at 3, its parent"),
+        ((manifest(0, 0, 0), manifest(1, 0, 9)), "consumed 9 records, 8 were posted"),
+        ((manifest(0, 0, 0), manifest(3, 0, 4)), "run 1 version 3 was published as 1"),
+        ((manifest(0, 0, 0), manifest(1, 0, 4, RunId(2))), "run 2 version 1 was published as 1"),
+    ],
+)
+def test_a_lineage_that_does_not_follow_is_contradicted(
+    published: tuple[Manifest, ...], words: str
+) -> None:
+    found = traced(*published).contradictions
+    assert {each.kind for each in found} == {Kind.LINEAGE}
+    assert any(words in each.detail for each in found)
+
+
+def test_a_version_without_its_manifest_has_no_lineage() -> None:
+    with pytest.raises(ConfigError, match="nobody shows the manifest of version 1"):
+        traced(manifest(0, 0, 0), manifest(1, 0, 4), shown={0})
+
+
+def test_the_stream_is_in_the_order_of_posting() -> None:
+    ledger = Ledger()
+    ledger.batches = {1: a_batch(1, [a_record(1)]), 2: a_batch(2, [a_record(2), a_record(3)])}
+    ledger.posted = [2, 1]
+    assert stream_rows(ledger, tabulate(ledger), RUN) == [1, 2, 0]

@@ -1,0 +1,190 @@
+"""The commands: their flags are frozen, heavy libraries stay out, errors say what to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from worlds.client_world import CALIBRATION, RECIPE, TASK_SET
+
+from muster.client import cli
+from muster.client.cli.calibrate import calibrate
+from muster.client.cli.judges import juror, validator
+from muster.client.cli.keys import wallet
+from muster.client.cli.worker import rewards, worker
+from muster.client.connections import require_device
+from muster.inference import calibrate as calibrating
+from muster.inference.measuring import Plan
+from muster.protocol.errors import ConfigError, EngineError, WalletError
+from muster.protocol.ids import to_address
+from muster.toploc import Calibration
+from muster.toploc.calibration import Measurement
+from muster.wallet import LIGHT_SCRYPT_N, load_wallet
+
+COMMANDS: dict[str, Any] = {
+    "wallet": wallet,
+    "worker": worker,
+    "rewards": rewards,
+    "validator": validator,
+    "juror": juror,
+    "calibrate": calibrate,
+}
+
+
+def run(*words: str, **options: Any) -> Any:
+    return CliRunner().invoke(COMMANDS[words[0]], list(words[1:]), **options)
+
+
+def test_commands_are_imported_without_heavy_libraries() -> None:
+    names = (each.name for each in iter_modules(cli.__path__, "cli."))
+    modules = ", ".join(f"muster.client.{name}" for name in (*names, "doctor.command"))
+    program = f"import sys, {modules}; print(*sys.modules)"
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    heavy = {"torch", "transformers", "web3", "pyarrow", "eth_account", "numpy", "httpx"}
+    assert heavy.isdisjoint(output.split())
+
+
+def test_wallet_is_created_and_shown(tmp_path: Path) -> None:
+    file = str(tmp_path / "w.json")
+    created = run("wallet", "new", file, "--light", env={"MUSTER_PASSWORD": "s"})
+    address = to_address(created.stdout.strip())
+    assert run("wallet", "show", file).stdout.strip() == address
+    assert load_wallet(Path(file), "s").address == address
+    cost = json.loads(Path(file).read_text())["crypto"]["kdfparams"]["n"]
+    assert cost == LIGHT_SCRYPT_N
+
+
+def test_created_wallets_key_is_not_printed(tmp_path: Path) -> None:
+    file = tmp_path / "w.json"
+    created = run("wallet", "new", str(file), "--light", env={"MUSTER_PASSWORD": "s"})
+    assert load_wallet(file, "s").key.hex() not in created.output
+
+
+def test_missing_keystore_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    result = run("wallet", "show", str(tmp_path / "none"))
+    assert isinstance(result.exception, WalletError)
+    assert "muster wallet new" in (result.exception.hint or "")
+
+
+def test_claim_without_a_sender_is_refused_before_anything_is_asked() -> None:
+    result = run("rewards", "claim", "--run", "1")
+    assert isinstance(result.exception, ConfigError)
+    result = run("rewards", "--run", "1")
+    assert "whose rewards?" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        (("worker", "run", "--run", "1", "--state-dir", "w"), "orchestrator"),
+        (("validator", "run", "--run", "1", "--state-dir", "v"), "orchestrator"),
+        (("juror", "run"), "state_dir"),
+    ],
+)
+def test_missing_setting_is_named_before_the_password_is_asked_for(
+    words: tuple[str, ...], missing: str, tmp_path: Path
+) -> None:
+    result = run(*words, "--keystore", str(tmp_path / "k"))
+    assert isinstance(result.exception, ConfigError)
+    assert missing in str(result.exception)
+
+
+def test_unknown_setting_in_the_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "worker.toml").write_text('orchestrater = "http://x"\n')
+    result = run("worker", "run", "--keystore", "k", "--config", str(tmp_path / "worker.toml"))
+    assert "did you mean 'orchestrator'?" in (getattr(result.exception, "hint", "") or "")
+
+
+ROWS = tuple(
+    Measurement(name=name, kind=kind, judged="sample", trials=300, accepted=accepted, strength=0.1)
+    for name, kind, accepted in (("batched", "honest", 300), ("weights in int4", "cheap", 2))
+)
+
+
+def measured(
+    asked: dict[str, Any], refusal: EngineError | None = None
+) -> Callable[..., calibrating.CalibrationRun]:
+    def calibrate_model(model: Path, plan: Plan, **options: Any) -> calibrating.CalibrationRun:
+        asked.update(model=model, plan=plan)
+        return calibrating.CalibrationRun(CALIBRATION, ROWS, refusal)
+
+    return calibrate_model
+
+
+def test_calibration_is_written_and_its_hash_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recipe").write_bytes(RECIPE.to_bytes())
+    (tmp_path / "tasks").write_bytes(TASK_SET.to_bytes())
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(calibrating, "calibrate_model", measured(asked))
+    out, plot = tmp_path / "calibration.json", tmp_path / "power.svg"
+    result = run(
+        "calibrate", "--model", "m", "--task-set", str(tmp_path / "tasks"),
+        "--recipe", str(tmp_path / "recipe"), "--out", str(out), "--samples", "32",
+        "--other", f"base={tmp_path}", "--engines", "a,b", "--plot", str(plot),
+    )  # fmt: skip
+    assert result.stdout.strip() == "0x" + CALIBRATION.hash().hex()
+    assert Calibration.from_bytes(out.read_bytes()) == CALIBRATION
+    assert (asked["plan"].samples, asked["plan"].recipe) == (32, RECIPE)
+    assert asked["plan"].prompts[0] == TASK_SET[0].prompt
+    assert (asked["plan"].engines, asked["plan"].others) == (("a", "b"), {"base": tmp_path})
+    assert "int4" in result.stderr
+    assert plot.read_text().startswith("<?xml")
+
+
+def test_calibration_needs_no_more_than_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(calibrating, "calibrate_model", measured(asked))
+    result = run("calibrate", "--model", "m", "--out", str(tmp_path / "c.json"))
+    assert result.exit_code == 0
+    assert asked["plan"].prompts == []
+
+
+def test_refused_model_gets_no_calibration_but_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = EngineError("the forger 'x' passes")
+    monkeypatch.setattr(calibrating, "calibrate_model", measured({}, refusal))
+    result = run("calibrate", "--model", "m", "--out", str(tmp_path / "c.json"))
+    assert result.exception is refusal
+    assert "int4" in result.stderr
+    assert not (tmp_path / "c.json").exists()
+
+
+@pytest.mark.parametrize("pair", ["base=", "=.", "base=/no/such/folder"])
+def test_other_model_is_refused_without_name_or_folder(pair: str) -> None:
+    result = run("calibrate", "--model", "m", "--other", pair)
+    assert "is not NAME=FOLDER" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--dtype", "float64"),
+        ("--threads", "0"),
+        ("--threads", "1000"),
+    ],
+)
+def test_an_engine_that_there_is_not_is_wrong_usage(words: tuple[str, ...]) -> None:
+    result = run("worker", "run", "--keystore", "k", *words)
+    assert result.exit_code == 2
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99"])
+def test_a_device_that_torch_does_not_have_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"torch cannot compute on '{device}'") as caught:
+        require_device(device)
+    assert "cpu works everywhere" in (caught.value.hint or "")
+    require_device("cpu")

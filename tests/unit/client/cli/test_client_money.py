@@ -1,0 +1,362 @@
+"""Stake and rewards: what is signed, what it costs, what is claimed."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds.client_world import NODE_KEY, OTHER_KEY, RUN, WORKER
+
+from muster.chain import (
+    ZERO_ADDRESS,
+    BatchView,
+    NodeConsent,
+    Permit,
+    RunTerms,
+    WorkerStatus,
+)
+from muster.client.quantities import WEI_PER_TOKEN, format_tokens, parse_tokens
+from muster.client.rewards import (
+    candidate_outcomes,
+    claim,
+    describe_earnings,
+    facts_of,
+    find_earnings,
+)
+from muster.client.stake import add_stake, join_run, stake_offer, take_from_faucet
+from muster.protocol.eip712 import Domain, address_of, digest, recover
+from muster.protocol.encoding import abi_words, address_bytes, keccak
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import Address, PolicyVersion, RunId, Step, to_address
+from muster.protocol.merkle import merkle_root, verify_merkle_proof
+from muster.protocol.messages import NodeRegistration, OutcomeRecord, Reason, Verdict
+from muster.wallet import Wallet
+
+OWNER = Wallet(address_of(OTHER_KEY), OTHER_KEY)
+NODE = Wallet(address_of(NODE_KEY), NODE_KEY)
+VAULT, REGISTRY = (to_address(keccak(name)[:20]) for name in (b"vault", b"registry"))
+SEPARATOR = keccak(b"the token's domain")
+TERMS = RunTerms(price_per_unit=3, fraud_ppm=100_000, exact_fraud_ppm=250_000, quorum=2)
+
+
+class FakeContract:
+    """Answers views from a table, and notes writes."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.written: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any) -> Any:
+            if name in self.answers:
+                answer = self.answers[name]
+                return answer(*args) if callable(answer) else answer
+            self.written.append((name, *args))
+            return SimpleNamespace(tx_hash=f"0x{len(self.written)}")
+
+        return call
+
+
+class FakeChain:
+    """The contracts that stake and rewards use."""
+
+    def __init__(
+        self,
+        status: WorkerStatus = WorkerStatus.NONE,
+        chain_id: int = 31337,
+        proposed_at: int = 0,
+        node: Address = ZERO_ADDRESS,
+    ) -> None:
+        self.chain_id = chain_id
+        self.account = OWNER.address
+        self.deployment = SimpleNamespace(contracts={"StakeVault": VAULT})
+        self.token = FakeContract(
+            nonces=4, domain_separator=SEPARATOR, balance_of=150 * WEI_PER_TOKEN, allowance=0
+        )
+        is_member = status is not WorkerStatus.NONE
+        self.workers = FakeContract(
+            nonces=2,
+            required_stake=100 * WEI_PER_TOKEN,
+            worker_of=(3 if is_member else 0, node),
+            member_of=SimpleNamespace(status=status),
+        )
+        self.runs = FakeContract(
+            run_count=RUN,
+            terms_of=(TERMS, 4),
+            proposed_change=(TERMS, proposed_at),
+            is_validator=False,
+        )
+        self.vault = FakeContract(
+            unbonding_period=86400, active_stake=100 * WEI_PER_TOKEN if is_member else 0
+        )
+
+    def domain(self, _contract: str) -> Domain:
+        return Domain(self.chain_id, REGISTRY)
+
+    async def now(self) -> int:
+        return 5_000
+
+
+def permit_signer(amount: int, permit: Permit) -> Address:
+    """Return who signed the ERC-2612 permit, encoded here word by word."""
+    permit_type = keccak(
+        b"Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)"
+    )
+    words = (address_bytes(OWNER.address), address_bytes(VAULT), amount, 4, permit.deadline)
+    struct = keccak(abi_words(permit_type, *words))
+    signature = permit.r + permit.s + bytes([permit.v])
+    return recover(keccak(b"\x19\x01" + SEPARATOR + struct), signature)
+
+
+# Stake
+
+
+async def test_worker_joins_a_run_under_its_terms_in_one_transaction() -> None:
+    chain: Any = FakeChain()
+    await join_run(chain, OWNER, NODE, RUN, 100)
+    [(name, run_id, terms, amount, consent, permit)] = chain.workers.written
+    assert (name, run_id, terms, amount) == ("join", RUN, 4, 100)
+    assert (consent.node, consent.deadline) == (NODE.address, 8_600)
+    registration = NodeRegistration(OWNER.address, NODE.address, 2, consent.deadline)
+    signed = digest(Domain(31337, REGISTRY), registration.struct_hash())
+    assert recover(signed, consent.signature) == NODE.address
+    assert permit_signer(100, permit) == OWNER.address
+    assert permit_signer(101, permit) != OWNER.address
+
+
+async def test_worker_of_another_run_keeps_its_node() -> None:
+    chain: Any = FakeChain(node=NODE.address)
+    await join_run(chain, OWNER, None, RUN, 100)
+    assert chain.workers.written[0][4] == NodeConsent(ZERO_ADDRESS, 0, b"")
+    assert (await stake_offer(chain, OWNER.address, RUN, None, with_node=False)).joins
+
+
+async def test_who_has_no_node_must_name_one() -> None:
+    chain: Any = FakeChain()
+    with pytest.raises(ConfigError, match="has no node yet"):
+        await stake_offer(chain, OWNER.address, RUN, None, with_node=False)
+
+
+async def test_nobody_joins_while_terms_are_about_to_change() -> None:
+    chain: Any = FakeChain(proposed_at=9)
+    with pytest.raises(ConfigError, match="terms of run 7 are about to change"):
+        await stake_offer(chain, OWNER.address, RUN, None, with_node=True)
+
+
+async def test_stake_is_added_for_one_run_once_the_vault_may_take_it() -> None:
+    chain: Any = FakeChain()
+    await add_stake(chain, RUN, OWNER.address, 7)
+    assert chain.token.written == [("approve", VAULT, 7)]
+    assert chain.vault.written == [("deposit", RUN, OWNER.address, 7)]
+
+
+async def test_offer_says_what_is_locked_signed_for_how_long_and_what_can_be_lost() -> None:
+    chain: Any = FakeChain()
+    offer = await stake_offer(chain, OWNER.address, RUN, None, with_node=True)
+    assert offer.amount_wei == 100 * WEI_PER_TOKEN
+    text = offer.describe()
+    assert "100 of 150 tokens" in text
+    assert "back    1 d after muster unstake" in text
+    assert "signs   join run 7 under its terms 4" in text
+    assert "risk    " in text
+
+
+async def test_a_member_does_not_join_again() -> None:
+    chain: Any = FakeChain(WorkerStatus.ACTIVE, node=NODE.address)
+    offer = await stake_offer(chain, OWNER.address, RUN, 5, with_node=False)
+    assert not offer.joins
+    offer.require_something(with_node=False)
+    with pytest.raises(ConfigError, match="in run 7 already, and keeps its node"):
+        offer.require_something(with_node=True)
+    nothing = await stake_offer(chain, OWNER.address, RUN, None, with_node=False)
+    with pytest.raises(ConfigError, match="100 tokens are staked for run 7 already"):
+        nothing.require_something(with_node=False)
+
+
+async def test_stake_for_no_run_is_refused() -> None:
+    chain: Any = FakeChain()
+    with pytest.raises(ConfigError, match="there is no run 8, there are 7"):
+        await stake_offer(chain, OWNER.address, RunId(8), None, with_node=True)
+
+
+async def test_stake_beyond_the_balance_is_refused_before_it_is_sent() -> None:
+    chain: Any = FakeChain()
+    offer = await stake_offer(chain, OWNER.address, RUN, 151 * WEI_PER_TOKEN, with_node=True)
+    with pytest.raises(ConfigError, match="holds 150 tokens, staking takes 151") as caught:
+        offer.require_funds()
+    assert "--faucet" in (caught.value.hint or "")
+
+
+async def test_faucet_is_for_development_chains() -> None:
+    chain: Any = FakeChain()
+    await take_from_faucet(chain, OWNER.address, 9)
+    assert chain.token.written == [("faucet", OWNER.address, 9)]
+    with pytest.raises(ConfigError, match="has no faucet"):
+        await take_from_faucet(FakeChain(chain_id=1), OWNER.address, 9)  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 2**128 - 1))
+def test_amounts_survive_formatting_and_parsing(wei: int) -> None:
+    assert parse_tokens(format_tokens(wei).replace(",", "")) == wei
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "-1", "0", "nan", "inf", "1e99", "0.0000000000000000001", "1 000"]
+)
+def test_amounts_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="not an amount"):
+        parse_tokens(text)
+
+
+# Rewards
+
+
+def make_record(
+    index: int, worker_id: int = 5, verdict: Verdict = Verdict.ACCEPTED, step: int = 1
+) -> OutcomeRecord:
+    reason = Reason.NONE if verdict is Verdict.ACCEPTED else Reason.LATE
+    digest_ = keccak(bytes([index]))
+    return OutcomeRecord(
+        worker_id, Step(step), index, PolicyVersion(0), digest_, 4, 100, verdict, reason
+    )
+
+
+def make_view(*batches: list[OutcomeRecord] | None, run_id: RunId = RUN) -> Any:
+    views = {
+        n: BatchView(
+            batch_id=n,
+            run_id=run_id,
+            root=keccak(b"submissions"),
+            count=len(records or ()),
+            units=10_000,
+            price_per_unit=3,
+            terms=1,
+            committed_at=1,
+            block_number=n,
+            tx_hash="0x",
+            records=records,
+            outcomes_root=keccak(b"outcomes"),
+            posted_at=2,
+        )
+        for n, records in enumerate(batches, 1)
+    }
+    return SimpleNamespace(
+        workers={WORKER: SimpleNamespace(worker_id=5)},
+        runs={RUN: SimpleNamespace()},
+        batches=views,
+        cases={},
+    )
+
+
+class FakeLedger:
+    """Final, pending and overturned outcomes by batch, and slots that are paid."""
+
+    def __init__(self, view: Any) -> None:
+        self.view = view
+        self.pending: set[int] = set()
+        self.overturned: dict[int, Verdict] = {}
+        self.paid: set[tuple[int, int]] = set()
+        self.claims: list[list[Any]] = []
+        self.escrow = self.ledger = self
+
+    async def is_paid(self, _run: RunId, _worker: Address, step: int, index: int) -> bool:
+        await asyncio.sleep(0)
+        return (step, index) in self.paid
+
+    async def standing_of(self, outcome: Any) -> Any:
+        record, batch_id = OutcomeRecord.from_bytes(outcome.record), outcome.batch.batch_id
+        root = merkle_root(self.view.batches[batch_id].leaves())
+        leaf = record.leaf(batch_id, outcome.position)
+        assert verify_merkle_proof(leaf, outcome.proof, root)
+        verdict = self.overturned.get(batch_id, record.verdict)
+        return SimpleNamespace(verdict=verdict, is_final=batch_id not in self.pending)
+
+    async def claim(self, claims: list[Any]) -> Any:
+        self.claims.append(claims)
+        return SimpleNamespace(tx_hash=f"0x{len(self.claims)}")
+
+
+def test_only_the_workers_accepted_outcomes_of_the_run_count() -> None:
+    mixed = [make_record(0), make_record(1, worker_id=6), make_record(2, verdict=Verdict.REJECTED)]
+    view = make_view(mixed, None)
+    assert [e.record.index for e in candidate_outcomes(view, RUN, WORKER)] == [0]
+    assert candidate_outcomes(make_view(mixed, run_id=RunId(8)), RUN, WORKER) == []
+    assert candidate_outcomes(view, RUN, to_address(bytes(20))) == []
+
+
+def test_slot_counts_once_whatever_batches_it_is_in() -> None:
+    view = make_view([make_record(0)], [make_record(0), make_record(0, step=2)])
+    found = candidate_outcomes(view, RUN, WORKER)
+    assert [(e.batch.batch_id, e.position) for e in found] == [(1, 0), (2, 1)]
+
+
+async def test_earnings_are_told_apart_by_what_can_be_done_about_them() -> None:
+    view = make_view(*([make_record(n)] for n in range(4)))
+    chain: Any = FakeLedger(view)
+    chain.pending, chain.paid, chain.overturned = {2}, {(1, 2)}, {4: Verdict.FRAUD}
+    earnings = await find_earnings(chain, view, RUN, WORKER)
+    parts = (earnings.claimable, earnings.pending, earnings.paid)
+    assert [[e.record.index for e in part] for part in parts] == [[0], [1], [2]]
+    assert earnings.amount_wei(earnings.claimable) == 300
+
+
+async def test_rejection_that_was_overturned_is_earned_after_all() -> None:
+    view = make_view([make_record(0, verdict=Verdict.REJECTED)])
+    chain: Any = FakeLedger(view)
+    assert (await find_earnings(chain, view, RUN, WORKER)).claimable == ()
+    view.cases = {view.batches[1].records[0].leaf(1, 0): "a case"}
+    assert (await find_earnings(chain, view, RUN, WORKER)).claimable == ()
+    chain.overturned = {1: Verdict.ACCEPTED}
+    assert len((await find_earnings(chain, view, RUN, WORKER)).claimable) == 1
+
+
+@given(st.integers(0, 30), st.integers(1, 12))
+def test_every_claimable_outcome_is_claimed_once_with_a_true_proof(count: int, size: int) -> None:
+    view = make_view([make_record(n) for n in range(count)] or None)
+    chain: Any = FakeLedger(view)
+
+    async def run() -> list[str]:
+        return await claim(chain, await find_earnings(chain, view, RUN, WORKER), size=size)
+
+    transactions = asyncio.run(run())
+    positions = [p for part in chain.claims for claimed in part for p in claimed.positions]
+    assert sorted(positions) == list(range(count))
+    assert all(1 <= len(claimed.positions) <= size for part in chain.claims for claimed in part)
+    assert len(transactions) == -(-count // size)
+
+
+async def test_a_batch_that_nobody_judged_earns_nothing() -> None:
+    view = make_view([make_record(0)], None)
+    earnings = await find_earnings(FakeLedger(view), view, RUN, WORKER)  # type: ignore[arg-type]
+    assert [earning.batch.batch_id for earning in earnings.claimable] == [1]
+
+
+async def test_report_states_slots_and_tokens() -> None:
+    view = make_view([make_record(0), make_record(1)])
+    chain: Any = FakeLedger(view)
+    earnings = await find_earnings(chain, view, RUN, WORKER)
+    report = describe_earnings(earnings, WORKER, [])
+    assert (report["claimable_slots"], report["worker"]) == (2, WORKER)
+    assert report["claimable_tokens"] == "0.0000000000000006"
+    assert facts_of(report)["claimable"] == (
+        "0.0000000000000006 tokens for 2 submissions: "
+        f"muster rewards claim --run {RUN} --keystore FILE"
+    )
+
+
+async def test_a_claim_says_what_was_claimed_for_whom_and_where() -> None:
+    view = make_view([make_record(0), make_record(1)])
+    chain: Any = FakeLedger(view)
+    earnings = await find_earnings(chain, view, RUN, WORKER)
+    report = describe_earnings(earnings, WORKER, ["0xab"])
+    assert (report["claimed_slots"], report["claimable_slots"], report["paid_slots"]) == (2, 0, 2)
+    facts = facts_of(report)
+    assert facts["claimed"] == f"0.0000000000000006 tokens for 2 submissions of run {RUN}"
+    assert facts["to"] == f"{WORKER}, its wallet"
+    assert facts["in"] == ["0xab"]
+    assert facts["claimable"] == "nothing now"
+    assert facts["paid"] == "0.0000000000000006 tokens for 2 submissions in all"

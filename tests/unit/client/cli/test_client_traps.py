@@ -1,0 +1,253 @@
+"""Traps: one strike and no more, noted before it is signed, scored by who signed what."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from worlds.cases import ME, PEER, STRANGER, make_view_batch
+from worlds.client_world import (
+    CALIBRATION,
+    RULES,
+    VERSION,
+    HashEngine,
+    as_claimed,
+    make_claim,
+    make_rollouts,
+    make_submission,
+    make_ticket,
+)
+
+from muster.chain.structs import Offence
+from muster.client.cli.trap import trap
+from muster.client.validator.judging import examine
+from muster.client.validator.traps import (
+    Anchor,
+    Fate,
+    find_anchor,
+    find_traps,
+    require_before,
+    score,
+    to_challenge,
+)
+from muster.client.worker.trapping import TrapJournal, lay
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ConfigError, WalletError
+from muster.protocol.ids import RunId, Step
+from muster.protocol.messages import Reason, Verdict
+from muster.protocol.traps import KINDS, PLANS, Trap, TrapKind, TrapPlan
+
+TICKET = make_ticket()
+ROWS = make_rollouts(TICKET)
+ENGINE: Any = HashEngine(VERSION)
+PLAN = TrapPlan(RunId(7), TICKET.worker, Step(0), Step(10), 1_000_000, keccak(b"secret"))
+
+
+# Laying
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("row", range(4))
+def test_right_verdict_of_a_trap_is_rejected_by_one_strike(kind: TrapKind, row: int) -> None:
+    made, rows = lay(Trap(kind, row), TICKET, ROWS, RULES, ENGINE)
+    assert made is not None
+    submission = make_submission(TICKET, rows)
+    judgement = examine(make_claim(submission, TICKET), rows, RULES, HashEngine(VERSION))
+    assert judgement.finding is not None
+    assert judgement.finding.verdict is Verdict.REJECTED
+    assert judgement.finding.reason in (Reason.SAMPLER_MISMATCH, Reason.TOPLOC_MISMATCH)
+    assert sum(a != b for a, b in zip(rows, ROWS, strict=True)) == 1
+
+
+def test_other_seed_gives_itself_away_only_to_who_replays() -> None:
+    kind, rows = lay(Trap(TrapKind.OTHER_SEED, 1), TICKET, ROWS, RULES, ENGINE)
+    assert kind is TrapKind.OTHER_SEED
+    changed, honest = rows[1], ROWS[1]
+    same = replace(
+        changed,
+        completion_tokens=honest.completion_tokens,
+        proofs=honest.proofs,
+        task_reward=honest.task_reward,
+    )
+    assert same == honest
+
+
+def test_where_nothing_fails_the_file_stays_honest() -> None:
+    sampler = CALIBRATION.sampler.model_copy(update={"margin": 1e9})
+    lenient = CALIBRATION.model_copy(update={"sampler": sampler})
+    rules = replace(RULES, calibration=lenient)
+    alike = [replace(row, proofs=ROWS[0].proofs) for row in ROWS]
+    kind, rows = lay(Trap(TrapKind.COLD, 0), TICKET, alike, rules, ENGINE)
+    assert (kind, rows) == (None, alike)
+
+
+def test_journal_remembers_what_a_slot_became(tmp_path: Path) -> None:
+    with TrapJournal(tmp_path) as journal:
+        journal.record((4, 0), keccak(b"file"), TrapKind.COLD)
+        journal.record((4, 1), keccak(b"other"), None)
+    with TrapJournal(tmp_path) as journal:
+        assert [journal.laid[4, n]["kind"] for n in (0, 1)] == ["cold", None]
+
+
+# Reporting
+
+
+def world(
+    verdict: Verdict, cases: dict[bytes, Any] | None = None, **changes: Any
+) -> tuple[Any, Any]:
+    """A chain with one file of the trap worker, signed by two of three validators."""
+    record = replace(as_claimed(make_submission(TICKET, ROWS), 5), verdict=verdict, **changes)
+    batch = make_view_batch([record.leaf(1, 0)], [record])
+    batch.signers = 0b011
+    view = SimpleNamespace(
+        workers={PLAN.worker: SimpleNamespace(worker_id=5)},
+        batches={1: batch},
+        runs={7: SimpleNamespace(seats={ME: 1, PEER: 2, STRANGER: 4})},
+        cases={record.leaf(1, 0): cases} if cases else {},
+        slashes=[],
+    )
+    return view, record
+
+
+def case(**values: bool) -> Any:
+    return SimpleNamespace(**({"closed": False, "overturned": False} | values))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "about", "fate"),
+    [
+        (Verdict.REJECTED, None, Fate.CAUGHT),
+        (Verdict.FRAUD, None, Fate.CAUGHT),
+        (Verdict.ACCEPTED, None, Fate.MISSED),
+        (Verdict.ACCEPTED, case(), Fate.CHALLENGED),
+        (Verdict.ACCEPTED, case(closed=True, overturned=True), Fate.OVERTURNED),
+        (Verdict.ACCEPTED, case(closed=True), Fate.MISSED),
+    ],
+)
+def test_fate_follows_from_verdict_and_case(verdict: Verdict, about: Any, fate: Fate) -> None:
+    view, _ = world(verdict, about)
+    [found] = find_traps(view, PLAN)
+    assert (found.fate, found.signers) == (fate, tuple(sorted((ME, PEER))))
+    right = fate is Fate.CAUGHT
+    assert score([found]) == {
+        who: {"caught": int(right), "missed": int(not right)} for who in (ME, PEER)
+    }
+    assert bool(to_challenge([found])) is (fate is Fate.MISSED)
+
+
+def test_who_lost_stake_for_a_trap_is_named() -> None:
+    view, _ = world(Verdict.ACCEPTED, case(closed=True, overturned=True))
+    wrong = {"run_id": 7, "offence": Offence.WRONG_VERDICT, "tag": 1, "owner": PEER}
+    others = [
+        {"offence": Offence.ABSENT_JUROR, "owner": ME},
+        {"tag": 2, "owner": ME},
+        {"run_id": 8, "owner": ME},
+        {"owner": STRANGER},
+    ]
+    view.slashes = [
+        SimpleNamespace(**wrong, amount_wei=5),
+        *(SimpleNamespace(**wrong | other, amount_wei=7) for other in others),
+    ]
+    [found] = find_traps(view, PLAN)
+    assert found.slashed == {PEER: 5}
+
+
+def test_file_that_stayed_honest_counts_for_nobody() -> None:
+    view, record = world(Verdict.ACCEPTED)
+    [found] = find_traps(view, PLAN, {(record.step, record.index): {"kind": None}})
+    assert found.fate is Fate.HONEST
+    assert score([found]) == {}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        replace(PLAN, rate_ppm=0),
+        replace(PLAN, run_id=RunId(8)),
+        replace(PLAN, last_step=Step(3)),
+    ],
+)
+def test_files_outside_the_plan_are_no_traps(plan: TrapPlan) -> None:
+    assert find_traps(world(Verdict.ACCEPTED)[0], plan) == []
+
+
+def test_files_of_other_workers_are_no_traps() -> None:
+    assert find_traps(world(Verdict.ACCEPTED, worker_id=6)[0], PLAN) == []
+
+
+# What came first
+
+
+def test_plan_must_be_older_than_every_file() -> None:
+    view, _ = world(Verdict.ACCEPTED)
+    found = find_traps(view, PLAN)
+    assert require_before(Anchor(50, "0x", ME), view, found)
+    with pytest.raises(ConfigError, match="was committed before the plan, in block 51"):
+        require_before(Anchor(51, "0x", ME), view, found)
+    with pytest.raises(ConfigError, match="not on chain"):
+        require_before(None, view, found)
+
+
+class Logs:
+    """A chain that has these approvals."""
+
+    def __init__(self, *values: int) -> None:
+        self.deployment = SimpleNamespace(contracts={"MusterToken": STRANGER})
+        self.rpc = self
+        self.values = values
+
+    async def call(self, method: str, query: dict[str, Any]) -> list[dict[str, Any]]:
+        assert method == "eth_getLogs"
+        assert query["topics"][2].endswith(PLANS[2:].lower())
+        topics = [query["topics"][0], "0x" + "00" * 12 + ME[2:].lower(), query["topics"][2]]
+        return [
+            {"data": hex(v), "blockNumber": hex(9), "transactionHash": "0xab", "topics": topics}
+            for v in self.values
+        ]
+
+
+async def test_anchor_is_the_approval_that_names_the_commitment() -> None:
+    mine = int.from_bytes(PLAN.commitment(), "big")
+    found = await find_anchor(Logs(1, mine), PLAN)  # type: ignore[arg-type]
+    assert found is not None
+    assert (found.block_number, found.by) == (9, ME)
+    assert await find_anchor(Logs(1, mine + 1), PLAN) is None  # type: ignore[arg-type]
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        (None, "cannot read the plan"),
+        ("{", "cannot read the plan"),
+        ('{"run_id": 1}', "cannot read the plan"),
+    ],
+)
+def test_a_trap_worker_without_a_plan_is_refused(
+    tmp_path: Path, plan: str | None, says: str
+) -> None:
+    path = tmp_path / "plan.json"
+    if plan is not None:
+        path.write_text(plan)
+    words = ("run", "--plan", str(path), "--run", "1", "--keystore", "none")
+    error = CliRunner().invoke(trap, words).exception
+    assert isinstance(error, ConfigError)
+    assert says in str(error)
+    assert error.hint == "muster validator trap plan writes one"
+
+
+def test_a_trap_worker_needs_a_keystore_that_opens(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(PLAN.to_json()))
+    words = ("run", "--plan", str(path), "--run", "7", "--keystore", str(tmp_path / "none"))
+    given = ("--worker", PLAN.worker, "--orchestrator", "http://x:1", "--state-dir", str(tmp_path))
+    error = CliRunner().invoke(trap, (*words, *given)).exception
+    assert isinstance(error, WalletError)
+    assert CliRunner().invoke(trap, ("run", "--run", "1")).exit_code == 2

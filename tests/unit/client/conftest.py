@@ -1,0 +1,16 @@
+"""What the client's tests share: a worker's loop among fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from worlds.client_desk import Desk
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    opened = Desk(tmp_path)
+    yield opened
+    opened.close()

@@ -1,0 +1,471 @@
+"""Disputes on the command line: what is said before a claim, why it is refused, how it ends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from worlds.cases import (
+    ACCEPTED,
+    FRAUD,
+    LEAF,
+    ME,
+    OPENED_AT,
+    PEER,
+    RECORD,
+    REJECTED,
+    STRANGER,
+    SUBMISSION,
+    TERMS,
+    make_case,
+    make_view_batch,
+)
+from worlds.client_world import NOW, RUN, make_ticket, sign_submission, sign_ticket
+
+from muster.api import BatchEntry
+from muster.chain import CaseStatus, ClaimView, LeasedWork, Offence, Place, Standing
+from muster.client.disputes.cases import (
+    Penalty,
+    describe_cases,
+    ending_of,
+    fees_due,
+    make_row,
+    next_of,
+    penalties_of,
+    phase_of,
+    ruling_words,
+)
+from muster.client.disputes.claims import (
+    ClaimOffer,
+    Settled,
+    _salt,
+    case_id_of,
+    describe_settled,
+    explained,
+    find_entry,
+    parse_ruling,
+    proof_of,
+    settle,
+)
+from muster.client.sources import Sources
+from muster.protocol.encoding import hex0x, keccak
+from muster.protocol.errors import ApiError, ConfigError, ContractRevert
+from muster.protocol.jury import Ruling, summons_of
+from muster.protocol.messages import Reason, Verdict
+
+TOKEN = 10**18
+OFFER = ClaimOffer(
+    standing=Standing(RECORD, LEAF, RECORD.verdict, RECORD.reason, 1_000_000, False),
+    ruling=ACCEPTED,
+    terms=TERMS,
+    bench=5,
+    balance_wei=10 * TOKEN,
+    gas_wei=10**15,
+    has_case=False,
+)
+OVERTURNED: dict[str, Any] = {"status": CaseStatus.OVERTURNED, "ruling": ACCEPTED.number}
+UPHELD: dict[str, Any] = {"status": CaseStatus.UPHELD, "ruling": REJECTED.number}
+
+
+# Before a claim
+
+
+def test_offer_says_what_it_costs_who_sits_and_until_when() -> None:
+    text = OFFER.describe()
+    assert "10 of 10 tokens; lost unless the jury finds the same" in text
+    assert "jury    3 of the 5 that may sit" in text
+    assert "until 1970-01-12 13:46:40 UTC" in text
+    assert "rejected for late" in text
+    assert "2 min at most" in text
+    OFFER.require(now=999_999)
+
+
+@pytest.mark.parametrize(
+    ("changes", "now", "message"),
+    [
+        ({"ruling": REJECTED}, 0, "recorded as rejected for late already"),
+        (
+            {"ruling": Ruling(Verdict.REJECTED, Reason.TOPLOC_MISMATCH)},
+            0,
+            "recorded as rejected for late already",
+        ),
+        ({}, 1_000_000, "window closed at 1970-01-12"),
+        ({"bench": 0}, 0, "nobody of the network's bench may judge"),
+        ({"balance_wei": 10 * TOKEN - 1}, 0, "the bond is 10 tokens, the wallet holds 9.99"),
+    ],
+)
+def test_offer_that_cannot_be_made_says_why_and_what_to_do(
+    changes: dict[str, Any], now: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        replace(OFFER, **changes).require(now)
+    assert caught.value.hint
+
+
+def test_open_case_is_joined_after_the_window() -> None:
+    replace(OFFER, has_case=True).require(now=1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "recorded", "expected"),
+    [
+        (None, ACCEPTED, Ruling(Verdict.REJECTED, Reason.TOPLOC_MISMATCH)),
+        (None, FRAUD, ACCEPTED),
+        ("fraud:wrong-reward", ACCEPTED, FRAUD),
+        ("Fraud:WRONG_REWARD", ACCEPTED, FRAUD),
+        ("rejected", ACCEPTED, Ruling(Verdict.REJECTED, Reason.TOPLOC_MISMATCH)),
+        ("accepted", FRAUD, ACCEPTED),
+    ],
+)
+def test_ruling_is_the_opposite_unless_told(
+    text: str | None, recorded: Ruling, expected: Ruling
+) -> None:
+    assert parse_ruling(text, recorded) == expected
+
+
+@pytest.mark.parametrize("text", ["", "guilty", "fraud:bad_luck", ":late"])
+def test_what_is_no_ruling_is_refused_with_those_there_are(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no ruling") as caught:
+        parse_ruling(text, ACCEPTED)
+    assert "accepted, incomplete, rejected, fraud" in str(caught.value.hint)
+
+
+def test_case_is_named_by_the_outcome_or_by_the_batch_that_nobody_judged() -> None:
+    judged = Place(make_view_batch([SUBMISSION.leaf()], [RECORD]), 0)
+    assert case_id_of(judged) == LEAF
+    assert proof_of(judged).record == RECORD.to_bytes()
+    unjudged = Place(make_view_batch([SUBMISSION.leaf()]), 0)
+    assert case_id_of(unjudged) == summons_of(1)
+    with pytest.raises(ConfigError, match="nobody has judged batch 1") as caught:
+        proof_of(unjudged)
+    assert "muster worker submit-direct" in str(caught.value.hint)
+
+
+def test_salt_of_a_claim_is_the_keys_and_no_other_claims() -> None:
+    salts = {
+        _salt(key, leaf, ruling)
+        for key in (b"one" * 11, b"two" * 11)
+        for leaf in (LEAF, keccak(LEAF))
+        for ruling in (ACCEPTED, FRAUD)
+    }
+    assert len(salts) == 8
+    assert _salt(b"one" * 11, LEAF, FRAUD) in salts
+
+
+# The submission and its proofs
+
+ENTRY = BatchEntry(
+    submission=SUBMISSION,
+    signature=sign_submission(SUBMISSION),
+    ticket=make_ticket(),
+    ticket_signature=sign_ticket(make_ticket()),
+    received_at=NOW,
+)
+
+
+def shows(entry: BatchEntry) -> httpx.MockTransport:
+    """An orchestrator with one batch of one submission."""
+    contents = {
+        "batch_id": 1,
+        "root": hex0x(SUBMISSION.leaf()),
+        "count": 1,
+        "submissions": [json.loads(entry.model_dump_json())],
+    }
+    answers: dict[str, Any] = {
+        "/v1/batches/1": contents,
+        f"/v1/work/{hex0x(SUBMISSION.leaf())}": contents["submissions"][0],
+    }
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        found = answers.get(request.url.path)
+        if found is None:
+            return httpx.Response(404)
+        return httpx.Response(200, stream=httpx.ByteStream(json.dumps(found).encode()))
+
+    return httpx.MockTransport(answer)
+
+
+async def test_submission_is_had_with_its_batch() -> None:
+    place = Place(make_view_batch([SUBMISSION.leaf()], [RECORD]), 0)
+    async with Sources(["http://room.example"], transport=shows(ENTRY)) as sources:
+        assert await find_entry(place, None, sources) == ENTRY
+
+
+async def test_claimed_submission_keeps_the_signature_that_the_chain_saw() -> None:
+    place = Place(make_view_batch([SUBMISSION.leaf()], [RECORD]), 0)
+    made = ClaimView(STRANGER, ACCEPTED.number, SUBMISSION, ENTRY.signature, (), "0x")
+    spoilt = ENTRY.model_copy(update={"signature": bytes(65)})
+    async with Sources(["http://room.example"], transport=shows(spoilt)) as sources:
+        assert await find_entry(place, make_case(claims=[made]), sources) == ENTRY
+
+
+@pytest.mark.parametrize("has_case", [True, False])
+async def test_submission_that_is_not_the_one_on_chain_is_refused(has_case: bool) -> None:
+    place = Place(make_view_batch([SUBMISSION.leaf()], [RECORD]), 0)
+    other = ENTRY.model_copy(update={"submission": replace(SUBMISSION, units=SUBMISSION.units + 1)})
+    async with Sources(["http://room.example"], transport=shows(other)) as sources:
+        with pytest.raises(ApiError, match=r"shows (an)?other submission"):
+            await find_entry(place, make_case() if has_case else None, sources)
+
+
+async def test_submission_that_its_worker_committed_needs_no_source() -> None:
+    batch = make_view_batch([SUBMISSION.leaf()], [RECORD])
+    assert ENTRY.ticket
+    assert ENTRY.ticket_signature
+    batch.work = LeasedWork(SUBMISSION, ENTRY.signature, ENTRY.ticket, ENTRY.ticket_signature)
+    async with Sources() as nobody:
+        found = await find_entry(Place(batch, 0), None, nobody)
+    assert found == ENTRY.model_copy(update={"received_at": batch.committed_at})
+
+
+# Where a case stands
+
+
+async def test_refusal_of_the_court_says_what_to_do_next() -> None:
+    async def refuse() -> None:
+        raise ContractRevert("CourtPhaseOpen", (LEAF, 5))
+
+    with pytest.raises(ContractRevert) as caught:
+        await explained(refuse())
+    assert caught.value.hint == "the jury has time left: muster dispute list shows until when"
+
+
+COMMITTED: dict[str, Any] = {"jurors": (ME, PEER), "commitments": {ME: LEAF, PEER: LEAF}}
+VOTED = COMMITTED | {"votes": {ME: ACCEPTED.number, PEER: ACCEPTED.number}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds", "expected"),
+    [
+        ({}, 39, ("drawing", OPENED_AT + 40)),
+        ({}, 40, ("no jury", OPENED_AT + 120)),
+        ({"jurors": (ME,)}, 79, ("committing", OPENED_AT + 80)),
+        ({"jurors": (ME,)}, 80, ("revealing", OPENED_AT + 120)),
+        (COMMITTED, 1, ("revealing", OPENED_AT + 120)),
+        (VOTED, 1, ("to settle", None)),
+        ({}, 120, ("to settle", None)),
+        (OVERTURNED, 1, ("overturned", None)),
+        (UPHELD, 1, ("upheld", None)),
+    ],
+)
+def test_phase_ends_when_the_court_says(
+    changes: dict[str, Any], seconds: int, expected: tuple[str, int | None]
+) -> None:
+    assert phase_of(make_case(**changes), TERMS, OPENED_AT + seconds) == expected
+
+
+def make_world(case: Any) -> Any:
+    """A view of a case whose outcome was signed by STRANGER."""
+    batch = make_view_batch([SUBMISSION.leaf()], [RECORD])
+    batch.signers = 0b100
+    run = SimpleNamespace(seats={ME: 1, PEER: 2, STRANGER: 4})
+    return SimpleNamespace(cases={LEAF: case}, batches={1: batch}, runs={RUN: run}, slashes=[])
+
+
+def test_cases_are_listed_by_run_for_programs_and_people() -> None:
+    view = make_world(make_case(**COMMITTED | {"votes": {ME: ACCEPTED.number}}))
+    assert describe_cases(view, 8, TERMS, OPENED_AT) == []  # type: ignore[arg-type]
+    [case] = describe_cases(view, RUN, TERMS, OPENED_AT)
+    assert case == {
+        "case": f"0x{LEAF.hex()}",
+        "run": RUN,
+        "batch": 1,
+        "position": 0,
+        "summons": False,
+        "recorded": "rejected for late",
+        "claims": [{"claimant": STRANGER, "ruling": "accepted"}],
+        "phase": "revealing",
+        "bench": 5,
+        "jurors": [ME, PEER],
+        "committed": 2,
+        "votes": {ME: "accepted"},
+        "deadline": OPENED_AT + 120,
+        "ending": None,
+        "next": "waiting for 1 juror to reveal what they voted, "
+        "until 1970-01-01 01:25:20 UTC at the latest",
+        "to_fine": [],
+        "fees_due": [],
+    }
+    row = make_row(case)
+    assert (row[0], row[2:6]) == ("1:0", ["rejected for late", "accepted", "revealing", "2/2 of 5"])
+
+
+def test_summons_has_nothing_recorded_and_nobody_claims() -> None:
+    silent = ClaimView(STRANGER, 0, SUBMISSION, b"", (), "0x")
+    view = make_world(make_case(recorded=0, claims=[silent]))
+    [case] = describe_cases(view, None, TERMS, OPENED_AT)
+    assert (case["recorded"], case["claims"]) == (None, [])
+    assert make_row(case)[2:4] == ["unjudged", "summons"]
+
+
+def test_ruling_that_nobody_knows_is_shown_by_its_number() -> None:
+    assert ruling_words(0xFF00) == "ruling 65280"
+    assert ruling_words(0) == "not seen"
+
+
+# What is left to do
+
+
+def closed(**changes: Any) -> Any:
+    return make_case(**{"jurors": (ME, PEER), "votes": {ME: ACCEPTED.number}} | changes)
+
+
+def test_overturned_case_lets_anybody_fine_signers_and_absent_jurors_once() -> None:
+    case = closed(**OVERTURNED)
+    view = make_world(case)
+    signer, absent = penalties_of(view, case)
+    assert signer == Penalty(Offence.WRONG_VERDICT, STRANGER)
+    assert absent == Penalty(Offence.ABSENT_JUROR, PEER)
+    fined = SimpleNamespace(offence=signer.offence, owner=STRANGER, tag=1)
+    view.slashes = [fined]
+    assert penalties_of(view, case) == [absent]
+    fined.tag = 2
+    assert penalties_of(view, case) == [signer, absent]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        UPHELD,
+        OVERTURNED | {"recorded": Ruling(Verdict.REJECTED, Reason.FILE_UNAVAILABLE).number},
+        OVERTURNED | {"recorded": 0},
+    ],
+    ids=["upheld", "unavailable", "unjudged"],
+)
+def test_signers_are_spared(changes: dict[str, Any]) -> None:
+    case = closed(**changes)
+    assert penalties_of(make_world(case), case) == [Penalty(Offence.ABSENT_JUROR, PEER)]
+
+
+def test_open_case_lets_nobody_be_fined_or_paid() -> None:
+    case = closed(fee_wei=5)
+    assert penalties_of(make_world(case), case) == []
+    assert fees_due(case) == []
+
+
+def test_jurors_of_the_ruling_that_prevailed_are_paid_once() -> None:
+    votes = {ME: ACCEPTED.number, PEER: ACCEPTED.number, STRANGER: FRAUD.number}
+    case = closed(**OVERTURNED | {"votes": votes, "fee_wei": 5})
+    assert fees_due(case) == [ME, PEER]
+    case.collected.add(ME)
+    assert fees_due(case) == [PEER]
+    assert fees_due(closed(**OVERTURNED | {"votes": votes})) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds", "says"),
+    [
+        ({}, 0, "a block decides who of the network's bench sits, until"),
+        ({}, 41, "nobody was drawn: what is recorded stands, and bonds go back"),
+        ({"jurors": (ME,)}, 1, "waiting for 1 juror to check the work and commit, until"),
+        ({}, 121, "muster dispute settle 1:0 --keystore FILE"),
+        (UPHELD, 1, "nothing: the case is over"),
+    ],
+)
+def test_next_step_names_who_acts_or_the_command(
+    changes: dict[str, Any], seconds: int, says: str
+) -> None:
+    assert says in next_of(make_case(**changes), TERMS, OPENED_AT + seconds)
+
+
+def test_next_step_of_a_case_that_fines_are_left_of_names_the_command() -> None:
+    said = next_of(make_case(**UPHELD), TERMS, OPENED_AT, remaining=2)
+    assert said.startswith("2 accounts can be fined for it")
+    assert "muster dispute settle 1:0" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (OVERTURNED | {"returned_wei": {0: 10 * TOKEN}}, "claimed accepted, 10 tokens back"),
+        (UPHELD, "claimed accepted, its bond lost"),
+        (OVERTURNED | {"recorded": 0}, "the work is accepted"),
+        (UPHELD | {"recorded": 0}, "the work is unjudged, and void"),
+    ],
+)
+def test_ending_says_what_became_of_the_bond(changes: dict[str, Any], says: str) -> None:
+    assert says in ending_of(make_case(**changes))
+
+
+# Settling, on a court in memory
+
+
+class Court:
+    """Closes a case, fines and pays; refuses what it is told to."""
+
+    def __init__(self, view: Any, refuses: dict[str, str] | None = None) -> None:
+        self.view, self.refuses, self.sent = view, refuses or {}, 0
+
+    @property
+    def court(self) -> Court:
+        return self
+
+    async def read(self) -> Any:
+        return self.view
+
+    def _send(self, call: str) -> Any:
+        if call in self.refuses:
+            raise ContractRevert(self.refuses[call])
+        self.sent += 1
+        return SimpleNamespace(tx_hash=f"0x{self.sent}")
+
+    async def settle(self, _proof: Any) -> Any:
+        receipt = self._send("settle")
+        self.view.cases[LEAF].status = CaseStatus.OVERTURNED
+        self.view.cases[LEAF].fee_wei = 5
+        return receipt
+
+    async def fine_signer(self, _proof: Any, _signer: str) -> Any:
+        return self._send("fine_signer")
+
+    async def fine_absent_juror(self, case_id: Any, _juror: str) -> Any:
+        assert case_id == LEAF
+        return self._send("fine_absent_juror")
+
+    async def collect_fee(self, _case_id: Any, _juror: str) -> Any:
+        return self._send("collect_fee")
+
+
+async def settled_by(court: Any) -> Settled:
+    return await settle(court, court.read, LEAF)
+
+
+async def test_settling_closes_fines_and_pays() -> None:
+    settled = await settled_by(Court(make_world(closed())))
+    assert settled == Settled("0x1", {STRANGER: "0x2", PEER: "0x3"}, {ME: "0x4"})
+    assert describe_settled(settled) == [
+        "settled the case, 0x1",
+        f"fined {STRANGER}, 0x2",
+        f"fined {PEER}, 0x3",
+        f"paid juror {ME}, 0x4",
+    ]
+
+
+async def test_who_settles_second_has_nothing_left_to_do() -> None:
+    calls = ("fine_signer", "fine_absent_juror", "collect_fee")
+    court = Court(
+        make_world(closed(**OVERTURNED, fee_wei=5)), dict.fromkeys(calls, "CourtNothingDue")
+    )
+    settled = await settled_by(court)
+    assert settled == Settled()
+    assert describe_settled(settled)[0].startswith("nothing was left to do")
+
+
+async def test_fine_that_is_refused_is_said_and_the_rest_is_done() -> None:
+    court = Court(make_world(closed()), {"fine_signer": "VaultNothingToSlash"})
+    settled = await settled_by(court)
+    assert "VaultNothingToSlash" in settled.refused[STRANGER]
+    assert settled.fined == {PEER: "0x2"}
+    assert any(line.startswith(f"could not fine {STRANGER}") for line in describe_settled(settled))
+
+
+async def test_case_whose_jury_has_time_is_not_settled() -> None:
+    court = Court(make_world(closed()), {"settle": "CourtPhaseOpen"})
+    with pytest.raises(ContractRevert) as caught:
+        await settled_by(court)
+    assert caught.value.hint == "the jury has time left: muster dispute list shows until when"
+    assert court.sent == 0

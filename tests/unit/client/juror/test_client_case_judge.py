@@ -1,0 +1,246 @@
+"""A juror's judge: what follows from the work that sources show, whatever they lie about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from worlds.cases import ACCEPTED, ME, STRANGER, make_case
+from worlds.client_chain import make_batch, make_view
+from worlds.client_world import (
+    CALIBRATION,
+    DOMAIN,
+    OTHER_KEY,
+    RECIPE,
+    ROOT,
+    RUN,
+    TASK_SET,
+    VALIDATOR_KEY,
+    VERSION,
+    HashEngine,
+    make_rollouts,
+    make_submission,
+    make_ticket,
+    sign_submission,
+    sign_ticket,
+)
+
+from muster.api import BatchEntry
+from muster.chain import ClaimView, LeasedWork
+from muster.client.juror.judging import CaseJudge
+from muster.client.juror.process import require_place
+from muster.protocol.encoding import hex0x, keccak
+from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.jury import Place, Ruling, summons_of
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict
+from muster.protocol.rollouts import Bounds, Rollout, decode_rollouts, encode_rollouts
+
+ROWS = make_rollouts(make_ticket())
+FORGED = [replace(row, task_reward=1.0 - row.task_reward) for row in ROWS]
+URL = "http://orchestrator.example"
+
+
+class PlainDecoder:
+    """Decodes in this process, which only files of these tests may be."""
+
+    async def decode(self, data: bytes, bounds: Bounds) -> list[Rollout]:
+        return decode_rollouts(data, bounds)
+
+
+def entry_with(rows: list[Rollout], **changes: Any) -> BatchEntry:
+    """Return an entry of the honest worker's ticket, with all that proves it."""
+    ticket = make_ticket()
+    submission = make_submission(ticket, rows)
+    values: dict[str, Any] = {
+        "submission": submission,
+        "signature": sign_submission(submission),
+        "ticket": ticket,
+        "ticket_signature": sign_ticket(ticket),
+        "received_at": 5,
+    }
+    return BatchEntry(**values | changes)
+
+
+class World:
+    """A judged batch of one submission, a claim about it, and what sources answer by path."""
+
+    def __init__(
+        self,
+        folder: Path,
+        rows: list[Rollout],
+        recorded: Ruling,
+        *,
+        missing_units: int = 0,
+    ) -> None:
+        self.folder = folder
+        self.entry = entry_with(rows)
+        submission = self.entry.submission
+        record = OutcomeRecord(
+            5, submission.step, submission.index, submission.policy_version,
+            submission.file_hash, submission.rollouts, submission.units,
+            recorded.verdict, recorded.reason,
+        )  # fmt: skip
+        self.batch = make_batch(1, [submission], [record])
+        self.batch.units -= missing_units
+        self.view = make_view()
+        self.view.batches = {1: self.batch}
+        config = self.view.runs[RUN].config
+        config.recipe_hash, config.calibration_hash = RECIPE.hash(), CALIBRATION.hash()
+        config.task_set_hash = TASK_SET.hash()
+        self.answers: dict[str, bytes] = {
+            f"/v1/files/{hex0x(submission.file_hash)}": encode_rollouts(rows),
+            f"/v1/documents/{hex0x(RECIPE.hash())}": RECIPE.to_bytes(),
+            f"/v1/documents/{hex0x(CALIBRATION.hash())}": CALIBRATION.to_bytes(),
+            f"/v1/documents/{hex0x(TASK_SET.hash())}": TASK_SET.to_bytes(),
+        }
+        self.show(self.entry)
+        signed = ClaimView(STRANGER, ACCEPTED.number, submission, self.entry.signature, (), "0x")
+        self.case = make_case(recorded=recorded.number, claims=[signed])
+
+    def show(self, entry: BatchEntry) -> None:
+        """Have sources show this entry for the work, and in the batch."""
+        shown = json.loads(entry.model_dump_json())
+        leaf = hex0x(self.entry.submission.leaf())
+        batch = {"batch_id": 1, "root": leaf, "count": 1, "submissions": [shown]}
+        self.answers[f"/v1/work/{leaf}"] = json.dumps(shown).encode()
+        self.answers["/v1/batches/1"] = json.dumps(batch).encode()
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        data = self.answers.get(request.url.path)
+        if data is None:
+            return httpx.Response(404)
+        return httpx.Response(200, stream=httpx.ByteStream(data))
+
+    async def rule(self) -> tuple[Ruling, dict[str, Any]]:
+        judge = CaseJudge(
+            view=self.view,
+            key=VALIDATOR_KEY,
+            domain=DOMAIN,
+            engine=HashEngine(VERSION),  # type: ignore[arg-type]
+            decoder=PlainDecoder(),  # type: ignore[arg-type]
+            folder=self.folder,
+            sources=[URL],
+            transport=httpx.MockTransport(self.answer),
+            _loaded=(RUN, VERSION, ROOT),
+        )
+        return await judge.judge(self.case)
+
+
+REJECTED = Ruling(Verdict.REJECTED, Reason.LATE)
+FRAUD = Ruling(Verdict.FRAUD, Reason.WRONG_REWARD)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    return lambda rows, recorded, **options: World(tmp_path, rows, recorded, **options)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"), [(ROWS, ACCEPTED), (FORGED, FRAUD)], ids=["honest", "forged"]
+)
+@pytest.mark.parametrize("recorded", [REJECTED, ACCEPTED, FRAUD], ids=str)
+async def test_ruling_follows_from_the_work_whatever_is_recorded(
+    world: Any, rows: list[Rollout], expected: Ruling, recorded: Ruling
+) -> None:
+    ruling, result = await world(rows, recorded).rule()
+    assert ruling == expected
+    assert (result["verdict"], result["reason"]) == (expected.verdict.name, expected.reason.name)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ticket": None, "ticket_signature": None},
+        {"ticket_signature": sign_ticket(make_ticket(), OTHER_KEY)},
+        {"ticket_signature": b"\x01" * 65},
+    ],
+    ids=["no ticket", "another's", "garbage"],
+)
+async def test_work_shown_with_a_worse_ticket_is_not_judged_by_it(
+    world: Any, changes: dict[str, Any]
+) -> None:
+    shown = world(ROWS, REJECTED)
+    shown.show(entry_with(ROWS, **changes))
+    with pytest.raises(ApiError, match="its signatures or its ticket do not hold"):
+        await shown.rule()
+
+
+async def test_signature_that_the_chain_saw_counts_and_not_the_one_shown(world: Any) -> None:
+    shown = world(ROWS, REJECTED)
+    shown.show(entry_with(ROWS, signature=sign_submission(shown.entry.submission, OTHER_KEY)))
+    assert (await shown.rule())[0] == ACCEPTED
+    [claim] = shown.case.claims
+    by_another = sign_submission(shown.entry.submission, OTHER_KEY)
+    shown.case.claims = [replace(claim, node_signature=by_another)]
+    assert (await shown.rule())[0] == Ruling(Verdict.REJECTED, Reason.BAD_SIGNATURE)
+
+
+@pytest.mark.parametrize("lost", ["files", "work", "documents"])
+async def test_what_nobody_shows_is_no_ruling(world: Any, lost: str) -> None:
+    shown = world(ROWS, REJECTED)
+    shown.answers = {path: data for path, data in shown.answers.items() if lost not in path}
+    with pytest.raises(ApiError, match="no source shows"):
+        await shown.rule()
+
+
+async def test_file_that_is_not_the_one_on_chain_is_no_ruling(world: Any) -> None:
+    shown = world(ROWS, REJECTED)
+    path = f"/v1/files/{hex0x(shown.entry.submission.file_hash)}"
+    shown.answers[path] = encode_rollouts(FORGED)
+    with pytest.raises(ApiError, match="its file has another hash"):
+        await shown.rule()
+
+
+@pytest.mark.parametrize(("missing_units", "accepts"), [(0, True), (1, False)])
+async def test_batch_that_was_refused_as_a_whole_is_judged_as_a_whole(
+    world: Any, missing_units: int, accepts: bool
+) -> None:
+    misdeclared = Ruling(Verdict.REJECTED, Reason.BATCH_MISDECLARED)
+    ruling, _ = await world(ROWS, misdeclared, missing_units=missing_units).rule()
+    assert ruling == (ACCEPTED if accepts else misdeclared)
+
+
+async def test_summoned_work_is_judged_by_what_the_chain_has_of_it(world: Any) -> None:
+    shown = world(ROWS, REJECTED)
+    entry, batch = shown.entry, shown.batch
+    batch.records, batch.signers = None, 0
+    batch.work = LeasedWork(entry.submission, entry.signature, entry.ticket, entry.ticket_signature)
+    silent = replace(shown.case.claims[0], ruling=0, node_signature=b"")
+    shown.case = make_case(case_id=summons_of(1), recorded=0, claims=[silent])
+    shown.answers = {p: data for p, data in shown.answers.items() if "/work/" not in p}
+    assert (await shown.rule())[0] == ACCEPTED
+
+
+# Who may sit
+
+
+def bench_of(*places: Place, cases: tuple[Any, ...] = ()) -> Any:
+    view = make_view()
+    view.bench, view.cases = list(places), {keccak(b"%d" % i): c for i, c in enumerate(cases)}
+    return view
+
+
+def test_who_is_on_the_bench_or_may_be_drawn_yet_serves() -> None:
+    require_place(bench_of(Place(ME, 10)), ME)
+    require_place(bench_of(Place(ME, 10, 5001), cases=(make_case(),)), ME)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        bench_of(),
+        bench_of(Place(STRANGER, 10)),
+        bench_of(Place(ME, 10, 20)),
+        bench_of(Place(ME, 10, 20), cases=(make_case(),)),
+    ],
+    ids=["empty", "another's", "left", "left before the case"],
+)
+def test_who_cannot_be_drawn_is_told_so(view: Any) -> None:
+    with pytest.raises(ConfigError, match="is not on the network's bench") as caught:
+        require_place(view, ME)
+    assert "muster juror join" in (caught.value.hint or "")

@@ -1,0 +1,130 @@
+"""Which work a relay's room is for: what the chain names with a bond, with proofs that hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from worlds.client_chain import make_batch
+from worlds.client_world import (
+    DOMAIN,
+    NODE_KEY,
+    OTHER_KEY,
+    RUN,
+    WORKER,
+    make_submission,
+    make_ticket,
+    sign_submission,
+    sign_ticket,
+)
+
+from muster.api import BatchEntry
+from muster.chain import BatchStatus, LeasedWork
+from muster.client.relay.named_work import NamedWork
+from muster.protocol.eip712 import address_of
+from muster.protocol.encoding import keccak
+from muster.protocol.messages import Submission, Ticket
+
+TICKET = make_ticket()
+SUBMISSION = make_submission(TICKET, [], file_hash=keccak(b"file"))
+OTHER = replace(SUBMISSION, index=5, file_hash=keccak(b"other"))
+LEAF = SUBMISSION.leaf()
+
+
+def own(**changes: Any) -> Any:
+    work = LeasedWork(SUBMISSION, b"", TICKET, b"")
+    return replace(make_batch(1, [SUBMISSION]), work=work, **changes)
+
+
+def case(**changes: Any) -> Any:
+    claim = SimpleNamespace(submission=SUBMISSION)
+    values = {"run_id": RUN, "closed": False, "claims": [claim], "batch_id": 1}
+    return SimpleNamespace(**values | changes)
+
+
+async def guard_of(batch: Any, *cases: Any) -> NamedWork:
+    nodes = [(1, address_of(NODE_KEY))]
+    view: Any = SimpleNamespace(
+        batches={1: batch},
+        cases=dict(enumerate(cases)),
+        workers={WORKER: SimpleNamespace(nodes=nodes)},
+    )
+    guard = NamedWork(view, RUN, DOMAIN)
+    assert not guard.names_work(LEAF)
+    await guard.on_change([])
+    return guard
+
+
+@pytest.mark.parametrize(
+    ("batch", "cases", "expected"),
+    [
+        (own(), [], True),
+        (own(status=BatchStatus.WITHHELD), [], True),
+        (own(status=BatchStatus.JUDGED), [], False),
+        (own(voided_tx="0x"), [], False),
+        (own(run_id=RUN + 1), [], False),
+        (make_batch(1, [SUBMISSION, OTHER]), [], False),
+        (make_batch(1, [SUBMISSION, OTHER]), [case()], True),
+        (make_batch(1, [SUBMISSION, OTHER]), [case(closed=True)], False),
+        (make_batch(1, [SUBMISSION, OTHER]), [case(run_id=RUN + 1)], False),
+        (own(status=BatchStatus.JUDGED), [case()], True),
+    ],
+)
+async def test_work_is_named_while_a_bond_is_behind_it(
+    batch: Any, cases: list[Any], expected: bool
+) -> None:
+    guard = await guard_of(batch, *cases)
+    assert guard.names_work(LEAF) is expected
+    assert guard.names_file(SUBMISSION.file_hash) is expected
+    assert not guard.names_work(OTHER.leaf())
+    assert not guard.names_file(OTHER.file_hash)
+
+
+def document(
+    submission: Submission = SUBMISSION,
+    ticket: Ticket | None = TICKET,
+    *,
+    node: bytes = NODE_KEY,
+    orchestrator: bytes | None = None,
+) -> bytes:
+    signed = sign_ticket(ticket, orchestrator) if ticket and orchestrator else None
+    entry = BatchEntry(
+        submission=submission,
+        signature=sign_submission(submission, node),
+        ticket=ticket,
+        ticket_signature=signed or (sign_ticket(ticket) if ticket else None),
+        received_at=1,
+    )
+    return entry.model_dump_json().encode()
+
+
+async def test_proofs_that_hold_are_taken() -> None:
+    assert (await guard_of(own())).work_fault(LEAF, document()) is None
+
+
+@pytest.mark.parametrize(
+    ("forged", "why"),
+    [
+        (b"{", "it does not parse"),
+        (document(OTHER), "it is another submission"),
+        (document(ticket=None), "there is no ticket"),
+        (document(orchestrator=OTHER_KEY), "not the run's orchestrator's"),
+        (document(ticket=make_ticket(index=9)), "another slot or policy"),
+        (document(ticket=make_ticket(policy_version=9)), "another slot or policy"),
+        (document(node=OTHER_KEY), "not signed by the worker's node"),
+    ],
+)
+async def test_proofs_that_do_not_hold_are_refused(forged: bytes, why: str) -> None:
+    fault = (await guard_of(own())).work_fault(LEAF, forged)
+    assert fault is not None
+    assert why in fault
+
+
+async def test_work_is_not_made_late_by_an_earlier_ticket_of_its_slot() -> None:
+    guard = await guard_of(own())
+    later = make_ticket(deadline=TICKET.deadline + 60)
+    assert guard.work_fault(LEAF, document()) is None
+    assert guard.work_fault(LEAF, document(ticket=later)) is None
+    assert "later deadline" in (guard.work_fault(LEAF, document()) or "")

@@ -1,0 +1,167 @@
+"""What the orchestrator does not show is had from relays and from where workers say that it is."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from worlds.client_chain import make_batch
+from worlds.client_world import RUN, make_submission, make_ticket
+from worlds.internet import Internet, says
+from worlds.validator_bench import ACCEPTED, Bench, honest, run_until
+
+from muster.api import BatchContents
+from muster.chain import LeasedWork
+from muster.client.validator.elsewhere import LEAST_REST_S, REST, Elsewhere
+from muster.protocol.encoding import file_hash
+from muster.protocol.errors import ApiError
+from muster.protocol.merkle import merkle_root
+
+DATA = b"a file"
+SUBMISSION = make_submission(make_ticket(), [], file_hash=file_hash(DATA))
+ROOM, RELAY = "http://room.example", "http://relay.example"
+
+
+def world(*sources: str, run_id: int = RUN) -> Any:
+    work = LeasedWork(SUBMISSION, b"", make_ticket(), b"")
+    batch = replace(make_batch(1, [SUBMISSION]), work=work, sources=sources, run_id=run_id)
+    return SimpleNamespace(batches={1: batch})
+
+
+async def test_file_is_had_from_where_its_worker_says_that_it_is() -> None:
+    internet = Internet(room=says(DATA))
+    found = Elsewhere(RUN, world(ROOM), (RELAY,), transport=internet)
+    assert await found.file(file_hash(DATA)) == DATA
+    with pytest.raises(ApiError, match="no source shows"):
+        await Elsewhere(RUN, world(), (RELAY,), transport=internet).file(file_hash(DATA))
+
+
+async def test_sources_of_another_runs_work_are_not_asked() -> None:
+    internet = Internet(room=says(DATA))
+    others = Elsewhere(RUN, world(ROOM, run_id=RUN + 1), (RELAY,), transport=internet)
+    with pytest.raises(ApiError, match="no source shows"):
+        await others.file(file_hash(DATA))
+    assert "room.example" not in internet.asked
+
+
+async def test_strangers_do_not_lead_into_our_network_unless_it_is_a_devnet() -> None:
+    internet = Internet(**{"127": says(DATA)})
+    named = world("http://127.0.0.1:8545")
+    with pytest.raises(ApiError, match="no source shows"):
+        await Elsewhere(RUN, named, (), transport=internet).file(file_hash(DATA))
+    at_home = Elsewhere(RUN, named, (), allows_private=True, transport=internet)
+    assert await at_home.file(file_hash(DATA)) == DATA
+
+
+async def test_sources_that_hang_do_not_hold_up_a_validator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("muster.client.validator.elsewhere.WAIT_S", 0.01)
+    shows = asyncio.Event()
+
+    class Slow(Internet):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            await shows.wait()
+            return await super().handle_async_request(request)
+
+    found = Elsewhere(RUN, world(ROOM), (), transport=Slow(room=says(DATA)))
+    for _ in range(2):
+        with pytest.raises(ApiError, match="no source has shown it yet"):
+            await found.file(file_hash(DATA))
+    shows.set()
+    async with asyncio.timeout(5):
+        while not all(task.done() for task in found._asking.values()):
+            await asyncio.sleep(0.001)
+    assert await found.file(file_hash(DATA)) == DATA
+    assert not found._asking
+
+
+async def test_what_hangs_for_long_is_given_up_and_left_alone_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("muster.client.validator.elsewhere.LONGEST_S", 0.01)
+    seconds = [0.0]
+
+    def hang(_: httpx.Request) -> httpx.Response:
+        seconds[0] += 4
+        return httpx.Response(200, headers={"x-hangs": "yes"})
+
+    internet = Internet(room=hang)
+    found = Elsewhere(RUN, world(ROOM), (), transport=internet, clock=lambda: seconds[0])
+    for at, asked in ((0.0, 1), (4 + REST * 4 - 1, 1), (4 + REST * 4, 2)):
+        seconds[0] = at
+        with pytest.raises(ApiError, match="no source has shown it yet"):
+            await found.contents(world(ROOM).batches[1])
+        assert len(internet.asked) == asked
+
+
+async def test_what_is_not_there_yet_is_asked_for_again_soon() -> None:
+    seconds = [0.0]
+    internet = Internet(room=says(b"", 404))
+    found = Elsewhere(RUN, world(ROOM), (), transport=internet, clock=lambda: seconds[0])
+    with pytest.raises(ApiError, match="answered 404"):
+        await found.file(file_hash(DATA))
+    internet.hosts["room"] = says(DATA)
+    with pytest.raises(ApiError, match="no source has shown it yet"):
+        await found.file(file_hash(DATA))
+    seconds[0] = LEAST_REST_S
+    assert await found.file(file_hash(DATA)) == DATA
+
+
+async def test_few_things_are_asked_for_at_a_time_and_what_is_over_makes_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("muster.client.validator.elsewhere.WAIT_S", 0.0)
+    monkeypatch.setattr("muster.client.validator.elsewhere.MOST_ASKED", 1)
+    internet = Internet(relay=says(DATA))
+    found = Elsewhere(RUN, world(), (RELAY,), transport=internet)
+    for name in (file_hash(b"other"), file_hash(DATA)):
+        with pytest.raises(ApiError, match="no source has shown it yet"):
+            await found.file(name)
+    async with asyncio.timeout(5):
+        while not all(task.done() for task in found._asking.values()):
+            await asyncio.sleep(0.001)
+    monkeypatch.setattr("muster.client.validator.elsewhere.WAIT_S", 5.0)
+    assert await found.file(file_hash(DATA)) == DATA
+    found.close()
+
+
+async def test_work_of_one_worker_that_cannot_be_had_holds_up_nobody_else(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    stuck, _ = honest(make_ticket(index=1))
+    assert stuck.ticket is not None
+    assert stuck.ticket_signature is not None
+    work = LeasedWork(stuck.submission, stuck.signature, stuck.ticket, stuck.ticket_signature)
+    direct = replace(bench.commit(1, [stuck]), work=work)
+    bench.view.batches[1] = direct
+    bench.commit_honest(2, 2)
+    await run_until(bench, lambda: bool(bench.orchestrator.outcomes))
+    assert [batch_id for batch_id, *_ in bench.orchestrator.outcomes] == [2]
+    bench.close()
+
+
+async def test_validator_judges_what_only_others_show(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    entry, data = honest(make_ticket())
+    batch = bench.commit(1, [entry], data)
+    contents = BatchContents(
+        batch_id=1, root=merkle_root([entry.submission.leaf()]), count=1, submissions=[entry]
+    )
+    bench.orchestrator.fail("batch", *[ApiError("no", status=404, code="not_found")] * 9)
+    bench.orchestrator.files.clear()
+    with pytest.raises(ApiError, match="no"):
+        await bench.judge(batch)
+    internet = Internet(
+        relay=lambda request: says(
+            data if "/files/" in request.url.path else contents.model_dump_json().encode()
+        )(request)
+    )
+    elsewhere = Elsewhere(RUN, bench.view, (RELAY,), transport=internet)
+    bench.change(elsewhere=elsewhere)
+    assert await bench.judge(batch) == [ACCEPTED]
+    bench.close()

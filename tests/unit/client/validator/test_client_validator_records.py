@@ -1,0 +1,230 @@
+"""What a validator keeps: signed outcomes, used slots, evidence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds.client_chain import make_batch as batch_of
+from worlds.client_world import (
+    CALIBRATION,
+    RULES,
+    VERSION,
+    HashEngine,
+    make_claim,
+    make_rollouts,
+    make_submission,
+    make_ticket,
+)
+
+from muster.client.validator.batches import SlotIndex, Slots, is_misdeclared, slots_of_records
+from muster.client.validator.checks import Claim, unreadable
+from muster.client.validator.judging import (
+    Judgement,
+    examine,
+    outcome_record,
+    unread,
+)
+from muster.client.validator.records import EvidenceStore, JudgedBatch, OutcomeJournal
+from muster.protocol.encoding import file_hash, keccak
+from muster.protocol.errors import StorageError
+from muster.protocol.ids import BatchName, PolicyVersion, Step
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict, unpack_records
+from muster.protocol.rollouts import encode_rollouts
+
+NAME = BatchName(4, keccak(b"root"))
+TICKET = make_ticket()
+ROWS = make_rollouts(TICKET)
+CLAIM = make_claim(make_submission(TICKET, ROWS), TICKET)
+ACCEPTED = examine(CLAIM, ROWS, RULES, HashEngine(VERSION))
+DATA = encode_rollouts(ROWS)
+
+
+def make_record(worker_id: int = 1, step: int = 1, index: int = 0) -> OutcomeRecord:
+    return OutcomeRecord(
+        worker_id,
+        Step(step),
+        index,
+        PolicyVersion(0),
+        keccak(b"file"),
+        4,
+        10,
+        Verdict.ACCEPTED,
+        Reason.NONE,
+    )
+
+
+def slots(batch_id: int, record: OutcomeRecord, root: bytes = b"r") -> dict[BatchName, Slots]:
+    return {BatchName(batch_id, keccak(root)): slots_of_records([record])}
+
+
+# Outcomes
+
+
+def test_batch_keeps_its_first_outcomes_across_restarts(tmp_path: Path) -> None:
+    first = JudgedBatch(NAME, (make_record(),))
+    second = replace(first, records=(replace(make_record(), verdict=Verdict.REJECTED),))
+    with OutcomeJournal(tmp_path) as journal:
+        assert journal.record(first) == first
+        assert journal.record(second) == first
+    with OutcomeJournal(tmp_path) as journal:
+        assert journal.record(second) == first
+        assert journal.judged(first.name) == first
+        assert journal.judged(BatchName(4, keccak(b"another"))) is None
+        assert journal.judged(BatchName(5, NAME.root)) is None
+
+
+def test_outcomes_sign_the_records_and_the_root_they_were_committed_with() -> None:
+    batch = JudgedBatch(NAME, (make_record(), make_record(2)))
+    assert unpack_records(batch.packed()) == list(batch.records)
+    message = batch.message()
+    assert (message.batch_id, message.batch_root) == (4, keccak(b"root"))
+    assert message.records_hash == keccak(batch.packed())
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"batch_id":1}\n', b'{"batch_id":1,"root":"0x","records":"0x"}\n', b'{"a":[]}\n']
+)
+def test_journal_with_unknown_entries_is_refused(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "outcomes.jsonl").write_bytes(line)
+    with pytest.raises(StorageError, match="is damaged"):
+        OutcomeJournal(tmp_path)
+
+
+# Slots
+
+
+def test_slot_is_used_by_earlier_batches_only() -> None:
+    index = SlotIndex()
+    index.refresh(slots(5, make_record()))
+    assert index.is_used((1, 1, 0), before=6)
+    assert not index.is_used((1, 1, 0), before=5)
+    assert not index.is_used((1, 1, 0), before=4)
+
+
+@pytest.mark.parametrize("slot", [(2, 1, 0), (1, 2, 0), (1, 1, 1)])
+def test_other_slots_are_free(slot: tuple[int, int, int]) -> None:
+    index = SlotIndex()
+    index.refresh(slots(5, make_record()))
+    assert not index.is_used(slot, before=9)
+
+
+@given(st.permutations([1, 2, 3, 4]))
+def test_first_batch_of_a_slot_counts_in_whatever_order_batches_become_known(
+    order: list[int],
+) -> None:
+    index = SlotIndex()
+    known: dict[BatchName, Slots] = {}
+    for batch_id in order:
+        known |= slots(batch_id, make_record())
+        index.refresh(known)
+    assert [index.is_used((1, 1, 0), before=b) for b in (1, 2, 5)] == [False, True, True]
+
+
+def test_reorganised_batch_frees_its_slots() -> None:
+    index = SlotIndex()
+    index.refresh(slots(5, make_record()))
+    index.refresh(slots(5, make_record(2), root=b"another"))
+    assert not index.is_used((1, 1, 0), before=9)
+    assert index.is_used((2, 1, 0), before=9)
+    index.refresh({})
+    assert not index.is_used((2, 1, 0), before=9)
+
+
+# Evidence
+
+
+def read(document: Path) -> dict[str, object]:
+    content: dict[str, object] = json.loads(document.read_text())
+    return content
+
+
+def test_evidence_holds_all_that_a_third_party_needs(tmp_path: Path) -> None:
+    store = EvidenceStore(tmp_path, CALIBRATION)
+    document = store.write((9, 2), CLAIM, DATA, ACCEPTED)
+    assert document.name == "9-2.json"
+    stored = (document.parent / "submission.parquet").read_bytes()
+    assert file_hash(stored) == CLAIM.submission.file_hash
+    content = read(document)
+    assert content["submission"] == CLAIM.submission.to_json()
+    assert content["ticket"] == TICKET.to_json()
+    assert content["policy_root"] == "0x" + TICKET.policy_root.hex()
+    assert content["calibration_hash"] == "0x" + CALIBRATION.hash().hex()
+
+
+def test_evidence_states_the_outcome_and_every_samples_figures(tmp_path: Path) -> None:
+    content = read(EvidenceStore(tmp_path, CALIBRATION).write((9, 2), CLAIM, DATA, ACCEPTED))
+    outcome, samples = content["outcome"], content["samples"]
+    assert isinstance(outcome, dict)
+    assert isinstance(samples, list)
+    record = OutcomeRecord.from_bytes(bytes.fromhex(outcome["record"][2:]))
+    assert record == outcome_record(CLAIM, ACCEPTED)
+    assert len(samples) == len(ROWS)
+    assert all(s["proofs_pass"] and s["sampling_passes"] for s in samples)
+    assert all(s["largest_margin"] == 0 and s["tokens_below_maximum"] == 0 for s in samples)
+    assert samples[0]["chunks"][0]["exponent_mismatches"] == 0
+
+
+def test_evidence_of_an_unread_file_names_the_reason(tmp_path: Path) -> None:
+    judgement = unread(CLAIM, unreadable("not Parquet"))
+    document = EvidenceStore(tmp_path, CALIBRATION).write((9, 2), CLAIM, None, judgement)
+    assert [p.name for p in document.parent.iterdir()] == ["9-2.json"]
+    outcome = read(document)["outcome"]
+    assert isinstance(outcome, dict)
+    assert (outcome["reason"], outcome["detail"]) == ("SCHEMA", "not Parquet")
+
+
+def other_claim(n: int) -> Claim:
+    return make_claim(make_submission(TICKET, ROWS, file_hash=keccak(bytes([n]))), TICKET)
+
+
+def test_old_acceptances_make_room_and_findings_stay(tmp_path: Path) -> None:
+    rejected = unread(CLAIM, unreadable("no"))
+    store = EvidenceStore(tmp_path, CALIBRATION, kept_accepted=2)
+    found = store.write((1, 0), other_claim(0), DATA, rejected)
+    accepted = [store.write((n, 0), other_claim(n), DATA, ACCEPTED) for n in (1, 2, 3)]
+    assert [p.exists() for p in accepted] == [False, True, True]
+    assert found.exists()
+
+
+def test_restarted_store_still_bounds_what_it_keeps(tmp_path: Path) -> None:
+    def write(n: int, judgement: Judgement) -> Path:
+        store = EvidenceStore(tmp_path, CALIBRATION, kept_accepted=2)
+        return store.write((n, 0), other_claim(n), DATA, judgement)
+
+    found = write(0, unread(CLAIM, unreadable("no")))
+    documents = [write(n, ACCEPTED) for n in range(1, 5)]
+    assert sum(document.exists() for document in documents) == 2
+    assert found.exists()
+
+
+# Declared units
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=5), st.integers(0, 2**41))
+def test_batch_is_misdeclared_when_its_submissions_claim_more(
+    units: list[int], declared: int
+) -> None:
+    submissions = [replace(CLAIM.submission, index=i, units=value) for i, value in enumerate(units)]
+    batch = replace(batch_of(1, submissions), units=declared)
+    assert is_misdeclared(batch, submissions) is (sum(units) > declared)
+    # What its worker took out was declared with it.
+    batch.split_off[2] = submissions[0]
+    assert is_misdeclared(batch, submissions) is (sum(units[1:]) > declared)
+
+
+@given(claimed=st.integers(0, 2**40), found=st.integers(0, 2**40))
+def test_record_never_holds_more_units_than_were_claimed(claimed: int, found: int) -> None:
+    claim = replace(CLAIM, submission=replace(CLAIM.submission, units=claimed))
+    record = outcome_record(claim, Judgement(None, found))
+    assert record.units == min(claimed, found, 2**32 - 1)
+
+
+def test_records_of_a_misdeclared_batch_fill_no_slots() -> None:
+    record = make_record()
+    refused = replace(make_record(index=1), reason=Reason.BATCH_MISDECLARED)
+    assert slots_of_records([record, refused]) == ((1, 1, 0),)

@@ -1,0 +1,688 @@
+"""A worker against silence: what it does when, what it never does, and what it puts up for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from worlds.client_chain import UNREACHABLE, WORKER_ID, FakeOrchestrator, make_account, make_batch
+from worlds.client_desk import Desk, make_record
+from worlds.client_world import (
+    NODE_KEY,
+    NOW,
+    RUN,
+    WORKER,
+    as_claimed,
+    make_submission,
+    make_ticket,
+    sign_submission,
+    sign_ticket,
+)
+
+from muster.api import BatchEntry, SubmissionState
+from muster.chain import ZERO_ADDRESS, BatchStatus, CaseStatus, CourtTerms, LeasedWork, WorkerStatus
+from muster.client.worker.journal import SignedSubmission
+from muster.client.worker.loop import WorkerLoop
+from muster.client.worker.silence import (
+    PATIENCE_S,
+    RETRY_S,
+    ROOM_TRIES,
+    SilenceDuty,
+    Step,
+    Times,
+    find_batch,
+    named_sources,
+    next_step,
+)
+from muster.protocol.eip712 import address_of
+from muster.protocol.encoding import file_hash, keccak
+from muster.protocol.errors import ApiError, ContractRevert, MusterError
+from muster.protocol.ids import Address, to_address
+from muster.protocol.jury import summons_of
+from muster.protocol.messages import COMMIT_GRACE_S, Reason, Verdict
+from muster.protocol.rollouts import Rollout
+
+MISDECLARED = Reason.BATCH_MISDECLARED
+BOND = 10 * 10**18
+TIMES = Times(
+    outcome_deadline_s=800,
+    appeal_s=400,
+    court=CourtTerms(
+        bond=BOND,
+        juror_fee=10**18,
+        draw_delay=1,
+        jury_size=3,
+        commit_time=80,
+        reveal_time=40,
+        wrong_verdict_ppm=100_000,
+        absence_ppm=20_000,
+    ),
+)
+NODE = address_of(NODE_KEY)
+JUROR = to_address(keccak(b"juror")[:20])
+TICKET = make_ticket()
+DATA = b"a file"
+SIGNED = SignedSubmission(
+    TICKET,
+    make_submission(TICKET, [], file_hash=file_hash(DATA), rollouts=1, units=20),
+    sign_ticket(TICKET),
+)
+OTHER = replace(SIGNED.submission, index=7, units=30)
+DUE_AT = NOW + 30 + TIMES.outcome_deadline_s
+VOID_AT = DUE_AT + TIMES.appeal_s
+SETTLED_S = TIMES.court.jury_time
+
+
+def committed(**changes: Any) -> Any:
+    """The orchestrator's batch of two, one of them ours."""
+    return replace(make_batch(3, [SIGNED.submission, OTHER]), **changes)
+
+
+def own(**changes: Any) -> Any:
+    """A batch of one that the worker committed."""
+    work = LeasedWork(SIGNED.submission, b"", TICKET, b"")
+    return replace(make_batch(4, [SIGNED.submission]), work=work, **changes)
+
+
+def summons(**changes: Any) -> Any:
+    claim = SimpleNamespace(claimant=NODE, ruling=0, submission=SIGNED.submission)
+    values = {
+        "case_id": summons_of(4), "number": 1, "run_id": RUN, "opened_at": DUE_AT + 5,
+        "closed": False, "claims": [claim],
+        "batch_id": 4, "position": 0, "is_summons": True, "status": CaseStatus.OPEN,
+    }  # fmt: skip
+    return SimpleNamespace(**values | changes)
+
+
+# What is next
+
+
+@pytest.mark.parametrize(
+    ("batch", "case", "at", "is_refused", "expected"),
+    [
+        (None, None, TICKET.deadline + PATIENCE_S - 1, False, None),
+        (None, None, TICKET.deadline + PATIENCE_S, False, Step.SUBMIT),
+        (None, None, TICKET.deadline + COMMIT_GRACE_S - 1, False, Step.SUBMIT),
+        (None, None, TICKET.deadline + COMMIT_GRACE_S, False, None),
+        (None, None, NOW, True, Step.SUBMIT),
+        (None, None, TICKET.deadline + COMMIT_GRACE_S, True, None),
+        (committed(), None, DUE_AT - 1, True, None),
+        (committed(), None, DUE_AT, False, Step.SPLIT),
+        (committed(status=BatchStatus.JUDGED), None, DUE_AT, False, None),
+        (committed(status=BatchStatus.WITHHELD, posted_at=NOW), None, NOW, False, Step.SPLIT),
+        (committed(), None, VOID_AT - 1, False, Step.SPLIT),
+        (committed(), None, VOID_AT, False, None),
+        (committed(voided_tx="0x"), None, DUE_AT, False, None),
+        (own(), None, DUE_AT - 1, False, None),
+        (own(), None, DUE_AT, False, Step.SUMMON),
+        (own(), summons(), DUE_AT + 6, False, None),
+        (own(), summons(closed=True), VOID_AT - 1, False, None),
+        (own(), summons(closed=True), VOID_AT, False, Step.VOID),
+        (own(), None, VOID_AT, False, Step.VOID),
+        (own(status=BatchStatus.JUDGED), None, VOID_AT, False, None),
+    ],
+)
+def test_next_step_follows_from_the_chain_and_its_clock(
+    batch: Any, case: Any, at: int, is_refused: bool, expected: Step | None
+) -> None:
+    assert next_step(SIGNED, batch, case, at, TIMES, is_refused=is_refused) is expected
+
+
+def test_batch_of_another_root_does_not_hold_the_work() -> None:
+    batch = committed()
+    view: Any = SimpleNamespace(batches={3: batch})
+    proven: Any = SimpleNamespace(name=batch.name)
+    assert find_batch(view, None, proven) is batch
+    assert find_batch(view, own(), proven).batch_id == 4  # type: ignore[union-attr]
+    view.batches[3] = replace(batch, root=keccak(b"after a reorganisation"))
+    assert find_batch(view, None, proven) is None
+
+
+def test_chain_is_told_of_as_many_sources_as_it_takes() -> None:
+    urls = [f"http://relay{i}.example" for i in range(20)]
+    assert named_sources(["http://long.example/" + "a" * 120, *urls, *urls]) == urls[:16]
+
+
+# The duty
+
+
+@dataclass
+class Contracts:
+    """The calls that a worker makes, noted; and a clock."""
+
+    sent: list[tuple[str, Any]] = field(default_factory=list)
+    tokens: int = BOND
+    allowed: int = 0
+    bonds: dict[int, Address] = field(default_factory=dict)
+    time_s: int = NOW
+    refusal: ContractRevert | None = None
+    account: Address = NODE
+    labels: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.deployment = SimpleNamespace(contracts={"DisputeCourt": JUROR})
+        self.ledger = self.court = self.token = self
+
+    def once(self, label: str) -> Contracts:
+        self.labels.add(label)
+        return self
+
+    async def latest_block(self) -> Any:
+        return SimpleNamespace(number=self.time_s, timestamp=self.time_s)
+
+    async def read(self, _contract: str, _function: str, args: list[int]) -> list[Address]:
+        return [self.bonds.get(args[0], ZERO_ADDRESS)]
+
+    async def balance_of(self, _account: Address) -> int:
+        return self.tokens
+
+    async def allowance(self, _owner: Address, _spender: Address) -> int:
+        return self.allowed
+
+    async def approve(self, _spender: Address, wei: int) -> None:
+        self.allowed = wei
+
+    async def _send(self, what: str, args: Any) -> Any:
+        if self.refusal:
+            raise self.refusal
+        self.sent.append((what, args))
+        return SimpleNamespace(tx_hash="0xab")
+
+    async def submit_direct(self, *args: Any) -> Any:
+        return await self._send("submit", args)
+
+    async def split_off(self, *args: Any) -> Any:
+        return await self._send("split", args)
+
+    async def summon(self, *args: Any) -> Any:
+        return await self._send("summon", args)
+
+    async def void_batch(self, *args: Any) -> Any:
+        return await self._send("void", args)
+
+    async def return_bond(self, *args: Any) -> Any:
+        self.bonds.clear()
+        return await self._send("return", args)
+
+    async def settle_summoned(self, *args: Any) -> Any:
+        return await self._send("settle", args)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.sent]
+
+
+@dataclass
+class Rooms:
+    """A relay's room that refuses as long as it is told to."""
+
+    refusals: int = 0
+    given: list[tuple[bytes, BatchEntry]] = field(default_factory=list)
+    urls: tuple[str, ...] = ("http://relay.example",)
+
+    async def deposit(self, data: bytes, entry: BatchEntry) -> dict[str, str]:
+        self.given.append((data, entry))
+        self.refusals -= 1
+        return {self.urls[0]: "answered 404 (not_named)"} if self.refusals >= 0 else {}
+
+
+class Asked(FakeOrchestrator):
+    """Says where submissions are."""
+
+    state = SubmissionState(state="received")
+
+    async def submission_state(self, _name: Any) -> SubmissionState:
+        self._called("state")
+        return self.state
+
+
+class Silenced(Desk):
+    """A worker whose loop has a duty against silence."""
+
+    def __init__(self, folder: Path, loop_class: type[WorkerLoop] = WorkerLoop) -> None:
+        super().__init__(folder, loop_class)
+        self.seconds = 0.0
+        self.chain = Contracts()
+        self.rooms = Rooms()
+        self.asked = Asked()
+        self.view.jurors = lambda: [JUROR]
+        self.view.runs[RUN].owner = ZERO_ADDRESS
+        self.duty = self.loop.silence = SilenceDuty(
+            replace(self.loop.place, api=self.asked),  # type: ignore[arg-type]
+            self.chain,  # type: ignore[arg-type]
+            self.rooms,  # type: ignore[arg-type]
+            TIMES,
+            ["http://relay.example"],
+            clock=lambda: self.seconds,
+        )
+
+    def sign(self) -> SignedSubmission:
+        return self.journal.record(TICKET, SIGNED.ticket_signature, SIGNED.submission, DATA)
+
+    async def at(self, time_s: int) -> list[str]:
+        """Serve at a time of the chain; return what was sent then."""
+        before = len(self.chain.sent)
+        self.chain.time_s = time_s
+        self.seconds += RETRY_S
+        await self.duty.serve()
+        return self.chain.names[before:]
+
+    def commit(self, *entries: Any, **changes: Any) -> Any:
+        """Let the orchestrator commit and show a batch."""
+        batch = committed(**changes)
+        self.view.batches[3] = batch
+        self.asked.state = SubmissionState(state="committed", batch_id=3, position=0)
+        self.asked.batches[3] = [make_entry(s) for s in entries or (SIGNED.submission, OTHER)]
+        return batch
+
+
+def make_entry(submission: Any) -> BatchEntry:
+    return BatchEntry(
+        submission=submission,
+        signature=sign_submission(submission),
+        ticket=TICKET,
+        ticket_signature=SIGNED.ticket_signature,
+        received_at=NOW,
+    )
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Silenced]:
+    opened = Silenced(tmp_path)
+    yield opened
+    opened.close()
+
+
+LATE = TICKET.deadline + PATIENCE_S
+
+
+async def test_swallowed_work_is_submitted_with_ticket_signatures_bond_and_sources(
+    desk: Silenced,
+) -> None:
+    desk.sign()
+    assert await desk.at(LATE - 1) == []
+    assert await desk.at(LATE) == ["submit"]
+    [(_, (work, sources))] = desk.chain.sent
+    assert (work.submission, work.ticket) == (SIGNED.submission, TICKET)
+    assert work.node_signature == sign_submission(SIGNED.submission)
+    assert work.ticket_signature == SIGNED.ticket_signature
+    assert sources == ["http://relay.example"]
+    assert desk.chain.allowed == BOND
+
+
+async def test_work_that_is_committed_is_not_submitted_again_and_its_proof_is_kept(
+    desk: Silenced,
+) -> None:
+    signed = desk.sign()
+    batch = desk.commit()
+    assert await desk.at(NOW) == []
+    proven = desk.journal.proven(signed)
+    assert proven is not None
+    assert (proven.name, proven.proof) == (batch.name, (OTHER.leaf(),))
+    desk.asked.batches.clear()
+    assert await desk.at(LATE) == []
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [(OTHER, OTHER), (SIGNED.submission, OTHER, OTHER), (OTHER, SIGNED.submission)],
+    ids=["without it", "longer", "in another order"],
+)
+async def test_batch_that_is_not_the_one_on_chain_proves_nothing(
+    desk: Silenced, shown: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    signed = desk.sign()
+    batch = desk.commit(*shown)
+    same = [entry.submission.leaf() for entry in desk.asked.batches[3]]
+    await desk.at(NOW)
+    is_proven = desk.journal.proven(signed) is not None
+    # Siblings are hashed in sorted order: two leaves have one root, whichever comes first.
+    assert is_proven is (len(same) == batch.count and SIGNED.submission.leaf() in same)
+    said = [r for r in caplog.records if "not on chain" in r.getMessage()]
+    assert bool(said) is not is_proven
+    assert await desk.at(LATE) == ([] if is_proven else ["submit"])
+
+
+async def test_work_in_a_batch_of_fewer_units_than_it_holds_is_submitted_at_once(
+    desk: Silenced, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.sign()
+    desk.commit(units=49)
+    assert await desk.at(NOW) == ["submit"]
+    [said] = [r for r in caplog.records if "fewer units" in r.getMessage()]
+    assert (vars(said)["declared"], vars(said)["holds"]) == (49, 50)
+
+
+async def test_honest_commitment_is_no_cause_for_words(
+    desk: Silenced, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.sign()
+    desk.commit()
+    assert await desk.at(NOW) == []
+    assert not caplog.records
+
+
+async def test_orchestrator_is_asked_after_each_batch_and_ever_less_often(
+    desk: Silenced,
+) -> None:
+    desk.sign()
+    desk.asked.fail("state", UNREACHABLE)
+    asked = []
+    for second in range(120):
+        desk.chain.time_s, desk.seconds = NOW, float(second)
+        if second == 100:
+            desk.view.batches[2] = make_batch(2, [OTHER])
+        before = desk.asked.calls["state"]
+        await desk.duty.serve()
+        if desk.asked.calls["state"] > before:
+            asked.append(second)
+    assert asked == [0, 2, 6, 14, 30, 62, 100, 102, 106, 114]
+
+
+async def test_orchestrator_that_hangs_does_not_make_own_work_late(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(_name: Any) -> SubmissionState:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr("muster.client.worker.silence.LOOK_UP_S", 0.01)
+    desk.asked.submission_state = hang  # type: ignore[method-assign]
+    desk.sign()
+    assert await desk.at(LATE) == ["submit"]
+
+
+async def test_batches_of_other_runs_are_no_cause_to_ask(desk: Silenced) -> None:
+    desk.sign()
+    await desk.duty.serve()
+    desk.view.batches[2] = replace(make_batch(2, [OTHER]), run_id=RUN + 1)
+    await desk.duty.serve()
+    assert desk.asked.calls["state"] == 1
+
+
+class Unsearched(dict[int, Any]):
+    """Batches of a busy chain: nobody has time to look at all of them."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("all batches were looked at")
+
+    values = items = keys = __reversed__ = __iter__  # type: ignore[assignment]
+
+
+async def test_a_look_does_not_search_all_batches_of_the_chain(desk: Silenced) -> None:
+    batch = own()
+    desk.sign()
+    indexed: Any = SimpleNamespace(**vars(desk.view))
+    indexed.batches = Unsearched({4: batch})
+    indexed.own_work = {(RUN, WORKER): {batch.root: batch}}
+    indexed.newest_batch = {RUN: 4}
+    desk.duty.node = replace(desk.duty.node, view=indexed)
+    assert await desk.at(DUE_AT) == ["summon"]
+    await desk.duty.fill_rooms()
+    assert not desk.duty.is_done()
+    assert desk.duty.bonds() == []
+    with pytest.raises(AssertionError, match="all batches"):
+        list(indexed.batches.values())
+
+
+async def test_without_a_bond_nothing_is_sent_and_it_is_said_once(
+    desk: Silenced, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.sign()
+    desk.chain.tokens = BOND - 1
+    for second in range(3):
+        assert await desk.at(LATE + second) == []
+    [said] = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert "the bond is 10 tokens" in vars(said)["error"]
+    assert "muster worker submit-direct" in vars(said)["hint"]
+    assert desk.chain.allowed == 0
+
+
+@pytest.mark.parametrize("change", [{"paused": True}, {"closed_at": NOW}])
+async def test_run_that_takes_nothing_is_not_asked(desk: Silenced, change: Any) -> None:
+    desk.sign()
+    vars(desk.view.runs[RUN]).update(change)
+    assert await desk.at(LATE) == []
+
+
+async def test_unjudged_work_is_taken_out_and_judges_are_called(desk: Silenced) -> None:
+    desk.sign()
+    batch = desk.commit()
+    assert await desk.at(DUE_AT - 1) == []
+    assert await desk.at(DUE_AT) == ["split"]
+    header, work, proof, _ = desk.chain.sent[-1][1]
+    assert (header, list(proof)) == (batch.header(), [OTHER.leaf()])
+    assert work.submission == SIGNED.submission
+    desk.view.batches[4] = own(split_from=3)
+    assert await desk.at(DUE_AT + 1) == ["summon"]
+    desk.view.cases[summons_of(4)] = summons()
+    assert await desk.at(DUE_AT + 10) == []
+
+
+async def test_bond_is_not_put_up_where_nobody_could_judge(desk: Silenced) -> None:
+    desk.sign()
+    desk.commit()
+    await desk.at(NOW)
+    desk.view.jurors = lambda: []
+    assert await desk.at(DUE_AT) == []
+    assert desk.chain.allowed == 0
+    desk.view.jurors = lambda: [JUROR]
+    assert await desk.at(DUE_AT + 6) == ["split"]
+
+
+async def test_case_that_nobody_closes_is_settled_and_the_bond_comes_back_once(
+    desk: Silenced,
+) -> None:
+    desk.sign()
+    desk.view.batches[4] = own()
+    desk.view.cases[summons_of(4)] = summons()
+    assert await desk.at(DUE_AT + 5 + SETTLED_S - 1) == []
+    assert await desk.at(DUE_AT + 5 + SETTLED_S) == ["settle"]
+    desk.view.cases[summons_of(4)] = summons(closed=True)
+    assert not desk.duty.is_done()
+    assert await desk.at(VOID_AT) == ["void"]
+    desk.view.batches[4] = own(voided_tx="0x")
+    desk.chain.bonds[4] = NODE
+    assert await desk.at(VOID_AT + 1) == ["return"]
+    assert await desk.at(VOID_AT + 20) == []
+    assert desk.duty.is_done()
+    assert not desk.journal.unfinished()
+
+
+async def test_bond_of_judged_work_comes_back(desk: Silenced) -> None:
+    record = as_claimed(SIGNED.submission, WORKER_ID)
+    desk.view.batches[4] = own(status=BatchStatus.JUDGED, records=[record])
+    desk.chain.bonds[4] = NODE
+    assert not desk.duty.is_done()
+    assert await desk.at(NOW) == ["return"]
+    assert desk.duty.is_done()
+
+
+async def test_refusal_that_says_it_is_done_is_no_warning(
+    desk: Silenced, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.sign()
+    desk.chain.refusal = ContractRevert("LedgerSlotUsed", ())
+    await desk.at(LATE)
+    assert not caplog.records
+    desk.chain.refusal = ContractRevert("LedgerInvalidTicket", ())
+    await desk.at(LATE + 6)
+    assert [r.getMessage() for r in caplog.records] == ["submit directly was refused"]
+
+
+# Rooms
+
+
+async def test_rooms_are_offered_the_work_until_they_take_it(desk: Silenced) -> None:
+    desk.sign()
+    await desk.duty.fill_rooms()
+    assert not desk.rooms.given
+    desk.view.batches[4] = own()
+    desk.rooms.refusals = 2
+    for _ in range(6):
+        await desk.duty.fill_rooms()
+        desk.seconds += 60
+    data, entry = desk.rooms.given[0]
+    assert len(desk.rooms.given) == 3
+    assert data == DATA
+    assert entry.signature == sign_submission(SIGNED.submission)
+    assert (entry.ticket, entry.ticket_signature) == (TICKET, SIGNED.ticket_signature)
+
+
+async def test_room_that_never_takes_it_is_left_in_peace(desk: Silenced) -> None:
+    desk.sign()
+    desk.view.batches[4] = own()
+    desk.rooms.refusals = 100
+    for _ in range(2 * ROOM_TRIES):
+        await desk.duty.fill_rooms()
+        desk.seconds += 60
+    assert len(desk.rooms.given) == ROOM_TRIES
+
+
+# The loop's part
+
+
+async def test_refused_upload_is_submitted_at_once_or_given_up_when_it_is_too_late(
+    desk: Silenced,
+) -> None:
+    desk.orchestrator.tickets.extend([TICKET, make_ticket(index=1)])
+    refusal = ApiError("we do not like you", status=403, code="go_away")
+    desk.orchestrator.fail("submit", refusal, refusal)
+    await desk.loop.work_once()
+    assert await desk.at(NOW) == ["submit"]
+    assert len(desk.journal.unfinished()) == 1
+    await desk.at(TICKET.deadline + COMMIT_GRACE_S)
+    assert not desk.journal.unfinished()
+
+
+async def test_upload_that_nobody_answers_ends_once_the_work_is_on_chain(desk: Silenced) -> None:
+    desk.sign()
+    desk.orchestrator.fail("submit", *[UNREACHABLE] * 2)
+    desk.view.batches[4] = own()
+    [signed] = desk.journal.unfinished().values()
+    await desk.loop._upload(signed, DATA)
+    assert desk.orchestrator.calls["submit"] == 1
+
+
+async def test_slot_reused_in_the_orchestrators_batch_is_not_the_outcome_of_own_work(
+    desk: Silenced,
+) -> None:
+    desk.sign()
+    desk.view.batches[4] = own()
+    reused = make_record(Verdict.REJECTED, Reason.SLOT_REUSED)
+    await desk.loop.on_change([desk.post(5, reused)])
+    await desk.loop.settle()
+    assert len(desk.journal.unfinished()) == 1
+    desk.view.batches.pop(4)
+    await desk.loop.on_change([desk.post(6, reused)])
+    await desk.loop.settle()
+    assert not desk.journal.unfinished()
+
+
+async def test_work_of_a_misdeclared_batch_is_submitted_directly_and_its_own_outcome_counts(
+    desk: Silenced,
+) -> None:
+    desk.sign()
+    await desk.loop.on_change([desk.post(3, make_record(Verdict.REJECTED, MISDECLARED))])
+    await desk.loop.settle()
+    assert len(desk.journal.unfinished()) == 1
+    assert await desk.at(NOW) == ["submit"]
+    desk.view.batches[4] = own()
+    await desk.loop.on_change([desk.post(4, make_record(Verdict.ACCEPTED, Reason.NONE))])
+    await desk.loop.settle()
+    assert not desk.journal.unfinished()
+
+
+async def test_work_of_a_misdeclared_batch_is_given_up_when_it_is_too_late(desk: Silenced) -> None:
+    desk.sign()
+    await desk.loop.on_change([desk.post(3, make_record(Verdict.REJECTED, MISDECLARED))])
+    await desk.loop.settle()
+    assert await desk.at(TICKET.deadline + COMMIT_GRACE_S) == []
+    assert not desk.journal.unfinished()
+
+
+class Forger(WorkerLoop):
+    """Claims rewards that it did not earn."""
+
+    async def generate(self, ticket: Any) -> list[Rollout]:
+        return [replace(row, task_reward=1.0) for row in await super().generate(ticket)]
+
+
+@pytest.mark.parametrize(("loop_class", "claims"), [(WorkerLoop, 1), (Forger, 0)])
+async def test_honest_work_that_is_called_fraud_is_claimed_and_fraud_is_not(
+    tmp_path: Path, loop_class: type[WorkerLoop], claims: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    async def claim(_chain: Any, proof: Any, entry: BatchEntry, ruling: Any, *rest: Any, **_: Any):  # type: ignore[no-untyped-def]
+        made.append((proof, entry, ruling, rest))
+
+    monkeypatch.setattr("muster.client.disputes.claims.claim", claim)
+    desk = Silenced(tmp_path, loop_class)
+    desk.orchestrator.tickets.append(TICKET)
+    await desk.loop.work_once()
+    [(submission, _, data)] = desk.orchestrator.uploads
+    record = replace(
+        as_claimed(submission, WORKER_ID), verdict=Verdict.FRAUD, reason=Reason.WRONG_REWARD
+    )
+    desk.view.batches[3] = make_batch(3, [submission], [record])
+    event: Any = SimpleNamespace(name="OutcomesPosted", args={"batch_id": 3})
+    await desk.loop.on_change([event])
+    await desk.loop.settle()
+    assert len(made) == len(desk.rooms.given) == claims
+    for proof, entry, ruling, _ in made:
+        assert (proof.position, entry.submission) == (0, submission)
+        assert str(ruling) == "accepted"
+        assert desk.rooms.given[0][0] == data
+        assert desk.chain.allowed == BOND
+    assert not desk.journal.unfinished()
+    desk.close()
+
+
+async def test_honest_work_that_cannot_be_claimed_says_how_to_do_it_by_hand(
+    desk: Silenced, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.orchestrator.tickets.append(TICKET)
+    await desk.loop.work_once()
+    desk.chain.tokens = BOND - 1
+    [(submission, _, _)] = desk.orchestrator.uploads
+    record = replace(as_claimed(submission, WORKER_ID), verdict=Verdict.FRAUD)
+    desk.view.batches[3] = make_batch(3, [submission], [record])
+    event: Any = SimpleNamespace(name="OutcomesPosted", args={"batch_id": 3})
+    await desk.loop.on_change([event])
+    await desk.loop.settle()
+    [said] = [r for r in caplog.records if "could not be claimed" in r.getMessage()]
+    assert "the bond is 10 tokens" in vars(said)["error"]
+    assert "muster dispute open 3:0" in vars(said)["hint"]
+    assert not desk.rooms.given
+
+
+async def test_banned_worker_stays_until_its_bonds_are_back(desk: Silenced) -> None:
+    record = replace(as_claimed(SIGNED.submission, WORKER_ID), verdict=Verdict.FRAUD)
+    desk.view.batches[4] = own(status=BatchStatus.JUDGED, records=[record])
+    desk.chain.bonds[4] = NODE
+    desk.view.workers[WORKER] = make_account(status=WorkerStatus.BANNED)
+    leaving = asyncio.ensure_future(desk.loop._round())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not leaving.done()
+    await desk.at(NOW)
+    with pytest.raises(MusterError, match="banned"):
+        await leaving
+    assert desk.chain.names == ["return"]
+
+
+async def test_claim_that_somebody_made_is_not_made_again(desk: Silenced) -> None:
+    signed = desk.sign()
+    record = replace(as_claimed(SIGNED.submission, WORKER_ID), verdict=Verdict.FRAUD)
+    batch = make_batch(3, [SIGNED.submission], [record])
+    made = SimpleNamespace(claims=[SimpleNamespace(ruling=int(Verdict.ACCEPTED) << 8)])
+    desk.view.cases[record.leaf(3, 0)] = made
+    assert await desk.duty.claim(signed, batch, 0)
+    assert desk.chain.allowed == 0
+    assert len(desk.rooms.given) == 1

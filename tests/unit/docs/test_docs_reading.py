@@ -1,0 +1,50 @@
+"""docs/reading.md: every name that it tells a reader to look at exists where it says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[3] / "docs"
+LINK = re.compile(r"\]\((?P<file>\.\./[\w./]+\.(?:py|sol))\)(?P<after>[^|\]]*)")
+NAME = re.compile(r"`([A-Za-z_][\w.]*)`")
+NAMED = [
+    pytest.param(link["file"], name, id=f"{Path(link['file']).name}-{name}")
+    for link in LINK.finditer((DOCS / "reading.md").read_text())
+    for name in NAME.findall(link["after"].split("[")[0]) or [""]
+]
+
+
+def names_of(path: Path) -> set[str]:
+    """Return what a module or a contract defines: functions, classes, methods, constants."""
+    if path.suffix == ".sol":
+        return {"", *re.findall(r"\bfunction (\w+)", path.read_text())}
+    found = {""}
+    for node in ast.parse(path.read_text()).body:
+        match node:
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
+                found.add(name)
+            case ast.ClassDef(name, body=body):
+                methods = [
+                    each.name
+                    for each in body
+                    if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+                ]
+                found |= {name, *(f"{name}.{method}" for method in methods)}
+            case ast.Assign(targets=[ast.Name(name)]) | ast.AnnAssign(target=ast.Name(name)):
+                found.add(name)
+    return found
+
+
+@pytest.mark.parametrize(("file", "name"), NAMED)
+def test_what_a_reader_shall_look_at_exists(file: str, name: str) -> None:
+    assert name in names_of(DOCS / file)
+
+
+def test_the_page_names_as_many_files_as_a_reader_can_take() -> None:
+    story = (DOCS / "reading.md").read_text().split("## Twelve questions")[0]
+    files = {link["file"] for link in LINK.finditer(story)}
+    assert 20 <= sum("/tests/" not in file for file in files) <= 30

@@ -1,0 +1,101 @@
+"""Nonces outlive restarts and databases. Edges of signed requests have a table of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+from orchestrator_bench import Bench, delete_database, open_bench
+from orchestrator_fakes import NOW, Network
+
+from muster.api.signing import EMPTY_BODY_HASH, NONCE_LIFE_S, SignedHeaders, sign_request
+from muster.orchestrator.http.signers import NonceStore
+from muster.protocol.eip712 import address_of
+from muster.protocol.errors import ApiError
+from muster.protocol.ids import Hash32
+
+BODY = b'{"run_id":1,"policy_version":0,"state":"idle","software":"muster 0.1"}'
+NONCES = ("SELECT count(*) FROM nonces", ())
+
+
+def beat(bench: Bench, *, nonce: bytes = b"\x01" * 32, **changes: object) -> dict[str, str]:
+    arguments: dict[str, object] = {
+        "key": bench.network.keys.nodes[0],
+        "domain": bench.network.domain,
+        "audience": bench.services.audience,
+        "method": "POST",
+        "path": "/v1/heartbeat",
+        "body": BODY,
+        "nonce": Hash32(nonce),
+        "issued_at": NOW,
+    }
+    return sign_request(**(arguments | changes))  # type: ignore[arg-type]
+
+
+async def send(bench: Bench, headers: dict[str, str], body: bytes = BODY) -> str:
+    """The code of the refusal, or `ok`."""
+    transport = httpx.ASGITransport(bench.app)
+    async with httpx.AsyncClient(base_url="http://test", transport=transport) as http:
+        response = await http.post("/v1/heartbeat", content=body, headers=headers)
+    return "ok" if response.status_code == 200 else str(response.json()["error"]["code"])
+
+
+async def test_replay_is_refused_when_the_process_was_restarted(tmp_path: Path) -> None:
+    network = Network()
+    async with open_bench(tmp_path, network) as bench:
+        headers = beat(bench)
+        assert await send(bench, headers) == "ok"
+    async with open_bench(tmp_path, network) as bench:
+        assert await send(bench, headers) == "nonce_reused"
+
+
+async def test_replay_is_refused_when_the_database_was_deleted(tmp_path: Path) -> None:
+    network = Network()
+    async with open_bench(tmp_path, network) as bench:
+        headers = beat(bench)
+        assert await send(bench, headers) == "ok"
+    delete_database(tmp_path)
+    async with open_bench(tmp_path, network, start_s=5) as bench:
+        assert await send(bench, headers) == "nonce_reused"
+        assert await send(bench, beat(bench, issued_at=NOW + 5)) == "ok"
+
+
+async def test_heartbeat_counts_for_the_signer_whatever_the_body_says(bench: Bench) -> None:
+    other = bench.network.worker(1).node.encode()
+    body = BODY.replace(b'"idle"', b'"idle","node":"%s"' % other)
+    assert await send(bench, beat(bench, body=body), body) == "malformed_body"
+    assert await send(bench, beat(bench, nonce=b"\x02" * 32)) == "ok"
+    assert set(bench.services.heartbeats.latest) == {bench.network.worker(0).node}
+
+
+async def test_heartbeats_are_stored_with_their_count(bench: Bench) -> None:
+    for number in range(3):
+        assert await send(bench, beat(bench, nonce=bytes([number]) * 32)) == "ok"
+    stored = ("SELECT count, state, software, seen_at FROM heartbeats", ())
+    assert await bench.services.database.ask(stored) == [[(3, "idle", "muster 0.1", NOW)]]
+
+
+async def test_nonces_are_forgotten_when_their_life_is_over(bench: Bench) -> None:
+    now = float(NOW)
+    services = bench.services
+    store = NonceStore(services.database, services.group, clock=lambda: now)
+    headers = SignedHeaders(
+        address_of(b"\x01" * 32), Hash32(b"\x02" * 32), NOW, EMPTY_BODY_HASH, b""
+    )
+    store.take(headers)
+    await store.keep(headers)
+    now += NONCE_LIFE_S
+    with pytest.raises(ApiError, match="received before"):
+        store.take(headers)
+    now += 1
+    await store.purge()
+    store.take(headers)
+    await store.keep(headers)
+    assert await services.database.ask(NONCES) == [[(1,)]]
+
+
+async def test_requests_are_refused_when_too_many_wait_for_the_disk(bench: Bench) -> None:
+    group = bench.services.group
+    object.__setattr__(group, "_max_waiting", 0)
+    assert await send(bench, beat(bench)) == "overloaded"

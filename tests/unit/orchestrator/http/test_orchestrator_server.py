@@ -1,0 +1,273 @@
+"""The application behind a real socket, and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from orchestrator_bench import Bench, open_bench
+from orchestrator_fakes import RUN, submission_for
+
+from muster.api import Lease, OrchestratorApi
+from muster.api.requests import MAX_FILE_BYTES
+from muster.orchestrator.cli import orchestrator
+from muster.orchestrator.http.connections import MOST_PIPELINED
+from muster.orchestrator.server import serve_until_stopped
+from muster.protocol.errors import ApiError, StorageError
+
+
+@asynccontextmanager
+async def served(
+    tmp_path: Path, *, patience_s: float = 20, **settings: Any
+) -> AsyncIterator[tuple[Bench, str]]:
+    """A listening orchestrator and its URL; leaving stops it with SIGTERM."""
+    ready = tmp_path / "ready"
+    # The bench's own writer must not run twice: the flow brings its own.
+    async with (
+        open_bench(
+            tmp_path, port=0, ready_file=ready, commit_interval_s=0.01, poll_s=0.01, **settings
+        ) as bench,
+        asyncio.timeout(patience_s),
+    ):
+        process = asyncio.create_task(serve_until_stopped(bench.services, bench.network.chain))
+        while not ready.exists():
+            assert not process.done(), process.exception()
+            await asyncio.sleep(0.01)
+        try:
+            yield bench, ready.read_text().strip()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            started = time.monotonic()
+            await process
+            assert time.monotonic() - started < 15
+
+
+def client(bench: Bench, url: str, key: bytes) -> OrchestratorApi:
+    return OrchestratorApi(
+        url, key=key, domain=bench.network.domain, audience=bench.services.audience,
+        clock=bench.wall,
+    )  # fmt: skip
+
+
+async def test_one_that_was_cancelled_leaves_nothing_behind_for_the_next(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    async with open_bench(tmp_path, port=0, ready_file=ready) as bench, asyncio.timeout(20):
+        for _ in range(2):
+            process = asyncio.create_task(serve_until_stopped(bench.services, bench.network.chain))
+            while not ready.exists():
+                await asyncio.sleep(0.01)
+            # The second listens on a socket that has the number of the first's.
+            async with httpx.AsyncClient(base_url=ready.read_text().strip()) as http:
+                assert (await http.get("/healthz")).status_code == 200
+            ready.unlink()
+            process.cancel()
+            await asyncio.wait([process])
+
+
+async def test_upload_is_committed_soon_after_it_arrives(tmp_path: Path) -> None:
+    async with (
+        served(tmp_path) as (bench, url),
+        client(bench, url, bench.network.keys.nodes[0]) as api,
+    ):
+        lease = await api.lease(RUN)
+        assert isinstance(lease, Lease)
+        submission = submission_for(lease.ticket, b"rows")
+        await api.submit(submission, bench.network.sign_submission(submission), b"rows")
+        async with asyncio.timeout(5):
+            while (await api.submission_state(submission.file_hash)).state != "committed":
+                await asyncio.sleep(0.01)
+
+
+async def test_events_follow_the_run_and_end_when_it_stops(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    async def listen(api: OrchestratorApi) -> None:
+        async for event in api.events():
+            seen.append(event["received"])
+
+    async with served(tmp_path) as (bench, url):
+        api = client(bench, url, bench.network.keys.nodes[0])
+        listening = asyncio.create_task(listen(api))
+        while not seen:
+            await asyncio.sleep(0.01)
+        async with client(bench, url, bench.network.keys.nodes[1]) as node:
+            lease = await node.lease(RUN)
+            assert isinstance(lease, Lease)
+            submission = submission_for(lease.ticket, b"rows")
+            await node.submit(submission, bench.network.sign_submission(submission, 1), b"rows")
+        while seen[-1] != 1:
+            await asyncio.sleep(0.01)
+    await listening
+    await api.close()
+
+
+@pytest.mark.parametrize("kind", ["oversized", "unknown ticket"])
+async def test_refusal_reaches_a_client_that_is_still_sending(tmp_path: Path, kind: str) -> None:
+    async with (
+        served(tmp_path) as (bench, url),
+        client(bench, url, bench.network.keys.nodes[0]) as api,
+    ):
+        lease = await api.lease(RUN)
+        assert isinstance(lease, Lease)
+        body = bytes(MAX_FILE_BYTES + 1 if kind == "oversized" else 8 << 20)
+        submission = submission_for(lease.ticket, body)
+        if kind != "oversized":
+            object.__setattr__(submission, "index", submission.index + 1)
+        with pytest.raises(ApiError) as caught:
+            await api.submit(submission, bench.network.sign_submission(submission), body)
+        expected = "body_too_large" if kind == "oversized" else "ticket_unknown"
+        assert caught.value.code == expected
+
+
+async def test_huge_headers_are_refused(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, url), httpx.AsyncClient(base_url=url) as http:
+        response = await http.get("/healthz", headers={"x-large": "x" * 64_000})
+    assert (response.status_code, response.json()["error"]["code"]) == (431, "headers_too_large")
+
+
+async def test_headers_are_refused_when_they_never_end(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /healthz HTTP/1.1\r\nx-large: ")
+        for _ in range(5):
+            writer.write(b"x" * 4096)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        answer = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b"headers_too_large" in answer
+
+
+async def test_stop_does_not_wait_for_a_request_that_hangs(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        hanging = socket.create_connection((host, int(port)))
+        hanging.sendall(b"POST /v1/leases HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nx")
+        await asyncio.sleep(0.05)
+    hanging.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nhost: "])
+async def test_connection_is_closed_when_its_headers_do_not_arrive(
+    tmp_path: Path, sent: bytes
+) -> None:
+    async with served(tmp_path, header_timeout_s=0.1) as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(sent)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+
+
+async def test_connection_is_closed_when_its_second_headers_do_not_arrive(tmp_path: Path) -> None:
+    request = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with served(tmp_path, header_timeout_s=0.1) as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(request)
+        answers = await reader.readuntil(b"ok")
+        writer.write(request[:10])
+        answers += await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+    assert answers.count(b"HTTP/1.1 200") == 1
+
+
+async def test_connection_is_closed_when_only_line_breaks_follow_an_answer(tmp_path: Path) -> None:
+    async with served(tmp_path, header_timeout_s=0.1) as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"ok")
+        writer.write(b"\r\n")
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+
+
+async def test_requests_in_one_piece_are_all_answered(tmp_path: Path) -> None:
+    request = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with served(tmp_path, header_timeout_s=0.2) as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(request * (1 + MOST_PIPELINED))
+        for _ in range(1 + MOST_PIPELINED):
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\nok"), 5)
+        writer.close()
+
+
+async def test_connection_stays_open_between_requests(tmp_path: Path) -> None:
+    async with (
+        served(tmp_path, header_timeout_s=0.1) as (_, url),
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        for _ in range(2):
+            assert (await http.get("/healthz")).text == "ok"
+            # Longer than the deadline for headers: an idle connection is no unfinished request.
+            await asyncio.sleep(0.2)
+
+
+async def test_small_answers_are_not_held_back(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, url), httpx.AsyncClient(base_url=url) as http:
+        times = []
+        for _ in range(9):
+            started = time.perf_counter()
+            await http.get("/healthz")
+            times.append(time.perf_counter() - started)
+    # Nagle's delay would add 40 ms to each; a busy machine delays some.
+    assert min(times) < 0.03
+
+
+async def test_port_in_use_is_reported(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with open_bench(tmp_path, port=port) as bench:
+            with pytest.raises(OSError, match="in use"):
+                await serve_until_stopped(bench.services, bench.network.chain)
+
+
+async def test_process_fails_with_one_error_when_its_database_does(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, port=0) as bench:
+        async with bench.services.database.transaction() as asked:
+            await asked.ask(("DROP TABLE submissions", ()))
+        with pytest.raises(StorageError, match="no such table"):
+            await serve_until_stopped(bench.services, bench.network.chain)
+
+
+def test_no_model_library_is_imported() -> None:
+    code = (
+        "import muster.orchestrator.server, sys;"
+        "bad = {'torch', 'transformers', 'vllm', 'pyarrow'} & set(sys.modules);"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_command_line_module_imports_nothing_heavy() -> None:
+    code = (
+        "import muster.orchestrator.cli, sys;"
+        "bad = {'fastapi', 'web3'} & set(sys.modules);"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_command_line_options_are_the_documented_ones() -> None:
+    help_text = CliRunner().invoke(orchestrator, ["run", "--help"]).output
+    for option in (
+        "--run", "--rpc", "--deployments", "--keystore", "--password-file", "--documents",
+        "--files", "--database", "--host", "--port", "--ready-file", "--origin", "--relay",
+    ):  # fmt: skip
+        assert option in help_text

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from orchestrator_bench import Bench, open_bench
+from orchestrator_fakes import RUN, Network, submission_for
+
+from muster.api import Lease
+from muster.chain import LeasedWork
+from muster.orchestrator.db.statements import Rows, Statement, SubmissionRow, submissions
+from muster.orchestrator.loop import commit_once
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ApiError, ChainUnreachable, ContractRevert, TransactionLost
+from muster.protocol.merkle import merkle_root
+from muster.protocol.recipe import TrainingRecipe
+
+WIDE = TrainingRecipe(submissions_per_step=100)
+
+
+async def test_batch_root_is_over_the_submissions_in_upload_order(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, Network(training=WIDE)) as bench:
+        submissions = [await bench.upload(n % 3, b"file %d" % n) for n in range(5)]
+        await bench.commit()
+        root = merkle_root([s.leaf() for s in submissions])
+        assert bench.network.chain.ledger.committed == [(root, 5, 100)]
+        async with bench.api() as api:
+            batch = await api.batch(1)
+    assert [e.submission for e in batch.submissions] == submissions
+    assert batch.root == root
+
+
+async def test_batches_hold_at_most_the_limit(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, Network(training=WIDE), batch_limit=2) as bench:
+        for number in range(5):
+            await bench.upload(number % 3, b"file %d" % number)
+        while await bench.commit():
+            pass
+        assert [count for _, count, _ in bench.network.chain.ledger.committed] == [2, 2, 1]
+
+
+async def test_nothing_is_committed_when_nothing_waits(bench: Bench) -> None:
+    assert await bench.commit() is False
+    assert bench.network.chain.ledger.committed == []
+
+
+@pytest.mark.parametrize(
+    "error", [ContractRevert("LedgerPaused", (1,)), ChainUnreachable("no answer")]
+)
+async def test_commitment_is_repeated_unchanged_when_it_fails(
+    bench: Bench, error: Exception
+) -> None:
+    first = await bench.upload(0, b"one")
+    bench.network.chain.ledger.fail_next = error
+    assert await bench.commit() is False
+    second = await bench.upload(1, b"two")
+    assert await bench.commit() is True
+    assert await bench.commit() is True
+    roots = [root for root, _, _ in bench.network.chain.ledger.committed]
+    assert roots == [merkle_root([first.leaf()]), merkle_root([second.leaf()])]
+
+
+@pytest.mark.parametrize("error", [ChainUnreachable("gone"), TransactionLost("slow", tx="0x00")])
+async def test_commitment_of_unknown_fate_is_never_made_twice(
+    bench: Bench, error: Exception
+) -> None:
+    await bench.upload()
+    bench.network.chain.ledger.lose_next = error
+    assert await commit_once(bench.services, bench.backoff) is False
+    # The event is not read back yet.
+    assert await commit_once(bench.services, bench.backoff) is True
+    assert len(bench.network.chain.ledger.committed) == 1
+    assert await commit_once(bench.services, bench.backoff) is False
+
+
+async def test_commitment_of_unknown_fate_is_never_made_twice_by_the_next_process(
+    tmp_path: Path,
+) -> None:
+    network = Network()
+    async with open_bench(tmp_path, network) as bench:
+        await bench.upload()
+        network.chain.ledger.lose_next = ChainUnreachable("gone")
+        assert await commit_once(bench.services, bench.backoff) is False
+    async with open_bench(tmp_path, network) as bench:
+        assert await commit_once(bench.services, bench.backoff) is True
+        assert len(network.chain.ledger.committed) == 1
+
+
+async def test_mined_commitment_does_not_hold_up_the_next_batch(bench: Bench) -> None:
+    for number in range(2):
+        await bench.upload(number, b"%d" % number)
+        composition = await bench.services.batching.next()
+        assert composition is not None
+        # Not read back: the projection does not know of it.
+        await bench.services.batching.commit(composition)
+    assert len(bench.network.chain.ledger.committed) == 2
+    assert await bench.services.batching.next() is None
+
+
+async def test_commitment_is_adopted_when_the_process_died_before_reading_it_back(
+    tmp_path: Path,
+) -> None:
+    network = Network()
+    async with open_bench(tmp_path, network) as bench:
+        await bench.upload()
+        composition = await bench.services.batching.next()
+        assert composition is not None
+        await bench.services.batching.commit(composition)
+    for event in (await network.chain.poll()).events:
+        network.view.apply(event)
+    async with open_bench(tmp_path, network) as bench:
+        assert await bench.commit() is False
+        assert len(network.chain.ledger.committed) == 1
+        async with bench.api() as api:
+            assert (await api.batch(1)).count == 1
+
+
+async def test_composition_is_committed_when_the_process_died_before_sending_it(
+    tmp_path: Path,
+) -> None:
+    network = Network()
+    async with open_bench(tmp_path, network) as bench:
+        first = await bench.upload(0, b"one")
+        assert await bench.services.batching.next() is not None
+    async with open_bench(tmp_path, network) as bench:
+        await bench.upload(1, b"two")
+        assert await bench.commit() is True
+        assert network.chain.ledger.committed[0][0] == merkle_root([first.leaf()])
+
+
+async def test_submissions_wait_again_when_the_process_died_while_composing(
+    tmp_path: Path,
+) -> None:
+    network = Network()
+    async with open_bench(tmp_path, network) as bench:
+        await bench.upload(0, b"one")
+        assert await bench.services.batching.next() is not None
+        # As if only the composition's file had been written.
+        async with bench.services.database.transaction() as asked:
+            await asked.ask(
+                ("UPDATE submissions SET batch_root = NULL, position = NULL", ()),
+                ("DELETE FROM batches", ()),
+            )
+    async with open_bench(tmp_path, network) as bench:
+        await bench.upload(1, b"two")
+        assert await bench.commit() is True
+        assert await bench.commit() is False
+        assert [count for _, count, _ in network.chain.ledger.committed] == [2]
+
+
+async def test_batch_is_committed_again_when_a_reorg_removed_it(bench: Bench) -> None:
+    await bench.upload()
+    await bench.commit()
+    bench.network.chain.rewind_next = bench.network.chain.emit.block - 1
+    await bench.follow()
+    assert bench.network.view.batches == {}
+    assert await bench.commit() is True
+    roots = [root for root, _, _ in bench.network.chain.ledger.committed]
+    assert roots[0] == roots[1]
+
+
+async def test_batch_is_committed_again_when_a_reorg_removed_it_before_it_was_read(
+    bench: Bench,
+) -> None:
+    await bench.upload()
+    assert await commit_once(bench.services, bench.backoff) is True
+    bench.network.chain.take_back_unread()
+    await bench.follow()
+    assert await bench.commit() is True
+    roots = [root for root, _, _ in bench.network.chain.ledger.committed]
+    assert roots[0] == roots[1]
+    assert [b.root for b in bench.network.view.batches.values()] == [roots[0]]
+
+
+async def test_batch_that_is_mined_and_not_read_is_not_committed_again(bench: Bench) -> None:
+    await bench.upload()
+    before = bench.network.chain.emit.block
+    assert await commit_once(bench.services, bench.backoff) is True
+    bench.services.batching.sync(before)
+    assert await bench.services.batching.next() is None
+
+
+async def test_composition_outlives_a_look_into_the_database_that_began_before_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.upload()
+    database = bench.services.database
+    search = database.search
+
+    async def slow(*statements: Statement) -> list[Rows]:
+        found = await search(*statements)
+        assert await bench.services.batching.next() is not None
+        return found
+
+    monkeypatch.setattr(database, "search", slow)
+    await bench.services.batching.load()
+    assert await bench.services.batching.next() is not None
+
+
+async def test_batch_is_unknown_when_it_never_came_through_here(bench: Bench) -> None:
+    batch_id = bench.network.chain.ledger.commit(RUN, keccak(b"root"), 1, 1)
+    await bench.follow()
+    async with bench.api() as api:
+        for unknown in (batch_id, 10):
+            with pytest.raises(ApiError) as caught:
+                await api.batch(unknown)
+            assert (caught.value.status, caught.value.code) == (404, "batch_unknown")
+            assert f"to block {bench.services.projection.view.block_number}:" in caught.value.hint
+
+
+async def test_composition_is_on_disk_before_the_commitment_is_sent(bench: Bench) -> None:
+    await bench.upload()
+    bench.network.chain.ledger.fail_next = ChainUnreachable("no answer")
+    await bench.commit()
+    (stored,) = bench.services.files.batches()
+    [[only]] = await bench.services.database.ask(submissions(""))
+    row = SubmissionRow(*only)
+    assert row.batch_root == stored.root
+    assert stored.file_hashes == [row.file_hash]
+
+
+async def test_submission_is_not_committed_again_when_its_worker_did_so_itself(
+    bench: Bench,
+) -> None:
+    direct = await bench.upload(0, b"one")
+    other = await bench.upload(1, b"two")
+    bench.network.chain.ledger.submit_direct(bench.network.work(direct))
+    await bench.follow()
+    composition = await bench.services.batching.next()
+    assert composition is not None
+    assert composition.root == merkle_root([other.leaf()])
+    async with bench.api() as api:
+        assert [e.submission for e in (await api.batch(1)).submissions] == [direct]
+
+
+async def test_direct_batch_is_served_as_the_chain_has_it_and_takes_its_file_late(
+    bench: Bench,
+) -> None:
+    async with bench.node() as api:
+        lease = await api.lease(RUN)
+        assert isinstance(lease, Lease)
+        submission = submission_for(lease.ticket, b"rows")
+        signature = bench.network.sign_submission(submission)
+        work = LeasedWork(submission, signature, lease.ticket, lease.signature)
+        bench.network.chain.ledger.submit_direct(work)
+        await bench.follow()
+        (entry,) = (await api.batch(1)).submissions
+        assert (entry.submission, entry.signature) == (submission, signature)
+        assert (entry.ticket, entry.ticket_signature) == (lease.ticket, lease.signature)
+        bench.set_chain_time(lease.ticket.deadline + 1)
+        await api.submit(submission, signature, b"rows")
+    async with bench.validator() as api:
+        assert await api.file(submission.file_hash) == b"rows"
+    assert await bench.commit() is False

@@ -1,0 +1,336 @@
+"""Nobody holds more tickets than its share, whatever it does; the honest are served meanwhile.
+
+The run has 48 tickets out at once, as many as three steps of 16 submissions take.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from orchestrator_bench import Bench, open_bench
+from orchestrator_fakes import RUN, Network, submission_for
+
+from muster.api import Lease, NoWork
+from muster.lab.redteam.hostile.hoarding import Hoarder, hoard
+from muster.orchestrator.leases.allowance import (
+    FIRST,
+    LONGEST_WAIT_S,
+    MOST,
+    Past,
+    TicketEnd,
+    allowance_of,
+)
+from muster.orchestrator.leases.shares import Shares
+from muster.protocol.eip712 import address_of
+from muster.protocol.encoding import keccak
+from muster.protocol.ids import Address, to_address
+from muster.protocol.messages import HardwareReport, Reason, Submission, Verdict
+from muster.protocol.recipe import HardwareRecipe, TrainingRecipe
+
+TRAINING = TrainingRecipe(steps=0, submissions_per_step=16, max_async_level=2)
+TICKETS = 48
+LEASE_S = 60
+HONEST = (1, 2, 3, 4, 5)
+ATTACKER = 0
+
+
+@asynccontextmanager
+async def crowd(folder: Path, *, small: int = 0) -> AsyncIterator[Bench]:
+    """Six workers of equal stake, all heard of: the attacker and five honest ones; and some with a
+    thousandth of the network's stake each.
+    """
+    network = Network(training=TRAINING)
+    for number in range(4, 7 + small):
+        network.keys.nodes.append(os.urandom(32))
+        stake = 10**18 if number < 7 else 6 * 10**18 // 1000
+        network.join(
+            address_of(os.urandom(32)), address_of(network.keys.nodes[-1]), number, stake=stake
+        )
+    async with open_bench(folder, network, lease_s=LEASE_S) as bench:
+        for number in range(6 + small):
+            await beat(bench, number)
+        yield bench
+
+
+async def beat(bench: Bench, number: int) -> None:
+    async with bench.node(number) as api:
+        await api.heartbeat(RUN, policy_version=0, state="idle", software="test")
+
+
+def hoarder(bench: Bench, number: int = ATTACKER) -> Hoarder:
+    return Hoarder(RUN, bench.network.keys.nodes[number], bench.api, bench.network.domain)
+
+
+def rotation(bench: Bench, number: int = ATTACKER):  # type: ignore[no-untyped-def]
+    """Rotate a worker's node on chain."""
+    network = bench.network
+
+    async def rotate() -> bytes:
+        worker, key = network.worker(number), os.urandom(32)
+        bound = {"worker": worker.address}
+        network.apply("WorkerRegistry", "NodeUnbound", node=worker.node, **bound)
+        network.apply("WorkerRegistry", "NodeBound", node=address_of(key), **bound)
+        network.keys.nodes[number] = key
+        return key
+
+    return rotate
+
+
+async def lease(bench: Bench, number: int) -> Lease | NoWork:
+    # The patience of turns and the memory of holders are of the process's clock.
+    bench.services.leases._holders_known_at = float("-inf")
+    async with bench.node(number) as api:
+        return await api.lease(RUN)
+
+
+async def serve(bench: Bench, number: int, rounds: int = 1) -> list[Submission]:
+    """Lease and upload as an honest worker; everything that it asked for it must get."""
+    found = []
+    for _ in range(rounds):
+        answer = await lease(bench, number)
+        assert isinstance(answer, Lease)
+        body = repr(answer.ticket).encode()
+        found.append(submission_for(answer.ticket, body))
+        async with bench.node(number) as api:
+            signature = bench.network.sign_submission(found[-1], number)
+            await api.submit(found[-1], signature, body)
+    return found
+
+
+async def judge(
+    bench: Bench, submissions: list[Submission], verdict: Verdict, reason: Reason
+) -> None:
+    await bench.commit()
+    await bench.judge(max(bench.network.view.batches), submissions, verdict, reason)
+    await bench.record()
+
+
+async def test_a_worker_holds_one_open_ticket_however_often_it_rotates(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as bench:
+        got = await hoard(hoarder(bench), TICKETS, rotate=rotation(bench))
+        assert got.asked == TICKETS
+        assert got.held(bench.network.chain.time) == 1
+        for number in HONEST:
+            await serve(bench, number, rounds=4)
+
+
+async def test_a_ticket_goes_to_the_workers_new_node(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as bench:
+        before = await lease(bench, ATTACKER)
+        await rotation(bench)()
+        assert await lease(bench, ATTACKER) == before
+        await serve(bench, ATTACKER)
+
+
+async def test_lapsing_and_rotating_gets_ever_fewer_tickets(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as bench:
+        given = set()
+        # Four hours: 240 leases, were lapsing free.
+        for _ in range(240):
+            got = await hoard(hoarder(bench), 2, rotate=rotation(bench))
+            given |= got.tickets.keys()
+            bench.set_chain_time(bench.network.chain.time + LEASE_S + 1)
+        assert len(given) <= 12
+
+
+async def test_an_honest_worker_that_crashed_comes_back_at_once(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as bench:
+        assert isinstance(await lease(bench, 1), Lease)
+        bench.set_chain_time(bench.network.chain.time + LEASE_S + 1)
+        await serve(bench, 1)
+
+
+async def test_one_that_crashed_all_day_comes_back_within_an_hour(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as bench:
+        for _ in range(24):
+            await lease(bench, 1)
+            bench.set_chain_time(bench.network.chain.time + LONGEST_WAIT_S)
+        bench.set_chain_time(bench.network.chain.time + LONGEST_WAIT_S + LEASE_S)
+        assert bench.services.projection.checkpoint is not None
+        # From then on it works without a pause.
+        for number in range(3):
+            [submission] = await serve(bench, 1)
+            await judge(bench, [submission], Verdict.ACCEPTED, Reason.NONE)
+            assert number + 1 == bench.services.projection.total.accepted
+
+
+async def test_allowance_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    network = Network(training=TRAINING)
+    async with open_bench(tmp_path, network, lease_s=LEASE_S) as bench:
+        for _ in range(4):
+            assert isinstance(await lease(bench, 0), Lease)
+            bench.set_chain_time(network.chain.time + 10 * LEASE_S)
+        for _ in range(2):
+            await lease(bench, 0)
+            bench.set_chain_time(network.chain.time + LEASE_S + 1)
+        assert await lease(bench, 0) == NoWork(retry_after_s=1.0, reason="share")
+    async with open_bench(tmp_path, network, lease_s=LEASE_S, start_s=1) as bench:
+        await rotation(bench)()
+        assert await lease(bench, 0) == NoWork(retry_after_s=1.0, reason="share")
+        assert isinstance(await lease(bench, 1), Lease)
+
+
+async def test_files_of_nothing_hold_what_a_newcomer_may(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as bench:
+        got = await hoard(hoarder(bench), TICKETS, rotate=rotation(bench), fills=True)
+        assert len(got.tickets) == FIRST
+        for number in HONEST:
+            await serve(bench, number, rounds=4)
+
+
+async def test_refused_work_frees_a_ticket_no_sooner_than_a_lapse(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as bench:
+        given: set[tuple[int, int]] = set()
+        # Ten minutes: ten leases for who lets them lapse.
+        for _ in range(60):
+            submissions = []
+            if isinstance(await lease(bench, ATTACKER), Lease):
+                submissions = await serve(bench, ATTACKER)
+                given |= {(s.step, s.index) for s in submissions}
+                await judge(bench, submissions, Verdict.REJECTED, Reason.SCHEMA)
+            bench.set_chain_time(bench.network.chain.time + 10)
+        assert len(given) <= 10
+
+
+@pytest.mark.parametrize("reason", [Reason.BATCH_MISDECLARED, Reason.LATE])
+async def test_what_the_committer_caused_costs_the_worker_nothing(
+    tmp_path: Path, reason: Reason
+) -> None:
+    async with crowd(tmp_path) as bench:
+        for _ in range(8):
+            submissions = await serve(bench, 1, rounds=2)
+            await judge(bench, submissions, Verdict.REJECTED, reason)
+
+
+async def test_a_worker_that_delivers_holds_more_and_no_more_than_its_share(
+    tmp_path: Path,
+) -> None:
+    async with crowd(tmp_path) as bench:
+        for _ in range(6):
+            await judge(bench, await serve(bench, 1, rounds=2), Verdict.ACCEPTED, Reason.NONE)
+        # A sixth of 48, and the stake of all is equal.
+        await serve(bench, 1, rounds=TICKETS // 6)
+        assert await lease(bench, 1) == NoWork(retry_after_s=1.0, reason="share")
+        for number in HONEST[1:]:
+            await serve(bench, number, rounds=4)
+
+
+async def test_many_identities_hold_no_more_than_their_stake(tmp_path: Path) -> None:
+    gang = 60
+    async with crowd(tmp_path, small=gang) as bench:
+        held = [isinstance(await lease(bench, 6 + n), Lease) for n in range(gang)]
+        # 60 thousandths of 48 tickets are three, of which each of them may hold one.
+        assert sum(held) == 3
+        for number in range(6):
+            await serve(bench, number, rounds=4)
+
+
+async def test_many_identities_get_rid_of_no_ticket_by_filling_it_with_nothing(
+    tmp_path: Path,
+) -> None:
+    gang = 40
+    async with crowd(tmp_path, small=gang) as bench:
+        filled = 0
+        # As long as a lease: forty thousandths of 48 tickets are two.
+        for number in range(gang):
+            if isinstance(await lease(bench, 6 + number), Lease):
+                submissions = await serve(bench, 6 + number)
+                await judge(bench, submissions, Verdict.REJECTED, Reason.SCHEMA)
+                filled += 1
+            bench.set_chain_time(bench.network.chain.time + LEASE_S // gang)
+        assert filled == 2
+        bench.set_chain_time(bench.network.chain.time + LEASE_S)
+        again = [isinstance(await lease(bench, 6 + number), Lease) for number in range(gang)]
+        assert sum(again) == 2
+
+
+async def test_too_slow_stays_with_the_worker_when_it_rotates(tmp_path: Path) -> None:
+    asked = HardwareRecipe(min_units_per_s=10.0)
+    network = Network(training=TRAINING, hardware=asked)
+    async with open_bench(tmp_path, network, lease_s=LEASE_S) as bench:
+        worker = bench.services.hardware
+        said = HardwareReport(RUN, network.worker(0).node, 1, 1000, 0, 0, 1)
+        history = [Past(1, n, 1000 + n, None, None, None) for n in range(3)]
+        for node in (network.worker(0).node, address_of(os.urandom(32))):
+            worker._reports[node] = said
+            assert worker.fault(node, [], history, 1100) == "too_slow"
+            assert worker.fault(node, [], history[:2], 1100) is None
+
+
+# The rules alone
+
+WHO = [to_address(keccak(b"%d" % n)[12:]) for n in range(100)]
+
+
+class Staked:
+    """A member as far as shares see it."""
+
+    def __init__(self, address: Address, active_wei: int) -> None:
+        self.address = address
+        self.active_wei = active_wei
+
+
+def tickets(*fates: TicketEnd) -> list[tuple[Past, TicketEnd]]:
+    return [(Past(1, n, 100 * (n + 1), None, None, None), fate) for n, fate in enumerate(fates)]
+
+
+def window(*fates: TicketEnd) -> float:
+    return allowance_of(tickets(*fates), 10**6, lease_s=100, outcome_deadline_s=10).window
+
+
+def test_newcomer_may_hold_a_few_and_accepted_work_opens_the_window() -> None:
+    assert window() == FIRST
+    assert window(TicketEnd.ACCEPTED, TicketEnd.ACCEPTED) == FIRST + 2
+    assert window(*[TicketEnd.ACCEPTED] * 40) == MOST
+
+
+def test_a_fault_halves_and_a_success_doubles_what_is_below_one() -> None:
+    assert window(*[TicketEnd.ACCEPTED] * 40, TicketEnd.LOST) == MOST / 2
+    assert window(*[TicketEnd.LOST] * 4) == FIRST / 16
+    assert window(*[TicketEnd.LOST] * 4, TicketEnd.ACCEPTED) == FIRST / 8
+    assert window(TicketEnd.EXCUSED, TicketEnd.WAITING, TicketEnd.OPEN) == FIRST
+
+
+def test_below_one_it_is_a_share_of_time() -> None:
+    found = allowance_of(tickets(*[TicketEnd.LOST] * 4), 401, lease_s=100, outcome_deadline_s=10)
+    # A quarter: three leases' time after the last fault, at 400.
+    assert found.free_at == 700
+    assert not found.covers_another(8, 699)
+    assert found.covers_another(8, 700)
+
+
+@given(st.lists(st.sampled_from(TicketEnd), max_size=32), st.integers(1, 86_400))
+def test_nobody_waits_longer_than_an_hour(fates: list[TicketEnd], lease_s: int) -> None:
+    found = allowance_of(tickets(*fates), 4000, lease_s=lease_s, outcome_deadline_s=10)
+    assert found.free_at <= 100 * len(fates) + LONGEST_WAIT_S
+
+
+@given(
+    st.lists(st.integers(1, 10**21), min_size=1, max_size=100), st.binary(min_size=32, max_size=32)
+)
+def test_shares_are_those_of_stakes_rounded_by_lot(stakes: list[int], beacon: bytes) -> None:
+    shares = Shares(TICKETS)
+    members = [Staked(who, stake) for who, stake in zip(WHO, stakes, strict=False)]
+    shares.note(members, {}, ())  # type: ignore[arg-type]
+    for each in members:
+        exact = each.active_wei * TICKETS / sum(stakes)
+        assert abs(shares.of(each, beacon) - max(1, exact)) <= 1 + 1e-9  # type: ignore[arg-type]
+        assert shares.is_small(each) == (each.active_wei * TICKETS < sum(stakes))  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 50))
+def test_small_stakes_hold_together_what_they_come_to(gang: int) -> None:
+    shares = Shares(TICKETS)
+    rest = Staked(WHO[99], 1000 - gang)
+    small = [Staked(who, 1) for who in WHO[:gang]]
+    shares.note([rest, *small], {small[0].address: 1}, {small[-1].address})  # type: ignore[list-item]
+    most = max(1, -(-gang * TICKETS // 1000))
+    assert shares.free_for_small(TICKETS) == max(0, most - 2)
+    shares.served(small[0])  # type: ignore[arg-type]
+    assert shares.free_for_small(TICKETS) == max(0, most - 3)

@@ -1,0 +1,230 @@
+"""Proofs of checking at the orchestrator: commitments first, fingerprints after, reports signed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from orchestrator_bench import Bench
+from orchestrator_fakes import RUN
+
+from muster.api.answers import Watched
+from muster.orchestrator.outcomes.checking import PROOF_DUE_S
+from muster.protocol.checking import (
+    Checking,
+    CheckReport,
+    fingerprints_hash,
+    pack_fingerprints,
+)
+from muster.protocol.eip712 import address_of, digest, sign
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ApiError
+from muster.protocol.ids import Hash32
+
+FINGERPRINTS = [b"\1" * 32]
+OTHERS = [b"\2" * 32]
+
+
+def signed(bench: Bench, number: int, message: Any) -> bytes:
+    key = bench.network.keys.validators[number]
+    return sign(digest(bench.services.domain, message.struct_hash()), key)
+
+
+async def commitment(bench: Bench, fingerprints: list[bytes]) -> tuple[Checking, bytes]:
+    """A batch of one on chain; what a validator commits to with honest records of it."""
+    if 1 not in bench.network.view.batches:
+        submission = await bench.upload()
+        await bench.commit()
+        bench.__dict__["records"] = bench.network.judge([submission])
+        bench.__dict__["submission"] = submission
+    records: bytes = bench.__dict__["records"]
+    root = bench.network.view.batches[1].root
+    return Checking(1, root, keccak(records), fingerprints_hash(fingerprints)), records
+
+
+async def commit(
+    bench: Bench, number: int = 0, fingerprints: list[bytes] = FINGERPRINTS, signer: int = -1
+) -> None:
+    message, _ = await commitment(bench, fingerprints)
+    async with bench.validator(number) as api:
+        await api.post_checking(message, signed(bench, number if signer < 0 else signer, message))
+
+
+async def show(bench: Bench, packed: bytes, number: int = 0) -> None:
+    async with bench.validator(number) as api:
+        await api.post_fingerprints(1, packed)
+
+
+async def judged(bench: Bench) -> None:
+    await bench.judge(1, [bench.__dict__["submission"]], validators=(0, 1))
+    await bench.record()
+
+
+async def code_of(call: Any) -> str:
+    with pytest.raises(ApiError) as caught:
+        await call
+    return caught.value.code
+
+
+async def test_fingerprints_come_to_light_after_the_outcomes(bench: Bench) -> None:
+    await commit(bench)
+    async with bench.validator(1) as api:
+        assert (await api.checking(1)).commitments == []
+        await judged(bench)
+        [posted] = (await api.checking(1)).commitments
+        await show(bench, pack_fingerprints(FINGERPRINTS))
+        await show(bench, pack_fingerprints(FINGERPRINTS))
+        [after] = (await api.checking(1)).commitments
+    assert posted.fingerprints is None
+    assert after.fingerprints == pack_fingerprints(FINGERPRINTS)
+    assert after.validator == address_of(bench.network.keys.validators[0])
+
+
+async def test_report_about_what_nobody_may_know_yet_is_refused(bench: Bench) -> None:
+    await commit(bench)
+    assert await code_of(report(bench)) == "checking_early"
+
+
+async def test_commitment_after_the_outcomes_is_too_late(bench: Bench) -> None:
+    await commitment(bench, FINGERPRINTS)
+    await judged(bench)
+    assert await code_of(commit(bench)) == "checking_late"
+
+
+async def test_fingerprints_before_the_outcomes_are_too_early(bench: Bench) -> None:
+    await commit(bench)
+    assert await code_of(show(bench, pack_fingerprints(FINGERPRINTS))) == "checking_early"
+
+
+async def test_other_fingerprints_than_committed_are_refused(bench: Bench) -> None:
+    await commit(bench)
+    await judged(bench)
+    for packed in (pack_fingerprints(OTHERS), pack_fingerprints([]), b"\xff" * 9):
+        assert await code_of(show(bench, packed)) == "bad_fingerprints"
+    assert await code_of(show(bench, pack_fingerprints(OTHERS), 1)) == "bad_fingerprints"
+
+
+async def test_one_batch_has_one_commitment_of_a_validator(bench: Bench) -> None:
+    await commit(bench)
+    await commit(bench)
+    assert await code_of(commit(bench, fingerprints=OTHERS)) == "checking_conflict"
+
+
+async def test_commitment_must_be_signed_by_its_sender(bench: Bench) -> None:
+    assert await code_of(commit(bench, 0, signer=1)) == "bad_checking_signature"
+
+
+async def report(bench: Bench, number: int = 1, **changes: Any) -> None:
+    said = CheckReport(
+        1,
+        bench.network.view.batches[1].root,
+        address_of(bench.network.keys.validators[0]),
+        fingerprints_hash(FINGERPRINTS),
+        compared=1,
+        failed=1,
+    )
+    said = replace(said, **changes)
+    async with bench.validator(number) as api:
+        await api.post_check_report(said, signed(bench, number, said))
+
+
+async def test_reports_are_summed_up_by_validator(bench: Bench) -> None:
+    await commit(bench)
+    await judged(bench)
+    await show(bench, pack_fingerprints(FINGERPRINTS))
+    await report(bench)
+    await report(bench, failed=0)
+    async with bench.validator(1) as api:
+        summary = {each.validator: each for each in (await api.watched()).validators}
+        [kept] = (await api.checking(1)).reports
+    found = summary[address_of(bench.network.keys.validators[0])]
+    assert (found.signed, found.proven) == (1, 1)
+    assert (found.compared, found.failed, found.is_suspect) == (1, 1, True)
+    assert kept.failed == 1
+
+
+@pytest.mark.parametrize(("passed_s", "counted"), [(PROOF_DUE_S, 0), (PROOF_DUE_S + 1, 1)])
+async def test_proof_is_not_missed_before_it_is_due(
+    bench: Bench, passed_s: int, counted: int
+) -> None:
+    await commit(bench)
+    await judged(bench)
+    posted_at = bench.network.view.batches[1].posted_at
+    assert posted_at is not None
+    bench.set_chain_time(posted_at + passed_s)
+    async with bench.validator(1) as api:
+        found = (await api.watched()).validators[0]
+    assert (found.signed, found.proven, found.is_suspect) == (counted, 0, counted > 0)
+
+
+async def test_one_reporter_cannot_outvote_two(bench: Bench) -> None:
+    await commit(bench)
+    await judged(bench)
+    await show(bench, pack_fingerprints(FINGERPRINTS))
+    await report(bench, 1)
+    await report(bench, 2, failed=0)
+    async with bench.validator(1) as api:
+        summary = {each.validator: each for each in (await api.watched()).validators}
+    assert summary[address_of(bench.network.keys.validators[0])].failed == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"failed": 2},
+        {"compared": 2},
+        {"batch_root": Hash32(keccak(b"other root"))},
+        {"fingerprints_hash": Hash32(keccak(b"other fingerprints"))},
+    ],
+)
+async def test_report_that_does_not_fit_is_refused(bench: Bench, changes: dict[str, Any]) -> None:
+    await commit(bench)
+    await judged(bench)
+    await show(bench, pack_fingerprints(FINGERPRINTS))
+    assert await code_of(report(bench, **changes)) == "bad_report"
+
+
+async def test_batches_of_others_are_unknown(bench: Bench) -> None:
+    async with bench.validator() as api:
+        assert await code_of(api.checking(99)) == "batch_unknown"
+        assert await code_of(api.post_fingerprints(99, b"")) == "batch_unknown"
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_suspect"),
+    [({}, False), ({"failed": 1}, True), ({"proven": 4}, True), ({"proven": 5}, False)],
+)
+def test_suspect_is_who_failed_or_shows_little(
+    changes: dict[str, int], *, is_suspect: bool
+) -> None:
+    who = address_of(keccak(b"validator"))
+    found = Watched(validator=who, signed=10, proven=10, compared=10, failed=0)
+    assert found.model_copy(update=changes).is_suspect is is_suspect
+
+
+async def test_batch_that_takes_anothers_number_begins_without_proofs(bench: Bench) -> None:
+    await commit(bench)
+    await judged(bench)
+    await show(bench, pack_fingerprints(FINGERPRINTS))
+    await report(bench)
+    chain = bench.network.chain
+    chain.rewind_next = bench.network.view.batches[1].block_number - 1
+    chain.ledger.batches = 0
+    chain.ledger.commit(RUN, keccak(b"another batch"), 1, 32)
+    await bench.follow()
+    async with bench.validator(1) as api:
+        assert (await api.checking(1)).commitments == (await api.checking(1)).reports == []
+        assert {(v.proven, v.compared) for v in (await api.watched()).validators} == {(0, 0)}
+    await commit(bench, fingerprints=OTHERS)
+    chain.ledger.posted.clear()
+    await chain.ledger.post_outcomes(
+        bench.network.view.batches[1].header(), bench.__dict__["records"], b""
+    )
+    await bench.follow()
+    async with bench.validator(1) as api:
+        found = await api.checking(1)
+    [held] = found.commitments
+    assert held.fingerprints_hash == fingerprints_hash(OTHERS)
+    assert await code_of(report(bench)) == "bad_report"
+    assert (held.fingerprints, found.reports) == (None, [])

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from orchestrator_bench import Bench, open_bench
+from orchestrator_fakes import RUN, Network
+
+from muster.chain.structs import BatchStatus
+from muster.orchestrator.outcomes.outcomes import mismatch
+from muster.protocol.eip712 import address_of
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ApiError, ContractRevert
+from muster.protocol.ids import Hash32, PolicyVersion, Step
+from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict, unpack_records
+
+
+async def committed(bench: Bench) -> tuple[Submission, Hash32, bytes]:
+    """A batch of one: the submission, the root, honest records."""
+    submission = await bench.upload()
+    await bench.commit()
+    records = bench.network.judge([submission])
+    return submission, bench.network.view.batches[1].root, records
+
+
+async def hand_in(
+    bench: Bench, records: bytes, signature: bytes, *, validator: int = 0, batch_id: int = 1
+) -> None:
+    async with bench.validator(validator) as api:
+        await api.post_outcomes(batch_id, records, signature)
+
+
+async def refusal(bench: Bench, *arguments: Any, **options: Any) -> tuple[int, str]:
+    with pytest.raises(ApiError) as caught:
+        await hand_in(bench, *arguments, **options)
+    return caught.value.status, caught.value.code
+
+
+async def test_outcomes_are_posted_when_those_called_agree(bench: Bench) -> None:
+    submission, _, records = await committed(bench)
+    await bench.judge(1, [submission], validators=(0,))
+    await bench.record()
+    assert bench.network.chain.ledger.posted == []
+    await bench.judge(1, [submission], validators=(1,))
+    await bench.record()
+    await bench.record()
+    ((batch_id, posted, signatures),) = bench.network.chain.ledger.posted
+    assert (batch_id, posted, len(signatures)) == (1, records, 2)
+
+
+async def test_who_was_not_called_does_not_make_a_quorum(bench: Bench) -> None:
+    submission, _, _ = await committed(bench)
+    await bench.judge(1, [submission], validators=(0, 2))
+    await bench.record()
+    assert bench.network.chain.ledger.posted == []
+
+
+async def test_signatures_are_of_those_called_and_ascend_by_signer(bench: Bench) -> None:
+    submission, root, records = await committed(bench)
+    await bench.judge(1, [submission], validators=(2, 0, 1))
+    await bench.record()
+    keys = bench.network.keys.validators
+    called = sorted(bench.order(1)[:2], key=lambda n: int(address_of(keys[n]), 16))
+    expected = [bench.network.sign_outcomes(n, 1, root, records) for n in called]
+    assert bench.network.chain.ledger.posted[0][2] == expected
+
+
+async def test_nothing_is_posted_until_most_agree_when_validators_disagree(bench: Bench) -> None:
+    submission, _, _ = await committed(bench)
+    await bench.judge(1, [submission], Verdict.ACCEPTED, Reason.NONE, (0,))
+    await bench.judge(1, [submission], Verdict.REJECTED, Reason.SCHEMA, (1,))
+    await bench.record()
+    assert bench.network.chain.ledger.posted == []
+    await bench.judge(1, [submission], Verdict.REJECTED, Reason.SCHEMA, (2,))
+    await bench.record()
+    ((_, posted, _),) = bench.network.chain.ledger.posted
+    assert unpack_records(posted)[0].verdict is Verdict.REJECTED
+
+
+async def test_signature_counts_no_more_when_its_validator_was_replaced(bench: Bench) -> None:
+    submission, _, _ = await committed(bench)
+    await bench.judge(1, [submission], validators=(0, 1))
+    gone = bench.network.keys.validators[bench.order(1)[0]]
+    bench.network.run.validators.remove(address_of(gone))
+    await bench.record()
+    assert bench.network.chain.ledger.posted == []
+
+
+async def test_posting_is_tried_again_when_the_contract_refuses(bench: Bench) -> None:
+    submission, _, _ = await committed(bench)
+    await bench.judge(1, [submission])
+    bench.network.chain.ledger.fail_next = ContractRevert("LedgerQuorumNotMet", (1, 2))
+    await bench.record()
+    assert bench.network.chain.ledger.posted == []
+    await bench.record()
+    assert len(bench.network.chain.ledger.posted) == 1
+
+
+async def test_same_outcomes_are_harmless_when_handed_in_again(bench: Bench) -> None:
+    submission, _, _ = await committed(bench)
+    await bench.judge(1, [submission], validators=(0, 0))
+    await bench.record()
+    assert bench.network.chain.ledger.posted == []
+    await bench.judge(1, [submission], validators=(1,))
+    await bench.record()
+    await bench.judge(1, [submission], validators=(2,))
+
+
+async def test_second_opinion_of_one_validator_is_refused(bench: Bench) -> None:
+    submission, root, _ = await committed(bench)
+    await bench.judge(1, [submission], validators=(0,))
+    other = bench.network.judge([submission], Verdict.REJECTED, Reason.SCHEMA)
+    number = bench.order(1)[0]
+    signature = bench.network.sign_outcomes(number, 1, root, other)
+    refused = await refusal(bench, other, signature, validator=number)
+    assert refused == (409, "outcomes_conflict")
+
+
+async def test_outcomes_are_refused_when_another_validator_signed_them(bench: Bench) -> None:
+    _, root, records = await committed(bench)
+    signature = bench.network.sign_outcomes(1, 1, root, records)
+    assert await refusal(bench, records, signature) == (422, "bad_outcomes_signature")
+
+
+@pytest.mark.parametrize("wrong", ["batch", "root", "records", "garbage"])
+async def test_outcomes_are_refused_when_the_signature_is_over_something_else(
+    bench: Bench, wrong: str
+) -> None:
+    _, root, records = await committed(bench)
+    signature = {
+        "batch": bench.network.sign_outcomes(0, 2, root, records),
+        "root": bench.network.sign_outcomes(0, 1, keccak(b"other"), records),
+        "records": bench.network.sign_outcomes(0, 1, root, records * 2),
+        "garbage": b"\x00" * 65,
+    }[wrong]
+    assert await refusal(bench, records, signature) == (422, "bad_outcomes_signature")
+
+
+@pytest.mark.parametrize("records", [b"\x00" * 55, b"\x00" * 56, b"\xff" * 112])
+async def test_outcomes_are_refused_when_they_do_not_parse(bench: Bench, records: bytes) -> None:
+    _, root, _ = await committed(bench)
+    signature = bench.network.sign_outcomes(0, 1, root, records)
+    assert await refusal(bench, records, signature) == (422, "bad_records")
+
+
+async def test_outcomes_are_refused_when_they_are_not_one_per_submission(bench: Bench) -> None:
+    _, root, records = await committed(bench)
+    signature = bench.network.sign_outcomes(0, 1, root, records * 2)
+    assert await refusal(bench, records * 2, signature) == (422, "bad_records")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"worker_id": 2}, "worker id"),
+        ({"step": Step(9)}, "step"),
+        ({"index": 99}, "index"),
+        ({"policy_version": PolicyVersion(9)}, "policy version"),
+        ({"file_hash": keccak(b"other")}, "file hash"),
+        ({"rollouts": 9}, "rollouts"),
+    ],
+)
+async def test_outcomes_are_refused_when_a_record_describes_another_submission(
+    bench: Bench, change: dict[str, Any], named: str
+) -> None:
+    submission, root, records = await committed(bench)
+    record = replace(OutcomeRecord.from_bytes(records), **change)
+    assert str(mismatch(record, submission, bench.network.view)).startswith(named)
+    signature = bench.network.sign_outcomes(0, 1, root, record.to_bytes())
+    assert await refusal(bench, record.to_bytes(), signature) == (422, "bad_records")
+
+
+async def test_units_are_the_validators_to_decide(bench: Bench) -> None:
+    submission, _, records = await committed(bench)
+    record = replace(OutcomeRecord.from_bytes(records), units=1, verdict=Verdict.REJECTED)
+    assert mismatch(record, submission, bench.network.view) is None
+
+
+async def test_outcomes_are_refused_when_the_batch_is_unknown(bench: Bench) -> None:
+    _, root, records = await committed(bench)
+    signature = bench.network.sign_outcomes(0, 7, root, records)
+    assert await refusal(bench, records, signature, batch_id=7) == (404, "batch_unknown")
+
+
+async def test_outcomes_are_refused_when_the_sender_is_no_validator(bench: Bench) -> None:
+    _, root, records = await committed(bench)
+    signature = bench.network.sign_outcomes(0, 1, root, records)
+    async with bench.node() as api:
+        with pytest.raises(ApiError) as caught:
+            await api.post_outcomes(1, records, signature)
+    assert (caught.value.status, caught.value.code) == (403, "not_a_validator")
+
+
+async def test_outcomes_count_after_a_restart(tmp_path: Path) -> None:
+    network = Network()
+    async with open_bench(tmp_path, network) as bench:
+        submission, _, _ = await committed(bench)
+        await bench.judge(1, [submission], validators=(0,))
+    async with open_bench(tmp_path, network) as bench:
+        await bench.judge(1, [submission], validators=(1,))
+        await bench.record()
+        assert len(network.chain.ledger.posted) == 1
+
+
+async def test_batch_is_called_withheld_when_those_called_say_so(bench: Bench) -> None:
+    _, root, _ = await committed(bench)
+    for number in bench.order(1)[:2]:
+        assert bench.network.chain.ledger.posted == []
+        signature = bench.network.sign_outcomes(number, 1, root, b"")
+        await hand_in(bench, b"", signature, validator=number)
+        await bench.record()
+    ((batch_id, records, signatures),) = bench.network.chain.ledger.posted
+    assert (batch_id, records, len(signatures)) == (1, b"", 2)
+    assert bench.network.view.batches[1].status is BatchStatus.WITHHELD
+    async with bench.validator() as api:
+        assert await api.called() == {}
+
+
+async def test_withheld_vote_counts_for_a_batch_that_is_not_held_here(bench: Bench) -> None:
+    ledger, root = bench.network.chain.ledger, Hash32(keccak(b"not ours"))
+    ledger.commit(RUN, root, 1, 20)
+    await bench.follow()
+    await hand_in(bench, b"", bench.network.sign_outcomes(0, 1, root, b""))
+    some = bytes(OutcomeRecord.SIZE)
+    refused = await refusal(bench, some, bench.network.sign_outcomes(0, 1, root, some))
+    assert refused == (404, "batch_unknown")
+
+
+async def test_withheld_vote_is_refused_when_another_validator_signed_it(bench: Bench) -> None:
+    _, root, _ = await committed(bench)
+    signature = bench.network.sign_outcomes(1, 1, root, b"")
+    assert await refusal(bench, b"", signature) == (422, "bad_outcomes_signature")
+
+
+async def test_outcomes_are_refused_when_they_hold_more_than_the_batch(bench: Bench) -> None:
+    submission, root, records = await committed(bench)
+    more = bench.network.judge([replace(submission, units=submission.units + 1)])
+    refused = await refusal(bench, more, bench.network.sign_outcomes(0, 1, root, more))
+    assert refused == (422, "bad_records")
+    await hand_in(bench, records, bench.network.sign_outcomes(0, 1, root, records))
+
+
+async def test_quorum_is_that_of_the_terms_of_the_commitment(bench: Bench) -> None:
+    submission, _, _ = await committed(bench)
+    run = bench.network.run
+    terms = replace(run.config.terms, quorum=1)
+    run.terms.append(terms)
+    run.config = replace(run.config, terms=terms)
+    await bench.judge(1, [submission], validators=(0,))
+    await bench.record()
+    assert bench.network.chain.ledger.posted == []
+    await bench.judge(1, [submission], validators=(1,))
+    await bench.record()
+    assert len(bench.network.chain.ledger.posted) == 1

@@ -1,0 +1,141 @@
+"""Measuring a Parquet file by its headers: honest ones whole, hostile ones refused undecoded."""
+
+from __future__ import annotations
+
+import struct
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.lab.redteam.hostile.bad_files import (
+    CHUNK_TOKENS,
+    LIMIT,
+    ROWS,
+    TOPK,
+    bad_files,
+    odd_files,
+)
+from muster.protocol import parquet
+from muster.protocol import rollouts as module
+from muster.protocol.errors import EncodingError
+from muster.protocol.parquet import measure
+from muster.protocol.recipe import ProofRecipe, Recipe, SamplingRecipe, TrainingRecipe
+from muster.protocol.rollouts import (
+    Bounds,
+    Rollout,
+    decode_rollouts,
+    encode_rollouts,
+    require_bounds,
+)
+
+RECIPE = Recipe(
+    name="bad files",
+    sampling=SamplingRecipe(
+        problems_per_submission=ROWS // 2,
+        samples_per_problem=2,
+        temperature=1.0,
+        max_new_tokens=LIMIT,
+    ),
+    proof=ProofRecipe(chunk_tokens=CHUNK_TOKENS, topk=TOPK),
+    training=TrainingRecipe(submissions_per_step=1),
+)
+BOUNDS = Bounds.of(RECIPE, prompt_tokens=1024)
+BAD = bad_files(200_000)
+LYING = "headers that all state fewer values"
+"""All that can be known of it without decoding is in order."""
+ROW = Rollout("p", 0, 0, 7, -1, 3, (1, 2), (3, 4), b"proof", 1.0)
+FILE = encode_rollouts([ROW, ROW])
+
+
+def test_the_bounds_of_a_recipe_have_room_for_twice_its_lengths() -> None:
+    assert Bounds(8, 1024, 1280, 40 * 258) == BOUNDS
+    assert Bounds.of(RECIPE).prompt_tokens == module.MAX_UNCOMPRESSED_BYTES
+
+
+@pytest.mark.parametrize("name", sorted(BAD.keys() - {LYING}))
+def test_a_file_beyond_the_recipe_is_refused_before_it_is_decoded(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[object] = []
+    monkeypatch.setattr(pq, "ParquetFile", lambda data, **_: decoded.append(data))
+    with pytest.raises(EncodingError):
+        decode_rollouts(BAD[name], BOUNDS)
+    assert decoded == []
+
+
+def test_a_file_whose_headers_all_lie_is_refused_when_it_is_decoded() -> None:
+    require_bounds(BAD[LYING], BOUNDS)
+    with pytest.raises(EncodingError):
+        decode_rollouts(BAD[LYING], BOUNDS)
+
+
+@pytest.mark.parametrize("name", odd_files())
+def test_honest_rows_are_read_however_they_are_written(name: str) -> None:
+    rows = decode_rollouts(odd_files()[name], BOUNDS)
+    assert [len(row.completion_tokens) for row in rows] == [LIMIT] * ROWS
+
+
+def test_values_and_bytes_of_an_honest_file_are_found() -> None:
+    measured = measure(FILE)
+    assert measured.rows == 2
+    assert [column.values for column in measured.columns] == [2, 2, 2, 2, 2, 2, 4, 4, 2, 2]
+    assert [column.width for column in measured.columns] == [0, 4, 4, 8, 4, 4, 4, 4, 0, 8]
+    assert [d.longest() for column in measured.columns for d in column.dictionaries] == [1, 5]
+
+
+def test_a_dictionary_of_fewer_values_than_it_states_is_refused() -> None:
+    (page,) = measure(FILE).columns[0].dictionaries
+    more = parquet.DictionaryPage(page.values + 1, page.size_bytes, page.codec, page.stored)
+    with pytest.raises(EncodingError, match="ends before its last value"):
+        more.longest()
+
+
+def test_a_file_of_more_bytes_than_any_may_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_UNCOMPRESSED_BYTES", 100)
+    with pytest.raises(EncodingError, match="file decodes to"):
+        decode_rollouts(FILE)
+
+
+def _with_footer(footer: bytes) -> bytes:
+    (size,) = struct.unpack("<I", FILE[-8:-4])
+    return FILE[: -8 - size] + footer + struct.pack("<I", len(footer)) + b"PAR1"
+
+
+@pytest.mark.parametrize(
+    ("footer", "message"),
+    [
+        (b"\x36\x02\x06\x06\x02\0", "field 3, again"),  # the number of rows, twice
+        (b"\x36\x02\x06\x86\x80\x08\x02\0", "too large"),  # field 65539, 3 in 16 bits
+        (b"\x06\x01\x02\0", "field -1"),
+        (b"\x49\x15\x02\0", "list of another type"),  # row groups that are numbers
+        (b"\x4a\x1c\0\0", "field of type 10"),  # row groups that are a set
+        (b"\x4b\0\0", "field of type 11"),
+        (b"\x35" + b"\xff" * 5 + b"\x01\0", "too large"),
+        (b"\x35" + b"\x80" * 10 + b"\0\0", "too long"),
+        (b"\x35\x02\x19\x0c\0", "without field 3"),  # rows in a field of another type
+        (b"\x58\x7f\0", "ends too early"),
+        (b"\x36\x02\x19\x0c\x41\0", "signed or encrypted"),
+    ],
+)
+def test_what_two_readers_could_read_differently_is_refused(footer: bytes, message: str) -> None:
+    with pytest.raises(EncodingError, match=message):
+        measure(_with_footer(footer))
+
+
+def test_headers_of_too_many_fields_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure(FILE)
+    monkeypatch.setattr(parquet, "MAX_FIELDS", 100)
+    with pytest.raises(EncodingError, match="headers without end"):
+        measure(FILE)
+
+
+@given(st.integers(0, len(FILE) - 1), st.integers(0, 255))
+def test_a_changed_byte_is_read_or_refused(place: int, byte: int) -> None:
+    changed = FILE[:place] + bytes([byte]) + FILE[place + 1 :]
+    try:
+        measured = measure(changed)
+    except EncodingError:
+        return
+    assert all(column.values >= 0 for column in measured.columns)

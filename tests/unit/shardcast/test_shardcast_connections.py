@@ -1,0 +1,125 @@
+"""Token buckets: burst, refill, and a bounded memory of addresses."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.shardcast.connections import (
+    FREE_CONNECTIONS,
+    MAX_TRACKED_ADDRESSES,
+    ConnectionTable,
+    RequestRates,
+    ServerLimits,
+    prefer_congestion_control,
+)
+
+
+def test_address_may_burst_and_is_then_refused() -> None:
+    rates = RequestRates(1.0, burst=3)
+    assert [rates.admit("a", 0.0) for _ in range(4)] == [True, True, True, False]
+
+
+def test_tokens_come_back_at_the_rate() -> None:
+    rates = RequestRates(2.0, burst=1)
+    assert rates.admit("a", 0.0)
+    assert not rates.admit("a", 0.4)
+    assert rates.admit("a", 0.9)
+
+
+def test_one_address_does_not_take_from_another() -> None:
+    rates = RequestRates(1.0, burst=1)
+    assert rates.admit("a", 0.0)
+    assert rates.admit("b", 0.0)
+
+
+def test_quiet_time_earns_no_more_than_the_burst() -> None:
+    rates = RequestRates(10.0, burst=2)
+    rates.admit("a", 0.0)
+    assert [rates.admit("a", 1e6) for _ in range(3)] == [True, True, False]
+
+
+def test_longest_idle_address_is_forgotten_when_there_are_too_many() -> None:
+    rates = RequestRates(0.001, burst=1)
+    rates.admit("first", 0.0)
+    for number in range(MAX_TRACKED_ADDRESSES):
+        rates.admit(str(number), 0.0)
+    assert rates.admit("first", 0.0)
+
+
+@given(st.lists(st.floats(0, 10), max_size=60))
+def test_never_more_than_burst_and_rate_allow(gaps: list[float]) -> None:
+    rates, now_s, admitted = RequestRates(3.0, burst=5), 0.0, 0
+    for gap in gaps:
+        now_s += gap
+        admitted += rates.admit("a", now_s)
+    assert admitted <= 5 + 3.0 * now_s + 1e-6
+
+
+def full(*addresses: str, limit: int) -> ConnectionTable[str]:
+    """ConnectionTable taken by connections `address-number`, one a second."""
+    table = ConnectionTable[str](ServerLimits(connections=limit, connections_per_address=100))
+    for number, address in enumerate(addresses):
+        assert table.take(f"{address}-{number}", address, float(number)) is None
+    return table
+
+
+def test_newcomer_replaces_the_longest_idle_connection_of_who_has_most() -> None:
+    table = full("few", "many", "many", "many", limit=4)
+    table.touch("many-1", 9.0)
+    assert table.take("new", "new", 10.0) == "many-2"
+
+
+def test_newcomer_gives_way_itself_when_its_address_has_all_connections() -> None:
+    table = full("many", "many", limit=2)
+    table.touch("many-0", 9.0)
+    assert table.take("many-2", "many", 10.0) == "many-1"
+
+
+def test_address_that_took_a_chunk_keeps_its_connections() -> None:
+    table = full(*["known"] * FREE_CONNECTIONS, "bot", "bot", limit=FREE_CONNECTIONS + 2)
+    table.know("known")
+    assert table.take("new", "new", 99.0) == f"bot-{FREE_CONNECTIONS}"
+
+
+def test_address_gets_no_more_connections_than_it_may() -> None:
+    table = ConnectionTable[str](ServerLimits(connections=9, connections_per_address=1))
+    assert table.take("a", "x", 0.0) is None
+    assert table.take("b", "x", 1.0) == "b"
+    table.leave("b")
+    table.leave("b")
+    assert len(table) == 1
+
+
+# Which congestion control senders use
+
+
+ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+
+
+@pytest.fixture
+def sock() -> Iterator[socket.socket]:
+    with socket.socket() as made:
+        yield made
+
+
+def control_of(sock: socket.socket) -> bytes:
+    found = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    return found.rstrip(b"\0")
+
+
+@pytest.mark.skipif(not ALLOWED.exists(), reason="no Linux")
+@pytest.mark.parametrize("name", ALLOWED.read_bytes().split() if ALLOWED.exists() else [])
+def test_congestion_control_is_the_one_preferred(sock: socket.socket, name: bytes) -> None:
+    prefer_congestion_control(sock, name)
+    assert control_of(sock) == name
+
+
+@pytest.mark.skipif(not ALLOWED.exists(), reason="no Linux")
+def test_congestion_control_stays_when_the_kernel_lacks_it(sock: socket.socket) -> None:
+    before = control_of(sock)
+    prefer_congestion_control(sock, b"nosuch")
+    assert control_of(sock) == before

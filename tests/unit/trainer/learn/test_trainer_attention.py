@@ -1,0 +1,208 @@
+"""Packed attention: the gradients of sequences that are alone in their rows, for many models."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    PretrainedConfig,
+    Qwen2MoeConfig,
+    Qwen3Config,
+)
+
+from muster.trainer.learn.attention import (
+    NAME,
+    packed_attention,
+    switch_off_dropout,
+    understands_packing,
+)
+from muster.trainer.learn.cascade import Layout, cascade
+from muster.trainer.learn.logprob import head_of, token_logprobs
+from muster.trainer.learn.packing import Sample, pack
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+GEMMA = {**COMMON, "query_pre_attn_scalar": 16}
+GPT2: dict[str, Any] = {
+    **dict.fromkeys(("bos_token_id", "pad_token_id")),
+    "vocab_size": 40,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 64,
+    "eos_token_id": 1,
+}
+PACKED = {
+    "qwen3": Qwen3Config(**COMMON),
+    "llama": LlamaConfig(**COMMON),
+    "capped scores and logits, sliding window": Gemma2Config(**GEMMA, sliding_window=4),
+    "sliding window, two rotary tables": Gemma3TextConfig(**GEMMA, sliding_window=4),
+    "learned positions, dropout": GPT2Config(**GPT2),
+    "mixture of experts": Qwen2MoeConfig(
+        **COMMON, num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=32
+    ),
+}
+LAYOUTS = st.lists(
+    st.tuples(st.integers(1, 6), st.lists(st.integers(0, 7), min_size=1, max_size=4)),
+    min_size=1,
+    max_size=4,
+).map(lambda groups: Layout(tuple(p for p, _ in groups), tuple(tuple(c) for _, c in groups)))
+
+
+def _model(config: PretrainedConfig) -> Any:
+    torch.manual_seed(0)
+    # Experts' grouped products have no float64.
+    dtype = torch.float32 if hasattr(config, "num_experts") else torch.float64
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config)).to(dtype).train()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.1 * torch.randn_like(weight)
+    switch_off_dropout(model)
+    return model
+
+
+def _dense(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+    """Attention of a packed row by one mask over all of it."""
+    seen = torch.zeros(layout.width, layout.width, dtype=torch.bool)
+    for s in layout.segments():
+        size = s.stop - s.start
+        seen[s, s] = torch.ones(size, size, dtype=torch.bool).tril()
+    for prompt, own in layout.groups():
+        seen[own, prompt] = True
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=seen, scale=scale
+    ).transpose(1, 2)
+
+
+@settings(max_examples=30, deadline=None)
+@given(LAYOUTS, st.integers(0, 1000))
+def test_cascade_is_attention_under_a_mask(layout: Layout, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (1, 2, layout.width, 8)
+    weight = torch.randn(1, layout.width, 2, 8, generator=generator, dtype=torch.float64)
+    inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3)]
+    results = []
+    for attend in (cascade, _dense):
+        leaves = [t.clone().requires_grad_() for t in inputs]
+        out = attend(*leaves, layout, 0.3)
+        (out * weight).sum().backward()
+        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_cascade_in_bfloat16_is_that_of_float32_rounded() -> None:
+    layout = Layout((5, 3), ((4, 6), (2, 0, 7)))
+    generator = torch.Generator().manual_seed(0)
+    short = [
+        torch.randn(1, 2, layout.width, 8, generator=generator).to(torch.bfloat16) for _ in range(3)
+    ]
+    out = cascade(*short, layout, 0.3)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, cascade(*(t.float() for t in short), layout, 0.3).to(torch.bfloat16))
+
+
+def _gradients(
+    model: Any, samples: list[Sample], budget: int, is_padded: bool
+) -> dict[str, Tensor]:
+    model.zero_grad()
+    for batch in pack(samples, budget, is_padded=is_padded):
+        logp_N, entropy_N = token_logprobs(
+            batch.hidden(model), head_of(model), batch.targets_N, 0.9
+        )
+        advantage_B = torch.tensor([samples[i].advantage for i in batch.order])
+        (logp_N * advantage_B[batch.row_N] + 0.1 * entropy_N).sum().backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def _distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Norm of the difference over the norm; models round to float32 inside even in float64."""
+    assert found.keys() == expected.keys()
+    whole, other = (torch.cat([g[n].flatten() for n in expected]) for g in (found, expected))
+    return float((whole - other).norm() / other.norm())
+
+
+def _samples() -> list[Sample]:
+    lengths = [(4, 1), (4, 9), (4, 5), (7, 3), (7, 1), (2, 12), (1, 1)]
+    return [
+        Sample(
+            tuple(3 + (7 * p + j) % 30 for j in range(p)),
+            tuple(3 + (5 * i + 11 * j) % 36 for j in range(c)),
+            (-1.0) ** i * (1 + i / 4),
+            0,
+        )
+        for i, (p, c) in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_gradients_are_those_of_padded_rows(name: str) -> None:
+    model, samples = _model(PACKED[name]), _samples()
+    # torch's attention would leave Gemma's scores uncapped.
+    model.set_attn_implementation("eager")
+    expected = _gradients(model, samples, 10_000, is_padded=True)
+    assert understands_packing(model)
+    assert model.config._attn_implementation == NAME
+    for budget in (10_000, 20, 1):
+        assert _distance(_gradients(model, samples, budget, is_padded=False), expected) < 1e-6
+
+
+def test_gradient_checkpointing_keeps_the_layout() -> None:
+    model, samples = _model(PACKED["qwen3"]), _samples()
+    assert understands_packing(model)
+    expected = _gradients(model, samples, 10_000, is_padded=False)
+    model.gradient_checkpointing_enable()
+    assert _distance(_gradients(model, samples, 10_000, is_padded=False), expected) < 1e-6
+
+
+def test_recurrent_model_is_found_out_and_keeps_its_attention(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = MambaConfig(vocab_size=40, hidden_size=32, num_hidden_layers=1, state_size=4)
+    model = _model(config)
+    own = model.config._attn_implementation
+    with caplog.at_level(logging.INFO, logger="muster.trainer.learn.attention"):
+        assert not understands_packing(model)
+    assert model.config._attn_implementation == own
+    assert "sequences are not packed" in caplog.messages
+    assert _gradients(model, _samples(), 100, is_padded=True)
+
+
+@pytest.mark.parametrize("option", ["packed_layout", "attention_mask", "dropout", "s_aux"])
+def test_what_cannot_be_packed_is_refused(option: str) -> None:
+    state = torch.zeros(1, 2, 5, 8)
+    options: dict[str, Any] = {"packed_layout": Layout((2,), ((3,),)), "attention_mask": None}
+    packed_attention(torch.nn.Identity(), state, state, state, **options)
+    options |= {
+        "packed_layout": {"packed_layout": None},
+        "attention_mask": {"attention_mask": torch.ones(1, 1, 5, 5)},
+        "dropout": {"dropout": 0.1},
+        "s_aux": {"s_aux": torch.zeros(2)},
+    }[option]
+    with pytest.raises(ValueError, match="Identity cannot attend to a packed row"):
+        packed_attention(torch.nn.Identity(), state, state, state, **options)

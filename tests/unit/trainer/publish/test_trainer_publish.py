@@ -1,0 +1,289 @@
+"""Publication: chunks before the root, once, however the chain behaves; and going on from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+from trainer_fakes import KEY, FakeAnchor, no_sleep
+
+from muster.protocol.eip712 import Domain, address_of, digest, recover
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import (
+    ChainUnreachable,
+    ConfigError,
+    ContractRevert,
+    StorageError,
+    TransactionLost,
+)
+from muster.protocol.ids import Address, PolicyVersion, RunId
+from muster.protocol.messages import Checkpoint
+from muster.shardcast import ChunkStore, state_hash
+from muster.trainer.publish.policies import BASE, PolicyShelf, policy_files
+from muster.trainer.publish.publisher import Publisher
+from muster.trainer.recover.checkpoint import Saved, TrainerState
+from muster.trainer.recover.recovery import catch_up, provide_base_model
+from muster.trainer.stream.reader import Cursor
+
+RUN = RunId(5)
+DOMAIN = Domain(31337, Address("0x" + "11" * 20))
+V1, V2, V3 = PolicyVersion(1), PolicyVersion(2), PolicyVersion(3)
+LOST = TransactionLost("no receipt", tx="0x00")
+
+
+@pytest.fixture
+def shelf(model_folder: Path, tmp_path: Path) -> PolicyShelf:
+    """A shelf with the base model and three versions."""
+    made = PolicyShelf(tmp_path / "policies")
+    made.adopt(model_folder)
+    for version in (V1, V2, V3):
+        made.write(version, {n: w + version for n, w in made.weights(BASE).items()})
+    return made
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ChunkStore:
+    """The origin's store."""
+    return ChunkStore(tmp_path / "store")
+
+
+def _publisher(store: ChunkStore, anchor: FakeAnchor) -> Publisher:
+    return Publisher(store, anchor, run_id=RUN, domain=DOMAIN, key=KEY, sleep=no_sleep)
+
+
+async def test_published_version_is_stored_signed_and_anchored(
+    shelf: PolicyShelf, store: ChunkStore
+) -> None:
+    anchor = FakeAnchor()
+    root = await _publisher(store, anchor).publish(V1, shelf.path(V1), 3, 7)
+    manifest = store.manifest(RUN, V1)
+    assert manifest is not None
+    assert (manifest.root(), manifest.stream_from, manifest.stream_to) == (root, 3, 7)
+    assert anchor.roots == {V1: root}
+    assert manifest.state_hash == state_hash(policy_files(shelf.path(V1)))
+    signature = store.signature(RUN, V1)
+    assert signature is not None
+    message = digest(DOMAIN, Checkpoint(RUN, V1, root).struct_hash())
+    assert recover(message, signature) == address_of(KEY)
+
+
+async def test_publishing_again_sends_nothing(shelf: PolicyShelf, store: ChunkStore) -> None:
+    anchor = FakeAnchor()
+    publisher = _publisher(store, anchor)
+    first = await publisher.publish(V1, shelf.path(V1), 0, 2)
+    assert await publisher.publish(V1, shelf.path(V1), 0, 2) == first
+    assert anchor.sent == [V1]
+
+
+async def test_small_change_is_published_as_a_delta(
+    model_folder: Path, store: ChunkStore, tmp_path: Path
+) -> None:
+    shelf = PolicyShelf(tmp_path / "bf16", dtype="bfloat16")
+    shelf.adopt(model_folder)
+    publisher = Publisher(store, FakeAnchor(), run_id=RUN, domain=DOMAIN, key=KEY, anchor_every=2)
+    for version in (V1, V2, V3):
+        weights = {n: w * (1 + version * 1e-5) for n, w in shelf.weights(BASE).items()}
+        await publisher.publish(version, shelf.write(version, weights), version, version)
+    first, second, third = (store.manifest(RUN, version) for version in (V1, V2, V3))
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert [(m.kind, m.parent) for m in (first, second, third)] == [
+        ("full", None),
+        ("full", V1),
+        ("delta", V2),
+    ]
+    assert third.broadcast_bytes < third.total_bytes / 4
+    assert third.state_hash == state_hash(policy_files(shelf.path(V3)))
+    # A trainer that lost its folder reads the files from the store, whatever was broadcast.
+    fresh = PolicyShelf(tmp_path / "fresh", dtype="bfloat16")
+    fresh.adopt(model_folder)
+    assert catch_up(None, {V3: third.root()}, store, fresh, RUN) is not None
+    assert state_hash(policy_files(fresh.path(V3))) == third.state_hash
+
+
+@pytest.mark.parametrize(
+    ("errors", "sent"),
+    [
+        ([(ChainUnreachable("gone"), False)], 2),
+        ([(LOST, False), (ChainUnreachable("gone"), False)], 3),
+        ([(LOST, True)], 1),  # it did arrive: seen before it is sent again
+    ],
+)
+async def test_publication_survives_the_chain(
+    shelf: PolicyShelf, store: ChunkStore, errors: list[tuple[Exception, bool]], sent: int
+) -> None:
+    anchor = FakeAnchor(errors=errors)
+    root = await _publisher(store, anchor).publish(V1, shelf.path(V1), 0, 2)
+    assert anchor.roots == {V1: root}
+    assert len(anchor.sent) == sent
+
+
+async def test_refused_publication_is_reported(shelf: PolicyShelf, store: ChunkStore) -> None:
+    anchor = FakeAnchor(errors=[(ContractRevert("RunUnauthorized"), False)])
+    with pytest.raises(ContractRevert, match="RunUnauthorized"):
+        await _publisher(store, anchor).publish(V1, shelf.path(V1), 0, 2)
+
+
+async def test_version_is_never_published_with_other_content(
+    shelf: PolicyShelf, store: ChunkStore
+) -> None:
+    anchor = FakeAnchor(roots={V1: keccak(b"other")})
+    with pytest.raises(StorageError, match="version 1 is on chain as"):
+        await _publisher(store, anchor).publish(V1, shelf.path(V1), 0, 2)
+    assert anchor.sent == []
+
+
+@asynccontextmanager
+async def _standing_by(publisher: Publisher) -> AsyncIterator[asyncio.Task[NoReturn]]:
+    task = asyncio.create_task(publisher.stand_by(every_s=0))
+    yield task
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def _turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_version_that_a_reorganisation_takes_back_is_anchored_again(
+    shelf: PolicyShelf, store: ChunkStore
+) -> None:
+    anchor = FakeAnchor()
+    publisher = _publisher(store, anchor)
+    async with _standing_by(publisher) as task:
+        await _turns()
+        assert anchor.sent == []
+        root = await publisher.publish(V1, shelf.path(V1), 0, 2)
+        await _turns()
+        assert anchor.sent == [V1]
+        del anchor.roots[V1]
+        anchor.errors = [(ChainUnreachable("gone"), False)]
+        await _turns()
+        assert anchor.roots == {V1: root}
+        assert anchor.sent == [V1, V1, V1]
+        anchor.roots[V1] = keccak(b"other")
+        with pytest.raises(StorageError, match="version 1 is on chain as"):
+            await task
+
+
+async def test_version_that_the_chain_is_past_is_left_out(
+    shelf: PolicyShelf, store: ChunkStore
+) -> None:
+    anchor = FakeAnchor(roots={V2: keccak(b"newer")})
+    await _publisher(store, anchor).publish(V1, shelf.path(V1), 0, 2)
+    assert anchor.sent == []
+
+
+async def _published(shelf: PolicyShelf, store: ChunkStore) -> FakeAnchor:
+    anchor = FakeAnchor()
+    for version in (BASE, V1, V2, V3):
+        ends = (0, 0) if version == BASE else (2 * version - 2, 2 * version)
+        await _publisher(store, anchor).publish(version, shelf.path(version), *ends)
+    return anchor
+
+
+def _saved(version: int, newest: int | None = None) -> Saved:
+    """A checkpoint of a version; later ones, up to `newest`, are damaged."""
+    cursor = Cursor(2 * version, keccak(b"x"))
+    state = TrainerState(PolicyVersion(version), cursor, 0, 0, {"pools": [1]})
+    return Saved(state, Path(), PolicyVersion(newest or version))
+
+
+async def test_state_that_is_up_to_date_is_kept(shelf: PolicyShelf, store: ChunkStore) -> None:
+    anchor = await _published(shelf, store)
+    assert catch_up(_saved(3), anchor.roots, store, shelf, RUN) is None
+
+
+async def test_state_ahead_of_the_chain_is_kept(shelf: PolicyShelf, store: ChunkStore) -> None:
+    anchor = await _published(shelf, store)
+    del anchor.roots[V3]
+    assert catch_up(_saved(3), anchor.roots, store, shelf, RUN) is None
+
+
+async def test_steps_of_damaged_checkpoints_are_taken_again(
+    shelf: PolicyShelf, store: ChunkStore
+) -> None:
+    anchor = await _published(shelf, store)
+    assert catch_up(_saved(2, newest=3), anchor.roots, store, shelf, RUN) is None
+
+
+async def test_fresh_run_has_no_state(shelf: PolicyShelf, store: ChunkStore) -> None:
+    assert catch_up(None, {}, store, shelf, RUN) is None
+    assert catch_up(None, {BASE: keccak(b"root")}, store, shelf, RUN) is None
+
+
+@pytest.mark.parametrize("has_state", [True, False])
+async def test_older_state_goes_on_from_the_published_policy(
+    shelf: PolicyShelf, store: ChunkStore, tmp_path: Path, model_folder: Path, has_state: bool
+) -> None:
+    anchor = await _published(shelf, store)
+    empty = PolicyShelf(tmp_path / "new")
+    empty.adopt(model_folder)
+    recent = {version: anchor.roots[version] for version in (V1, V2, V3)}
+    found = catch_up(_saved(1) if has_state else None, recent, store, empty, RUN)
+    assert found is not None
+    assert (found.version, found.cursor) == (3, Cursor(6))
+    assert (found.previous_start, found.step_start) == (2, 4)
+    assert found.kept == ({"pools": [1]} if has_state else {})
+    for name, weight in empty.weights(V3).items():
+        assert torch.equal(weight, shelf.weights(V3)[name])
+    assert [empty.has(version) for version in (V1, V2, V3)] == [True, True, True]
+
+
+async def test_chain_ahead_of_store_and_state_is_refused(
+    shelf: PolicyShelf, store: ChunkStore
+) -> None:
+    anchor = await _published(shelf, store)
+    store.remove(RUN, V3)
+    with pytest.raises(StorageError, match="neither the state folder nor the store has it"):
+        catch_up(None, anchor.roots, store, shelf, RUN)
+
+
+async def test_store_that_contradicts_the_chain_is_refused(
+    shelf: PolicyShelf, store: ChunkStore
+) -> None:
+    anchor = await _published(shelf, store)
+    anchor.roots[V3] = keccak(b"other")
+    with pytest.raises(StorageError, match="not the one on chain"):
+        catch_up(None, anchor.roots, store, shelf, RUN)
+
+
+async def test_base_model_comes_from_the_store(
+    shelf: PolicyShelf, store: ChunkStore, tmp_path: Path
+) -> None:
+    await _published(shelf, store)
+    pinned = state_hash(policy_files(shelf.path(BASE)))
+    empty = PolicyShelf(tmp_path / "new")
+    provide_base_model(empty, None, store, RUN, pinned)
+    assert state_hash(policy_files(empty.path(BASE))) == pinned
+
+
+def test_base_model_comes_from_its_folder(
+    store: ChunkStore, model_folder: Path, tmp_path: Path
+) -> None:
+    empty = PolicyShelf(tmp_path / "new")
+    pinned = state_hash(policy_files(model_folder))
+    provide_base_model(empty, model_folder, store, RUN, pinned)
+    assert empty.has(BASE)
+
+
+def test_missing_base_model_is_asked_for(store: ChunkStore, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="base model is neither") as caught:
+        provide_base_model(PolicyShelf(tmp_path / "new"), None, store, RUN, keccak(b"x"))
+    assert "--model" in (caught.value.hint or "")
+
+
+def test_other_base_model_than_pinned_is_refused(
+    store: ChunkStore, model_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="run 5 pins"):
+        provide_base_model(
+            PolicyShelf(tmp_path / "new"), model_folder, store, RUN, keccak(b"other")
+        )

@@ -1,0 +1,341 @@
+"""Checkpoints: complete or absent, the right one, the one before when the newest is damaged."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from trainer_fakes import Feed, make_recipe, make_rollouts
+
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ApiError, StorageError
+from muster.protocol.ids import PolicyVersion, RunId
+from muster.trainer.learn.learner import Learner
+from muster.trainer.learn.persistence import restore_state, training_state
+from muster.trainer.recover import checkpoint as checkpoint_module
+from muster.trainer.recover.checkpoint import STATE_FILE, Checkpoints, Identity, Saved, TrainerState
+from muster.trainer.stream.reader import Cursor
+from muster.trainer.stream.submissions import FileBuffer
+
+IDENTITY = Identity(RunId(3), keccak(b"recipe"), 31337)
+WEIGHT = torch.arange(6, dtype=torch.float32)
+
+
+@dataclass
+class Anything:
+    """Takes whatever was saved."""
+
+    def like(self, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        return {name: torch.zeros(size) for name, size in sizes.items()}
+
+
+def _state(version: int = 4) -> TrainerState:
+    return TrainerState(
+        version=PolicyVersion(version),
+        cursor=Cursor(9, keccak(b"last")),
+        step_start=7,
+        previous_start=5,
+        kept={"pools": {"p1": [3, 0.1]}},
+    )
+
+
+def _tensors(version: int = 4) -> dict[str, Tensor]:
+    return {"model.w": WEIGHT * version, "optimizer.w.exp_avg": WEIGHT / 3}
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Iterator[Checkpoints]:
+    """An empty folder of checkpoints."""
+    made = Checkpoints(tmp_path / "state" / "checkpoints", IDENTITY)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where they are."""
+    return tmp_path / "state" / "checkpoints"
+
+
+def _save(checkpoints: Checkpoints, *versions: int) -> None:
+    for version in versions:
+        checkpoints.save(_state(version), _tensors(version)).result(10)
+
+
+def _newest(checkpoints: Checkpoints) -> Saved:
+    found = checkpoints.newest()
+    assert found is not None
+    return found
+
+
+def test_state_is_what_was_saved(checkpoints: Checkpoints, folder: Path) -> None:
+    assert checkpoints.newest() is None
+    _save(checkpoints, 4)
+    saved = _newest(checkpoints)
+    assert saved == Saved(_state(), folder / "4", PolicyVersion(4))
+    read = checkpoints.read(saved.folder, Anything())
+    assert read.keys() == _tensors().keys()
+    assert all(torch.equal(read[name], value) for name, value in _tensors().items())
+
+
+def test_tensors_may_change_while_they_are_written(checkpoints: Checkpoints) -> None:
+    tensors = {"model.w": torch.ones(100_000)}
+    writing = checkpoints.save(_state(), tensors)
+    tensors["model.w"].zero_()
+    writing.result(10)
+    read = checkpoints.read(_newest(checkpoints).folder, Anything())
+    assert float(read["model.w"].sum()) == 100_000
+
+
+def test_only_the_newest_are_kept(checkpoints: Checkpoints, folder: Path) -> None:
+    _save(checkpoints, 1, 2, 3)
+    assert sorted(path.name for path in folder.iterdir()) == ["2", "3"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(IDENTITY, run_id=RunId(4)),
+        replace(IDENTITY, recipe_hash=keccak(b"other")),
+        replace(IDENTITY, chain_id=1),
+    ],
+)
+def test_state_of_another_run_is_refused(
+    checkpoints: Checkpoints, folder: Path, other: Identity
+) -> None:
+    _save(checkpoints, 4)
+    with pytest.raises(StorageError, match="belongs to run 3 on chain 31337") as caught:
+        Checkpoints(folder, other).newest()
+    assert "--state-dir" in (caught.value.hint or "")
+
+
+def test_state_of_another_schema_is_refused(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _save(checkpoints, 4)
+    monkeypatch.setattr(checkpoint_module, "SCHEMA_VERSION", 3)
+    with pytest.raises(StorageError, match="schema version 2, this is 3"):
+        checkpoints.newest()
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _move_on(path: Path) -> None:
+    """Change a number of the state, and leave everything else as it is."""
+    document = json.loads(path.read_text())
+    document["state"]["position"] += 2
+    path.write_text(json.dumps(document))
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "tensors truncated": ("__0_0.distcp", _truncate),
+    "tensors flipped": ("__0_0.distcp", _flip),
+    "tensors gone": ("__0_0.distcp", Path.unlink),
+    "index flipped": (".metadata", _flip),
+    "index replaced": (".metadata", lambda path: path.write_bytes(b"cos\nsystem\n(S'true'\ntR.")),
+    "state truncated": (STATE_FILE, _truncate),
+    "state empty": (STATE_FILE, lambda path: path.write_bytes(b"")),
+    "state of another type": (STATE_FILE, lambda path: path.write_bytes(b"[]")),
+    "state changed": (STATE_FILE, _move_on),
+    "folder empty": ("", lambda path: (shutil.rmtree(path), path.mkdir())),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_state_stands_back_behind_the_one_before(
+    checkpoints: Checkpoints, folder: Path, damage: str
+) -> None:
+    _save(checkpoints, 3, 4)
+    name, break_it = DAMAGE[damage]
+    break_it(folder / "4" / name)
+    assert _newest(checkpoints) == Saved(_state(3), folder / "3", PolicyVersion(4))
+
+
+def test_damaged_states_only_are_refused(checkpoints: Checkpoints, folder: Path) -> None:
+    _save(checkpoints, 3, 4)
+    for version in ("3", "4"):
+        _flip(folder / version / "__0_0.distcp")
+    with pytest.raises(StorageError, match=r"every state of the trainer in .* is damaged"):
+        checkpoints.newest()
+
+
+def test_step_saved_again_replaces_a_damaged_one(checkpoints: Checkpoints, folder: Path) -> None:
+    _save(checkpoints, 3, 4)
+    _flip(folder / "4" / "__0_0.distcp")
+    _save(checkpoints, 4)
+    assert _newest(checkpoints).state.version == 4
+
+
+def test_torn_folder_is_not_seen(checkpoints: Checkpoints, folder: Path) -> None:
+    _save(checkpoints, 4)
+    shutil.copytree(folder / "4", folder / ".5.part")
+    assert _newest(checkpoints).state.version == 4
+
+
+@pytest.mark.parametrize("part", ["write_data", "finish"])
+def test_failed_save_keeps_the_previous_state(
+    checkpoints: Checkpoints, folder: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    _save(checkpoints, 4)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(f"torch.distributed.checkpoint.filesystem.FileSystemWriter.{part}", fail)
+    with pytest.raises(StorageError, match=r"(?s)cannot save the trainer's state.*No space left"):
+        _save(checkpoints, 5)
+    monkeypatch.undo()
+    assert _newest(checkpoints).state.version == 4
+    assert [path.name for path in folder.iterdir()] == ["4"]
+
+
+def test_tensors_of_another_shape_are_refused(checkpoints: Checkpoints) -> None:
+    _save(checkpoints, 4)
+
+    class Other:
+        def like(self, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+            return {name: torch.zeros(99) for name in sizes}
+
+    with pytest.raises(StorageError, match="cannot read the trainer's state"):
+        checkpoints.read(_newest(checkpoints).folder, Other())
+
+
+# --------------------------------------------------------------- what a learner's state is made of
+
+
+def test_learner_s_state_goes_through_the_disk_bit_by_bit(
+    checkpoints: Checkpoints, model_folder: Path
+) -> None:
+    rows = make_rollouts(1)
+    groups = [rows[:4], rows[4:]]
+    one, two = (Learner(model_folder, make_recipe(), published=lambda _: base) for _ in range(2))
+    base = {name: value.clone() for name, value in one.weights().items()}
+    one.step(1, groups)  # type: ignore[arg-type]
+    checkpoints.save(_state(1), one.state()).result(10)
+    two.restore(checkpoints.read(_newest(checkpoints).folder, two))
+    for learner in (one, two):
+        learner.step(2, groups)  # type: ignore[arg-type]
+    assert all(torch.equal(two.state()[n], value) for n, value in one.state().items())
+    assert {name.split(".")[0] for name in one.state()} == {"model", "optimizer", "random"}
+
+
+def test_generators_go_on_where_they_were() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = {k: v.clone() for k, v in training_state(model, optimizer).items()}
+
+    def draw() -> tuple[float, float, float]:
+        return float(torch.rand(())), random.random(), float(np.random.normal())
+
+    expected = [draw() for _ in range(3)]
+    restore_state(model, optimizer, state)
+    assert [draw() for _ in range(3)] == expected
+
+
+def test_fresh_optimiser_is_saved_and_restored_as_fresh() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = training_state(model, optimizer)
+    assert not [name for name in state if name.startswith("optimizer.")]
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    restore_state(model, optimizer, state)
+    assert not optimizer.state
+
+
+def test_optimiser_s_state_of_names_that_begin_alike_is_not_mixed() -> None:
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 1), "a_": torch.nn.Linear(2, 1)})
+    model["a"].extra = torch.nn.Linear(2, 1)  # type: ignore[assignment]
+    optimizer = torch.optim.AdamW(model.parameters())
+    for value, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, float(value))
+    optimizer.step()
+    before = [optimizer.state[p]["exp_avg"].clone() for p in model.parameters()]
+    restore_state(model, optimizer, training_state(model, optimizer))
+    after = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert all(
+        optimizer.state[p].keys() == {"step", "exp_avg", "exp_avg_sq"} for p in model.parameters()
+    )
+
+
+# ------------------------------------------------------------------------------- buffered files
+
+
+async def test_file_is_asked_for_once(tmp_path: Path) -> None:
+    feed = Feed()
+    digest = feed.submit(make_rollouts(1))
+    buffer = FileBuffer(tmp_path, feed.files, feed.ledger)
+    data = await buffer.file(digest)
+    feed.files.stored.clear()
+    assert await FileBuffer(tmp_path, feed.files, feed.ledger).file(digest) == data
+    assert feed.files.asked == [digest]
+
+
+async def test_damaged_buffered_file_is_asked_for_again(tmp_path: Path) -> None:
+    feed = Feed()
+    digest = feed.submit(make_rollouts(1))
+    buffer = FileBuffer(tmp_path, feed.files, feed.ledger)
+    data = await buffer.file(digest)
+    (tmp_path / digest.hex()).write_bytes(data[:-1])
+    assert await buffer.file(digest) == data
+    assert (tmp_path / digest.hex()).read_bytes() == data
+
+
+async def test_another_file_than_asked_for_is_not_kept(tmp_path: Path) -> None:
+    feed = Feed()
+    digest = feed.submit(make_rollouts(1))
+    feed.files.lies[digest] = b"other"
+    buffer = FileBuffer(tmp_path, feed.files, feed.ledger)
+    assert await buffer.file(digest) == b"other"
+    assert not list(tmp_path.iterdir())
+
+
+async def test_files_of_consumed_records_are_forgotten(tmp_path: Path) -> None:
+    feed = Feed()
+    digests = [feed.submit(make_rollouts(seed)) for seed in range(4)]
+    buffer = FileBuffer(tmp_path, feed.files, feed.ledger)
+    for digest in digests:
+        await buffer.file(digest)
+    buffer.forget_before(2)
+    assert {path.name for path in tmp_path.iterdir()} == {d.hex() for d in digests[2:]}
+
+
+async def test_full_disk_costs_a_second_download_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = Feed()
+    digest = feed.submit(make_rollouts(1))
+    buffer = FileBuffer(tmp_path, feed.files, feed.ledger)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    data = await buffer.file(digest)
+    assert await buffer.file(digest) == data
+    assert feed.files.asked == [digest, digest]
+
+
+async def test_file_that_nobody_has_is_reported(tmp_path: Path) -> None:
+    feed = Feed()
+    digest = feed.submit(make_rollouts(1))
+    feed.files.failures[digest] = 1
+    with pytest.raises(ApiError):
+        await FileBuffer(tmp_path, feed.files, feed.ledger).file(digest)

@@ -1,0 +1,694 @@
+"""Sites that train one policy apart: the outer step, the exchange, losses and new arrivals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import timedelta
+from functools import partial
+from itertools import chain, combinations, repeat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from muster.lifecycle import free_port
+from muster.protocol.encoding import keccak
+from muster.protocol.ids import PolicyVersion, RunId, Step
+from muster.trainer.publish.policies import PolicyShelf
+from muster.trainer.recover.checkpoint import Checkpoints, Identity, TrainerState
+from muster.trainer.sites import meeting
+from muster.trainer.sites.meeting import (
+    MARK_BYTES,
+    Meeting,
+    MeetingPlace,
+    Roll,
+    Round,
+    Seal,
+    SiteLost,
+    site_secret,
+)
+from muster.trainer.sites.outer import (
+    BLOCK,
+    History,
+    Mean,
+    OuterStep,
+    byte_size,
+    joined,
+    mean_of,
+    quantised,
+    restored,
+    split,
+)
+from muster.trainer.sites.site_learner import SiteLearner
+from muster.trainer.stream.reader import Cursor
+
+# -------------------------------------------------------------------------------- outer step
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(1e-12, 1e6))
+def test_quantised_numbers_are_within_half_a_scale(seed: int, size: float) -> None:
+    values = torch.randn(3 * BLOCK, generator=torch.Generator().manual_seed(seed)) * size
+    data = quantised(values)
+    back = restored(data)
+    limit = values.view(-1, BLOCK).abs().amax(1, keepdim=True) / 127 * 0.5001
+    assert len(data) == byte_size(len(values))
+    assert bool(((back - values).view(-1, BLOCK).abs() <= limit).all())
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_quantised_numbers_are_quantised_again_without_change(seed: int) -> None:
+    values = torch.randn(BLOCK, generator=torch.Generator().manual_seed(seed))
+    once = restored(quantised(values))
+    assert torch.allclose(restored(quantised(once)), once, rtol=1e-6, atol=0)
+
+
+def test_rounding_is_to_the_nearest_and_even_at_ties() -> None:
+    values = torch.zeros(BLOCK)
+    values[:5] = torch.tensor([127.0, 0.5, 1.5, -0.5, -2.5])
+    assert restored(quantised(values))[:5].tolist() == [127.0, 0.0, 2.0, 0.0, -2.0]
+
+
+def test_zeros_stay_zeros() -> None:
+    assert not restored(quantised(torch.zeros(BLOCK))).any()
+
+
+def test_tensors_become_one_vector_and_back() -> None:
+    tensors = {"b": torch.randn(3, 5), "a": torch.randn(7), "c": torch.randn(())}
+    flat = joined(tensors, parts=3)
+    assert len(flat) == 3 * BLOCK
+    assert all(torch.equal(v, tensors[n]) for n, v in split(flat, tensors).items())
+
+
+def test_outer_step_is_torch_s_nesterov() -> None:
+    reference = torch.nn.Parameter(torch.randn(20))
+    optimizer = torch.optim.SGD([reference], lr=0.7, momentum=0.9, nesterov=True)
+    outer, weights = OuterStep(0.7, 0.9), {"w": reference.detach().clone()}
+    for seed in range(5):
+        moved = torch.randn(20, generator=torch.Generator().manual_seed(seed))
+        reference.grad = moved
+        optimizer.step()
+        weights = outer.apply(weights, {"w": moved})
+        torch.testing.assert_close(weights["w"], reference.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_outer_step_of_one_without_momentum_is_the_mean() -> None:
+    start = {"w": torch.tensor([4.0, 8.0])}
+    ends = [torch.tensor([2.0, 8.0]), torch.tensor([4.0, 4.0])]
+    moved = mean_of([start["w"] - end for end in ends])
+    assert OuterStep(1.0, 0.0).apply(start, {"w": moved})["w"].tolist() == [3.0, 6.0]
+
+
+# ------------------------------------------------------------------------------------- sites
+
+SECRET = bytes(range(32))
+
+
+class Toy:
+    """A learner whose weights move by what its groups say."""
+
+    def __init__(self, fail: Callable[[], None] = lambda: None) -> None:
+        self.w = torch.zeros(500)
+        self.momentum = torch.zeros(500)
+        self.taken: list[Any] = []
+        self._fail = fail
+
+    def step(self, step: Step, groups: Sequence[Any]) -> Any:
+        self._fail()
+        self.taken.append((step, list(groups)))
+        self.momentum = 0.5 * self.momentum + sum(map(float, groups))
+        self.w = self.w - 0.1 * self.momentum
+        return None
+
+    def weights(self) -> dict[str, Tensor]:
+        return {"w": self.w}
+
+    def start(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"model.w": base["w"]}
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        self.w = weights["w"].clone()
+
+    def state(self) -> dict[str, Tensor]:
+        return {"model.w": self.w, "optimizer.w.m": self.momentum}
+
+    def like(self, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        return {name: torch.zeros(size) for name, size in sizes.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self.w, self.momentum = state["model.w"].clone(), state["optimizer.w.m"].clone()
+
+
+class Shelf(PolicyShelf):
+    """Policies of one weight, without a model's files."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, dict[str, Tensor]] = {}
+
+    def has(self, version: PolicyVersion) -> bool:
+        return version in self.held
+
+    def weights(self, version: PolicyVersion) -> Mapping[str, Tensor]:
+        return self.held[version]
+
+    def write(self, version: PolicyVersion, weights: Mapping[str, Tensor]) -> Path:
+        self.held[version] = {name: w.clone() for name, w in weights.items()}
+        return Path()
+
+
+class Site:
+    """A site and what it keeps."""
+
+    def __init__(
+        self, number: int, port: int, folder: Path, *, expected: int = 2, secret: bytes = SECRET
+    ) -> None:
+        place = MeetingPlace(number, "127.0.0.1", port, alive_s=0.5, wait_s=20.0)
+        self.meeting = Meeting(place, expected=expected, secret=secret)
+        self.toy = Toy()
+        self.shelf = Shelf()
+        identity = Identity(RunId(1), keccak(b"recipe"), 1)
+        self.checkpoints = Checkpoints(folder / str(number), identity)
+        self.learner = SiteLearner(
+            self.toy,
+            self.meeting,
+            OuterStep(0.7, 0.5),
+            self.checkpoints,
+            self.shelf,
+            max_async_level=2,
+        )
+
+    def step(self, number: int, groups: Sequence[float]) -> None:
+        """Take a step as the flow does: train, write the policy, save."""
+        self.learner.step(Step(number), groups)  # type: ignore[arg-type]
+        version = PolicyVersion(number)
+        self.shelf.write(version, self.learner.weights())
+        state = TrainerState(version, Cursor(number), number - 1, number - 2, {"pools": number})
+        self.checkpoints.save(state, self.learner.state()).result(10)
+
+    def close(self) -> None:
+        self.meeting.close()
+        self.checkpoints.close()
+
+
+Start = Callable[..., Site]
+"""Start site N of so many that are expected."""
+
+
+@pytest.fixture
+def port() -> int:
+    """A free port."""
+    return free_port()
+
+
+@pytest.fixture
+def start(port: int, tmp_path: Path) -> Iterator[Start]:
+    """Start sites that meet at one port; all are closed at the end."""
+    started: list[Site] = []
+
+    def one(number: int, expected: int = 2) -> Site:
+        started.append(Site(number, port, tmp_path, expected=expected))
+        return started[-1]
+
+    yield one
+    for site in started:
+        site.close()
+
+
+def _together(*tasks: Callable[[], Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        futures = [pool.submit(task) for task in tasks]
+        # The first failure is the cause; the other side would wait for its deadline.
+        for future in as_completed(futures, 30):
+            future.result()
+        return [future.result() for future in futures]
+
+
+def _sites(start: Start, count: int = 2) -> list[Site]:
+    return _together(*(partial(start, number, count) for number in range(count)))
+
+
+def test_sites_split_the_groups_and_hold_the_same_weights(start: Start) -> None:
+    zero, one = _sites(start)
+
+    def other() -> None:
+        one.learner.join()
+        for number in (1, 2, 3):
+            one.step(number, [1.0, 2.0, 3.0])
+
+    _together(lambda: [zero.step(n, [1.0, 2.0, 3.0]) for n in (1, 2, 3)], other)
+    assert zero.toy.taken == [(n, [1.0, 3.0]) for n in (1, 2, 3)]
+    assert one.toy.taken == [(n, [2.0]) for n in (1, 2, 3)]
+    assert torch.equal(zero.toy.w, one.toy.w)
+    assert zero.toy.w.any()
+    assert not torch.equal(zero.toy.momentum, one.toy.momentum)
+    # Three exchanges with one other site, a block of codes and its scale each way.
+    assert zero.learner.outer_bytes == 3 * 2 * (byte_size(BLOCK) + MARK_BYTES)
+
+
+def test_step_is_taken_again_without_a_site_that_died(start: Start) -> None:
+    zero, one = _sites(start)
+
+    def dying() -> None:
+        one.learner.join()
+        one.step(1, [1.0, 2.0, 3.0])
+        one.learner._begin().close()
+        one.meeting.close()
+
+    _together(lambda: [zero.step(n, [1.0, 2.0, 3.0]) for n in (1, 2)], dying)
+    assert zero.toy.taken == [(1, [1.0, 3.0]), (2, [1.0, 3.0]), (2, [1.0, 2.0, 3.0])]
+    assert zero.learner.members == [0]
+
+
+# ----------------------------------------------------------------------- rounds that do not begin
+
+
+def _dies_before_it_connects(site: Site, number: int) -> None:
+    """Come to a round and be gone."""
+    site.meeting._set(f"here/{number}/{site.meeting._place.site}", True)
+    site.meeting.close()
+
+
+def _dies_while_it_connects(site: Site, number: int) -> None:
+    """Come to a round, say where to connect to, and be gone."""
+    site.meeting._set(f"here/{number}/{site.meeting._place.site}", True)
+    assert site.meeting._link(number, [0, 1, 2]) is None
+    site.meeting.close()
+
+
+@pytest.mark.parametrize("dies", [_dies_before_it_connects, _dies_while_it_connects])
+def test_no_site_trains_in_vain_when_another_dies_before_the_step(
+    start: Start, dies: Callable[[Site, int], None]
+) -> None:
+    zero, one, two = _sites(start, 3)
+    gone = threading.Event()
+
+    def steps(site: Site) -> None:
+        site.step(1, [1.0, 2.0, 3.0])
+        gone.wait(20)
+        site.step(2, [1.0, 2.0, 3.0])
+
+    def dying() -> None:
+        two.learner.join()
+        two.step(1, [1.0, 2.0, 3.0])
+        dies(two, 1)
+        gone.set()
+
+    _together(lambda: steps(zero), lambda: [one.learner.join(), steps(one)], dying)
+    assert zero.toy.taken == [(1, [1.0]), (2, [1.0, 3.0])]
+    assert one.toy.taken == [(1, [2.0]), (2, [2.0])]
+    assert zero.learner.members == one.learner.members == [0, 1]
+
+
+def test_newcomer_is_handed_the_state_when_its_first_round_does_not_begin(
+    start: Start, tmp_path: Path
+) -> None:
+    zero, one, two = _sites(start, 3)
+    ready = threading.Event()
+
+    def comes_back() -> Site:
+        one.learner.join()
+        one.step(1, [1.0, 2.0, 3.0])
+        one.close()
+        shutil.rmtree(tmp_path / "1")
+        ready.wait(20)
+        back = start(1, 3)
+        back.learner.join()
+        back.step(3, [1.0, 2.0, 3.0])
+        return back
+
+    def dying() -> None:
+        two.learner.join()
+        two.step(1, [1.0, 2.0, 3.0])
+        two.step(2, [1.0, 2.0, 3.0])
+        _dies_before_it_connects(two, zero.meeting._next)
+
+    def goes_on() -> None:
+        zero.step(1, [1.0, 2.0, 3.0])
+        zero.step(2, [1.0, 2.0, 3.0])
+        ready.set()
+        while not zero.meeting._newcomer(1):
+            time.sleep(0.01)
+        zero.step(3, [1.0, 2.0, 3.0])
+
+    _, back, _ = _together(goes_on, comes_back, dying)
+    assert zero.learner.members == [0, 1]
+    assert back.toy.taken == [(3, [2.0])]
+    assert torch.equal(zero.toy.w, back.toy.w)
+
+
+def _without_the_line_of_1_and_2(meeting: Meeting) -> Callable[[int, list[int]], Any]:
+    """Return a site's way to link, as if gloo had tried long enough to connect those two."""
+    link = meeting._link
+    return lambda number, members: None if {1, 2} <= set(members) else link(number, members)
+
+
+def test_one_of_two_sites_that_cannot_reach_each_other_is_left_out(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zero, one, two = sites = _sites(start, 3)
+    for site in sites:
+        monkeypatch.setattr(site.meeting, "_link", _without_the_line_of_1_and_2(site.meeting))
+
+    def trains() -> None:
+        one.learner.join()
+        one.step(1, [1.0, 2.0])
+
+    def is_left_out() -> None:
+        with pytest.raises(SiteLost, match="went on without site 2"):
+            two.learner.join()
+
+    _together(lambda: zero.step(1, [1.0, 2.0]), trains, is_left_out)
+    assert zero.learner.members == one.learner.members == [0, 1]
+    assert torch.equal(zero.toy.w, one.toy.w)
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[int, set[frozenset[int]]]:
+    """Return a number of sites, and the pairs of them that cannot reach each other."""
+    count = draw(st.integers(1, 6))
+    pairs = [frozenset(pair) for pair in combinations(range(count), 2)]
+    return count, draw(st.sets(st.sampled_from(pairs))) if pairs else set()
+
+
+def _rounds(roll: Roll, cut: set[frozenset[int]], deaths: Iterator[set[int]]) -> int:
+    """Return the number of rounds until all on a roll are connected; at most 20."""
+    dead: set[int] = set()
+    for number in range(1, 21):
+        dead |= next(deaths) - {0}
+        pairs = {frozenset(pair) for pair in combinations(roll.called, 2)}
+        silent = dead & {*roll.called}
+        linked = not silent and not pairs & cut
+        if linked and not roll.waiting:
+            return number
+        roll.call_next(linked=linked, silent=silent)
+    raise AssertionError("no round began")
+
+
+@given(networks())
+def test_roll_leaves_nobody_out_whom_all_others_reach(
+    network: tuple[int, set[frozenset[int]]],
+) -> None:
+    count, cut = network
+    roll = Roll([*range(count)])
+    assert _rounds(roll, cut, repeat(set())) <= 2 * count
+    for refused in {*range(count)} - {*roll.called}:
+        assert any(frozenset({refused, site}) in cut for site in roll.called)
+
+
+@given(networks(), st.lists(st.sets(st.integers(1, 5)), max_size=10))
+def test_roll_has_an_end_whoever_dies(
+    network: tuple[int, set[frozenset[int]]], deaths: list[set[int]]
+) -> None:
+    count, cut = network
+    assert _rounds(Roll([*range(count)]), cut, chain(deaths, repeat(set()))) <= 2 * count
+
+
+def test_message_is_waited_for_longer_than_a_connection(port: int) -> None:
+    def site(number: int) -> Meeting:
+        place = MeetingPlace(number, "127.0.0.1", port, alive_s=0.5, wait_s=10.0)
+        return Meeting(place, expected=2, secret=SECRET)
+
+    zero, one = _together(lambda: site(0), lambda: site(1))
+    first, second = _together(zero.gather, lambda: one.ask({}))
+
+    def late() -> None:
+        time.sleep(2 * zero._place.alive_s)
+        second.send_all(b"late", 0)
+
+    received, _ = _together(lambda: first.receive_all(1, limit=4), late)
+    assert received == b"late"
+    zero.close()
+    one.close()
+
+
+def test_store_forgets_rounds(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "REMEMBERED_ROUNDS", 2)
+    zero, one = _sites(start)
+    steps = range(1, 6)
+    _together(
+        lambda: [zero.step(n, [1.0, 2.0]) for n in steps],
+        lambda: [one.learner.join(), *(one.step(n, [1.0, 2.0]) for n in steps)],
+    )
+    kinds = ("here/", "members/", "linked/", "links/", "done/", "commit/")
+    own = [key for key in zero.meeting._store.list_keys() if key.startswith(kinds)]
+    # The last round's number is 4.
+    assert {int(key.split("/")[1]) for key in own} == {2, 3, 4}
+
+
+# --------------------------------------------------------------------------------- coming back
+
+
+def _comes_back(start: Start, folder: Path, *, forgets: bool) -> tuple[Site, Site]:
+    """Return two sites after three steps, of which the second missed one and is back."""
+    zero, one = _sites(start)
+    ready = threading.Event()
+
+    def comes_back() -> Site:
+        one.learner.join()
+        one.step(1, [1.0, 2.0])
+        one.close()
+        ready.wait(20)
+        if forgets:
+            shutil.rmtree(folder / "1")
+        back = start(1)
+        back.shelf.held = {} if forgets else one.shelf.held
+        back.learner.join()
+        saved = back.checkpoints.newest()
+        assert saved is not None
+        assert (saved.state.version, saved.state.kept) == (2, {"pools": 2})
+        assert sorted(back.shelf.held) == [1, 2]
+        back.step(3, [1.0, 2.0])
+        return back
+
+    def goes_on() -> None:
+        zero.step(1, [1.0, 2.0])
+        zero.step(2, [1.0, 2.0])
+        ready.set()
+        while not zero.meeting._newcomer(1):
+            pass
+        zero.step(3, [1.0, 2.0])
+
+    _, back = _together(goes_on, comes_back)
+    return zero, back
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_site_that_comes_back_holds_the_run_s_state(
+    start: Start, tmp_path: Path, forgets: bool
+) -> None:
+    zero, back = _comes_back(start, tmp_path, forgets=forgets)
+    assert torch.equal(zero.toy.w, back.toy.w)
+    assert torch.equal(zero.learner._outer.velocity["w"], back.learner._outer.velocity["w"])
+    for version in (1, 2, 3):
+        assert torch.equal(zero.shelf.held[version]["w"], back.shelf.held[version]["w"])
+    # Moments are a site's own: it goes on with what it had.
+    assert back.toy.momentum.any()
+
+
+def test_site_that_missed_a_step_is_sent_that_step_alone(start: Start, tmp_path: Path) -> None:
+    zero, back = _comes_back(start, tmp_path, forgets=False)
+    messages = 8 + byte_size(2 * BLOCK) + 4 * MARK_BYTES + 8
+    assert messages < zero.learner.heal_bytes < messages + 1000
+    assert back.learner._history.since(PolicyVersion(1), "") is None
+    assert len(back.learner._history._steps) == 2
+
+
+# ----------------------------------------------------------------------------------- history
+
+
+def _mean(byte: int, size: int = 300) -> Mean:
+    return Mean([torch.full((size,), byte, dtype=torch.uint8)])
+
+
+def test_history_has_what_was_moved_since_a_state() -> None:
+    history = History()
+    for version in (4, 5, 6):
+        digest = f"state of {version - 1}"
+        history.add(PolicyVersion(version), digest, _mean(version), most_bytes=1000)
+    found = history.since(PolicyVersion(4), "state of 4")
+    assert found is not None
+    assert [int(mean.parts[0][0]) for mean in found] == [5, 6]
+
+
+@pytest.mark.parametrize(("version", "digest"), [(4, "another"), (2, "state of 2"), (6, "")])
+def test_history_does_not_know_another_state(version: int, digest: str) -> None:
+    history = History()
+    for made in (4, 5, 6):
+        state = f"state of {made - 1}"
+        history.add(PolicyVersion(made), state, _mean(made), most_bytes=1000)
+    assert history.since(PolicyVersion(version), digest) is None
+
+
+def test_history_is_no_larger_than_the_state() -> None:
+    history = History()
+    for version in range(1, 9):
+        history.add(PolicyVersion(version), str(version), _mean(version), most_bytes=1000)
+    assert history.since(PolicyVersion(4), "5") is None
+    assert len(history.since(PolicyVersion(5), "6") or []) == 3
+
+
+def test_history_begins_again_where_versions_are_missing() -> None:
+    history = History()
+    history.add(PolicyVersion(1), "0", _mean(1), most_bytes=1000)
+    history.add(PolicyVersion(3), "2", _mean(3), most_bytes=1000)
+    assert history.since(PolicyVersion(0), "0") is None
+    assert len(history.since(PolicyVersion(2), "2") or []) == 1
+
+
+# --------------------------------------------------------------------------------- strangers
+
+
+@given(st.binary(max_size=50), st.sampled_from(["", "a", "round/1/2", "ü"]))
+def test_sealed_message_opens_at_its_place(message: bytes, place: str) -> None:
+    seal = Seal(SECRET)
+    assert seal.open(place, seal.close(place, message)) == message
+
+
+@given(st.binary(max_size=50), st.integers(0, 10**6))
+def test_message_that_was_changed_does_not_open(message: bytes, at: int) -> None:
+    seal = Seal(SECRET)
+    closed = bytearray(seal.close("round/1", message))
+    assert seal.open("round/2", bytes(closed)) is None
+    assert Seal(bytes(32)).open("round/1", bytes(closed)) is None
+    assert seal.open("round/1", bytes(closed)[1:]) is None
+    closed[at % len(closed)] ^= 1
+    assert seal.open("round/1", bytes(closed)) is None
+
+
+def test_place_and_message_cannot_be_shifted() -> None:
+    seal = Seal(SECRET)
+    assert seal.mark("ab", b"c") != seal.mark("a", b"bc")
+
+
+def test_secret_is_one_run_s() -> None:
+    secrets = {site_secret(b"k" * 32, RunId(run), chain) for run in (1, 2) for chain in (1, 2)}
+    assert len(secrets | {site_secret(b"l" * 32, RunId(1), 1)}) == 5
+
+
+def test_site_without_the_key_is_not_let_in(start: Start, port: int) -> None:
+    place = MeetingPlace(1, "127.0.0.1", port, alive_s=0.3, wait_s=1.0)
+
+    def stranger() -> None:
+        with pytest.raises(SiteLost, match="site 0 to open the store"):
+            Meeting(place, expected=2, secret=bytes(32))
+
+    _together(lambda: start(0), stranger)
+
+
+def test_values_of_a_stranger_are_passed_over(start: Start) -> None:
+    zero, one = _sites(start)
+    session, ticket = zero.meeting._session, json.dumps({"ticket": "x", "knows": {}}).encode()
+    forged = Seal(bytes(32)).close(f"{session}/join/1", ticket)
+    for value in (b"", ticket, forged, b"x" * (1 << 17)):
+        zero.meeting._store.set("join/1", value)
+        assert zero.meeting._newcomer(1) is None
+        zero.meeting._store.set("here/0/1", value)
+        assert zero.meeting._peek("here/0/1") is None
+    one.meeting._set("join/1", {"ticket": "x", "knows": {}})
+    assert zero.meeting._newcomer(1) is not None
+
+
+def test_beat_that_is_shown_again_is_no_sign_of_life(start: Start) -> None:
+    zero, one = _sites(start)
+    one.meeting._stopped.set()
+    key = f"beat/{one.meeting._ticket}"
+    one.meeting._set(key, 1000)
+    shown = zero.meeting._store.get(key)
+    assert not zero.meeting._is_silent(one.meeting._ticket)
+    until = time.monotonic() + 5
+    while not zero.meeting._is_silent(one.meeting._ticket):
+        zero.meeting._store.set(key, shown)
+        assert time.monotonic() < until
+
+
+def test_site_that_starts_again_is_alive_however_long_its_last_life_was(start: Start) -> None:
+    zero, one = _sites(start)
+    one.meeting._stopped.set()
+    one.meeting._set(f"beat/{one.meeting._ticket}", 10**6)
+    one.meeting._set("join/1", {"ticket": one.meeting._ticket, "knows": {}})
+    assert zero.meeting._newcomer(1) is not None
+    again = start(1)
+    again.meeting._set("join/1", {"ticket": again.meeting._ticket, "knows": {}})
+    assert zero.meeting._newcomer(1) is not None
+
+
+class Line:
+    """Two members' messages, as bytes that a stranger may change on the way."""
+
+    def __init__(self) -> None:
+        self.sent: list[Tensor] = []
+
+    def send(self, tensors: list[Tensor], _to: int, _tag: int) -> Any:
+        self.sent.append(tensors[0].clone())
+        return self
+
+    def recv(self, tensors: list[Tensor], _sender: int, _tag: int) -> Any:
+        tensors[0].copy_(self.sent.pop(0))
+        return self
+
+    def wait(self, _timeout: timedelta) -> None:
+        """Be done."""
+
+
+def _ends() -> tuple[Line, Round, Round]:
+    line, seal = Line(), Seal(SECRET)
+    zero, one = (Round(3, [0, 1], [], line, MeetingPlace(i, "", 0), seal.mark) for i in (0, 1))
+    return line, zero, one
+
+
+def test_messages_arrive_in_order() -> None:
+    _, zero, one = _ends()
+    for message in (b"first", b"", b"third"):
+        zero.send_all(message, 1)
+        assert one.receive_all(0, limit=5) == message
+
+
+@pytest.mark.parametrize("trick", ["changed", "repeated", "of another round"])
+def test_message_that_is_not_the_member_s_is_refused(trick: str) -> None:
+    line, zero, one = _ends()
+    zero.start_send(torch.arange(9, dtype=torch.uint8), 1)
+    if trick == "changed":
+        line.sent[0][4] += 1
+    if trick == "repeated":
+        line.sent.append(line.sent[0].clone())
+        one.receive(9, 0)
+    if trick == "of another round":
+        one = Round(4, [0, 1], [], line, MeetingPlace(1, "", 0), Seal(SECRET).mark)
+    with pytest.raises(SiteLost, match="was not site 0's"):
+        one.receive(9, 0)
+
+
+def test_message_above_the_limit_is_not_read() -> None:
+    _, zero, one = _ends()
+    zero.send_all(bytes(100), 1)
+    with pytest.raises(SiteLost, match="100 bytes, at most 99"):
+        one.receive_all(0, limit=99)
+
+
+def test_site_that_the_run_left_behind_is_told(start: Start) -> None:
+    zero, one = _sites(start)
+
+    def sleeper() -> None:
+        one.learner.join()
+        one.step(1, [1.0, 2.0])
+        one.meeting.close()
+        left.wait(20)
+        with pytest.raises(SiteLost, match="went on without site 1"):
+            one.step(2, [1.0, 2.0])
+
+    left = threading.Event()
+    _together(lambda: [zero.step(1, [1.0, 2.0]), zero.step(2, [1.0, 2.0]), left.set()], sleeper)
+
+
+def test_wait_for_a_site_that_never_comes_has_an_end(port: int) -> None:
+    place = MeetingPlace(1, "127.0.0.1", port, alive_s=0.2, wait_s=0.5)
+    with pytest.raises(SiteLost, match="site 0's store"):
+        Meeting(place, expected=2, secret=SECRET)

@@ -1,0 +1,1 @@
+"""What tests play in: fakes, stages, dishonest parties. Imported by full name, as `worlds.X`."""

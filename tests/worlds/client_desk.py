@@ -1,0 +1,118 @@
+"""A worker's loop among fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from muster.client.outage import Outage, Outages
+from muster.client.worker.journal import SubmissionJournal
+from muster.client.worker.loop import WorkerLoop
+from muster.client.worker.place import WorkerPlace
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ChainUnreachable
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict
+from muster.protocol.recipe import Recipe
+from worlds.client_chain import (
+    WORKER_ID,
+    FakeFetcher,
+    FakeOrchestrator,
+    make_batch,
+    make_view,
+)
+from worlds.client_world import (
+    DOMAIN,
+    NODE_KEY,
+    NOW,
+    RECIPE,
+    RULES,
+    RUN,
+    VERSION,
+    WORKER,
+    HashEngine,
+    make_ticket,
+)
+
+Check = Callable[[], bool]
+
+
+class Desk:
+    """A worker's loop among fakes."""
+
+    def __init__(
+        self,
+        state: Path,
+        loop_class: type[WorkerLoop] = WorkerLoop,
+        *,
+        engine: HashEngine | None = None,
+        recipe: Recipe = RECIPE,
+        keep_going: bool = False,
+    ) -> None:
+        self.orchestrator = FakeOrchestrator()
+        self.fetcher = FakeFetcher()
+        self.engine = engine or HashEngine()
+        self.view = make_view()
+        self.journal = SubmissionJournal(state)
+        self.chain_errors = 0
+        self.now_s = NOW
+        place = WorkerPlace(
+            run_id=RUN,
+            worker=WORKER,
+            key=NODE_KEY,
+            domain=DOMAIN,
+            view=self.view,
+            now=self.now,
+            api=self.orchestrator,  # type: ignore[arg-type]
+            fetcher=self.fetcher,  # type: ignore[arg-type]
+            engine=self.engine,  # type: ignore[arg-type]
+            rules=replace(RULES, recipe=recipe),
+            journal=self.journal,
+            poll_s=0.001,
+            heartbeat_s=0.005,
+            keep_going=keep_going,
+        )
+        self.loop = loop_class(place)
+        quick = {"first_s": 0.001, "longest_s": 0.002}
+        self.loop.outages = Outages(**quick)
+        self.loop.refusals = Outage("a ticket that can be worked on", **quick)
+
+    async def now(self) -> int:
+        if self.chain_errors:
+            self.chain_errors -= 1
+            raise ChainUnreachable("no answer")
+        return self.now_s
+
+    def post(self, batch_id: int, *records: OutcomeRecord) -> Any:
+        self.view.batches[batch_id] = make_batch(batch_id, [], list(records))
+        return SimpleNamespace(name="OutcomesPosted", args={"batch_id": batch_id})
+
+    def close(self) -> None:
+        self.loop.compute.close()
+        self.journal.close()
+
+
+async def run_until(loop: WorkerLoop, check: Check) -> None:
+    """Run the loop until the check holds; fails after 5 s, raises what the loop raises."""
+    running = asyncio.ensure_future(loop.run())
+    try:
+        async with asyncio.timeout(5):
+            while not check():
+                if running.done():
+                    running.result()
+                await asyncio.sleep(0.002)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+def make_record(
+    verdict: Verdict = Verdict.ACCEPTED, reason: Reason = Reason.NONE, *, index: int = 0
+) -> OutcomeRecord:
+    ticket = make_ticket()
+    return OutcomeRecord(
+        WORKER_ID, ticket.step, index, VERSION, keccak(b"file"), 4, 20, verdict, reason
+    )

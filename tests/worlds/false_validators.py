@@ -1,0 +1,121 @@
+"""Dishonest validators: the real validator with one hook overridden, each for one way of failing.
+
+They sign, hand over, commit and show like any other; only what they say about a submission, and
+what they show as proof of having checked it, is not what checking yields.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from muster.chain import BatchView
+from muster.client.validator.checking import CheckingStore
+from muster.client.validator.checks import Claim, Finding
+from muster.client.validator.judging import Judgement, unread
+from muster.client.validator.loop import ValidatorLoop
+from muster.protocol.checking import split_blocks
+from muster.protocol.eip712 import address_of
+from muster.protocol.errors import EngineError
+from muster.protocol.ids import Address
+from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict, unpack_records
+from muster.protocol.rollouts import Bounds
+from muster.toploc.projections import FINGERPRINT_BYTES
+
+
+class FalseAccuser(ValidatorLoop):
+    """Calls whatever it is shown an exact fraud, so that its worker is slashed and banned."""
+
+    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+        """Return an exact fraud."""
+        detail = "row 0 claims a reward that the verifier does not give"
+        return unread(claim, Finding(Verdict.FRAUD, Reason.WRONG_REWARD, detail)), None
+
+
+class Lazy(ValidatorLoop):
+    """Accepts whatever it is shown, and shows fingerprints of the right size that it made up.
+
+    It reads the file, so that units and sizes are right: what it saves is the model.
+    """
+
+    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+        """Accept a file that could be read."""
+        data = await self.examiner.file(claim.submission.file_hash)
+        if data is None:
+            return unread(claim, Finding(Verdict.REJECTED, Reason.FILE_UNAVAILABLE, "")), None
+        rows = await self.place.decoder.decode(data, Bounds.of(self.place.rules.recipe))
+        blocks = len(split_blocks([len(row.completion_tokens) for row in rows]))
+        return self._accepted(claim, blocks), data
+
+    def _accepted(self, claim: Claim, blocks: int) -> Judgement:
+        made_up = self._make_up(claim, blocks * FINGERPRINT_BYTES)
+        me = address_of(self.place.key)
+        return Judgement(None, claim.submission.units, fingerprints={me: made_up})
+
+    def _make_up(self, _claim: Claim, size: int) -> bytes:
+        return bytes(size)
+
+
+class CoinFlip(Lazy):
+    """Accepts or rejects by a coin that it tosses for every file, without its model."""
+
+    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+        """Accept, or reject as the coin falls."""
+        judgement, data = await super().judge_claim(claim)
+        if hashlib.sha256(self.place.key + claim.submission.file_hash).digest()[0] % 2:
+            finding = Finding(Verdict.REJECTED, Reason.TOPLOC_MISMATCH, "so fell the coin")
+            return replace(judgement, finding=finding), data
+        return judgement, data
+
+
+class TenthChecker(Lazy):
+    """Checks one file in ten, and accepts the others."""
+
+    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+        """Check one file in ten."""
+        if hashlib.sha256(self.place.key + claim.submission.file_hash).digest()[0] < 26:
+            return await ValidatorLoop.judge_claim(self, claim)
+        return await super().judge_claim(claim)
+
+
+class Copier(ValidatorLoop):
+    """Says what another validator says, and shows that one's fingerprints as its own.
+
+    It gets both out of the other's state folder as soon as they are there: more than anybody could
+    who only listens.
+    """
+
+    folder: ClassVar[Path]
+    """The other's state folder."""
+    other: ClassVar[Address]
+    """The other's account."""
+
+    async def judge(self, batch: BatchView) -> list[OutcomeRecord]:
+        """Return the other's outcomes; raises EngineError until it has judged the batch."""
+        checked = CheckingStore(self.folder / "checking").find(batch.name)
+        if checked is None:
+            raise EngineError(f"the other has not judged batch {batch.batch_id} yet")
+        me = address_of(self.place.key)
+        self.fingerprints[batch.name] = [{me: each.get(self.other, b"")} for each in checked.found]
+        entries = await self.reader.contents(batch)
+        return [
+            self._outcome(entry.submission, (batch.batch_id, position))
+            for position, entry in enumerate(entries)
+        ]
+
+    def _outcome(self, submission: Submission, place: tuple[int, int]) -> OutcomeRecord:
+        name = f"{submission.file_hash.hex()}/{place[0]}-{place[1]}.json"
+        document = json.loads((self.folder / "evidence" / name).read_bytes())
+        return unpack_records(bytes.fromhex(document["outcome"]["record"][2:]))[0]
+
+
+KINDS: dict[str, type[ValidatorLoop]] = {
+    "accuser": FalseAccuser,
+    "lazy": Lazy,
+    "coin-flip": CoinFlip,
+    "tenth-checker": TenthChecker,
+}
+"""Ways of failing by name."""

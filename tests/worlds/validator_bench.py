@@ -1,0 +1,148 @@
+"""A validator's loop among fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from muster.api import BatchEntry
+from muster.client.outage import Outages
+from muster.client.validator.calls import Windows
+from muster.client.validator.loop import ValidatorLoop
+from muster.client.validator.place import ValidatorPlace
+from muster.client.validator.records import EvidenceStore, OutcomeJournal
+from muster.protocol.messages import (
+    OutcomeRecord,
+    Reason,
+    Submission,
+    Ticket,
+    Verdict,
+    unpack_records,
+)
+from muster.protocol.rollouts import Bounds, Rollout, decode_rollouts, encode_rollouts
+from worlds.client_chain import (
+    FakeFetcher,
+    FakeOrchestrator,
+    make_view,
+)
+from worlds.client_world import (
+    CALIBRATION,
+    DOMAIN,
+    NODE_KEY,
+    NOW,
+    RULES,
+    RUN,
+    VALIDATOR_KEY,
+    HashEngine,
+    make_rollouts,
+    make_submission,
+    make_ticket,
+    sign_submission,
+    sign_ticket,
+)
+
+
+class PlainDecoder:
+    """Decodes in this process, which only files of these tests may be."""
+
+    async def decode(self, data: bytes, bounds: Bounds) -> list[Rollout]:
+        return decode_rollouts(data, bounds)
+
+
+class Bench:
+    """A validator's loop among fakes."""
+
+    def __init__(self, state: Path, orchestrator: FakeOrchestrator | None = None) -> None:
+        self.orchestrator = orchestrator or FakeOrchestrator()
+        self.fetcher = FakeFetcher()
+        self.engine = HashEngine()
+        self.view = make_view()
+        self.journal = OutcomeJournal(state)
+        self.evidence = state / "evidence"
+        self.seconds = 0.0
+        self.chain_time = NOW + 30
+        place = ValidatorPlace(
+            run_id=RUN,
+            key=VALIDATOR_KEY,
+            domain=DOMAIN,
+            view=self.view,
+            api=self.orchestrator,  # type: ignore[arg-type]
+            fetcher=self.fetcher,  # type: ignore[arg-type]
+            engine=self.engine,  # type: ignore[arg-type]
+            rules=RULES,
+            decoder=PlainDecoder(),  # type: ignore[arg-type]
+            journal=self.journal,
+            evidence=EvidenceStore(self.evidence, CALIBRATION),
+            poll_s=0.001,
+            file_patience_s=60,
+            windows=Windows(outcome_deadline_s=800, challenge_window_s=400),
+            now=self.now,
+            clock=lambda: self.seconds,
+        )
+        self.start(place)
+
+    def start(self, place: ValidatorPlace) -> None:
+        self.loop = ValidatorLoop(place)
+        self.loop.outages = Outages(first_s=0.001, longest_s=0.002)
+
+    def change(self, **changes: Any) -> None:
+        """Start the validator again with something else."""
+        self.loop.examiner.close()
+        self.start(replace(self.loop.place, **changes))
+
+    async def now(self) -> int:
+        return self.chain_time
+
+    def commit(self, batch_id: int, entries: list[BatchEntry], *data: bytes) -> Any:
+        batch = self.orchestrator.commit(batch_id, entries, *data)
+        self.view.batches[batch_id] = batch
+        return batch
+
+    def commit_honest(self, batch_id: int, *indices: int) -> Any:
+        made = [honest(make_ticket(index=i)) for i in indices]
+        return self.commit(batch_id, [e for e, _ in made], *[d for _, d in made])
+
+    async def judge(self, batch: Any) -> list[tuple[Verdict, Reason]]:
+        return [(r.verdict, r.reason) for r in await self.loop.judge(batch)]
+
+    def posted(self) -> list[OutcomeRecord]:
+        return unpack_records(self.orchestrator.outcomes[-1][1])
+
+    def close(self) -> None:
+        self.loop.examiner.close()
+        self.journal.close()
+
+
+def make_entry(ticket: Ticket, submission: Submission, key: bytes = NODE_KEY) -> BatchEntry:
+    return BatchEntry(
+        submission=submission,
+        signature=sign_submission(submission, key),
+        ticket=ticket,
+        ticket_signature=sign_ticket(ticket),
+        received_at=ticket.deadline,
+    )
+
+
+def honest(ticket: Ticket) -> tuple[BatchEntry, bytes]:
+    rows = make_rollouts(ticket)
+    return make_entry(ticket, make_submission(ticket, rows)), encode_rollouts(rows)
+
+
+async def run_until(bench: Bench, check: Callable[[], bool]) -> None:
+    running = asyncio.ensure_future(bench.loop.run())
+    try:
+        async with asyncio.timeout(5):
+            while not check():
+                if running.done():
+                    running.result()
+                await asyncio.sleep(0.002)
+                await bench.loop.on_change([])
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+ACCEPTED = (Verdict.ACCEPTED, Reason.NONE)

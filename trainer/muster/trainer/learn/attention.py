@@ -1,0 +1,180 @@
+"""Attention over packed rows: sequences side by side, a group's prompt once for all completions.
+
+A packed row holds all prompts, then the completions of the first prompt, of the second, and so on.
+Every completion token attends to its prompt and to its own completion up to itself, as if it were
+alone in a row. `muster_packed` is registered with transformers, so every model whose attention goes
+through its registry is trained this way; `understands_packing` finds out by comparing.
+
+Two ways to the same numbers:
+
+* cascade: causal attention within each prompt and completion, attention of a group's completions to
+  their prompt in one go, and both merged by their log-sum-exp. The backward pass gives each part
+  the merged result and log-sum-exp, which makes its gradient exact. On a GPU in half precision
+  these are two varlen flash calls; otherwise flash calls per sequence, in float32.
+* masked: one call per completion on its prompt and itself, for what the first has no kernel for:
+  sliding windows that are shorter than the sequences, and capped scores.
+
+Axes: S positions of the row, H heads, E head size, Q queries and K keys of one call.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from muster.trainer.learn.cascade import Layout, cascade, has_kernel
+
+logger = logging.getLogger(__name__)
+
+NAME = "muster_packed"
+"""The attention implementation's name in transformers."""
+
+
+def packed_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_layout: Layout | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Return the attention output [1, S, H, E]; what transformers calls for the name `NAME`.
+
+    `packed_layout` travels as a keyword argument of the model's forward pass. Raises ValueError for
+    what cannot be packed: no layout, a mask, dropout, attention sinks, position biases.
+    """
+    unknown = [n for n in ("s_aux", "position_bias") if options.get(n) is not None]
+    if packed_layout is None or attention_mask is not None or dropout or unknown:
+        raise ValueError(
+            f"{type(module).__name__} cannot attend to a packed row: layout {packed_layout}, mask "
+            f"{attention_mask is not None}, dropout {dropout}, {unknown}; "
+            'use set_attn_implementation("sdpa")'
+        )
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1:
+        key, value = (t.repeat_interleave(repeats, dim=1) for t in (key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    is_cut = sliding_window is not None and packed_layout.longest > sliding_window
+    if softcap or is_cut or not has_kernel(query):
+        out = _masked(query, key, value, packed_layout, scale, sliding_window, softcap)
+    else:
+        out = cascade(query, key, value, packed_layout, scale)
+    return out, None
+
+
+AttentionInterface.register(NAME, packed_attention)
+
+
+def switch_off_dropout(model: Any) -> None:
+    """Make training compute what sampling computed: no layer of the model drops anything."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+@torch.no_grad()
+def understands_packing(model: Any) -> bool:
+    """Tell whether a model computes the same for packed sequences as for each alone.
+
+    False leaves the model with torch's attention, true with `NAME`. Decided by trying: models with
+    other attention, recurrent layers or positions of their own are found out whatever they are.
+    """
+    layout = Layout((3, 2), ((4, 2), (3, 0)))
+    own = model.config._attn_implementation
+    # torch's attention leaves capped scores uncapped.
+    model.set_attn_implementation("eager")
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    tokens = torch.arange(layout.width, device=model.device) * 7 % vocabulary
+    expected = [
+        model.base_model(
+            torch.cat([tokens[p], tokens[c]])[None], use_cache=False
+        ).last_hidden_state[0, p.stop - p.start :]
+        for p, c in layout.sequences()
+    ]
+    try:
+        model.set_attn_implementation(NAME)
+        found = packed_hidden(model, tokens, layout)
+    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
+        # Whatever the architecture stumbles over, the padded path does without.
+        logger.info("sequences are not packed", extra={"reason": str(error)[:200]})
+        model.set_attn_implementation(own)
+        return False
+    pairs = zip(expected, (found[c] for _, c in layout.sequences()), strict=True)
+    worst = max(float((e - f).abs().max() / e.abs().max()) for e, f in pairs)
+    # Rounding is far below the root of a unit in the last place, a neighbour's influence above it;
+    # models round to float32 inside even in float64.
+    if not worst <= max(torch.finfo(t).eps for t in (expected[0].dtype, torch.float32)) ** 0.5:
+        logger.info("sequences are not packed", extra={"difference": worst})
+        model.set_attn_implementation(own)
+        return False
+    return True
+
+
+def packed_hidden(model: Any, tokens_S: Tensor, layout: Layout) -> Tensor:
+    """Return the final hidden states [S, D] of a packed row."""
+    hidden_1SD: Tensor = model.base_model(
+        input_ids=tokens_S[None],
+        position_ids=torch.tensor([layout.positions()], device=tokens_S.device),
+        use_cache=False,
+        packed_layout=layout,
+    ).last_hidden_state
+    return hidden_1SD[0]
+
+
+def _masked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    out = torch.zeros_like(query.transpose(1, 2))
+    prompts = [(p, p) for p, _ in layout.groups()]
+    for prompt, own in [*prompts, *layout.sequences()]:
+        parts = [own] if own is prompt else [prompt, own]
+        keys, values = (torch.cat([t[:, :, s] for s in parts], dim=2) for t in (key, value))
+        mask = _band(own.stop - own.start, keys.shape[2], window, query.device)
+        asking = query[:, :, own]
+        if softcap:
+            result = _capped(asking, keys, values, mask, scale, softcap)
+        else:
+            result = functional.scaled_dot_product_attention(
+                asking, keys, values, attn_mask=mask, scale=scale
+            )
+        out[:, own] = result.transpose(1, 2)
+    return out
+
+
+def _band(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    """Return [Q, K] whether a query, the last of which is the last key, may see a key."""
+    distance = (
+        torch.arange(keys - queries, keys, device=device)[:, None]
+        - torch.arange(keys, device=device)[None]
+    )
+    return (distance >= 0) & (distance < (window or keys))
+
+
+def _capped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float
+) -> Tensor:
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores = query.to(wide) @ key.to(wide).transpose(2, 3)
+    scores = softcap * torch.tanh(scores * (scale / softcap))
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
+    return weights.to(value.dtype) @ value

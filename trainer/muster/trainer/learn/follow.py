@@ -1,0 +1,87 @@
+"""The ranks behind rank 0: they take the same steps with their own share of the work.
+
+  1. start     build the model that the leader describes, without weights
+     storage   open the folder of checkpoints
+  2. take      the optimiser steps of a training step, on this rank's samples
+  3. weights   take part in gathering the policy, which the leader writes and publishes
+  4. save      write this rank's part of a checkpoint
+  5. read, restore, load, beat, stop
+
+A follower has no key, no chain and no metrics. When the leader or another rank is gone, it ends
+with an error.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from torch import Tensor
+
+from muster.protocol.recipe import Recipe
+from muster.trainer.learn.learner import Learner
+from muster.trainer.learn.parallel import Team
+from muster.trainer.learn.passes import ComputeType
+from muster.trainer.learn.sharded import Blueprint
+from muster.trainer.recover.checkpoint import Checkpoints
+
+
+def follow(team: Team, device: str) -> None:
+    """Follow the leader until it stops; raises RankLost when it is gone."""
+    learner: Learner
+    checkpoints: Checkpoints | None = None
+    read: dict[str, Tensor] = {}
+    saved: Future[None] | None = None
+    while True:
+        command, share = team.next_command()
+        match command:
+            case "start":
+                learner = _started(team, device, *share)
+            case "storage":
+                if checkpoints is not None:
+                    checkpoints.close()
+                checkpoints = Checkpoints(*share, ranks=team)
+            case "save" if checkpoints is not None:
+                saved = checkpoints.save(share, learner.state())
+            case "read" if checkpoints is not None:
+                read = checkpoints.read(share, learner)
+            case "restore":
+                learner.restore(read)
+                read = {}
+            case "take":
+                learner.take(*share)
+            case "surprise":
+                learner.surprise(share)
+            case "weights":
+                learner.weights()
+            case "load":
+                learner.load(None)
+            case "beat":
+                pass
+            case "stop":
+                break
+            case _:
+                raise AssertionError(f"unknown command {command}")
+    # What is being written comes to its end.
+    if saved is not None:
+        saved.result()
+    if checkpoints is not None:
+        checkpoints.close()
+
+
+def _started(
+    team: Team,
+    device: str,
+    recipe: bytes,
+    blueprint: Blueprint,
+    micro_batch_tokens: int,
+    compute_dtype: ComputeType,
+) -> Learner:
+    return Learner(
+        blueprint,
+        Recipe.from_bytes(recipe),
+        published=lambda _: None,
+        micro_batch_tokens=micro_batch_tokens,
+        device=device,
+        compute_dtype=compute_dtype,
+        team=team,
+    )

@@ -1,0 +1,255 @@
+"""The processes of one trainer: none but this one, or those that torchrun started.
+
+Rank 0 leads: it alone talks to chain, orchestrator and disk, and tells the other ranks what to do
+next, with what belongs to them. They follow, step by step. Every wait has a deadline, and while the
+leader waits for records it says so, so that a rank that is gone is noticed by all.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from types import MethodType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from muster.protocol.errors import MusterError
+
+T = TypeVar("T")
+
+BEATS = 4
+"""Number of beats that a waiting leader sends within a deadline."""
+
+
+class RankLost(MusterError, RuntimeError):
+    """A process of this trainer died, or did not answer in time."""
+
+
+class Ranks:
+    """The processes that train one policy together; of this class, this process alone."""
+
+    rank = 0
+    """This process's number; 0 leads."""
+    size = 1
+    """Number of processes."""
+    storage_group: Any = None
+    """Process group for checkpoints, apart from training's own messages."""
+
+    def lead(self, command: str, *shares: Any) -> None:
+        """On rank 0, have the others do `command`: with one share for all, or one for each rank."""
+
+    def wait_for_all(self) -> None:
+        """Return when every rank is here."""
+
+    def gather(self, own: T) -> list[T]:
+        """Return what each rank gave, in order of rank; on every rank."""
+        return [own]
+
+    def merge(self, sums: Any, largest: frozenset[str]) -> None:
+        """Add up the fields of a dataclass of numbers over ranks; take the maximum of `largest`."""
+
+    @contextmanager
+    def watch(self, work: str) -> Iterator[None]:
+        """Raise RankLost when `work` fails because another rank is gone."""
+        del work
+        yield
+
+    def wrote(self, name: str) -> bool:
+        """Tell whether this rank wrote a checkpoint's file of this name."""
+        return bool(name)
+
+    def gather_stored(self, own: Mapping[str, str]) -> dict[str, str]:
+        """Return what all ranks gave, on rank 0; apart from training's own messages."""
+        return dict(own)
+
+
+ONE_PROCESS = Ranks()
+"""The trainer without torchrun."""
+
+
+class Team(Ranks):
+    """The ranks of a torchrun job."""
+
+    def __init__(self, device: torch.device, timeout_s: float) -> None:
+        """Join the job that the environment describes; raises RankLost when it does not form."""
+        timeout = timedelta(seconds=timeout_s)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        self.beat_s = timeout_s / BEATS
+        self._lock = threading.Lock()
+        with _lost("the ranks to meet"):
+            dist.init_process_group(backend, timeout=timeout)
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            self.mesh = init_device_mesh(device.type, (self.size,))
+            self.storage_group: Any = dist.new_group(backend="gloo", timeout=timeout)
+            self._group: Any = dist.new_group(backend="gloo", timeout=timeout)
+
+    def lead(self, command: str, *shares: Any) -> None:
+        """On rank 0, send a command; a single share goes to every rank."""
+        if self.rank:
+            return
+        shares = (
+            shares if len(shares) == self.size else (shares[0] if shares else None,) * self.size
+        )
+        # Beats come from another thread than commands.
+        with self._lock, _lost(f"the ranks to take '{command}'"):
+            dist.scatter_object_list([None], [(command, share) for share in shares], 0, self._group)
+
+    def next_command(self) -> tuple[str, Any]:
+        """Return the leader's next command and this rank's share; on the other ranks."""
+        received: list[Any] = [None]
+        with _lost("the leader's next command"):
+            dist.scatter_object_list(received, None, 0, self._group)
+        command, share = received[0]
+        return command, share
+
+    def wait_for_all(self) -> None:
+        """Return when every rank is here."""
+        with _lost("all ranks"):
+            dist.barrier(self._group)
+
+    def gather(self, own: T) -> list[T]:
+        """Return what each rank gave, in order of rank; on every rank."""
+        found: list[Any] = [None] * self.size
+        with _lost("all ranks' values"):
+            dist.all_gather_object(found, own, self._group)
+        return found
+
+    def merge(self, sums: Any, largest: frozenset[str]) -> None:
+        """Add up the fields of a dataclass of numbers over ranks; take the maximum of `largest`."""
+        for names, operation in (
+            ([n for n in sums.__slots__ if n not in largest], dist.ReduceOp.SUM),
+            ([n for n in sums.__slots__ if n in largest], dist.ReduceOp.MAX),
+        ):
+            values = torch.tensor([float(getattr(sums, n)) for n in names], dtype=torch.float64)
+            with _lost("all ranks' sums"):
+                dist.all_reduce(values, operation, self._group)
+            for name, value in zip(names, values.tolist(), strict=True):
+                setattr(sums, name, type(getattr(sums, name))(value))
+
+    def share(self, tensor: Tensor) -> None:
+        """Fill a tensor in memory with what rank 0 has in it."""
+        with _lost("rank 0's tensors"):
+            dist.broadcast(tensor, 0, self._group)
+
+    @contextmanager
+    def watch(self, work: str) -> Iterator[None]:
+        """Raise RankLost when `work` fails because another rank is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, RankLost) or not _is_about_peers(error):
+                raise
+            raise _rank_lost(f"the other ranks' part in {work}", error) from error
+
+    def wrote(self, name: str) -> bool:
+        """Tell whether this rank wrote a checkpoint's file of this name."""
+        return name.startswith(f"__{self.rank}_") or (self.rank == 0 and not name.startswith("__"))
+
+    def gather_stored(self, own: Mapping[str, str]) -> dict[str, str]:
+        """Return what all ranks gave, on rank 0."""
+        found: list[Any] = [None] * self.size
+        with _lost("all ranks' files"):
+            dist.gather_object(dict(own), found if self.rank == 0 else None, 0, self.storage_group)
+        return {name: digest for part in found if part for name, digest in part.items()}
+
+    def leave(self) -> None:
+        """End the job in good order."""
+        dist.destroy_process_group()
+
+
+def join(device: torch.device, timeout_s: float) -> Team | None:
+    """Return the torchrun job that this process is part of; None when it is on its own."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return None
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    return Team(device, timeout_s)
+
+
+@contextmanager
+def _lost(awaited: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise _rank_lost(awaited, error) from error
+
+
+def _rank_lost(awaited: str, error: RuntimeError) -> RankLost:
+    return RankLost(
+        f"waited in vain for {awaited}: {str(error).splitlines()[0]}",
+        hint="see which rank ended first; started again, all go on from the last checkpoint",
+    )
+
+
+def _is_about_peers(error: RuntimeError) -> bool:
+    """Tell whether a backend lost a connection; other failures of a step keep their own names."""
+    words = ("gloo", "nccl", "connection", "peer", "socket", "timed out", "timeout")
+    return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words)
+
+
+# ------------------------------------------------------------------------------- sharded models
+
+
+def shard(model: Any, team: Team, compute_dtype: torch.dtype, *, is_trained: bool) -> Any:
+    """Shard a model's parameters over the ranks, block by block, in place; returns it.
+
+    Parameters stay float32 and are gathered in `compute_dtype`; gradients are summed in float32,
+    not averaged, because the loss is normalised by counts over all ranks.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    options: dict[str, Any] = {"mesh": team.mesh, "mp_policy": policy}
+    # A model that is not trained has no backward pass that would free what it gathered.
+    always: dict[str, Any] = {} if is_trained else {"reshard_after_forward": True}
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    for block in [m for m in model.modules() if type(m).__name__ in names]:
+        fully_shard(block, **options)
+    fully_shard(model, **options, **always)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    model.run_inside = MethodType(_run_inside, model)
+    register_fsdp_forward_method(model, "run_inside")
+    return model
+
+
+def _run_inside(_model: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def inside(model: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function returns that uses a model's parts, with its own weights gathered."""
+    run = getattr(model, "run_inside", None)
+    return run(function, *arguments) if run else function(*arguments)
+
+
+def whole(value: Tensor) -> Tensor:
+    """Return a tensor that may be sharded as a whole one; on all ranks."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def spread(target: Tensor, source: Tensor | None) -> None:
+    """Copy rank 0's whole `source` into a tensor that may be sharded; on all ranks."""
+    if not isinstance(target, DTensor):
+        if source is not None:
+            target.copy_(source)
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.broadcast(target, 0)
+        return
+    given = torch.empty(target.shape, dtype=target.dtype) if source is None else source
+    given = given.to(target.device, target.dtype)
+    target.copy_(distribute_tensor(given, target.device_mesh, target.placements))

@@ -1,0 +1,279 @@
+"""Names of a learner's tensors in published policies and in checkpoints; adapters.
+
+A state has `model.NAME` for every weight that is trained, `optimizer.NAME.KEY` for what the
+optimiser keeps of it, and `random.RANK.SOURCE` for the generators of each process. Nothing else
+decides the next step: the learning rate follows from the step's number.
+
+An adapter is a low-rank update (LoRA; Hu et al. 2021, arXiv 2106.09685), through peft, and is
+called what peft calls it in its files. The base's weights stay as they are; next to every chosen
+linear layer there are A [rank, columns] and B [rows, rank] in float32, and the layer adds B A x *
+alpha / rank. A begins as peft begins it (uniform as a linear layer's), drawn from a generator of
+its own for each layer, and B as zero, so that the policy begins as the base, and the same recipe
+gives the same adapter everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from muster.protocol.errors import ConfigError
+from muster.protocol.recipe import AdapterRecipe
+from muster.trainer.learn.parallel import spread
+
+Weights = Mapping[str, Tensor]
+"""A policy's parameters by name, as saved."""
+
+_NAME = "default"
+_PREFIX = "base_model.model."
+
+
+def named_weights(model: Any) -> dict[str, Tensor]:
+    """Return a model's parameters and saved buffers by name; tied ones once."""
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    return {name: value for name, value in model.state_dict().items() if name not in tied}
+
+
+def trained_weights(model: Any) -> dict[str, Tensor]:
+    """Return what training changes of a model: its adapter if it has one, else all weights."""
+    return adapter_weights(model) or named_weights(model)
+
+
+def load_weights(model: Any, weights: Weights | None) -> None:
+    """Copy weights, as `trained_weights` returns them, into a model of the same architecture.
+
+    On all ranks of a team together; only rank 0 gives the weights, others get their shards.
+    """
+    own = trained_weights(model)
+    if weights is not None:
+        _check_names(own, weights)
+    with torch.no_grad():
+        for name, value in own.items():
+            spread(value, None if weights is None else weights[name])
+
+
+def training_state(
+    model: Any, optimizer: torch.optim.Optimizer, *, rank: int = 0
+) -> dict[str, Tensor]:
+    """Return all that the next step depends on; the tensors are live."""
+    found = {f"model.{name}": value for name, value in trained_weights(model).items()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                found[f"optimizer.{name}.{key}"] = value
+    return found | {f"random.{rank}.{source}": state for source, state in _random_state().items()}
+
+
+def state_template(model: Any, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Return new tensors for a saved state of these sizes, sharded like the model's own."""
+    weights, parameters = trained_weights(model), dict(model.named_parameters())
+    made: dict[str, Tensor] = {}
+    for name, size in sizes.items():
+        kind, _, rest = name.partition(".")
+        if kind == "random":
+            made[name] = torch.zeros(size, dtype=torch.uint8)
+            continue
+        own = weights.get(rest) if kind == "model" else parameters.get(rest.rpartition(".")[0])
+        fits = own is not None and tuple(own.shape) == size
+        made[name] = torch.zeros_like(own) if own is not None and fits else torch.zeros(size)
+    return made
+
+
+def restore_state(
+    model: Any, optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor], *, rank: int = 0
+) -> None:
+    """Take over a state; raises ValueError when it is another architecture's.
+
+    A rank that the state does not know, because there were fewer, keeps its own generators.
+    """
+    own_weights, saved = trained_weights(model), below(state, "model.")
+    _check_names(own_weights, saved)
+    with torch.no_grad():
+        for name, value in own_weights.items():
+            value.copy_(saved[name])
+    optimizer.state.clear()
+    for name, parameter in model.named_parameters():
+        own = below(state, f"optimizer.{name}.")
+        # The names of one parameter may begin with another's.
+        own = {key: value.detach().clone() for key, value in own.items() if "." not in key}
+        if own:
+            optimizer.state[parameter] = own
+    _restore_random(below(state, f"random.{rank}."))
+
+
+def _check_names(own: Weights, given: Weights) -> None:
+    if own.keys() != given.keys():
+        raise ValueError(f"weights differ in {sorted(own.keys() ^ given.keys())[:5]}")
+
+
+def below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, without it."""
+    return {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
+
+
+def _random_state() -> dict[str, Tensor]:
+    """Return the states of the process's generators, as bytes."""
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    version, internal, gauss = random.getstate()
+    found = {
+        "torch": torch.get_rng_state(),
+        "python": _bytes([version, internal, gauss]),
+        "numpy": _bytes([kind, np.asarray(keys).tolist(), position, has_gauss, cached]),
+    }
+    if torch.cuda.is_available():
+        found["cuda"] = torch.cuda.get_rng_state()
+    return found
+
+
+def _restore_random(found: Mapping[str, Tensor]) -> None:
+    if not found:
+        return
+    torch.set_rng_state(found["torch"])
+    version, internal, gauss = _value(found["python"])
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, position, has_gauss, cached = _value(found["numpy"])
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    if "cuda" in found and torch.cuda.is_available():
+        torch.cuda.set_rng_state(found["cuda"])
+
+
+def _bytes(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _value(data: Tensor) -> Any:
+    return json.loads(data.numpy().tobytes())
+
+
+# Adapters
+
+
+def add_adapter(model: Any, recipe: AdapterRecipe) -> Any:
+    """Put an adapter into a model, in place, and train nothing else of it; returns the model.
+
+    Raises ConfigError when peft is not installed or the model has none of the layers.
+    """
+    peft = _peft()
+    _require_inner(model, recipe.target_modules)
+    try:
+        # Not get_peft_model: its wrapper would hide the model that all else here knows.
+        peft.inject_adapter_in_model(peft_config(recipe), model, adapter_name=_NAME)
+    except ValueError as error:
+        raise ConfigError(
+            f"the adapter's target_modules {list(recipe.target_modules)} do not fit the model: "
+            f"{str(error).splitlines()[0]}",
+            hint="name linear layers of the model, or none for all of them",
+        ) from error
+    # Live: what is copied into them is in the model.
+    own = adapter_weights(model)
+    for name, weight in start_of(own).items():
+        own[name].copy_(weight)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(f".{_NAME}." in name)
+    _require_linear(model)
+    return model
+
+
+def peft_config(recipe: AdapterRecipe, base: str = "") -> Any:
+    """Return peft's description of an adapter over `base`."""
+    return _peft().LoraConfig(
+        r=recipe.rank,
+        lora_alpha=recipe.alpha,
+        lora_dropout=0.0,
+        target_modules=list(recipe.target_modules) or "all-linear",
+        base_model_name_or_path=base,
+        task_type="CAUSAL_LM",
+        inference_mode=True,
+    )
+
+
+def adapter_weights(model: Any) -> dict[str, Tensor]:
+    """Return a model's adapter by peft's names; empty when it has none."""
+    return {
+        _PREFIX + name.replace(f".{_NAME}.", "."): value
+        for name, value in model.state_dict().items()
+        if f".lora_A.{_NAME}." in name or f".lora_B.{_NAME}." in name
+    }
+
+
+def start_of(adapter: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the adapter of this shape that changes nothing: version 0's."""
+    return {name: _start(name, value) for name, value in adapter.items()}
+
+
+def is_adapted(model: Any) -> bool:
+    """Tell whether a model has an adapter."""
+    return any(hasattr(module, "lora_A") for module in model.modules())
+
+
+@contextmanager
+def adapter_off(model: Any) -> Iterator[None]:
+    """Compute with the base's weights alone."""
+    layers = [module for module in model.modules() if hasattr(module, "lora_A")]
+    _switch(layers, is_on=False)
+    try:
+        yield
+    finally:
+        _switch(layers, is_on=True)
+
+
+def _require_inner(model: Any, targets: Sequence[str]) -> None:
+    """Raise ConfigError when the head or the embeddings are to be adapted."""
+    outer = [model.get_input_embeddings(), model.get_output_embeddings()]
+    for name, module in model.named_modules():
+        is_target = any(name == target or name.endswith(f".{target}") for target in targets)
+        if is_target and any(module is one for one in outer):
+            raise ConfigError(
+                f"{name} cannot be adapted: log-probabilities are computed from its own weights",
+                hint="leave it out of the adapter's target_modules",
+            )
+
+
+def _require_linear(model: Any) -> None:
+    """Raise ConfigError when an adapted layer's weight is not [rows, columns] of its output."""
+    for name, module in model.named_modules():
+        base = getattr(module, "base_layer", None)
+        if base is not None and not isinstance(base, torch.nn.Linear):
+            raise ConfigError(
+                f"{name} is a {type(base).__name__}: adapters are over linear layers here",
+                hint="train all weights of this model: adapter rank 0",
+            )
+
+
+def _switch(layers: Sequence[Any], *, is_on: bool) -> None:
+    # Not peft's own switch: that one also says whether weights are trained.
+    for layer in layers:
+        layer._disable_adapters = not is_on
+
+
+def _start(name: str, like: Tensor) -> Tensor:
+    if ".lora_B." in name:
+        return torch.zeros(like.shape)
+    seed = int.from_bytes(blake3(name.encode()).digest(7), "big")
+    start = torch.empty(like.shape)
+    torch.nn.init.kaiming_uniform_(
+        start, a=math.sqrt(5), generator=torch.Generator().manual_seed(seed)
+    )
+    return start.to(like.device)
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "the recipe trains an adapter, and peft is not installed",
+            hint="pip install 'muster-rl[lora]'",
+        ) from error
+    return peft

@@ -1,0 +1,136 @@
+"""Forward passes whose models are sharded over ranks.
+
+Gathering a block's weights takes all ranks, so all run the same number of passes: one that has
+fewer micro-batches, or none, goes along with a filler, whose gradient is zero and which counts for
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from muster.protocol.ids import PolicyVersion
+from muster.trainer.learn.attention import understands_packing
+from muster.trainer.learn.logprob import Objective
+from muster.trainer.learn.packing import MicroBatch, Sample
+from muster.trainer.learn.parallel import Team, inside, shard
+from muster.trainer.learn.passes import BASE, ComputeType, Passes
+from muster.trainer.learn.persistence import Weights, load_weights
+
+FILLER = Sample((0,), (0, 0), 0.0, 0)
+"""The sample that a rank without samples computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """Description from which a rank builds its part of a model, without weights."""
+
+    config: Any
+    """The architecture, as transformers describes it."""
+    is_packed: bool
+    """Whether samples share rows."""
+
+
+class ShardedPasses(Passes):
+    """Forward passes of sharded models over this rank's samples."""
+
+    def __init__(
+        self,
+        trained: Any,
+        blueprint: Blueprint,
+        published: Callable[[PolicyVersion], Weights | None],
+        team: Team,
+        *,
+        temperature: float,
+        micro_batch_tokens: int,
+        compute_dtype: ComputeType = "float32",
+    ) -> None:
+        """Shards `trained` in place; on rank 0 it has the base model's weights."""
+        frozen = empty_model(blueprint.config)
+        # Weights are shortened as they are gathered, not in a copy.
+        super().__init__(
+            trained,
+            frozen,
+            published,
+            temperature=temperature,
+            micro_batch_tokens=micro_batch_tokens,
+            is_packed=blueprint.is_packed,
+        )
+        self._team = team
+        own = dict(trained.named_buffers())
+        for buffer in own.values():
+            team.share(buffer)
+        for name, buffer in frozen.named_buffers():
+            buffer.copy_(own[name])
+        dtype = getattr(torch, compute_dtype)
+        shard(trained, team, dtype, is_trained=True)
+        shard(frozen, team, dtype, is_trained=False)
+        load_weights(trained, published(BASE))
+
+    def pack(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+        """Return the micro-batches of some samples, as many on every rank."""
+        batches = super().pack(samples)
+        missing = max(self._team.gather(len(batches))) - len(batches)
+        if not missing:
+            return batches
+        (filler,) = super().pack([FILLER])
+        return [*batches, *[replace(filler, order=())] * missing]
+
+    def objective(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Tensor, Tensor]:
+        """As `Passes.objective`; on all ranks."""
+        model = self._computing.model
+        found: tuple[Tensor, Tensor, Tensor] = inside(model, super().objective, batch, objective)
+        return found
+
+    @torch.no_grad()
+    def behaviour(
+        self, samples: Sequence[Sample], batches: Sequence[MicroBatch]
+    ) -> list[Tensor | None]:
+        """As `Passes.behaviour`; on all ranks, for the policies of any rank's samples."""
+        found: list[Tensor | None] = [None] * len(batches)
+        for version in self._versions(samples):
+            self._freeze(PolicyVersion(version))
+            for i, batch in enumerate(batches):
+                logp_N = self._values(self._frozen, batch)[0]
+                is_its = [samples[j].policy_version == version for j in batch.order]
+                mask_N = torch.tensor(is_its or [False])[batch.row_N].to(logp_N.device)
+                before = found[i]
+                found[i] = logp_N if before is None else torch.where(mask_N, logp_N, before)
+        return found
+
+    def _versions(self, samples: Sequence[Sample]) -> list[int]:
+        """As `Passes._versions`; those of any rank's samples."""
+        own = {sample.policy_version for sample in samples}
+        return sorted(set().union(*self._team.gather(own)))
+
+    def _is_current(self, version: PolicyVersion) -> bool:
+        del version
+        # Ranks would have to agree about their shards; they compute the pass instead.
+        return False
+
+    def _values(self, model: Any, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        values: tuple[Tensor, Tensor] = inside(model, super()._values, model, batch)
+        return values
+
+
+def blueprint_of(model: Any) -> Blueprint:
+    """Return what other ranks build a model like this one from."""
+    return Blueprint(model.config, understands_packing(model))
+
+
+def empty_model(config: Any) -> Any:
+    """Return a model in the main memory whose weights and buffers are whatever was there.
+
+    Pages that nobody writes to take no memory, so every rank can afford one.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.to_empty(device="cpu")
+    model.tie_weights()
+    return model

@@ -1,0 +1,1 @@
+"""Measurements: figures of steps, evaluations of policies, pass rates of problems."""

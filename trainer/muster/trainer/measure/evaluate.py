@@ -1,0 +1,215 @@
+"""How a policy does on held-out problems: reward, pass@k, and whether it keeps length budgets."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, variance
+
+from muster.inference import InferenceEngine, Request
+from muster.inference.dialogue import Played, play
+from muster.protocol.encoding import keccak
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.recipe import Recipe
+from muster.tasks import Graded, Problem, TaskSet, Undecided, render_prompt, verify_all
+
+logger = logging.getLogger(__name__)
+
+PASSING = 1.0
+"""Score from which a sample counts as passed."""
+_Z = 1.959964
+"""Normal quantile of a two-sided 95 % interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """An estimate in [0, 1] with its two-sided 95 % interval."""
+
+    value: float
+    """The estimate."""
+    low: float
+    """Lower end."""
+    high: float
+    """Upper end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adherence:
+    """Comparison of completions with their length budgets."""
+
+    error_tokens: float
+    """Mean |length - target|."""
+    within: float
+    """Share of completions no longer than their target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Results of a policy on the held-out problems."""
+
+    policy_version: PolicyVersion
+    reward: Share
+    """avg@k: mean score over problems, each the mean of its samples."""
+    pass_at: dict[int, Share]
+    """pass@k by k: the powers of two up to the samples per problem, and that number."""
+    problems: int
+    """Problems that could be graded."""
+    ungraded: int
+    """Problems left out because a sample could not be graded."""
+    samples: int
+    """Samples per problem."""
+    length: float
+    """Mean tokens of a completion."""
+    truncated: float
+    """Share of completions that reached the token limit without EOS."""
+    adherence: Adherence | None
+    """None without length budgets."""
+
+
+class Evaluator:
+    """Evaluates policies on one task set, every time with the same noise, so that they compare."""
+
+    def __init__(
+        self, task_set: TaskSet, engine: InferenceEngine, recipe: Recipe, *, samples: int = 1
+    ) -> None:
+        self._task_set = task_set
+        self._engine = engine
+        self._recipe = recipe
+        self._samples = samples
+
+    def evaluate(self, folder: Path, version: PolicyVersion) -> Evaluation:
+        """Return how a policy does, sampled as workers sample; blocking."""
+        self._engine.load_policy(folder, version)
+        problems = list(enumerate(self._task_set))
+        rows = play_and_grade(self._engine, self._recipe, problems, self._samples, _seed_name)
+        scores = _scores([[grade for _, grade in row] for row in rows])
+        ungraded = len(rows) - len(scores)
+        if ungraded:
+            logger.warning("problems not graded", extra={"count": ungraded})
+        made = [played for row in rows for played, _ in row]
+        targets = [target_of(self._recipe, i) for i in range(len(rows)) for _ in rows[i]]
+        return Evaluation(
+            policy_version=version,
+            reward=_share([fmean(each) for each in scores]),
+            pass_at={k: _pass_at(scores, k) for k in sorted(_powers(self._samples))},
+            problems=len(scores),
+            ungraded=ungraded,
+            samples=self._samples,
+            length=fmean(played.sampled for played in made),
+            truncated=fmean(map(self._is_truncated, made)),
+            adherence=_adherence([p.sampled for p in made], targets),
+        )
+
+    def _is_truncated(self, played: Played) -> bool:
+        is_full = len(played.tokens) >= self._recipe.sampling.max_new_tokens
+        return is_full and played.tokens[-1] not in self._engine.eos_token_ids
+
+
+def _seed_name(index: int, sample: int, _problem: Problem) -> str:
+    return f"evaluation {index}" + (f" {sample}" if sample else "")
+
+
+def target_of(recipe: Recipe, index: int) -> int:
+    """Return the length budget of a task set's problem: budgets are taken in turn; -1 for none."""
+    lengths = recipe.sampling.target_lengths
+    return lengths[index % len(lengths)] if lengths else -1
+
+
+def play_and_grade(
+    engine: InferenceEngine,
+    recipe: Recipe,
+    problems: Sequence[tuple[int, Problem]],
+    samples: int,
+    seed_name: Callable[[int, int, Problem], str],
+) -> list[list[tuple[Played, Graded | Undecided]]]:
+    """Return so many samples of each problem, with their grades, sampled as workers sample.
+
+    Problems come with their places in the task set; `seed_name` of place, sample and problem names
+    the noise. A grade is undecided where the environment was.
+    """
+    sampling = recipe.sampling
+    asked = []
+    for index, problem in problems:
+        prompt = engine.encode(render_prompt(problem, target_of(recipe, index)))
+        for sample in range(samples):
+            seed = keccak(seed_name(index, sample, problem).encode())[:8]
+            request = Request(
+                prompt, int.from_bytes(seed, "big"), sampling.temperature, sampling.max_new_tokens
+            )
+            asked.append((problem, request))
+    made = play(engine, asked, proof=recipe.proof)
+    answers = [(p, one.answer) for (p, _), one in zip(asked, made, strict=True)]
+    grades = iter(verify_all([(p, answer) for p, answer in answers if isinstance(answer, str)]))
+    graded = [
+        (played, next(grades) if isinstance(played.answer, str) else played.answer)
+        for played in made
+    ]
+    return [graded[n : n + samples] for n in range(0, len(graded), samples)]
+
+
+def _scores(grades: Sequence[Sequence[Graded | Undecided]]) -> list[list[float]]:
+    """Return the scores of the problems all of whose samples were graded."""
+    return [
+        [grade.score for grade in each if isinstance(grade, Graded)]
+        for each in grades
+        if all(isinstance(grade, Graded) for grade in each)
+    ]
+
+
+def _powers(samples: int) -> set[int]:
+    return {1 << i for i in range(samples.bit_length()) if 1 << i <= samples} | {samples}
+
+
+def _pass_at(scores: list[list[float]], k: int) -> Share:
+    passed = [sum(score >= PASSING for score in each) for each in scores]
+    return _share([pass_at_k(len(each), n, k) for each, n in zip(scores, passed, strict=True)])
+
+
+def _share(values: list[float]) -> Share:
+    return share_over_problems(values) if values else Share(0.0, 0.0, 1.0)
+
+
+def _adherence(lengths: Sequence[int], targets: Sequence[int]) -> Adherence | None:
+    if targets[0] < 0:
+        return None
+    pairs = list(zip(lengths, targets, strict=True))
+    return Adherence(
+        fmean(abs(length - target) for length, target in pairs),
+        fmean(length <= target for length, target in pairs),
+    )
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """Return the chance that of k samples one passes, 1 - C(n - c, k) / C(n, k), 1 <= k <= n.
+
+    Unbiased for every k (Chen et al. 2021, arXiv 2107.03374, equation 1).
+    """
+    if not 1 <= k <= samples or not 0 <= passed <= samples:
+        raise ValueError(f"pass@{k} of {passed} in {samples} samples is not defined")
+    return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
+
+
+def share_over_problems(values: Sequence[float]) -> Share:
+    """Return the mean of one value in [0, 1] per problem, with its interval.
+
+    Problems are what was drawn, so the spread between them counts, however many samples each has.
+    The interval is Wilson's at the effective number of trials, mean * (1 - mean) / (variance of the
+    mean): never outside [0, 1], and not of width 0 where all problems agree.
+    """
+    mean = fmean(values)
+    trials = float(len(values))
+    spread = variance(values) / len(values) if len(values) > 1 else 0.0
+    if spread and 0 < mean < 1:
+        trials = mean * (1 - mean) / spread
+    return Share(mean, *_wilson(mean, trials))
+
+
+def _wilson(share: float, trials: float) -> tuple[float, float]:
+    spread = _Z * _Z / trials
+    middle = share + spread / 2
+    width = math.sqrt(share * (1 - share) * spread + spread * spread / 4)
+    low, high = (middle - width) / (1 + spread), (middle + width) / (1 + spread)
+    return (0.0 if share == 0 else low), (1.0 if share == 1 else high)

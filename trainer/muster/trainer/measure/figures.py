@@ -1,0 +1,330 @@
+"""The trainer's figures: what is measured, its names and units, and a line of the log made of it.
+
+A figure has one name everywhere: in `metrics.jsonl`, at the orchestrator, in Prometheus (with the
+prefix `muster_trainer_`) and in W&B. `docs/reference/metrics.md` is generated from the tables here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.recipe import FilterRecipe
+from muster.trainer.learn.losses import TokenLoss
+from muster.trainer.stream.filters import Drop, named
+
+if TYPE_CHECKING:
+    from muster.trainer.measure.evaluate import Evaluation, Share
+    from muster.trainer.stream.reader import Shortage, StepInput
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """Figures of a training step."""
+
+    reward: float
+    """Mean task reward of all samples, those left out included."""
+    samples: int
+    """Samples trained on."""
+    tokens: int
+    """Completion tokens trained on."""
+    dropped: Counter[Drop]
+    """Samples left out, by reason."""
+    loss: float
+    """Mean of the loss over tokens, whatever the aggregation."""
+    grad_norm: float
+    """Largest gradient norm of the step's optimiser steps, before clipping."""
+    entropy: float
+    """Mean entropy of the policy at the trained tokens, in nats."""
+    clip_fraction: float
+    """Share of tokens whose part in the loss was bounded."""
+    clip_low: float
+    """Share of tokens with negative advantage whose part was bounded."""
+    clip_high: float
+    """Share of tokens with positive advantage whose part was bounded."""
+    mean_ratio: float
+    """Mean probability ratio to the behaviour policy."""
+    max_ratio: float
+    """Largest probability ratio to the behaviour policy."""
+    mismatch_kl: float
+    """KL divergence of the policy before the step from the behaviour policies, per token: the mean
+    of ratio - 1 - log(ratio) in the first optimiser step."""
+    mismatch_max: float
+    """Largest absolute log-ratio to the behaviour policy in the first optimiser step."""
+    kl: float
+    """Mean estimate of the divergence from the base model; 0 when the recipe has no KL term."""
+    learning_rate: float
+    """Learning rate of its optimiser steps."""
+    skipped: int
+    """Optimiser steps left out because loss or gradient were not finite."""
+
+
+@dataclass(slots=True)
+class Sums:
+    """Sums and maxima over the tokens of a training step."""
+
+    tokens: int = 0
+    loss: float = 0.0
+    entropy: float = 0.0
+    clip_low: float = 0.0
+    clip_high: float = 0.0
+    kl: float = 0.0
+    ratio: float = 0.0
+    max_ratio: float = 0.0
+    grad_norm: float = 0.0
+    skipped: int = 0
+    first_tokens: int = 0
+    mismatch_kl: float = 0.0
+    mismatch_max: float = 0.0
+
+    def add(
+        self, parts: TokenLoss, advantage_N: Tensor, entropy_N: Tensor, *, is_first: bool
+    ) -> None:
+        """Count a micro-batch; `is_first` when no optimiser step was taken before it."""
+        ratio_N = parts.ratio_N
+        self.tokens += len(ratio_N)
+        self.loss += float(parts.loss_N.detach().sum())
+        self.entropy += float(entropy_N.detach().sum())
+        self.clip_low += float((parts.clipped_N & (advantage_N < 0)).sum())
+        self.clip_high += float((parts.clipped_N & (advantage_N > 0)).sum())
+        self.ratio += float(ratio_N.sum())
+        self.max_ratio = max(self.max_ratio, float(ratio_N.max()))
+        if parts.kl_N is not None:
+            self.kl += float(parts.kl_N.sum())
+        if is_first:
+            log_ratio_N = ratio_N.log()
+            self.first_tokens += len(ratio_N)
+            self.mismatch_kl += float((ratio_N - 1 - log_ratio_N).sum())
+            self.mismatch_max = max(self.mismatch_max, float(log_ratio_N.abs().max()))
+
+    def include(self, other: Sums, largest: frozenset[str]) -> None:
+        """Add what another sum counted; of the fields named in `largest`, the larger is kept."""
+        for name in self.__slots__:
+            own, more = getattr(self, name), getattr(other, name)
+            setattr(self, name, max(own, more) if name in largest else own + more)
+
+    def figures(
+        self, *, reward: float, samples: int, dropped: Counter[Drop], learning_rate: float
+    ) -> StepFigures:
+        """Return the step's figures; those per token are 0 when nothing was trained on."""
+        tokens = max(1, self.tokens)
+        return StepFigures(
+            reward=reward,
+            samples=samples,
+            tokens=self.tokens,
+            dropped=dropped,
+            loss=self.loss / tokens,
+            grad_norm=self.grad_norm,
+            entropy=self.entropy / tokens,
+            clip_fraction=(self.clip_low + self.clip_high) / tokens,
+            clip_low=self.clip_low / tokens,
+            clip_high=self.clip_high / tokens,
+            mean_ratio=self.ratio / tokens,
+            max_ratio=self.max_ratio,
+            mismatch_kl=self.mismatch_kl / max(1, self.first_tokens),
+            mismatch_max=self.mismatch_max,
+            kl=self.kl / tokens,
+            learning_rate=learning_rate,
+            skipped=self.skipped,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured quantity."""
+
+    unit: str
+    meaning: str
+    """One line for people."""
+
+
+STEP: Mapping[str, Figure] = {
+    "step": Figure("steps", "Training step."),
+    "policy_version": Figure("version", "Policy version that the step made."),
+    "reward": Figure("score", "Mean task reward of all samples consumed, those left out included."),
+    "loss": Figure("nats/token", "Mean loss."),
+    "grad_norm": Figure("L2", "Largest gradient norm of the step, before clipping."),
+    "entropy": Figure("nats/token", "Mean entropy of the policy at the trained tokens."),
+    "clip_fraction": Figure("share", "Trained tokens whose part in the loss was bounded."),
+    "clip_low": Figure("share", "Those of them with negative advantage."),
+    "clip_high": Figure("share", "Those of them with positive advantage."),
+    "mean_ratio": Figure("ratio", "Mean probability ratio to the policy that sampled."),
+    "max_ratio": Figure("ratio", "Largest probability ratio to the policy that sampled."),
+    "mismatch_kl": Figure("nats/token", "Divergence of the policy from those that sampled."),
+    "mismatch_max": Figure("nats", "Largest |log-ratio| to them before the step."),
+    "kl": Figure("nats/token", "Mean divergence from the base model; 0 without a KL term."),
+    "learning_rate": Figure("1", "Learning rate of the step."),
+    "samples": Figure("samples", "Samples trained on."),
+    "tokens": Figure("tokens", "Completion tokens trained on."),
+    "skipped": Figure("steps", "Optimiser steps left out because the gradient was not finite."),
+    "grad_growth": Figure("ratio", "Level of the gradient norm over its lowest; for alarms."),
+    "entropy_rise": Figure("share", "Level of the entropy above its lowest, of its first."),
+    "reward_fall": Figure("share", "Level of the reward below its highest, of that."),
+    "alarm_steps": Figure("steps", "Alarming steps in a row, this one included; 0 without alarm."),
+    "rolled_back_to": Figure("version", "Whose weights the step's version got; after a collapse."),
+    "refill": Figure("records", "Records consumed beyond the step's share, stale ones left out."),
+    "stream_from": Figure("records", "Where in the training stream the step began."),
+    "stream_to": Figure("records", "Where it ended."),
+    "age_mean": Figure("versions", "Mean age of the policies that sampled what was trained on."),
+    "age_max": Figure("versions", "Largest of them."),
+    "wall_s": Figure("seconds", "Duration of the training step, waiting for records left out."),
+    "wait_s": Figure("seconds", "How long the step waited for its records."),
+    **{f"dropped_{drop}": Figure("samples", _) for drop, _ in (
+        (Drop.STALE, "Left out: policy too many versions old."),
+        (Drop.UNREADABLE, "Left out: file is not what its record says."),
+        (Drop.DUPLICATE, "Left out: file or sampling seed came before."),
+        (Drop.TRUNCATED, "Left out: token limit reached without EOS."),
+        (Drop.ZERO_ADVANTAGE, "Left out: all task rewards of the group are equal."),
+        (Drop.EASY, "Left out: problem is solved (nearly) always."),
+        (Drop.HARD, "Left out: problem is solved (nearly) never."),
+        (Drop.NON_FINITE, "Left out: log-probability is not finite."),
+        (Drop.MISMATCH, "Left out: does not look sampled from the policy it names."),
+    )},
+    "pools_active": Figure("problems", "Problems seen that are trained on; with pools only."),
+    "pools_easy": Figure("problems", "Problems set aside as too easy."),
+    "pools_hard": Figure("problems", "Problems set aside as too hard."),
+}  # fmt: skip
+"""Figures of every training step, by name."""
+
+EVALUATION: Mapping[str, Figure] = {
+    "eval_policy_version": Figure("version", "Policy version evaluated."),
+    "eval_reward": Figure("score", "avg@k: mean score on the held-out problems."),
+    "eval_reward_low": Figure("score", "Lower end of its 95 % interval."),
+    "eval_reward_high": Figure("score", "Upper end of its 95 % interval."),
+    "eval_pass_at_K": Figure("share", "pass@K, unbiased; K = 1, 2, 4, … up to the samples."),
+    "eval_pass_at_K_low": Figure("share", "Lower end of its 95 % interval."),
+    "eval_pass_at_K_high": Figure("share", "Upper end of its 95 % interval."),
+    "eval_problems": Figure("problems", "Problems that could be graded."),
+    "eval_ungraded": Figure("problems", "Problems that could not."),
+    "eval_samples": Figure("samples", "Samples per problem."),
+    "eval_length": Figure("tokens", "Mean length of a completion."),
+    "eval_truncated": Figure("share", "Completions that reached the token limit without EOS."),
+    "eval_length_error": Figure("tokens", "Mean |length - target|; with length budgets only."),
+    "eval_within_budget": Figure("share", "Completions no longer than their target."),
+}
+"""Figures of every evaluation, by name."""
+
+OF_TOKENS = (
+    *("loss", "grad_norm", "entropy", "clip_fraction", "clip_low", "clip_high", "mean_ratio"),
+    *("max_ratio", "mismatch_kl", "mismatch_max", "kl"),
+)
+"""Figures that a step has only if it trained on tokens."""
+PREFIX = "muster_trainer_"
+"""Prefix of every name in Prometheus."""
+
+
+def flat(entry: Mapping[str, Any]) -> dict[str, float]:
+    """Return an entry's numbers by the names that the orchestrator takes: parts of a part are
+    joined by an underscore.
+
+    Lists (`uses`, what became of each record) stay in `metrics.jsonl`.
+    """
+    found: dict[str, float] = {}
+    for name, value in entry.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}_{inner}": number for inner, number in flat(value).items()}
+        elif value is not None and not isinstance(value, list):
+            found[name] = float(value)
+    return found
+
+
+def meaning_of(name: str) -> str:
+    """Return what a figure says; pass@k's are listed once, with K for the number."""
+    known = {**STEP, **EVALUATION}
+    if name in known:
+        return known[name].meaning
+    digits = "".join(c for c in name if c.isdigit())
+    generic = known.get(name.replace(digits, "K", 1)) if digits else None
+    return generic.meaning if generic else ""
+
+
+# Lines of the log
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Durations of the two parts of a training step."""
+
+    wait_s: float
+    """Waiting for its records."""
+    wall_s: float
+    """Taking it, once the records were there."""
+
+
+def step_entry(
+    version: PolicyVersion,
+    taken: StepInput,
+    figures: StepFigures,
+    took: Durations,
+    filters: FilterRecipe,
+) -> dict[str, Any]:
+    """Return the line of a training step; step s makes policy version s.
+
+    Figures of tokens are None where none was trained on: they are unknown, not 0.
+    """
+    entry: dict[str, Any] = {
+        "step": int(version),
+        "policy_version": int(version),
+        "reward": taken.reward,
+        **{name: _known(getattr(figures, name), figures.tokens) for name in OF_TOKENS},
+        "learning_rate": figures.learning_rate,
+        "samples": figures.samples,
+        "tokens": figures.tokens,
+        "skipped": figures.skipped,
+        "dropped": named(taken.dropped + figures.dropped),
+        "refill": taken.refill,
+        "stream_from": taken.start.position,
+        "stream_to": taken.end.position,
+        "uses": [use.to_json() for use in taken.uses],
+        **_ages(version, taken),
+        "wall_s": round(took.wall_s, 4),
+        "wait_s": round(took.wait_s, 4),
+    }
+    if filters.pool_window:
+        entry["pools"] = {str(k): n for k, n in taken.pools.sizes(filters).items()}
+    return entry
+
+
+def _ages(version: PolicyVersion, taken: StepInput) -> dict[str, float]:
+    """Return how many versions behind the step's start the policies were that sampled."""
+    ages = [version - 1 - r.policy_version for group in taken.groups for r in group]
+    return {"age_mean": fmean(ages), "age_max": max(ages)} if ages else {}
+
+
+def _known(value: float, tokens: int) -> float | None:
+    return value if tokens and math.isfinite(value) else None
+
+
+def evaluation_entry(evaluation: Evaluation) -> dict[str, Any]:
+    """Return the line of an evaluation."""
+    entry = {
+        "policy_version": int(evaluation.policy_version),
+        **_share("reward", evaluation.reward),
+        "problems": evaluation.problems,
+        "ungraded": evaluation.ungraded,
+        "samples": evaluation.samples,
+        "length": evaluation.length,
+        "truncated": evaluation.truncated,
+    }
+    for k, share in evaluation.pass_at.items():
+        entry |= _share(f"pass_at_{k}", share)
+    if evaluation.adherence is not None:
+        entry["length_error"] = evaluation.adherence.error_tokens
+        entry["within_budget"] = evaluation.adherence.within
+    return {"eval": entry}
+
+
+def _share(name: str, share: Share) -> dict[str, float]:
+    return {name: share.value, f"{name}_low": share.low, f"{name}_high": share.high}
+
+
+def shortage_figures(shortage: Shortage) -> dict[str, float]:
+    """Return the figures by which the orchestrator leases more work to a waiting step."""
+    return {"stream_from": float(shortage.stream_from), "refill": float(shortage.refill)}

@@ -1,0 +1,199 @@
+"""The destinations of figures: a log in the state folder, the orchestrator, Prometheus, W&B.
+
+Their names and contents are in `muster.trainer.measure.figures`. Only the log can stop a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+from muster.protocol.errors import ConfigError, MusterError, StorageError
+from muster.protocol.ids import PolicyVersion
+from muster.trainer.measure.figures import PREFIX, STEP, meaning_of
+from muster.trainer.ports import MetricsSink
+from muster.trainer.stream.filters import Drop
+
+logger = logging.getLogger(__name__)
+
+WAITING_POSTS = 64
+"""Posts that wait while the orchestrator is away; the oldest are given up."""
+Export = Callable[[Mapping[str, float]], None]
+"""Takes the figures of a training step or evaluation, besides the log."""
+
+
+class MetricsLog:
+    """`metrics.jsonl`: one line per training step and per evaluation."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def forget_after(self, version: PolicyVersion) -> None:
+        """Remove the lines of steps that are about to be taken again, and a torn last line."""
+        if self._path.exists():
+            kept = [line for line in self._path.read_text().splitlines() if _is_of(line, version)]
+            fresh = self._path.with_name(f".{self._path.name}.part")
+            fresh.write_text("".join(f"{line}\n" for line in kept))
+            fresh.replace(self._path)
+
+    def append(self, entry: dict[str, Any]) -> None:
+        """Write one line; raises StorageError when it cannot be written whole."""
+        line = json.dumps(entry, allow_nan=False) + "\n"
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a") as file:
+                file.write(line)
+        except OSError as error:
+            raise StorageError(
+                f"cannot write {self._path}: {error.strerror}",
+                hint="free some space and start the trainer again: the step is taken again",
+            ) from error
+
+    def evaluated(self) -> set[int]:
+        """Return the versions that were evaluated."""
+        if not self._path.exists():
+            return set()
+        entries = [json.loads(line) for line in self._path.read_text().splitlines()]
+        return {entry["eval"]["policy_version"] for entry in entries if "eval" in entry}
+
+
+def _is_of(line: str, version: PolicyVersion) -> bool:
+    try:
+        entry = json.loads(line)
+        number = entry["eval"]["policy_version"] if "eval" in entry else entry["policy_version"]
+        return bool(number <= version)
+    except (ValueError, LookupError, TypeError):
+        return False
+
+
+class Unshown:
+    """Drops the figures of a trainer site whose steps another site reports."""
+
+    async def post_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Do nothing."""
+        del step, metrics
+
+
+class MetricsPoster:
+    """Posts figures in the background; losing some is harmless, waiting for it is not."""
+
+    def __init__(self, sink: MetricsSink) -> None:
+        self._sink = sink
+        self._queue: asyncio.Queue[tuple[int, dict[str, float]]] = asyncio.Queue(WAITING_POSTS)
+
+    def post(self, step: int, metrics: dict[str, float]) -> None:
+        """Post as soon as possible; never waits, never raises."""
+        if self._queue.full():
+            self._queue.get_nowait()
+            self._queue.task_done()
+        self._queue.put_nowait((step, metrics))
+
+    async def run(self) -> None:
+        """Post what comes, until cancelled."""
+        while True:
+            step, metrics = await self._queue.get()
+            try:
+                await self._sink.post_metrics(step, metrics)
+            except MusterError as error:
+                logger.warning("metrics not posted", extra={"step": step, "error": str(error)})
+            finally:
+                self._queue.task_done()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until everything is posted, at most `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._queue.join(), timeout_s)
+
+
+class PrometheusExport:
+    """Newest figures as gauges, `muster_trainer_<name>`, and what adds up as counters."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        """Port at which it is served; 0 before."""
+        self.registry = CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
+        self._dropped = Counter(
+            f"{PREFIX}dropped_samples",
+            "Samples left out since the process started, by reason.",
+            ("reason",),
+            registry=self.registry,
+        )
+        self._trained = Counter(
+            f"{PREFIX}trained_tokens",
+            "Completion tokens trained on since the process started.",
+            registry=self.registry,
+        )
+        for reason in Drop:
+            self._dropped.labels(str(reason))
+
+    def report(self, figures: Mapping[str, float]) -> None:
+        """Show these figures from now on; those that a step does not know are NaN, a gap."""
+        if "step" in figures:
+            for name in self._gauges.keys() & STEP.keys() - figures.keys():
+                self._gauges[name].set(math.nan)
+        for name, value in figures.items():
+            reason = name.removeprefix("dropped_")
+            if reason != name:
+                self._dropped.labels(reason).inc(value)
+            else:
+                self._gauge(name).set(value)
+        self._trained.inc(figures.get("tokens", 0.0))
+
+    def _gauge(self, name: str) -> Gauge:
+        if name not in self._gauges:
+            self._gauges[name] = Gauge(PREFIX + name, meaning_of(name), registry=self.registry)
+        return self._gauges[name]
+
+
+@contextmanager
+def serve_prometheus(host: str, port: int) -> Iterator[PrometheusExport]:
+    """Serve an export at `http://host:port/metrics` as long as the block lasts."""
+    export = PrometheusExport()
+    try:
+        server, thread = start_http_server(port, host, registry=export.registry)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot serve metrics on {host}:{port}: {error.strerror}",
+            hint="choose another --metrics-port",
+        ) from error
+    export.port = server.server_port
+    logger.info("metrics served", extra={"port": server.server_port})
+    try:
+        yield export
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def log_to_wandb(project: str, name: str, config: Mapping[str, Any]) -> Iterator[Export]:
+    """Open a run of a W&B project as long as the block lasts; it resumes under the same name.
+
+    `WANDB_MODE=offline` keeps the figures on disk.
+
+    Raises ConfigError when wandb is not installed.
+    """
+    try:
+        import wandb
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "wandb is not installed", hint="pip install 'muster-rl[wandb]'"
+        ) from error
+    run = wandb.init(project=project, id=name, name=name, config=dict(config), resume="allow")
+    # Evaluations belong to a version whose step is already logged, so steps are a figure.
+    run.define_metric("*", step_metric="step")
+    try:
+        yield lambda figures: run.log({"step": figures.get("eval_policy_version", 0.0), **figures})
+    finally:
+        run.finish()

@@ -1,0 +1,371 @@
+"""Pass rates: how often a model solves each problem of a task set, and the problems kept for it.
+
+INTELLECT-2 kept problems with pass@8 between 12.5 % and 50 % (arXiv 2505.07291, section 3). Pass
+rates come from one of two places:
+
+* `measure` samples every problem k times. Records are on disk, one JSON line a problem, a whole
+  batch at a time, so that a measurement that was killed goes on where it was and ends with the same
+  bytes as one that was not. The first line says what was measured; a file that says something else
+  is refused.
+* `count_passes` reads a run's own rollouts. Version 0 of a run is the base model, and every
+  accepted rollout of it is one pass at a problem, whose reward k of n validators graded again.
+  Which files count is read from the chain, and each file is compared with the hash that is there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from io import BufferedRandom
+from pathlib import Path
+from typing import Any
+
+from muster.chain import Chain, ChainView, RunView, read_view
+from muster.inference import InferenceEngine
+from muster.protocol.encoding import file_hash, hex0x
+from muster.protocol.errors import ConfigError, EncodingError, StorageError
+from muster.protocol.ids import PolicyVersion, RunId
+from muster.protocol.messages import OutcomeRecord
+from muster.protocol.recipe import Recipe
+from muster.protocol.rollouts import decode_rollouts
+from muster.shardcast import state_hash
+from muster.tasks import Graded, Problem, TaskSet, identities
+from muster.telemetry import Progress
+from muster.trainer.measure.evaluate import PASSING, play_and_grade
+from muster.trainer.publish.policies import BASE, policy_files
+
+SCHEMA_VERSION = 1
+"""Version of the file's form."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """Result of one problem."""
+
+    problem_id: str
+    k: int
+    """Samples that were graded."""
+    successes: int
+    """Samples that were right."""
+    undecided: int
+    """Samples that could not be graded; with any, the problem has no pass rate."""
+    model_hash: str
+    """State hash of the model's files."""
+    verifier_version: str
+    """The verifier's name and version."""
+
+    @property
+    def rate(self) -> float | None:
+        """Share of right samples; none when one could not be graded."""
+        return None if self.undecided else self.successes / self.k
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Range of pass rates that are kept, both ends included."""
+
+    low: float
+    """Least share of right samples."""
+    high: float
+    """Largest share of right samples."""
+
+    @classmethod
+    def parse(cls, text: str) -> Band:
+        """Read `LOW:HIGH`; raises ConfigError unless 0 <= LOW <= HIGH <= 1."""
+        try:
+            low, high = (float(part) for part in text.split(":"))
+        except ValueError as error:
+            raise ConfigError(f"{text!r} is not LOW:HIGH, such as 0.125:0.5") from error
+        if not 0 <= low <= high <= 1:
+            raise ConfigError(f"{text!r} is not a range of shares: 0 <= LOW <= HIGH <= 1")
+        return cls(low, high)
+
+    def holds(self, record: PassRecord) -> bool:
+        """Tell whether a problem is kept; one that could not be graded is not."""
+        return record.rate is not None and self.low <= record.rate <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Settings by which problems are sampled."""
+
+    recipe: Recipe
+    """Temperature, length and budgets."""
+    passes: int
+    """Samples per problem."""
+    seed: int = 0
+    """Number from which all sampling seeds are derived."""
+    batch: int = 32
+    """Problems that are sampled together."""
+    dtype: str = "float32"
+    """Number format of the model."""
+
+
+def describe(task_set: TaskSet, model: Path, plan: Sampling) -> dict[str, Any]:
+    """Return all that decides a record besides the problem: the first line of a file of records."""
+    sampling = plan.recipe.sampling
+    verifiers = identities(problem.task_type for problem in task_set)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "task_set_hash": hex0x(task_set.hash()),
+        "model_hash": hex0x(state_hash(policy_files(model))),
+        "passes": plan.passes,
+        "temperature": sampling.temperature,
+        "max_new_tokens": sampling.max_new_tokens,
+        "target_lengths": sampling.target_lengths,
+        "seed": plan.seed,
+        "batch": plan.batch,
+        "dtype": plan.dtype,
+        "verifiers": [verifier.model_dump() for verifier in verifiers],
+    }
+
+
+def measure(
+    task_set: TaskSet,
+    engine: InferenceEngine,
+    model: Path,
+    plan: Sampling,
+    *,
+    records: Path,
+    on_progress: Progress = lambda _done, _total: None,
+) -> list[PassRecord]:
+    """Return every problem's record, measuring those that `records` does not hold yet.
+
+    Raises ConfigError when `records` is in use or of another measurement, StorageError when it
+    cannot be written, EngineError when the model fails.
+    """
+    header, size = describe(task_set, model, plan), len(task_set)
+    names = {v["task_type"]: f"{v['name']} {v['version']}" for v in header["verifiers"]}
+    with _locked(records) as file:
+        found = _read(file, records, header, size)
+        on_progress(len(found), size)
+        if len(found) < size:
+            engine.load_policy(model, BASE)
+        for start in range(len(found), size, plan.batch):
+            chosen = [(i, task_set[i]) for i in range(start, min(start + plan.batch, size))]
+            made = []
+            for (_, problem), (successes, undecided) in zip(
+                chosen, _outcomes(chosen, engine, plan), strict=True
+            ):
+                by_whom = header["model_hash"], names[problem.task_type]
+                record = PassRecord(problem.problem_id, plan.passes, successes, undecided, *by_whom)
+                made.append(record)
+            _append(file, records, made)
+            found += made
+            on_progress(len(found), size)
+        return found
+
+
+def kept_set(task_set: TaskSet, records: Sequence[PassRecord], band: Band) -> TaskSet:
+    """Return the problems in the band, in their order; raises ConfigError when there are none."""
+    kept = [p for p, record in zip(task_set, records, strict=True) if band.holds(record)]
+    if not kept:
+        raise ConfigError(
+            f"no problem of {task_set.name!r} has a pass rate in [{band.low}, {band.high}]",
+            hint="widen --keep; the pass rates are in the records",
+        )
+    version = f"{task_set.version}, pass rate {band.low} to {band.high}"
+    return TaskSet.of(task_set.name, version[:128], kept)
+
+
+def _outcomes(
+    chosen: Sequence[tuple[int, Problem]], engine: InferenceEngine, plan: Sampling
+) -> Iterator[tuple[int, int]]:
+    """Yield for each chosen problem how many samples were right, and how many undecided."""
+
+    def name(_index: int, sample: int, problem: Problem) -> str:
+        return f"filter {plan.seed} {sample} {problem.problem_id}"
+
+    for row in play_and_grade(engine, plan.recipe, chosen, plan.passes, name):
+        scores = [grade.score for _, grade in row if isinstance(grade, Graded)]
+        yield sum(score >= PASSING for score in scores), len(row) - len(scores)
+
+
+# A file of records
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[BufferedRandom]:
+    """Open a file for this process alone; raises ConfigError when it is in use."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    with path.open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"{path} is in use by another process") from error
+        yield file
+
+
+def _read(
+    file: BufferedRandom, path: Path, header: dict[str, Any], problems: int
+) -> list[PassRecord]:
+    """Return the records of whole batches, in the order of the task set; what follows them is cut
+    off. Raises ConfigError when the file is of another measurement.
+    """
+    first = _line(header)
+    lines = file.read().splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith(b"\n")]
+    if whole and whole[0] != first:
+        raise ConfigError(
+            f"{path} holds another measurement: {_difference(whole[0], first)}",
+            hint="give another --records, or remove the file",
+        )
+    # A batch that was cut off is measured again, whole; the last one may be short.
+    count = min(len(whole) - 1, problems)
+    if count < problems:
+        count -= count % header["batch"]
+    kept = whole[1 : 1 + max(0, count)]
+    records = [_record(path, line) for line in kept]
+    # Only the end is touched: what was measured must survive a kill at this very moment.
+    end = sum(map(len, [first, *kept])) if whole else 0
+    file.truncate(end)
+    file.seek(end)
+    if not whole:
+        _write(file, first)
+    return records
+
+
+def _append(file: BufferedRandom, path: Path, records: Sequence[PassRecord]) -> None:
+    """Add a batch; on disk when this returns. Raises StorageError when that cannot be."""
+    try:
+        _write(file, b"".join(_line(asdict(record)) for record in records))
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {path}: {error.strerror}",
+            hint="free some space, then run the same command again: it goes on",
+        ) from error
+
+
+def _record(path: Path, line: bytes) -> PassRecord:
+    try:
+        return PassRecord(**json.loads(line))
+    except (ValueError, TypeError) as error:
+        raise StorageError(
+            f"{path} is damaged: {line[:80]!r}", hint="remove the file and measure again"
+        ) from error
+
+
+def _write(file: BufferedRandom, data: bytes) -> None:
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True).encode() + b"\n"
+
+
+def _difference(found: bytes, wanted: bytes) -> str:
+    try:
+        old, new = json.loads(found), json.loads(wanted)
+        name = next(name for name in new if old.get(name) != new[name])
+        return f"{name} is {str(old.get(name))[:80]}, not {str(new[name])[:80]}"
+    except (ValueError, AttributeError, StopIteration):
+        return "its first line is no measurement"
+
+
+@dataclass(slots=True)
+class Passes:
+    """Counts over the accepted rollouts of one policy."""
+
+    files: int = 0
+    """Files that were counted."""
+    missing: int = 0
+    """Accepted files that are not in the folder."""
+    samples: Counter[str] = field(default_factory=Counter)
+    """Samples by problem."""
+    successes: Counter[str] = field(default_factory=Counter)
+    """Right samples by problem."""
+
+
+async def read_run(rpc: str, deployments: Path, run_id: int) -> tuple[RunView, list[OutcomeRecord]]:
+    """Return a run and the records that are accepted in it, from the chain.
+
+    Raises ConfigError when there is no such run, ChainError when the chain does not answer.
+    """
+    async with await Chain.connect(rpc, deployments) as chain:
+        view = await read_view(chain, ChainView())
+    run = view.runs.get(RunId(run_id))
+    if run is None:
+        raise ConfigError(f"there is no run {run_id} on this chain", hint="check --run and --rpc")
+    return run, [item.record for item in view.training_stream(run.run_id)]
+
+
+def count_passes(
+    records: Iterable[OutcomeRecord],
+    version: PolicyVersion,
+    folder: Path,
+    on_progress: Progress = lambda _done, _of: None,
+) -> Passes:
+    """Return the passes in the accepted files of a policy version that `folder` holds.
+
+    Raises ConfigError for a file that is not the accepted one.
+    """
+    found = Passes()
+    chosen = [record for record in records if record.policy_version == version]
+    for number, record in enumerate(chosen, start=1):
+        path = folder / f"{record.file_hash.hex()}.parquet"
+        if path.is_file():
+            _count(path, record, found)
+        else:
+            found.missing += 1
+        on_progress(number, len(chosen))
+    return found
+
+
+def _count(path: Path, record: OutcomeRecord, found: Passes) -> None:
+    data = path.read_bytes()
+    try:
+        if file_hash(data) != record.file_hash:
+            raise EncodingError("its hash is another")
+        rollouts = decode_rollouts(data)
+    except EncodingError as error:
+        raise ConfigError(f"{path} is not the file that was accepted: {error}") from error
+    found.files += 1
+    for rollout in rollouts:
+        found.samples[rollout.problem_id] += 1
+        found.successes[rollout.problem_id] += rollout.task_reward >= PASSING
+
+
+def pass_records(
+    task_set: TaskSet, found: Passes, run: RunView, version: PolicyVersion, *, least: int
+) -> list[PassRecord]:
+    """Return the record of every problem, those with fewer than `least` samples as undecided.
+
+    Raises ConfigError when the task set is not the run's.
+    """
+    if task_set.hash() != run.config.task_set_hash:
+        raise ConfigError(
+            f"run {run.run_id} pins the task set {hex0x(run.config.task_set_hash)}, this one is "
+            f"{hex0x(task_set.hash())}",
+            hint="give the run's: its documents folder has it under that name",
+        )
+    model = run.config.base_model_hash if version == 0 else run.checkpoints[version].manifest_root
+    by_whom = f"as recipe {hex0x(run.config.recipe_hash)} pins it"
+    records = []
+    for problem in task_set:
+        k = found.samples[problem.problem_id]
+        successes = found.successes[problem.problem_id]
+        lacking = max(0, least - k)
+        records.append(PassRecord(problem.problem_id, k, successes, lacking, hex0x(model), by_whom))
+    return records
+
+
+def write_records(path: Path, records: list[PassRecord], run: RunView, version: int) -> None:
+    """Write a header that says what was counted, and the records, a line each."""
+    header = {
+        "schema_version": SCHEMA_VERSION,
+        "run": run.run_id,
+        "policy_version": version,
+        "task_set_hash": hex0x(run.config.task_set_hash),
+    }
+    lines = [header, *map(asdict, records)]
+    part = path.with_name(f".{path.name}.part")
+    part.write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
+    part.replace(path)

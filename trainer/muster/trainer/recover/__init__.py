@@ -1,0 +1,1 @@
+"""The trainer's state after a crash, a collapse or a loss: checkpoints, catching up, going back."""

@@ -1,0 +1,304 @@
+"""The trainer's state on disk: one folder per training step that is complete or does not exist.
+
+`<folder>/<version>/` holds the tensors, written by torch.distributed.checkpoint (each process its
+own shards, so that any number of processes can read them), and `state.json`: what the flow
+remembers, whose state it is, and the BLAKE3 digest of every file. A step is staged in memory and
+written while the next one is read and computed; its folder gets its name when everything in it is
+on the disk. The newest `keep` steps stay: a damaged one is passed over, and its step taken again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from blake3 import blake3
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from muster.protocol.encoding import hex0x
+from muster.protocol.errors import StorageError
+from muster.protocol.ids import Hash32, PolicyVersion, RunId, to_hash32
+from muster.shardcast.chunks import sync_path
+from muster.trainer.learn.parallel import ONE_PROCESS, Ranks
+from muster.trainer.stream.reader import Cursor
+
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 2
+"""Version of the folder's form."""
+STATE_FILE = "state.json"
+"""Everything that is not a tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The run, recipe and chain of a checkpoint; the state of another one is refused."""
+
+    run_id: RunId
+    recipe_hash: Hash32
+    chain_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """All that the next training step depends on besides the learner's tensors."""
+
+    version: PolicyVersion
+    """Version of the saved weights; also the number of training steps taken."""
+    cursor: Cursor
+    """How much of the training stream the weights have seen."""
+    step_start: int
+    """Where in the stream this version's step began."""
+    previous_start: int
+    """Where the step before began; its version may still have been on its way to the chain."""
+    kept: dict[str, Any] = field(default_factory=dict)
+    """Other plain values that the flow carries from step to step, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A complete step on disk."""
+
+    state: TrainerState
+    """State that the flow goes on from."""
+    folder: Path
+    """Folder of the tensors."""
+    newest: PolicyVersion
+    """The newest version that was ever saved: above `state.version` when that one is damaged."""
+
+
+class Template(Protocol):
+    """A learner, as the owner of the tensors that a checkpoint is read into."""
+
+    def like(self, sizes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Tensor]:
+        """Return a tensor of each size, sharded as this process needs it."""
+
+
+class Checkpoints:
+    """The newest states of one run in one folder."""
+
+    def __init__(
+        self, folder: Path, identity: Identity, *, keep: int = 2, ranks: Ranks = ONE_PROCESS
+    ) -> None:
+        """`keep` is 2 or more: the one before is there while a new one is written. `latest` is the
+        state that was saved or read last.
+        """
+        self._folder = folder
+        self._identity = identity
+        self.keep = keep
+        self.retained: frozenset[PolicyVersion] = frozenset()
+        """Older versions that stay as well."""
+        self._ranks = ranks
+        self.latest: TrainerState | None = None
+        ranks.lead("storage", (folder.absolute(), identity))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+
+    def save(self, state: TrainerState, tensors: Mapping[str, Tensor]) -> Future[None]:
+        """Stage a step and write it in the background; on every rank, with its own shards.
+
+        The tensors may change as soon as this returns. The future raises StorageError, and what was
+        saved before stays, when the step could not be written.
+        """
+        self._ranks.lead("save", state)
+        try:
+            fresh = self._fresh(state.version)
+            writing = async_save(
+                dict(tensors),
+                storage_writer=FileSystemWriter(fresh, overwrite=True),
+                process_group=self._ranks.storage_group,
+                no_dist=self._ranks.size == 1,
+            )
+        except (OSError, RuntimeError, CheckpointException) as error:
+            raise _cannot_save(self._folder, error) from error
+        assert isinstance(writing, Future)  # without a stager of its own it is no other
+        self.latest = state
+        return self._thread.submit(self._finish, state, fresh, writing)
+
+    def newest(self) -> Saved | None:
+        """Return the newest complete step, None when nothing was ever saved.
+
+        Raises StorageError when all are damaged, or one belongs to another run, chain or recipe.
+        """
+        versions = self._versions()
+        for version in versions:
+            path = self._folder / str(version)
+            try:
+                state = self._read_state(path)
+            except StorageError:
+                raise
+            except (OSError, LookupError, ValueError, TypeError) as error:
+                logger.error(
+                    "damaged checkpoint passed over",
+                    extra={"policy_version": version, "error": str(error)},
+                )
+                continue
+            self.latest = state
+            return Saved(state, path, versions[0])
+        if versions:
+            raise StorageError(
+                f"every state of the trainer in {self._folder} is damaged",
+                hint="restore one, or move them away to go on from the newest published policy",
+            )
+        return None
+
+    def read(self, folder: Path, template: Template) -> dict[str, Tensor]:
+        """Return a saved step's tensors, those of `template` filled in place; on every rank.
+
+        Raises StorageError when they do not fit it.
+        """
+        self._ranks.lead("read", folder)
+        reader = FileSystemReader(folder)
+        found = {
+            name: stored
+            for name, stored in reader.read_metadata().state_dict_metadata.items()
+            if isinstance(stored, TensorStorageMetadata)
+        }
+        sizes = {name: tuple(stored.size) for name, stored in found.items()}
+        tensors = dict(template.like(sizes))
+        try:
+            load(
+                tensors,
+                storage_reader=reader,
+                process_group=self._ranks.storage_group,
+                no_dist=self._ranks.size == 1,
+            )
+        except (OSError, RuntimeError, ValueError, CheckpointException) as error:
+            raise StorageError(
+                f"cannot read the trainer's state in {folder}: {_cause(error)}"
+            ) from error
+        return tensors
+
+    def folder_of(self, version: PolicyVersion) -> Path:
+        """Return where a step is or would be."""
+        return self._folder / str(version)
+
+    def forget(self) -> None:
+        """Delete all states: another's is taken over."""
+        for version in self._versions():
+            shutil.rmtree(self._folder / str(version), ignore_errors=True)
+        self.latest = None
+
+    def close(self) -> None:
+        """Wait for what is being written, and write nothing more."""
+        self._thread.shutdown(wait=True)
+
+    def _fresh(self, version: PolicyVersion) -> Path:
+        """Return the folder the step is written to, empty."""
+        fresh = self._folder / f".{version}.part"
+        if self._ranks.rank == 0:
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir(parents=True)
+        self._ranks.wait_for_all()
+        return fresh
+
+    def _finish(self, state: TrainerState, fresh: Path, writing: Future[Any]) -> None:
+        """Give the folder its name once all ranks have written their files."""
+        try:
+            writing.result()
+            own = [p for p in fresh.iterdir() if self._ranks.wrote(p.name)]
+            digests = self._ranks.gather_stored({path.name: _digest(path) for path in own})
+            if self._ranks.rank:
+                return
+            _write_state(fresh / STATE_FILE, self._to_dict(state, digests))
+            sync_path(fresh)
+            shutil.rmtree(self._folder / str(state.version), ignore_errors=True)
+            fresh.rename(self._folder / str(state.version))
+            sync_path(self._folder)
+            for version in set(self._versions()[self.keep :]) - self.retained:
+                shutil.rmtree(self.folder_of(version), ignore_errors=True)
+        except (OSError, RuntimeError, CheckpointException) as error:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise _cannot_save(self._folder, error) from error
+
+    def _versions(self) -> list[PolicyVersion]:
+        """Return the versions that have a folder, newest first."""
+        if not self._folder.is_dir():
+            return []
+        names = [path.name for path in self._folder.iterdir() if path.name.isdecimal()]
+        return [PolicyVersion(v) for v in sorted(map(int, names), reverse=True)]
+
+    def _to_dict(self, state: TrainerState, digests: Mapping[str, str]) -> dict[str, Any]:
+        last = state.cursor.last
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "run_id": int(self._identity.run_id),
+            "chain_id": self._identity.chain_id,
+            "recipe_hash": hex0x(self._identity.recipe_hash),
+            "version": int(state.version),
+            "position": state.cursor.position,
+            "last": hex0x(last) if last is not None else None,
+            "step_start": state.step_start,
+            "previous_start": state.previous_start,
+            "kept": state.kept,
+            "files": dict(sorted(digests.items())),
+        }
+
+    def _read_state(self, folder: Path) -> TrainerState:
+        document = json.loads((folder / STATE_FILE).read_bytes())
+        value = document["state"]
+        if document["digest"] != _digest_of(value):
+            raise ValueError(f"{STATE_FILE} is not what was written")
+        if value["schema_version"] != SCHEMA_VERSION:
+            raise StorageError(
+                f"{folder} has schema version {value['schema_version']}, this is {SCHEMA_VERSION}",
+                hint="go on with the version of muster that wrote it",
+            )
+        self._check_identity(value, folder)
+        for name, digest in value["files"].items():
+            if _digest(folder / name) != digest:
+                raise ValueError(f"{name} is not what was written")
+        return _from_dict(value)
+
+    def _check_identity(self, value: Mapping[str, Any], folder: Path) -> None:
+        found = Identity(RunId(value["run_id"]), to_hash32(value["recipe_hash"]), value["chain_id"])
+        if found != self._identity:
+            raise StorageError(
+                f"{folder} belongs to run {found.run_id} on chain {found.chain_id}",
+                hint="give every run a --state-dir of its own",
+            )
+
+
+def _from_dict(value: Mapping[str, Any]) -> TrainerState:
+    last = to_hash32(value["last"]) if value["last"] is not None else None
+    return TrainerState(
+        version=PolicyVersion(value["version"]),
+        cursor=Cursor(value["position"], last),
+        step_start=value["step_start"],
+        previous_start=value["previous_start"],
+        kept=value["kept"],
+    )
+
+
+def _write_state(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps({"digest": _digest_of(value), "state": value}))
+    sync_path(path)
+
+
+def _digest_of(value: Any) -> str:
+    return blake3(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    return blake3().update_mmap(path).hexdigest()
+
+
+def _cannot_save(folder: Path, error: BaseException) -> StorageError:
+    return StorageError(f"cannot save the trainer's state to {folder}: {_cause(error)}")
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return what went wrong on the first rank that failed."""
+    if isinstance(error, CheckpointException):
+        return next((cause for cause, _ in error.failures.values()), error)
+    return error

@@ -1,0 +1,274 @@
+"""Alarms: the signs of a collapse in a run's figures; and what the trainer does about them.
+
+What INTELLECT-2 documents (arXiv 2505.07291, section 4): gradient norms that grow without single
+spikes, and an entropy that falls, then turns up; collapse follows. Either alone is harmless: while
+a policy learns, fewer and harder groups are left and norms grow several times over. So the sign is
+both at once. The collapse itself is a reward far below what the policy had reached. Every figure is
+judged by its level, the median of the last `window` steps, so that one odd step neither raises an
+alarm nor hides one.
+
+The trainer logs an alarm that lasts, or stops, or goes back to an earlier policy.
+
+Versions are on chain and stay there. Going back makes a *new* version, with the weights and the
+optimiser of an earlier one and a smaller learning rate; records that were consumed stay consumed.
+The same figures always lead to the same decision, and what it depends on is in the checkpoint, so a
+trainer that is killed decides as it would have.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, Literal
+
+from muster.protocol.errors import TrainingCollapsed
+from muster.protocol.ids import PolicyVersion
+from muster.trainer.publish.policies import BASE
+
+logger = logging.getLogger(__name__)
+
+Action = Literal["log", "stop", "rollback"]
+"""The trainer's reaction to an alarm that has lasted."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmLimits:
+    """Limits beyond which an alarm is raised, and how long it must last before the trainer acts."""
+
+    window: int = 8
+    """Training steps that make a level; 0 for no alarms."""
+    grad_growth: float = 1.5
+    """Norms grow: their level is more than so many times its lowest."""
+    entropy_rise: float = 0.15
+    """The entropy has turned up: its level is above its lowest by more than this share of its
+    first."""
+    reward_fall: float = 0.5
+    """The reward has collapsed: its level is below its highest by more than this share."""
+    patience: int = 3
+    """Alarming steps in a row after which something is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Judgement of the figures up to a step."""
+
+    grad_growth: float = 1.0
+    """Level of the gradient norm over its lowest."""
+    entropy_rise: float = 0.0
+    """Level of the entropy above its lowest, as a share of its first."""
+    reward_fall: float = 0.0
+    """Level of the reward below its highest, as a share of that."""
+    is_on: bool = False
+    """Norms grow and the entropy has turned up, or the reward has collapsed."""
+    steps: int = 0
+    """Steps in a row, this one included, at which it was on."""
+    is_due: bool = False
+    """Whether it has lasted long enough to act."""
+
+
+class CollapseWatch:
+    """Judges one training step after the other."""
+
+    def __init__(self, limits: AlarmLimits) -> None:
+        self._limits = limits
+        self._norms, self._entropies, self._rewards = _Level(), _Level(), _Level()
+        self._steps = 0
+        self._seen = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has seen two windows: before, a level has hardly been compared with any."""
+        return self._seen >= 2 * self._limits.window
+
+    def observe(self, *, reward: float, grad_norm: float | None, entropy: float | None) -> Alarm:
+        """Return what is known after a step.
+
+        A figure that is None is unknown and changes no level: a step that had nothing to train on
+        tells of its reward only. So does one without a finite gradient (norm 0).
+        """
+        limits = self._limits
+        if not limits.window:
+            return Alarm()
+        self._seen += 1
+        self._rewards.add(reward, limits.window)
+        if grad_norm:
+            self._norms.add(grad_norm, limits.window)
+            if entropy is not None:
+                self._entropies.add(entropy, limits.window)
+        found = self._judged()
+        self._steps = self._steps + 1 if found.is_on else 0
+        return replace(found, steps=self._steps, is_due=self._steps >= limits.patience)
+
+    def forget(self) -> None:
+        """Start anew: the policy is another one."""
+        self._norms, self._entropies, self._rewards = _Level(), _Level(), _Level()
+        self._steps = self._seen = 0
+
+    def state(self) -> dict[str, Any]:
+        """Return what it remembers, as plain values."""
+        levels = (self._norms, self._entropies, self._rewards)
+        return {
+            "steps": self._steps,
+            "seen": self._seen,
+            "levels": [level.state() for level in levels],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._norms, self._entropies, self._rewards = map(_Level.of, state["levels"])
+        self._steps, self._seen = int(state["steps"]), int(state["seen"])
+
+    def _judged(self) -> Alarm:
+        limits, norm, entropy, reward = self._limits, self._norms, self._entropies, self._rewards
+        growth = norm.now / max(norm.lowest, 1e-12)
+        rise = (entropy.now - entropy.lowest) / max(entropy.first, 1e-12)
+        fall = (reward.highest - reward.now) / max(reward.highest, 1e-12)
+        is_sign = growth > limits.grad_growth and rise > limits.entropy_rise
+        return Alarm(growth, rise, fall, is_sign or fall > limits.reward_fall)
+
+
+@dataclass(slots=True)
+class _Level:
+    """The median of a figure's last values, and where it has been; all 0 before the first."""
+
+    values: Sequence[float] = ()
+    first: float = 0.0
+    lowest: float = 0.0
+    highest: float = 0.0
+    now: float = 0.0
+
+    def add(self, value: float, window: int) -> None:
+        is_first = len(self.values) < window
+        self.values = (*self.values, value)[-window:]
+        if len(self.values) < window:
+            return
+        self.now = median(self.values)
+        self.first = self.now if is_first else self.first
+        self.lowest = self.now if is_first else min(self.now, self.lowest)
+        self.highest = self.now if is_first else max(self.now, self.highest)
+
+    def state(self) -> list[Any]:
+        return [list(self.values), self.first, self.lowest, self.highest, self.now]
+
+    @classmethod
+    def of(cls, state: list[Any]) -> _Level:
+        values, *rest = state
+        return cls(tuple(map(float, values)), *map(float, rest))
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Decision after a step."""
+
+    alarm: Alarm
+    """Judgement of the step's figures."""
+    back_to: PolicyVersion | None = None
+    """The version whose weights the step's version gets instead of its own."""
+
+    def entry(self) -> dict[str, Any]:
+        """Return it as figures of the step's line."""
+        alarm = self.alarm
+        found: dict[str, Any] = {
+            "grad_growth": round(alarm.grad_growth, 4),
+            "entropy_rise": round(alarm.entropy_rise, 4),
+            "reward_fall": round(alarm.reward_fall, 4),
+            "alarm_steps": alarm.steps,
+        }
+        if self.back_to is not None:
+            found["rolled_back_to"] = int(self.back_to)
+        return found
+
+
+class Guard:
+    """Watches a run and decides; keeps the versions that can be gone back to."""
+
+    def __init__(
+        self,
+        limits: AlarmLimits | None = None,
+        *,
+        action: Action = "log",
+        slowdown: float = 0.5,
+        most: int = 3,
+    ) -> None:
+        """`slowdown` multiplies the learning rate at each of at most `most` rollbacks."""
+        self._limits = limits or AlarmLimits()
+        self._watch = CollapseWatch(self._limits)
+        self._action = action
+        self._slowdown = slowdown
+        self._most = most
+        self._rollbacks = 0
+        self.scale = 1.0
+        """Factor on the learning rate."""
+        self.good: tuple[PolicyVersion, ...] = ()
+        """Versions to go back to, whose checkpoints must stay, the oldest first: at most two. The
+        base model at first; later versions without alarm."""
+
+    def judge(self, version: PolicyVersion, entry: Mapping[str, Any]) -> Judgement:
+        """Return what follows from the figures of the step that makes `version`.
+
+        Raises TrainingCollapsed when the run is to be stopped.
+        """
+        alarm = self._watch.observe(
+            reward=entry["reward"],
+            grad_norm=entry["grad_norm"],
+            entropy=entry["entropy"],
+        )
+        if alarm.is_on:
+            logger.warning(
+                "training alarm", extra={"step": int(version), **Judgement(alarm).entry()}
+            )
+        self._note_good(version, alarm)
+        if not alarm.is_due or self._action == "log":
+            return Judgement(alarm)
+        if self._action == "stop" or self._rollbacks >= self._most:
+            raise self._collapsed(version, alarm)
+        # None yet when rollbacks were switched on only now.
+        return Judgement(alarm, self._roll_back(version) if self.good else None)
+
+    def state(self) -> dict[str, Any]:
+        """Return what later decisions depend on, as plain values."""
+        return {
+            "watch": self._watch.state(),
+            "rollbacks": self._rollbacks,
+            "scale": self.scale,
+            "good": [int(version) for version in self.good],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned; an empty one is that of a run that begins."""
+        if state:
+            self._watch.restore(state["watch"])
+            self._rollbacks = int(state["rollbacks"])
+            self.scale = float(state["scale"])
+            self.good = tuple(PolicyVersion(version) for version in state["good"])
+
+    def _note_good(self, version: PolicyVersion, alarm: Alarm) -> None:
+        if self._action != "rollback" or not self._limits.window:
+            return
+        if version == 1:
+            self.good = (BASE,)
+        if version % self._limits.window == 0 and self._watch.is_settled and not alarm.is_on:
+            # A level reaches back one window: the older of two was well before any sign.
+            self.good = (*self.good, version)[-2:]
+
+    def _roll_back(self, version: PolicyVersion) -> PolicyVersion:
+        target, *_ = self.good = self.good[:1]
+        self._rollbacks += 1
+        self.scale *= self._slowdown
+        self._watch.forget()
+        logger.warning(
+            "going back to an earlier policy",
+            extra={"step": int(version), "policy_version": int(target), "scale": self.scale},
+        )
+        return target
+
+    def _collapsed(self, version: PolicyVersion, alarm: Alarm) -> TrainingCollapsed:
+        return TrainingCollapsed(
+            f"training has collapsed at step {version}: reward {alarm.reward_fall:.0%} below its "
+            f"highest level, gradient norm {alarm.grad_growth:.1f} times its lowest, entropy "
+            f"{alarm.entropy_rise:.0%} above; {self._rollbacks} rollbacks made",
+            hint="the step was not taken; go on with --on-collapse rollback or log, or start a run "
+            "with a smaller learning rate from the last good version",
+        )

@@ -1,0 +1,1 @@
+"""Trainer sites: places far apart that train one policy, and exchange little (DiLoCo)."""

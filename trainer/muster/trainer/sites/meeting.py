@@ -1,0 +1,525 @@
+"""The meeting of a run's sites: which of them take part in a step, and their messages.
+
+Site 0, which publishes, keeps the store that the others connect to, and decides. A *round* is one
+attempt at a training step by a fixed set of sites:
+
+  1. call    site 0 names the members among those who have come (`here`, `members`)
+  2. link    they connect, and say whether they are connected to all others (`linked`)
+  3. begin   site 0 says whether all are (`links`); if not, all come to another round without those
+             who died or cannot be reached, and nobody has trained in vain
+  4. agree   after the step they say whether they have all of it (`done`), and site 0 says whether
+             it counts (`commit`)
+
+Every site shows that it lives. A site that does not, or does not come in time, is left out, and the
+others take the step again without it. Every wait has a deadline, every size and the number of
+rounds that a step takes to begin a bound. Messages go from site to site over gloo and are counted.
+
+Every value in the store and every message carries a mark for its place: a BLAKE3 hash keyed with
+what all sites derive from the trainer's key, which they have anyway. The place names the life of
+site 0's store, the round and the two sites, so no message can be used again elsewhere. A stranger
+without the key who reaches the ports can make sites wait and give up, never make them train on his
+numbers. Marks keep nobody from reading: what sites exchange is published anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from hmac import compare_digest
+from typing import Any, NamedTuple
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's stub
+from torch.distributed.distributed_c10d import (
+    PrefixStore,
+    ProcessGroupGloo,
+)
+
+from muster.protocol.errors import MusterError
+from muster.protocol.ids import RunId
+
+logger = logging.getLogger(__name__)
+
+MARK_BYTES = 32
+"""Bytes of a mark."""
+CONTEXT = "muster trainer sites 1"
+"""Purpose for which the key is derived; the number is that of the sites' protocol."""
+POLL_S = 0.01
+"""Between looks at the store."""
+MAX_VALUE_BYTES = 1 << 16
+"""Largest value in the store."""
+MAX_WARNINGS = 100
+"""Number of strangers' values that are logged."""
+REMEMBERED_ROUNDS = 64
+"""Rounds whose decisions stay in the store, for a site that comes late to hear of them."""
+LINK_LIVES = 6
+"""Time that a site may take to say whether it is connected, in `alive_s`.
+
+Gloo's deadline is one `alive_s`; the side of a connection that is called waits five of them.
+"""
+
+
+class Seal:
+    """Marks messages, and tells which marks are right."""
+
+    def __init__(self, secret: bytes) -> None:
+        """`secret` has 32 bytes; the same at all sites."""
+        self._secret = secret
+
+    def mark(self, place: str, data: bytes | memoryview) -> bytes:
+        """Return the mark of a message at its place."""
+        named = place.encode()
+        head = len(named).to_bytes(4, "big") + named
+        return blake3(head, key=self._secret).update(data).digest()
+
+    def close(self, place: str, data: bytes) -> bytes:
+        """Return a message with its mark behind it."""
+        return data + self.mark(place, data)
+
+    def open(self, place: str, data: bytes) -> bytes | None:
+        """Return the message that `close` marked for this place; None for anything else."""
+        message, mark = data[:-MARK_BYTES], data[-MARK_BYTES:]
+        return message if compare_digest(self.mark(place, message), mark) else None
+
+
+def site_secret(trainer_key: bytes, run_id: RunId, chain_id: int) -> bytes:
+    """Return the key by which the sites of a run know one another."""
+    of = trainer_key + int(run_id).to_bytes(32, "big") + chain_id.to_bytes(32, "big")
+    return blake3(of, derive_key_context=CONTEXT).digest()
+
+
+class SiteLost(MusterError, RuntimeError):
+    """Another site of the run died, or did not come in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeetingPlace:
+    """This site's number, and the address at which all sites meet."""
+
+    site: int
+    """This site's number; 0 publishes."""
+    host: str
+    """Host at which site 0's store listens."""
+    port: int
+    alive_s: float = 10.0
+    """A site that has not shown itself for so long is taken for dead."""
+    wait_s: float = 3600.0
+    """Time that sites wait for one another's inner steps, and for each message."""
+
+
+Question = tuple[str, str]
+"""A question to all members of a round: the key of each answer, and of site 0's conclusion."""
+LINKED: Question = ("linked", "links")
+"""Is the member connected to all others?"""
+DONE: Question = ("done", "commit")
+"""Has the member all it needs to take the outer step?"""
+
+
+class Newcomer(NamedTuple):
+    """A site that wants to take part."""
+
+    site: int
+    ticket: str
+    """Unique to this start of it."""
+    knows: dict[str, Any]
+    """The version that it has, and its digest."""
+
+
+class Round:
+    """One attempt at a training step, by a fixed set of sites."""
+
+    def __init__(
+        self,
+        number: int,
+        members: list[int],
+        newcomers: list[Newcomer],
+        group: Any,
+        place: MeetingPlace,
+        mark: Callable[[str, memoryview], bytes],
+    ) -> None:
+        self.number = number
+        self.members = members
+        self.newcomers = newcomers
+        self.rank = members.index(place.site)
+        self.sent_bytes = 0
+        self._group: Any = group
+        # Per message: the group's own deadline is the short one of connecting.
+        self._wait = timedelta(seconds=place.wait_s)
+        self._mark = mark
+        self._messages: Counter[str] = Counter()
+
+    def close(self) -> None:
+        """Leave the round: no member waits for a message of this site any longer."""
+        self._group = None
+
+    def start_send(self, data: Tensor, to: int) -> Callable[[], Any]:
+        """Begin to send bytes to a member, by its place among them; returns what waits for it."""
+        message = torch.cat([data, self._mark_of(data, self.rank, to)])
+        self.sent_bytes += len(message)
+        assert self._group is not None
+        return partial(self._group.send([message], to, self.rank).wait, self._wait)
+
+    def receive(self, size: int, sender: int) -> Tensor:
+        """Return bytes from a member; raises SiteLost when they do not come, or not from it."""
+        message = torch.empty(size + MARK_BYTES, dtype=torch.uint8)
+        with lost_site("a message"):
+            assert self._group is not None
+            self._group.recv([message], sender, sender).wait(self._wait)
+        data, mark = message[:size], message[size:]
+        if not torch.equal(mark, self._mark_of(data, sender, self.rank)):
+            raise SiteLost(
+                f"a message was not site {self.members[sender]}'s",
+                hint="somebody else reaches --site-address, or a site has another trainer key",
+            )
+        return data
+
+    def send_all(self, data: bytes, to: int) -> None:
+        """Send bytes of any number, with their number."""
+        with lost_site("a site to take its state"):
+            self.start_send(as_tensor(len(data).to_bytes(8, "little")), to)()
+            if data:
+                self.start_send(as_tensor(data), to)()
+
+    def receive_all(self, sender: int, *, limit: int) -> bytes:
+        """Return what `send_all` sent; raises SiteLost above `limit` bytes."""
+        size = int.from_bytes(self.receive(8, sender).numpy().tobytes(), "little")
+        if size > limit:
+            raise SiteLost(f"a message has {size} bytes, at most {limit} make sense")
+        return self.receive(size, sender).numpy().tobytes() if size else b""
+
+    def _mark_of(self, data: Tensor, sender: int, to: int) -> Tensor:
+        """Return the mark of the next message between two members."""
+        way = f"{self.number}/{self.members[sender]}/{self.members[to]}"
+        self._messages[way] += 1
+        return as_tensor(self._mark(f"{way}/{self._messages[way]}", data.numpy().data))
+
+
+class Roll:
+    """The sites that site 0 calls to a round, until all that are called are connected.
+
+    All are called at first, and a site that falls silent is left out. If none did and the round
+    still fails, the answers do not tell which site is to blame: two sites that cannot reach each
+    other spoil the round for every member. Then sites are called one after the other, those that
+    trained before first, and the site with which a round fails is left out. So there are at most
+    twice as many rounds as sites.
+    """
+
+    def __init__(self, sites: list[int]) -> None:
+        self.called = sites
+        """Members of the round; site 0 is the first."""
+        self.waiting: list[int] = []
+        """Sites that are called later, one by one."""
+        self._is_one_by_one = False
+
+    def leave_out(self, sites: set[int]) -> None:
+        """Call these no more; site 0 stays, whatever a stranger wrote over its answer."""
+        others = [site for site in self.called[1:] if site not in sites]
+        self.called = [*self.called[:1], *others]
+        self.waiting = [site for site in self.waiting if site not in sites]
+
+    def call_next(self, *, linked: bool, silent: set[int]) -> None:
+        """Choose the next round's members, after one whose members did or did not connect."""
+        if silent:
+            self.leave_out(silent)
+        elif not linked and self._is_one_by_one:
+            logger.warning(
+                "site left out: it is not connected to all others",
+                extra={"site": self.called[-1], "others": self.called[:-1]},
+            )
+            self.leave_out({self.called[-1]})
+        elif not linked:
+            logger.warning("sites are called one by one", extra={"sites": self.called})
+            self._is_one_by_one = True
+            self.called, self.waiting = self.called[:1], self.called[1:]
+        self.called, self.waiting = self.called + self.waiting[:1], self.waiting[1:]
+
+
+class Meeting:
+    """This site's way to the others."""
+
+    def __init__(self, place: MeetingPlace, *, expected: int, secret: bytes) -> None:
+        """Connect, waiting for site 0; `expected` sites begin the run together.
+
+        The sites know one another by `secret`; see `site_secret`.
+        """
+        self._place = place
+        self._seal = Seal(secret)
+        self._expected = expected
+        self._members = [0]
+        self._next = 0
+        self._tidied = 0
+        self._tickets: dict[int, str] = {}
+        self._seen: dict[str, tuple[int, float]] = {}
+        self._done: set[str] = set()
+        self._strange: set[str] = set()
+        self._stopped = threading.Event()
+        with lost_site("site 0's store"):
+            self._store = self._connect(is_server=place.site == 0)
+            # A connection of its own: the other one is in use while it waits.
+            beats = self._connect(is_server=False)
+        self._ticket = uuid.uuid4().hex
+        # Site 0 names the life of its store; until then the name is empty.
+        self._session = ""
+        if place.site == 0:
+            self._set("session", self._ticket)
+        self._session = str(self._get("session", "site 0 to open the store"))
+        threading.Thread(target=self._beat, args=(beats,), daemon=True).start()
+
+    def close(self) -> None:
+        """Show no more signs of life."""
+        self._stopped.set()
+
+    def ask(self, knows: dict[str, Any]) -> Round:
+        """Ask to take part; returns the first round this site is in. Not for site 0."""
+        request = {"ticket": self._ticket, "knows": knows}
+        self._set(f"join/{self._place.site}", request)
+        # The ticket is of this start alone, so the answer is, and with it the session.
+        self._next = int(self._get(f"admit/{self._ticket}", "site 0 to let this site in"))
+        return self.gather()
+
+    def gather(self) -> Round:
+        """Return the round in which the next step is taken, when all who take part are connected.
+
+        Raises SiteLost when site 0 is gone, or went on without this site.
+        """
+        if self._place.site == 0:
+            return self._call()
+        while (round_ := self._come()) is None:
+            pass
+        return round_
+
+    def agree(self, round_: Round, *, has_all: bool) -> bool:
+        """Tell whether every member has all it needs: the step counts, else it is taken again."""
+        # A member that still waits for this site's messages learns that none will come.
+        round_.close()
+        within_s = self._place.wait_s
+        counts = self._ask_all(DONE, round_.number, round_.members, has_all, within_s)
+        if self._place.site == 0:
+            self._tidy(round_.number - REMEMBERED_ROUNDS)
+        return counts
+
+    # ------------------------------------------------------------------ site 0 decides
+
+    def _call(self) -> Round:
+        """Call sites to rounds until all members of one are connected."""
+        # Looked for once: a site that comes and goes again and again holds up a step once at most.
+        newcomers = self._newcomers()
+        for newcomer in newcomers:
+            self._tickets[newcomer.site] = newcomer.ticket
+            self._set(f"admit/{newcomer.ticket}", self._next)
+        joining = [newcomer.site for newcomer in newcomers]
+        staying = [s for s in self._members if s not in joining and not self._is_dead(s)]
+        roll = Roll([*staying, *joining])
+        while (round_ := self._try(roll, newcomers)) is None:
+            pass
+        self._members = round_.members
+        return round_
+
+    def _try(self, roll: Roll, newcomers: list[Newcomer]) -> Round | None:
+        """Return the round of the sites on the roll; None when it has to be another one."""
+        number = self._next
+        self._set(f"here/{number}/0", True)
+        sites = [*roll.called, *roll.waiting]
+        roll.leave_out(self._wait_for(f"here/{number}", sites, self._place.wait_s))
+        joining = [newcomer for newcomer in newcomers if newcomer.site in roll.called]
+        round_ = {"members": sorted(roll.called), "waiting": roll.waiting, "newcomers": joining}
+        self._set(f"members/{number}", round_)
+        if (begun := self._come()) is not None:
+            return begun
+        each, conclusion = LINKED
+        silent = {s for s in roll.called if self._peek(f"{each}/{number}/{s}") is None}
+        roll.call_next(linked=bool(self._peek(f"{conclusion}/{number}")), silent=silent)
+        return None
+
+    def _newcomers(self) -> list[Newcomer]:
+        """Return the sites that ask to be let in; the first round waits for all expected ones."""
+        until = time.monotonic() + (self._place.wait_s if self._next == 0 else 0)
+        while True:
+            asked = [self._newcomer(site) for site in range(1, self._expected)]
+            found = [newcomer for newcomer in asked if newcomer is not None]
+            if self._next or 1 + len(found) >= self._expected or time.monotonic() > until:
+                self._done |= {n.ticket for n in found}
+                return found
+            time.sleep(POLL_S)
+
+    def _newcomer(self, site: int) -> Newcomer | None:
+        request = self._peek(f"join/{site}") or {"ticket": ""}
+        ticket = request["ticket"]
+        if not ticket or ticket in self._done or self._is_silent(ticket):
+            return None
+        return Newcomer(site, ticket, request["knows"])
+
+    def _wait_for(self, prefix: str, sites: list[int], within_s: float) -> set[int]:
+        """Wait until all these sites have set their key, are dead or late; returns those two."""
+        until = time.monotonic() + within_s
+        missing = set(sites)
+        while missing:
+            missing -= {s for s in missing if self._peek(f"{prefix}/{s}") is not None}
+            if time.monotonic() > until or all(self._is_dead(site) for site in missing):
+                break
+            time.sleep(POLL_S)
+        for site in missing:
+            logger.warning("site left out", extra={"site": site, "awaited": prefix})
+        return missing
+
+    def _is_dead(self, site: int) -> bool:
+        return site != 0 and self._is_silent(self._tickets[site])
+
+    def _is_silent(self, ticket: str) -> bool:
+        """Tell whether a start of a site has not shown itself for too long."""
+        now = time.monotonic()
+        beat = self._peek(f"beat/{ticket}") or 0
+        last, since = self._seen.get(ticket, (-1, now))
+        # Counted up: a beat that is shown again is no sign of life.
+        if beat > last:
+            self._seen[ticket] = (beat, now)
+            return False
+        return now - since > self._place.alive_s
+
+    def _tidy(self, before: int) -> None:
+        """Delete the store's keys of rounds that no site asks about any more."""
+        for number in range(self._tidied, before):
+            for kind in ("here", LINKED[0], DONE[0]):
+                for site in range(self._expected):
+                    self._store.delete_key(f"{kind}/{number}/{site}")
+            for kind in ("members", LINKED[1], DONE[1]):
+                self._store.delete_key(f"{kind}/{number}")
+        self._tidied = max(self._tidied, before)
+
+    # --------------------------------------------------------------------- every site
+
+    def _come(self) -> Round | None:
+        """Come to the next round; None when not all sites can be in it, and another one follows."""
+        number, site = self._next, self._place.site
+        self._next += 1
+        self._set(f"here/{number}/{site}", True)
+        value = self._get(f"members/{number}", "site 0 to begin the round")
+        members: list[int] = value["members"]
+        waiting: list[int] = value["waiting"]
+        if site not in (*members, *waiting):
+            raise SiteLost(
+                f"the run went on without site {site}", hint="start the site again to rejoin"
+            )
+        group = self._link(number, members) if site in members else None
+        within_s = LINK_LIVES * self._place.alive_s
+        linked = self._ask_all(LINKED, number, members, group is not None, within_s)
+        if waiting or not linked:
+            return None
+        newcomers = [Newcomer(*described) for described in value["newcomers"]]
+        return Round(number, members, newcomers, group, self._place, self._mark)
+
+    def _link(self, number: int, members: list[int]) -> Any:
+        """Return connections to all members; None when one cannot be reached."""
+        try:
+            with lost_site("the sites of the round"):
+                return ProcessGroupGloo(
+                    PrefixStore(f"round/{number}", self._store),
+                    members.index(self._place.site),
+                    len(members),
+                    timedelta(seconds=self._place.alive_s),
+                )
+        except SiteLost as error:
+            if len(members) == 1:
+                raise
+            logger.warning(
+                "not connected to all sites",
+                extra={"round": number, "members": members, "error": str(error)},
+            )
+            return None
+
+    def _ask_all(
+        self, question: Question, number: int, members: list[int], answer: bool, within_s: float
+    ) -> bool:
+        """Answer a question; return site 0's word on whether all members said yes.
+
+        Site 0 waits `within_s` for the answers; a site that is dead or late counts as a no.
+        """
+        each, conclusion = question
+        self._set(f"{each}/{number}/{self._place.site}", answer)
+        if self._place.site == 0:
+            missing = self._wait_for(f"{each}/{number}", members, within_s)
+            is_yes = all(self._peek(f"{each}/{number}/{site}") for site in members)
+            self._set(f"{conclusion}/{number}", not missing and is_yes)
+        return bool(self._get(f"{conclusion}/{number}", "site 0's decision"))
+
+    def _mark(self, place: str, data: memoryview) -> bytes:
+        return self._seal.mark(f"{self._session}/{place}", data)
+
+    def _set(self, key: str, value: Any, store: TCPStore | None = None) -> None:
+        data = json.dumps(value).encode()
+        sealed = self._seal.close(f"{self._session}/{key}", data)
+        with lost_site("the store"):
+            # The stub knows text only; the store takes any bytes.
+            (store or self._store).set(key, sealed)  # type: ignore[arg-type]
+
+    def _peek(self, key: str) -> Any:
+        """Return a value of the store; None when it is not there, or not one of the sites'."""
+        with lost_site("the store"):
+            if not self._store.check([key]):
+                return None
+            data: bytes = self._store.get(key)
+        message = self._seal.open(f"{self._session}/{key}", data[:MAX_VALUE_BYTES])
+        if message is None:
+            # Once: the store is looked at again and again.
+            if len(self._strange) < MAX_WARNINGS and key not in self._strange:
+                self._strange.add(key)
+                logger.warning("a stranger's value was passed over", extra={"key": key})
+            return None
+        return json.loads(message)
+
+    def _get(self, key: str, awaited: str) -> Any:
+        """Return a value when it is there; raises SiteLost when it does not come."""
+        until = time.monotonic() + self._place.wait_s
+        with lost_site(awaited):
+            while (value := self._peek(key)) is None:
+                if time.monotonic() > until:
+                    raise RuntimeError(f"nothing for {self._place.wait_s:g} s")
+                time.sleep(POLL_S)
+        return value
+
+    def _connect(self, *, is_server: bool) -> TCPStore:
+        timeout = timedelta(seconds=self._place.wait_s)
+        return TCPStore(
+            self._place.host, self._place.port, None, is_server, timeout, wait_for_workers=False
+        )
+
+    def _beat(self, store: TCPStore) -> None:
+        count = 0
+        while not self._stopped.wait(self._place.alive_s / 5):
+            count += 1
+            try:
+                self._set(f"beat/{self._ticket}", count, store)
+            except SiteLost:
+                return
+
+
+def as_tensor(data: bytes) -> Tensor:
+    """Return bytes as a tensor of their own."""
+    if not data:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+@contextmanager
+def lost_site(awaited: str) -> Iterator[None]:
+    """Turn torch's errors about a connection into SiteLost."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, SiteLost):
+            raise
+        raise SiteLost(
+            f"waited in vain for {awaited}: {str(error).splitlines()[0]}",
+            hint="look at the other sites; a site that is started again rejoins",
+        ) from error

@@ -1,0 +1,369 @@
+"""Trainer sites: places far apart that train one policy, and exchange little (DiLoCo).
+
+A training step at a site, `SiteLearner.step`:
+
+  1. meet      the sites that take part are fixed; one that joins comes to site 0's state
+  2. train     inner AdamW steps on the site's own share of the step's groups
+  3. exchange  the mean of what all sites moved, as int8, each number twice on the way
+  4. agree     only if every site has it all the step counts; else it is taken again from 1,
+               without the sites that are gone, so no accepted file is left out
+  5. step      Nesterov on the mean; all sites hold the same weights again, bit by bit
+
+All sites read the same training stream with the same cursor; site i of K takes groups i, i + K, …
+of a step. Only site 0 publishes, and its state is the run's: what another site has beyond it was
+never published, and is given up when it joins. A site that joins is sent the mean movements that it
+missed if it has the state before them, and the state itself if not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import torch
+from blake3 import blake3
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from muster.protocol.encoding import hex0x
+from muster.protocol.ids import PolicyVersion, Step, to_hash32
+from muster.protocol.rollouts import Rollout
+from muster.trainer.learn.persistence import below
+from muster.trainer.measure.figures import StepFigures
+from muster.trainer.publish.policies import BASE, PolicyShelf
+from muster.trainer.recover.checkpoint import Checkpoints, TrainerState
+from muster.trainer.sites.meeting import Meeting, Newcomer, Round, SiteLost, as_tensor, lost_site
+from muster.trainer.sites.outer import (
+    History,
+    Mean,
+    OuterStep,
+    byte_count,
+    byte_size,
+    joined,
+    mean_of,
+    quantised,
+    restored,
+    split,
+)
+from muster.trainer.stream.reader import Cursor
+
+logger = logging.getLogger(__name__)
+
+VELOCITY = "outer."
+"""Prefix of the outer momentum in a site's state."""
+HEAD_BYTES = 64 << 20
+"""Room for what the flow carries from step to step, and for names."""
+
+
+class Inner(Protocol):
+    """A learner as the flow knows it."""
+
+    def step(self, step: Step, groups: Sequence[Sequence[Rollout]]) -> StepFigures:
+        """Take the optimiser steps of a training step."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the policy's weights."""
+
+    def start(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the state, without optimiser, of version 0."""
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over weights."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that the next step depends on."""
+
+    def like(self, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Return tensors to read a state into."""
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a state."""
+
+
+class SiteLearner:
+    """A learner that trains with those of other sites."""
+
+    def __init__(
+        self,
+        inner: Inner,
+        meeting: Meeting,
+        outer: OuterStep,
+        checkpoints: Checkpoints,
+        shelf: PolicyShelf,
+        *,
+        max_async_level: int,
+    ) -> None:
+        self.members: list[int] = []
+        """Sites that took the last step together."""
+        self.outer_bytes = 0
+        """Bytes that this site sent to others for outer steps."""
+        self.heal_bytes = 0
+        """Bytes that this site sent to sites that joined."""
+        self.learning_rate_scale = 1.0
+        """Factor on the recipe's learning rate; stays 1, or sites would have to agree about it."""
+        self._inner = inner
+        self._meeting = meeting
+        self._outer = outer
+        self._checkpoints = checkpoints
+        self._shelf = shelf
+        self._max_async_level = max_async_level
+        self._round: Round | None = None
+        self._history = History()
+
+    def join(self) -> None:
+        """Come to the run's state, from this site's own as far as it goes, and save it. Not for
+        site 0.
+
+        Blocking; raises SiteLost when site 0 does not let this site in.
+        """
+        version, saved = BASE, self._checkpoints.newest()
+        if saved is not None:
+            self.restore(self._checkpoints.read(saved.folder, self))
+            version = saved.state.version
+        has_policies = all(self._shelf.has(v) for v in self._needed(version))
+        digest = self._digest(version, self._inner.weights()) if has_policies else ""
+        logger.info("asking to take part", extra={"policy_version": version})
+        self._round = self._meeting.ask({"version": version, "digest": digest})
+        self._come_to(self._round, version)
+
+    def step(self, step: Step, groups: Sequence[Sequence[Rollout]]) -> StepFigures:
+        """Take a training step together with all sites that are there."""
+        before = {name: value.clone() for name, value in self.state().items()}
+        weights = {name: value.clone() for name, value in self._inner.weights().items()}
+        while True:
+            round_ = self._begin()
+            place, count = round_.rank, len(round_.members)
+            figures = self._inner.step(step, groups[place::count])
+            after = self._inner.weights()
+            moved = {name: value - after[name] for name, value in weights.items()}
+            mean = self._exchange(round_, moved)
+            self.outer_bytes += round_.sent_bytes
+            if self._meeting.agree(round_, has_all=mean is not None) and mean is not None:
+                break
+            logger.warning("step taken again: a site was lost", extra={"step": step})
+            self.restore(before)
+        self._advance(PolicyVersion(step), weights, mean)
+        self.members = round_.members
+        logger.info(
+            "outer step",
+            extra={"step": step, "sites": round_.members, "sent_bytes": round_.sent_bytes},
+        )
+        return figures
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the policy's weights: the same at every site."""
+        return self._inner.weights()
+
+    def start(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the state, without optimiser and momentum, of version 0."""
+        return self._inner.start(base)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Continue from a policy's weights, without momentum."""
+        self._outer.velocity.clear()
+        self._inner.load(weights)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that the next step depends on: the inner state and the outer momentum."""
+        own = {VELOCITY + name: value for name, value in self._outer.velocity.items()}
+        return self._inner.state() | own
+
+    def like(self, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Return tensors to read a saved state into."""
+        own = {name: torch.zeros(size) for name, size in sizes.items() if _is_outer(name)}
+        rest = {name: size for name, size in sizes.items() if not _is_outer(name)}
+        return self._inner.like(rest) | own
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a state as `state` returned it."""
+        self._inner.restore({n: value for n, value in state.items() if not _is_outer(n)})
+        self._outer.velocity = {
+            n.removeprefix(VELOCITY): value.clone() for n, value in state.items() if _is_outer(n)
+        }
+
+    # 1. meet
+
+    def _begin(self) -> Round:
+        """Return the round of the next attempt, after those who join in it have their state."""
+        joined_in, self._round = self._round, None
+        if joined_in is not None:
+            return joined_in
+        round_ = self._meeting.gather()
+        if round_.rank == 0:
+            for newcomer in round_.newcomers:
+                self._hand_over(round_, newcomer)
+        self.heal_bytes += round_.sent_bytes
+        round_.sent_bytes = 0
+        return round_
+
+    def _hand_over(self, round_: Round, newcomer: Newcomer) -> None:
+        """Send a site that joins what it lacks: the flow's state, and means or all tensors."""
+        state = self._checkpoints.latest or TrainerState(BASE, Cursor(), 0, 0)
+        means = self._missed(state.version, newcomer.knows)
+        head = {
+            "state": _plain(state),
+            "means": None if means is None else [[len(part) for part in m.parts] for m in means],
+        }
+        if means is None:
+            data = to_bytes(_separate(self._tensors(state.version)))
+        else:
+            data = b"".join(part.numpy().tobytes() for mean in means for part in mean.parts)
+        try:
+            to = round_.members.index(newcomer.site)
+            round_.send_all(json.dumps(head).encode(), to)
+            round_.send_all(data, to)
+        except SiteLost:
+            # Its absence shows when the step is exchanged.
+            logger.warning("site lost while it joined", extra={"site": newcomer.site})
+        way = "state" if means is None else f"{len(means)} means"
+        logger.info(
+            "site joined",
+            extra={"site": newcomer.site, "sent_bytes": round_.sent_bytes, "sent": way},
+        )
+
+    def _missed(self, version: PolicyVersion, knows: Mapping[str, Any]) -> list[Mean] | None:
+        """Return the means since what a site knows; None when it needs the state itself."""
+        if knows["version"] == version:
+            is_same = knows["digest"] == self._digest(version, self._inner.weights())
+            return [] if is_same else None
+        return self._history.since(PolicyVersion(knows["version"]), knows["digest"])
+
+    def _tensors(self, version: PolicyVersion) -> dict[str, Tensor]:
+        """Return the state as sites share it, and the policies that it may need besides."""
+        found = {f"weights.{name}": value for name, value in self._inner.weights().items()}
+        found |= {VELOCITY + name: value for name, value in self._outer.velocity.items()}
+        for needed in self._needed(version)[:-1]:
+            learned = self._shelf.learned(needed)
+            found |= {f"policy.{needed}.{name}": value for name, value in learned.items()}
+        return found
+
+    def _needed(self, version: PolicyVersion) -> list[PolicyVersion]:
+        """Return the versions besides the base that a step from `version` on may need."""
+        oldest = max(1, version - self._max_async_level)
+        return [PolicyVersion(v) for v in range(oldest, version + 1)]
+
+    def _come_to(self, round_: Round, own: PolicyVersion) -> None:
+        """Take over what site 0 hands over."""
+        shared = [*self._inner.weights().values(), *self._outer.velocity.values()]
+        limit = HEAD_BYTES + (3 + self._max_async_level) * 2 * byte_count(shared)
+        head = json.loads(round_.receive_all(0, limit=limit))
+        data = round_.receive_all(0, limit=limit)
+        state = _state(head["state"])
+        if head["means"] is None:
+            self._take_over(state.version, from_bytes(data))
+        else:
+            self._replay(own, _means(head["means"], data))
+        if state.version:
+            self._checkpoints.save(state, self.state()).result()
+        logger.info(
+            "joined the run",
+            extra={"policy_version": state.version, "had": own, "received_bytes": len(data)},
+        )
+
+    def _replay(self, own: PolicyVersion, means: Sequence[Mean]) -> None:
+        """Take the outer steps that were missed, and keep their policies."""
+        needed = self._needed(PolicyVersion(own + len(means)))
+        for version, mean in enumerate(means, start=own + 1):
+            weights = {name: value.clone() for name, value in self._inner.weights().items()}
+            self._advance(PolicyVersion(version), weights, mean)
+            if version in needed:
+                self._shelf.write(PolicyVersion(version), self._inner.weights())
+
+    def _take_over(self, version: PolicyVersion, tensors: Mapping[str, Tensor]) -> None:
+        """Continue from the run's state; what this site had of another one is given up."""
+        self._history.clear()
+        self._checkpoints.forget()
+        self._inner.load(below(tensors, "weights."))
+        self._outer.velocity = below(tensors, VELOCITY)
+        for needed in self._needed(version)[:-1]:
+            self._shelf.write(needed, below(tensors, f"policy.{needed}."))
+        if version:
+            self._shelf.write(version, self._inner.weights())
+
+    def _digest(self, version: int, weights: Mapping[str, Tensor]) -> str:
+        """Return what two sites agree in that have a version's weights and momentum."""
+        hasher = blake3(version.to_bytes(8, "big"))
+        for state in (weights, self._outer.velocity):
+            for name, value in sorted(state.items()):
+                hasher.update(name.encode() + b"\0" + value.detach().cpu().numpy().tobytes())
+            hasher.update(b"\0")
+        return hasher.hexdigest()
+
+    # 3. exchange
+
+    def _exchange(self, round_: Round, moved: Mapping[str, Tensor]) -> Mean | None:
+        """Return the mean over sites; None when one was lost on the way."""
+        try:
+            return mean_over_sites(round_, joined(moved, len(round_.members)))
+        except SiteLost as error:
+            logger.warning("exchange failed", extra={"error": str(error)})
+            return None
+
+    # 5. step
+
+    def _advance(self, version: PolicyVersion, weights: Mapping[str, Tensor], mean: Mean) -> None:
+        """Take a version's outer step from the weights of the one before."""
+        digest = self._digest(version - 1, weights)
+        moved = split(mean.vector(), weights)
+        self._inner.load(self._outer.apply(weights, moved))
+        # Above this the state itself is fewer bytes: the weights and the momentum.
+        most_bytes = 2 * byte_count([*weights.values()])
+        self._history.add(version, digest, mean, most_bytes=most_bytes)
+
+
+def mean_over_sites(round_: Round, own_P: Tensor) -> Mean:
+    """Return the mean of all members' vectors, the same bytes at each of them.
+
+    Each member adds up one part of it: parts go there as int8, and its mean comes back as int8.
+    Raises SiteLost when a member is.
+    """
+    count, me = len(round_.members), round_.rank
+    parts = own_P.chunk(count)
+    size = byte_size(len(parts[0]))
+    others = [i for i in range(count) if i != me]
+    with lost_site("the sites' movements"):
+        sending = [round_.start_send(quantised(parts[i]), i) for i in others]
+        received = {i: restored(round_.receive(size, i)) for i in others}
+        for wait in sending:
+            wait()
+    received[me] = restored(quantised(parts[me]))
+    mine = quantised(mean_of([received[i] for i in range(count)]))
+    with lost_site("the sites' means"):
+        sending = [round_.start_send(mine, i) for i in others]
+        means = {i: round_.receive(size, i) for i in others}
+        for wait in sending:
+            wait()
+    means[me] = mine
+    return Mean([means[i] for i in range(count)])
+
+
+def _is_outer(name: str) -> bool:
+    return name.startswith(VELOCITY)
+
+
+def _means(sizes: Sequence[Sequence[int]], data: bytes) -> list[Mean]:
+    """Return the means whose parts' bytes lie one after the other."""
+    parts = iter(torch.split(as_tensor(data), [n for mean in sizes for n in mean]) if sizes else ())
+    return [Mean([next(parts) for _ in mean]) for mean in sizes]
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies that share no memory, which the format does not take."""
+    return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+
+
+def _plain(state: TrainerState) -> dict[str, Any]:
+    value = asdict(state)
+    last = state.cursor.last
+    value["cursor"] = {"position": state.cursor.position, "last": last and hex0x(last)}
+    return value
+
+
+def _state(value: dict[str, Any]) -> TrainerState:
+    cursor = value.pop("cursor")
+    last = cursor["last"]
+    return TrainerState(**value, cursor=Cursor(cursor["position"], last and to_hash32(last)))

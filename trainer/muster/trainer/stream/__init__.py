@@ -1,0 +1,1 @@
+"""The training stream: accepted records in order, their files, and what of them is trained on."""

@@ -1,0 +1,186 @@
+"""Which rollouts are trained on; everything left out is counted under a reason.
+
+`Sieve` decides about a step's groups in stream order, from what they say alone; a sample that it
+leaves out is as if it were not there, so advantages are relative to the rest of the group. The
+learner leaves out samples whose log-probabilities do not fit (`muster.trainer.learn.advantages`).
+
+Difficulty pools: nobody chooses problems in this design (a ticket derives them), so a pool acts on
+what is trained on. A set-aside problem's groups are left out, but go on counting, so that it comes
+back when the policy changes. The pools are saved with the weights, and are a pure function of the
+training stream.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import fmean
+from typing import Any, Self
+
+from muster.protocol.recipe import FilterRecipe, Recipe
+from muster.protocol.rollouts import Rollout
+
+Group = list[Rollout]
+"""The rollouts of one problem."""
+
+
+class Drop(StrEnum):
+    """Reason for which an accepted sample is not trained on."""
+
+    STALE = "stale"
+    """Its policy is too many versions old."""
+    UNREADABLE = "unreadable"
+    """Its file is not what its outcome record says."""
+    DUPLICATE = "duplicate"
+    """Its file, or one of its sampling seeds, was there before."""
+    TRUNCATED = "truncated"
+    """The sample reached the token limit without EOS."""
+    ZERO_ADVANTAGE = "zero_advantage"
+    """All samples of the group have the same task reward: there is nothing to prefer."""
+    EASY = "easy"
+    """Its problem is solved (nearly) always."""
+    HARD = "hard"
+    """Its problem is solved (nearly) never."""
+    NON_FINITE = "non_finite"
+    """The policy that sampled it gives it a log-probability that is not finite."""
+    MISMATCH = "mismatch"
+    """It does not look sampled from the policy that it names."""
+
+
+def named(dropped: Counter[Drop]) -> dict[str, int]:
+    """Return counts by the reasons' names, for logs and metrics."""
+    return {str(reason): count for reason, count in sorted(dropped.items())}
+
+
+class Pool(StrEnum):
+    """State of a problem."""
+
+    ACTIVE = "active"
+    """It is trained on."""
+    EASY = "easy"
+    """It is solved (nearly) always."""
+    HARD = "hard"
+    """It is solved (nearly) never."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassRate:
+    """Pass rate of one problem, as far as it is known."""
+
+    groups: int
+    """Groups that were counted."""
+    rate: float
+    """Mean task reward, in [0, 1]: of all groups up to the window, then exponentially weighted."""
+
+    def after(self, reward: float, window: int) -> PassRate:
+        """Return the rate with one more group, whose mean task reward is `reward`."""
+        groups = self.groups + 1
+        return PassRate(groups, self.rate + (reward - self.rate) / min(groups, max(1, window)))
+
+
+@dataclass(slots=True)
+class DifficultyPools:
+    """The pass rates of a run's problems."""
+
+    rates: dict[str, PassRate] = field(default_factory=dict)
+    """By problem id."""
+
+    def note(self, problem_id: str, reward: float, window: int) -> None:
+        """Count a group with this mean task reward."""
+        known = self.rates.get(problem_id, PassRate(0, 0.0))
+        self.rates[problem_id] = known.after(reward, window)
+
+    def pool_of(self, problem_id: str, recipe: FilterRecipe) -> Pool:
+        """Return where a problem is; Active while too little is known, or without pools."""
+        known = self.rates.get(problem_id)
+        if not recipe.pool_window or known is None or known.groups < recipe.pool_min_groups:
+            return Pool.ACTIVE
+        if known.rate >= recipe.pool_easy:
+            return Pool.EASY
+        return Pool.HARD if known.rate <= recipe.pool_hard else Pool.ACTIVE
+
+    def sizes(self, recipe: FilterRecipe) -> dict[Pool, int]:
+        """Return how many of the problems seen are in each pool."""
+        found = [self.pool_of(problem_id, recipe) for problem_id in self.rates]
+        return {pool: found.count(pool) for pool in Pool}
+
+    def copy(self) -> DifficultyPools:
+        """Return pools that change independently."""
+        return DifficultyPools(dict(self.rates))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for a checkpoint."""
+        return {name: [known.groups, known.rate] for name, known in self.rates.items()}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` returned; raises ValueError or TypeError on anything else."""
+        return cls({str(k): PassRate(int(n), float(rate)) for k, (n, rate) in value.items()})
+
+
+class Sieve:
+    """Keeps the groups of one training step that are trained on, in stream order."""
+
+    def __init__(self, recipe: Recipe, pools: DifficultyPools, eos: frozenset[int]) -> None:
+        """`pools` are those before the step; they stay as they are."""
+        self._recipe = recipe
+        self._eos = eos
+        self._seeds: set[int] = set()
+        self._rewards: list[float] = []
+        self.pools = pools.copy()
+        """The pools after what was taken so far."""
+        self.kept: list[Group] = []
+        """The groups to train on."""
+        self.dropped: Counter[Drop] = Counter()
+        """Samples left out, by reason."""
+
+    @property
+    def reward(self) -> float:
+        """Mean task reward of all samples but duplicates; 0 when there are none."""
+        return fmean(self._rewards) if self._rewards else 0.0
+
+    def take(self, group: Group) -> None:
+        """Keep a group, or what of it may be trained on, or count why not."""
+        if self._is_repeated(group):
+            self.dropped[Drop.DUPLICATE] += len(group)
+            return
+        rewards = [rollout.task_reward for rollout in group]
+        self._rewards += rewards
+        filters = self._recipe.filters
+        if filters.pool_window:
+            self.pools.note(group[0].problem_id, fmean(rewards), filters.pool_window)
+        rest = [rollout for rollout in group if not self._is_truncated(rollout)]
+        reason = self._reason_against(rest)
+        if reason is None:
+            self.kept.append(rest)
+        self.dropped += Counter({Drop.TRUNCATED: len(group) - len(rest)})
+        self.dropped += Counter({reason: len(rest)} if reason else {})
+
+    def _reason_against(self, group: Group) -> Drop | None:
+        if not has_preference(group):
+            return Drop.ZERO_ADVANTAGE
+        pool = self.pools.pool_of(group[0].problem_id, self._recipe.filters)
+        return {Pool.ACTIVE: None, Pool.EASY: Drop.EASY, Pool.HARD: Drop.HARD}[pool]
+
+    def _is_repeated(self, group: Group) -> bool:
+        """Tell whether a seed came before: seeds are derived, so it is a copy, not a chance."""
+        seeds = {rollout.sampling_seed for rollout in group}
+        if len(seeds) < len(group) or seeds & self._seeds:
+            return True
+        self._seeds |= seeds
+        return False
+
+    def _is_truncated(self, rollout: Rollout) -> bool:
+        tokens = rollout.completion_tokens
+        is_full = len(tokens) == self._recipe.sampling.max_new_tokens
+        return self._recipe.filters.drop_truncated and is_full and tokens[-1] not in self._eos
+
+
+def has_preference(group: Sequence[Rollout]) -> bool:
+    """Tell whether the group's task rewards differ.
+
+    The test is on the task reward: a length reward differs even where all are right or wrong.
+    """
+    return len({rollout.task_reward for rollout in group}) > 1

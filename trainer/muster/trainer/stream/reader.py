@@ -1,0 +1,333 @@
+"""The ledger is the dataset, the cursor is the data loader.
+
+Training step s consumes the next records of the run's training stream (docs/protocol.md section 9)
+in order, each exactly once: `submissions_per_step` usable ones, and as many more as it needs to
+replace groups that the filters left out, up to the recipe's `refill_submissions`. The cursor is
+saved with the weights, so a trainer that dies at any moment goes on where its weights stand.
+
+Owns the order and what is usable. Knows neither tensors nor the chain's client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from muster.protocol.encoding import file_hash, hex0x
+from muster.protocol.errors import ApiError, ChainError, EncodingError
+from muster.protocol.ids import Hash32, PolicyVersion, Step
+from muster.protocol.messages import OutcomeRecord
+from muster.protocol.recipe import Recipe
+from muster.trainer.ports import FileSource, Ledger, StreamItem
+from muster.trainer.stream.filters import DifficultyPools, Drop, Group, Sieve, named
+from muster.trainer.stream.submissions import read_submission
+
+logger = logging.getLogger(__name__)
+
+DOWNLOADS = 8
+"""Files fetched at the same time."""
+LONGEST_PAUSE_S = 10.0
+"""Longest pause between two attempts to get a file."""
+REPEAT_S = 5.0
+"""A step that waits for records says so again after this."""
+LEAST_KEPT = 0.25
+"""Share of groups that is expected to be kept at least, when more are asked for."""
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Place in the training stream up to which records have been consumed."""
+
+    position: int = 0
+    """Records consumed, dropped ones included."""
+    last: Hash32 | None = None
+    """File hash of the record before `position`: tells a rewritten stream from the known one.
+    None when it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Samples that the filters left of a consumed record."""
+
+    position: int
+    """Place of the record in the training stream."""
+    kept: int
+    """Samples to train on."""
+    dropped: Counter[Drop]
+    """Samples left out, by reason."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {"position": self.position, "kept": self.kept, "dropped": named(self.dropped)}
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """Input of one training step."""
+
+    groups: list[Group]
+    """Rollouts to train on, group by group, in stream order."""
+    dropped: Counter[Drop]
+    """Samples that were consumed and left out, by reason."""
+    start: Cursor
+    """Cursor before the step."""
+    end: Cursor
+    """Cursor after the step; becomes the next step's start once the step's weights are safe."""
+    reward: float = 0.0
+    """Mean task reward of all samples that could be read."""
+    refill: int = 0
+    """Records consumed beyond the step's share, stale ones not counted."""
+    pools: DifficultyPools = field(default_factory=DifficultyPools)
+    """The difficulty pools after it."""
+    uses: Sequence[Use] = ()
+    """Samples left of each record, in stream order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A training step waits for more records than its share."""
+
+    step: Step
+    stream_from: int
+    """Place in the training stream where it began."""
+    refill: int
+    """Records that it will consume beyond its share, as far as can be told."""
+
+
+class _Collection:
+    """Records that one step has consumed so far; knows how many more it wants."""
+
+    def __init__(self, recipe: Recipe, sieve: Sieve) -> None:
+        self.sieve = sieve
+        self.consumed: list[Hash32] = []
+        self.uses: list[Use] = []
+        self._stale = 0
+        self._usable = 0
+        self._share = recipe.training.submissions_per_step
+        self._most = self._share + recipe.filters.refill_submissions
+        self._groups_each = recipe.sampling.problems_per_submission
+
+    def take(self, item: StreamItem, groups: list[Group]) -> None:
+        """Pass a submission's groups through the sieve."""
+        self._usable += 1
+        dropped = Counter(self.sieve.dropped)
+        for group in groups:
+            self.sieve.take(group)
+        dropped = self.sieve.dropped - dropped
+        kept = item.record.rollouts - dropped.total()
+        self.uses.append(Use(item.position_in_stream, kept, dropped))
+
+    def leave(self, item: StreamItem, reason: Drop) -> None:
+        """Leave out a whole record."""
+        self._stale += reason is Drop.STALE
+        dropped = Counter({reason: item.record.rollouts})
+        self.sieve.dropped += dropped
+        self.uses.append(Use(item.position_in_stream, 0, dropped))
+        logger.info("record dropped", extra={**_fields(item), "reason": str(reason)})
+
+    @property
+    def wanted(self) -> int:
+        """Submissions that are still certain to be consumed; 0 when the step is full."""
+        return self._wanted(kept_share=1.0)
+
+    @property
+    def refill(self) -> int:
+        """Records consumed beyond the step's share, stale ones not counted."""
+        return max(0, len(self.consumed) - self._stale - self._share)
+
+    def expected_refill(self) -> int:
+        """Return what `refill` will be if groups go on being kept as they were so far."""
+        judged = max(1, self._usable * self._groups_each)
+        wanted = self._wanted(kept_share=max(LEAST_KEPT, len(self.sieve.kept) / judged))
+        return max(0, len(self.consumed) - self._stale + wanted - self._share)
+
+    def _wanted(self, kept_share: float) -> int:
+        if self._usable < self._share:
+            return self._share - self._usable
+        missing = self._share * self._groups_each - len(self.sieve.kept)
+        submissions = math.ceil(max(0, missing) / (self._groups_each * kept_share))
+        return min(submissions, self._most - self._usable)
+
+
+class StreamReader:
+    """Reads the training stream from a cursor on; keeps no position of its own."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        files: FileSource,
+        recipe: Recipe,
+        *,
+        vocab_size: int,
+        eos: frozenset[int] = frozenset(),
+        seed_of: Callable[[OutcomeRecord], Hash32 | None] = lambda _: None,
+        on_short: Callable[[Shortage], None] = lambda _: None,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        """`seed_of` gives the seed of a record's ticket, as far as it is known. `on_short` is told,
+        again and again, while a step waits for more than its share.
+        """
+        self._ledger = ledger
+        self._files = files
+        self._recipe = recipe
+        self._vocab_size = vocab_size
+        self._eos = eos
+        self._seed_of = seed_of
+        self._on_short = on_short
+        self._sleep = sleep
+        self._downloads = asyncio.Semaphore(DOWNLOADS)
+
+    async def next_step(
+        self, cursor: Cursor, newest: PolicyVersion, pools: DifficultyPools | None = None
+    ) -> StepInput:
+        """Return the input of the step that starts from version `newest`; waits until it is there.
+
+        `pools` are those after the step before. Raises ChainError when the chain no longer has what
+        was consumed before the cursor.
+        """
+        while True:
+            await self._reach(cursor)
+            found = await self._collect(cursor, newest, pools or DifficultyPools())
+            if self._holds(cursor.position, found.consumed):
+                return _step_input(cursor, found)
+            logger.warning("training stream changed while it was read: reading it again")
+
+    async def _reach(self, cursor: Cursor) -> None:
+        """Wait until the chain's stream includes the cursor, and check that it is the same one."""
+        while len(self._ledger.stream()) < cursor.position:
+            await self._ledger.changed()
+        stream = self._ledger.stream()
+        if cursor.last is not None and stream[cursor.position - 1].record.file_hash != cursor.last:
+            raise ChainError(
+                f"the training stream before position {cursor.position} is not what was trained on",
+                hint="the chain was reorganised or replaced: start a new run from the last policy, "
+                "with --confirmations as many as its reorganisations are deep",
+            )
+
+    def _holds(self, position: int, consumed: list[Hash32]) -> bool:
+        """Tell whether the stream still has these files from a position on."""
+        stream = self._ledger.stream()[position : position + len(consumed)]
+        return [item.record.file_hash for item in stream] == consumed
+
+    async def _collect(
+        self, cursor: Cursor, newest: PolicyVersion, pools: DifficultyPools
+    ) -> _Collection:
+        """Take records in order until the step is full, fetching no more files than it needs."""
+        found = _Collection(self._recipe, Sieve(self._recipe, pools, self._eos))
+        seen = {item.record.file_hash for item in self._ledger.stream()[: cursor.position]}
+        ahead: deque[tuple[StreamItem, asyncio.Task[list[Group] | None]]] = deque()
+        async with asyncio.TaskGroup() as downloads:
+            while found.wanted:
+                item = self._item_at(cursor.position + len(found.consumed))
+                if item is not None and len(ahead) < found.wanted:
+                    reason = self._reason_against(item.record, newest, seen)
+                    found.consumed.append(item.record.file_hash)
+                    seen.add(item.record.file_hash)
+                    if reason:
+                        found.leave(item, reason)
+                    else:
+                        ahead.append((item, downloads.create_task(self._load(item))))
+                elif ahead:
+                    item, download = ahead.popleft()
+                    groups = await download
+                    if groups is None:
+                        found.leave(item, Drop.UNREADABLE)
+                    else:
+                        found.take(item, groups)
+                else:
+                    await self._wait_for_records(cursor, newest, found)
+        return found
+
+    def _reason_against(
+        self, record: OutcomeRecord, newest: PolicyVersion, seen: set[Hash32]
+    ) -> Drop | None:
+        if record.file_hash in seen:
+            return Drop.DUPLICATE
+        is_old = is_stale(record, newest, self._recipe.training.max_async_level)
+        return Drop.STALE if is_old else None
+
+    async def _wait_for_records(
+        self, cursor: Cursor, newest: PolicyVersion, found: _Collection
+    ) -> None:
+        refill = found.expected_refill()
+        if refill:
+            self._on_short(Shortage(Step(newest + 1), cursor.position, refill))
+        # The message may be lost on its way: it is sent again.
+        with suppress(TimeoutError):
+            # Not `wait_for`: its task begins to listen a moment later, and may miss the change.
+            async with asyncio.timeout(REPEAT_S if refill else None):
+                await self._ledger.changed()
+
+    def _item_at(self, position: int) -> StreamItem | None:
+        stream = self._ledger.stream()
+        return stream[position] if position < len(stream) else None
+
+    async def _load(self, item: StreamItem) -> list[Group] | None:
+        """Return a record's groups; None when its file is not what the record says.
+
+        A file that cannot be had is asked for until it can: it was accepted, so it is not skipped.
+        """
+        pause_s = 0.25
+        while True:
+            try:
+                async with self._downloads:
+                    data = await self._files.file(item.record.file_hash)
+                    if file_hash(data) == item.record.file_hash:
+                        return await asyncio.to_thread(
+                            read_submission,
+                            data,
+                            item.record,
+                            self._recipe,
+                            self._vocab_size,
+                            seed=self._seed_of(item.record),
+                        )
+                logger.warning("received another file than asked for", extra=_fields(item))
+            except ApiError as error:
+                logger.warning("cannot get a file", extra={**_fields(item), "error": str(error)})
+            except EncodingError as error:
+                logger.error("accepted file dropped", extra={**_fields(item), "error": str(error)})
+                return None
+            except MemoryError:
+                logger.warning("no memory to read a file", extra=_fields(item))
+            await self._sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _step_input(start: Cursor, found: _Collection) -> StepInput:
+    sieve = found.sieve
+    if not sieve.kept:
+        logger.warning("nothing to train on", extra={"dropped": named(sieve.dropped)})
+    return StepInput(
+        groups=sieve.kept,
+        dropped=sieve.dropped,
+        start=start,
+        end=Cursor(start.position + len(found.consumed), found.consumed[-1]),
+        reward=sieve.reward,
+        refill=found.refill,
+        pools=sieve.pools,
+        uses=sorted(found.uses, key=lambda use: use.position),
+    )
+
+
+def is_stale(record: OutcomeRecord, newest: PolicyVersion, max_async_level: int) -> bool:
+    """Tell whether a record's policy is more than `max_async_level` versions behind the newest."""
+    return newest - record.policy_version > max_async_level
+
+
+def _fields(item: StreamItem) -> dict[str, object]:
+    record = item.record
+    return {
+        "position": item.position_in_stream,
+        "worker_id": record.worker_id,
+        "policy_version": record.policy_version,
+        "file_hash": hex0x(record.file_hash),
+    }
