@@ -22,7 +22,7 @@ NUISANCES = (
     Nuisance(
         "sends bodies that never end, unsigned or signed by anybody",
         "who has no role is refused before its body; bodies of one signer push out each other",
-        "integration/test_hostile_sockets.py",
+        "integration/orchestrator/test_hostile_sockets.py",
     ),
     Nuisance(
         "holds every connection and event stream from few addresses, or many",
@@ -47,7 +47,7 @@ NUISANCES = (
     Nuisance(
         "claims too few units, so that its batch is refused",
         "it alone is found out; a misdeclared batch uses no slots, its work is submitted again",
-        "integration/test_silence_network.py",
+        "integration/network/test_silence_network.py",
     ),
     Nuisance(
         "delivers files of 25 kB that stand for millions of values",
