@@ -180,7 +180,7 @@ def replay(
         positions_N = np.concatenate([np.arange(n, dtype=np.uint64) for n in lengths])
         tokens_N = np.concatenate([np.asarray(t, np.int64) for t in tokens])
         for at, logits_BV in _joined_blocks(logits):
-            margins_N[at], expected_N[at] = _replay_block(
+            margins_N[at], expected_N[at] = replay_block(
                 logits_BV, tokens_N[at], seeds_N[at], positions_N[at], temperature
             )
     cuts = np.cumsum(lengths)[: len(lengths) - 1]
@@ -209,13 +209,18 @@ def _join(parts: list[Noise]) -> Noise:
     return np.asarray(parts[0] if len(parts) == 1 else np.concatenate(parts), np.float32)
 
 
-def _replay_block(
+def replay_block(
     logits_BV: Noise,
     tokens_B: TokenIds,
     seeds_B: npt.NDArray[np.uint64],
     positions_B: npt.NDArray[np.uint64],
     temperature: float,
 ) -> tuple[Noise, TokenIds]:
+    """Return per row the token's margin and the id that sampling yields.
+
+    Takes [B, V] float32 logits before temperature, of any samples' rows; `positions_B` count from
+    0 within each completion. Margins are those of `ReplayResult`; tokens may be any integers.
+    """
     rows, vocab = logits_BV.shape
     temperature_B = np.full(rows, temperature, np.float32)
     expected_B, best_B = winners(logits_BV, seeds_B, positions_B, temperature_B)
