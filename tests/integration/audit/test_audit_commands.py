@@ -170,15 +170,13 @@ class Page(HTMLParser):
         self.fetched: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in ("meta", "line", "rect"):
+        if tag != "meta":
             self.open.append(tag)
         names = dict(attrs)
         self.fetched += [n for n in ("src", "href", "onclick", "onload") if n in names]
         self.fetched += ["script"] if tag in ("script", "link", "iframe", "img") else []
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in ("line", "rect"):
-            return
         assert self.open.pop() == tag
 
 
@@ -197,20 +195,18 @@ async def test_the_html_report_is_whole_static_and_names_every_transaction(
     claims = [*report["slashes"], *report["payments"], *report["runs"][0]["checkpoints"]]
     assert claims
     assert all(claim["tx"] in html for claim in claims)
-    assert html.count("<svg") == 2
     assert "prefers-color-scheme:dark" in html
     assert 'name="viewport"' in html
     assert "No contradiction in 22 checks" in html
 
 
 async def test_the_html_report_escapes_what_it_shows() -> None:
-    from muster.client.audit.export import Bar, bar_chart, table
+    from muster.client.audit.export import table
 
     hostile = "<script>alert(1)</script>&\"'"
     html = table(hostile, [{hostile: hostile, "result": hostile, "tx": f"0x{hostile}"}])
-    html += bar_chart(hostile, [Bar(hostile, (("fraud", 1.0),), hostile)], unit=hostile)
     assert "<script" not in html
-    assert html.count("&lt;script&gt;") >= 8
+    assert html.count("&lt;script&gt;") >= 4
 
 
 # Contradictions

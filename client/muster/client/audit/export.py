@@ -8,10 +8,9 @@ not apply is null (empty in CSV).
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from types import NoneType
@@ -299,24 +298,17 @@ def _write(table: pa.Table, path: Path, form: str) -> None:
                 file.writelines(json.dumps(row) + "\n" for row in part.to_pylist())
 
 
-# The page: static, without JavaScript, external resources or anything to fetch; dark and light;
-# readable on a phone. Everything that comes from the chain is escaped. A chart has its figures as
-# text too: a title for each bar, which browsers show and readers read out.
+# The page is static: no JavaScript, no external resources. It follows the reader's dark or light
+# theme and is readable on a phone. Every value from the chain is escaped.
 
 MAX_ROWS = 500
 """Rows of one table; the exported tables have all of them."""
-BINS = 40
-"""Bars of a chart over time."""
-SHOWN_WORKERS = 30
-"""Workers of the chart of rewards."""
-WIDTH, HEIGHT, MARGIN = 640, 200, 26
-"""Of a chart, in its own units."""
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1c2330;--dim:#5b6678;--page:#fff;--line:#d9dee6;--good:#2f8f5b;
---bad:#c23b3b;--soft:#c98a1b;--blue:#2f6fb3}
+--bad:#c23b3b}
 @media(prefers-color-scheme:dark){:root{--ink:#e6e9ef;--dim:#98a3b5;--page:#14181f;--line:#2b323d;
---good:#4fbf83;--bad:#ef6d6d;--soft:#e0ac4a;--blue:#6aa8ea}}
+--good:#4fbf83;--bad:#ef6d6d}}
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);margin:0 auto;
 max-width:72rem;padding:1rem}
 h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}
@@ -327,9 +319,6 @@ th,td{text-align:left;padding:.3rem .6rem .3rem 0;border-bottom:1px solid var(--
 vertical-align:top}td.n,th.n{text-align:right}code{font-size:.8rem;overflow-wrap:anywhere}
 td code{display:inline-block;min-width:14rem}
 .ok{color:var(--good)}.fail{color:var(--bad);font-weight:600}.open{font-weight:600}.dim{color:var(--dim)}
-figure{margin:1rem 0}svg{width:100%;height:auto}svg text{font-size:11px;fill:var(--dim)}
-svg line{stroke:var(--line)}rect.accepted{fill:var(--good)}rect.fraud{fill:var(--bad)}
-rect.rejected{fill:var(--soft)}rect.paid{fill:var(--blue)}
 """
 
 
@@ -356,8 +345,6 @@ def render(history: History, report: AuditReport, run_id: RunId) -> str:
         _verdict(report),
         table("Contradictions", rows["contradictions"]),
         table("The run", _figures(run)),
-        outcome_chart(tabulate(history.ledger), run_id),
-        reward_chart(report),
         table("What was recomputed", checks),
         table("Slashes", slashes),
         table("Payments", rows["payments"]),
@@ -434,98 +421,3 @@ def _shown(name: str, value: Any) -> str:
         return escape(tokens(value))
     text = escape(f"{value:,}" if isinstance(value, int) else str(value))
     return f"<code>{text}</code>" if text.startswith("0x") else text
-
-
-# Charts
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One bar, stacked of parts."""
-
-    label: str
-    """What it is of, below it."""
-    parts: tuple[tuple[str, float], ...]
-    """Class and height of each part, from below."""
-    title: str
-    """What it says in words."""
-
-
-def outcome_chart(outcomes: OutcomeTable, run_id: RunId) -> str:
-    """Return outcomes over the chain's time, by the verdict that stands."""
-    rows = np.flatnonzero(outcomes.is_of(run_id))
-    if not len(rows):
-        return ""
-    times = outcomes.of_batches([batch.posted_at or 0 for batch in outcomes.batches])[rows]
-    edges = np.linspace(times.min(), times.max() + 1, BINS + 1)
-    kinds = {
-        "accepted": (Verdict.ACCEPTED,),
-        "rejected": (Verdict.REJECTED, Verdict.INCOMPLETE),
-        "fraud": (Verdict.FRAUD,),
-    }
-    counts = {
-        kind: np.histogram(times[outcomes.is_verdict(*verdicts)[rows]], edges)[0].tolist()
-        for kind, verdicts in kinds.items()
-    }
-    bars = []
-    for begin, *heights in zip(edges, *counts.values(), strict=False):
-        parts = tuple(zip(counts, heights, strict=True))
-        words = ", ".join(f"{height} {kind}" for kind, height in parts)
-        bars.append(Bar(moment(begin), parts, f"from {moment(begin)}: {words}"))
-    return bar_chart("Outcomes over time: accepted, rejected, fraud", bars, unit="at most")
-
-
-def moment(seconds: float) -> str:
-    """Return a time of the chain's clock, in UTC."""
-    try:
-        then = datetime.datetime.fromtimestamp(float(seconds), datetime.UTC)
-    except (OverflowError, ValueError, OSError):
-        return str(int(seconds))
-    return then.strftime("%Y-%m-%d %H:%M")
-
-
-def reward_chart(report: AuditReport) -> str:
-    """Return what the best-paid workers were paid."""
-    paid = sorted(report.workers, key=lambda worker: -int(worker.paid_wei))[:SHOWN_WORKERS]
-    bars = [
-        Bar(
-            worker.address[:8],
-            (("paid", int(worker.paid_wei) / 10**18),),
-            f"{worker.address}: {tokens(worker.paid_wei)} tokens",
-        )
-        for worker in paid
-        if int(worker.paid_wei)
-    ]
-    return bar_chart("Tokens paid, by worker", bars, unit="tokens")
-
-
-def bar_chart(name: str, bars: Sequence[Bar], *, unit: str) -> str:
-    """Return a chart of stacked bars, the highest of which fills it; empty without bars."""
-    if not bars:
-        return ""
-    most = max(sum(height for _, height in bar.parts) for bar in bars) or 1.0
-    slot = WIDTH / len(bars)
-    shapes = "".join(_bar(bar, place * slot, slot, most) for place, bar in enumerate(bars))
-    first, last = escape(bars[0].label), escape(bars[-1].label)
-    base = HEIGHT - MARGIN
-    return (
-        f'<figure><figcaption>{escape(name)}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'role="img" aria-label="{escape(name)}">{shapes}'
-        f'<line x1="0" y1="{base}" x2="{WIDTH}" y2="{base}"/>'
-        f'<text x="0" y="{HEIGHT - 8}">{first}</text>'
-        f'<text x="{WIDTH}" y="{HEIGHT - 8}" text-anchor="end">{last}</text>'
-        f'<text x="0" y="10">{escape(f"{most:,.6g} {unit}")}</text></svg></figure>'
-    )
-
-
-def _bar(bar: Bar, left: float, slot: float, most: float) -> str:
-    room = HEIGHT - 2 * MARGIN
-    shapes, base = "", float(HEIGHT - MARGIN)
-    for kind, height in bar.parts:
-        tall = room * height / most
-        base -= tall
-        shapes += (
-            f'<rect class="{escape(kind)}" x="{left + 0.1 * slot:.2f}" y="{base:.2f}" '
-            f'width="{0.8 * slot:.2f}" height="{tall:.2f}"/>'
-        )
-    return f"<g><title>{escape(bar.title)}</title>{shapes}</g>"

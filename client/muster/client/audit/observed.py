@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
-from typing import Any, TypeVar
+from dataclasses import astuple, dataclass, field, fields
+from functools import cache
+from typing import Annotated, Any, TypeVar
 
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+
+from muster.api.answers import AccountAddress, HexHash
 from muster.chain import Chain, Deployment, Funds, StakeAccount
 from muster.chain.abi import contract_abi
 from muster.client.audit.ledger import Ledger
@@ -15,6 +19,10 @@ from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, to_addres
 from muster.protocol.jury import BENCH
 
 T = TypeVar("T")
+Wei = Annotated[int, PlainSerializer(str)]
+"""An amount, which is text in JSON: it does not fit 64 bits."""
+_LATER = {"announced", "timestamp"}
+"""What the first dumps of this version do not have."""
 Parameters = Mapping[str, int]
 """Numbers that the contracts were built with, by name."""
 UNDISPUTED = 0xFE
@@ -23,103 +31,84 @@ ASKED_AT_ONCE = 2_000
 """Commitments asked for before the answers are compared."""
 
 
+def _stake_key(text: str) -> tuple[RunId, Address]:
+    run, _, owner = text.partition(":")
+    return RunId(int(run)), to_address(owner)
+
+
+def _texts(amounts: StakeAccount | Funds) -> list[str]:
+    return [str(number) for number in astuple(amounts)]
+
+
+_StakeKey = Annotated[
+    tuple[RunId, Address],
+    PlainValidator(_stake_key),
+    PlainSerializer(lambda key: f"{key[0]}:{key[1]}", return_type=str),
+]
+_Account = Annotated[
+    StakeAccount,
+    PlainValidator(lambda amounts: StakeAccount(*map(int, amounts))),
+    PlainSerializer(_texts),
+]
+_Money = Annotated[
+    Funds, PlainValidator(lambda amounts: Funds(*map(int, amounts))), PlainSerializer(_texts)
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """What the contracts say."""
 
-    vault_wei: int
+    vault_wei: Wei
     """Tokens of StakeVault."""
-    escrow_wei: int
+    escrow_wei: Wei
     """Tokens of RewardEscrow."""
-    court_wei: int
+    court_wei: Wei
     """Tokens of DisputeCourt."""
-    stakes: Mapping[tuple[RunId, Address], StakeAccount]
+    stakes: Mapping[_StakeKey, _Account]
     """Stake that the events tell of, and of every worker, validator and juror, by run and owner."""
     runs: int
     """Runs of RunRegistry."""
     batches: int
     """Batches of ContributionLedger."""
-    funds: Mapping[RunId, Funds] = field(default_factory=dict)
+    funds: Mapping[RunId, _Money] = field(default_factory=dict)
     """Money of each run the events tell of."""
     versions: Mapping[RunId, PolicyVersion | None] = field(default_factory=dict)
     """Newest policy version of each."""
-    strange: frozenset[int] = frozenset()
+    strange: Annotated[frozenset[int], PlainSerializer(sorted)] = frozenset()
     """Batches whose header is not the one that the events add up to."""
-    parameters: Mapping[str, int] = field(default_factory=dict)
+    parameters: Mapping[str, Wei] = field(default_factory=dict)
     """What the contracts were built with, named as deployments name it."""
-    jurors: frozenset[Address] = frozenset()
+    jurors: Annotated[frozenset[AccountAddress], PlainSerializer(sorted)] = frozenset()
     """Who of those with stake for the bench is a juror."""
-    draw_hashes: Mapping[int, Hash32] = field(default_factory=dict)
+    draw_hashes: Mapping[int, HexHash] = field(default_factory=dict)
     """Hash of every block that a jury was drawn of."""
-    announced: Mapping[Hash32, tuple[int, ...]] = field(default_factory=dict)
+    announced: Mapping[HexHash, tuple[int, ...]] = field(default_factory=dict)
     """Of each overturned case with several claims: the block in which each was announced."""
     timestamp: int | None = None
     """Unix seconds of the block; None where a dump does not say it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values, amounts as text."""
-        return {
-            "vault_wei": str(self.vault_wei),
-            "escrow_wei": str(self.escrow_wei),
-            "court_wei": str(self.court_wei),
-            "stakes": {
-                f"{run}:{owner}": [str(number) for number in astuple(account)]
-                for (run, owner), account in self.stakes.items()
-            },
-            "runs": self.runs,
-            "batches": self.batches,
-            "funds": {
-                str(run): [str(funds.available_wei), str(funds.reserved_wei)]
-                for run, funds in self.funds.items()
-            },
-            "versions": {str(run): version for run, version in self.versions.items()},
-            "strange": sorted(self.strange),
-            "parameters": {name: str(value) for name, value in self.parameters.items()},
-            "jurors": sorted(self.jurors),
-            "draw_hashes": {str(at): hex0x(hashed) for at, hashed in self.draw_hashes.items()},
-            "announced": {hex0x(case): list(blocks) for case, blocks in self.announced.items()},
-            "timestamp": self.timestamp,
-        }
+        values: dict[str, Any] = _as_json().dump_python(self, mode="json")
+        return values
 
     @classmethod
     def from_json(cls, value: Any) -> Observed:
         """Parse the JSON form; raises EncodingError on anything else."""
         try:
-            return cls(
-                vault_wei=int(value["vault_wei"]),
-                escrow_wei=int(value["escrow_wei"]),
-                court_wei=int(value["court_wei"]),
-                stakes={
-                    _stake_key(place): StakeAccount(*map(int, amounts))
-                    for place, amounts in value["stakes"].items()
-                },
-                runs=int(value["runs"]),
-                batches=int(value["batches"]),
-                funds={
-                    RunId(int(run)): Funds(*map(int, amounts))
-                    for run, amounts in value["funds"].items()
-                },
-                versions={
-                    RunId(int(run)): None if version is None else PolicyVersion(int(version))
-                    for run, version in value["versions"].items()
-                },
-                strange=frozenset(map(int, value["strange"])),
-                parameters={str(k): int(v) for k, v in value["parameters"].items()},
-                jurors=frozenset(map(to_address, value["jurors"])),
-                draw_hashes={int(k): to_hash32(v) for k, v in value["draw_hashes"].items()},
-                announced={
-                    to_hash32(case): tuple(map(int, blocks))
-                    for case, blocks in value.get("announced", {}).items()
-                },
-                timestamp=None if (at := value.get("timestamp")) is None else int(at),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if missing := {field.name for field in fields(cls)} - _LATER - set(value):
+                raise EncodingError(
+                    f"malformed answers of contracts: no {', '.join(sorted(missing))}"
+                )
+            return _as_json().validate_python(value)
+        except (TypeError, OverflowError, ValidationError) as error:
             raise EncodingError(f"malformed answers of contracts: {error}") from error
 
 
-def _stake_key(text: str) -> tuple[RunId, Address]:
-    run, _, owner = text.partition(":")
-    return RunId(int(run)), to_address(owner)
+@cache
+def _as_json() -> TypeAdapter[Observed]:
+    return TypeAdapter(Observed)
 
 
 async def observe(
