@@ -103,10 +103,10 @@ demo: setup
 
 # Some minutes: runs on a network of their own, and their plots.
 example-length: setup
-	$(BIN)/python benchmarks/lessons.py length $(ARGS)
+	$(BIN)/python -m benchmarks.training.lessons length $(ARGS)
 
 example-calculator: setup
-	$(BIN)/python benchmarks/lessons.py calculator $(ARGS)
+	$(BIN)/python -m benchmarks.training.lessons calculator $(ARGS)
 
 # Pages that are made of the code, and the site: open runs/site/index.html.
 docs: setup
@@ -116,76 +116,76 @@ docs: setup
 bench: $(BENCHES:%=bench-%)
 
 bench-gas: setup
-	$(BIN)/python benchmarks/gas.py
+	$(BIN)/python -m benchmarks.chain.gas
 
 bench-blobs: setup
-	$(BIN)/python benchmarks/blobs.py
+	$(BIN)/python -m benchmarks.chain.blobs
 
 bench-adapter: setup
-	$(BIN)/python benchmarks/adapter.py
+	$(BIN)/python -m benchmarks.training.adapter
 
 bench-asynchrony: setup
-	$(BIN)/python benchmarks/asynchrony.py
+	$(BIN)/python -m benchmarks.training.asynchrony
 
 # Some minutes: a million submissions are written first.
 bench-audit: setup
-	$(BIN)/python benchmarks/audit.py $(ARGS)
+	$(BIN)/python -m benchmarks.chain.audit $(ARGS)
 
 bench-calibration: setup
-	$(BIN)/python benchmarks/calibration.py
+	$(BIN)/python -m benchmarks.proofs.calibration
 
 bench-forgers: setup
-	$(BIN)/python benchmarks/forgers.py
+	$(BIN)/python -m benchmarks.proofs.forgers
 
 # Some minutes: each fault of an RPC endpoint for ten seconds.
 bench-rpc-faults: setup
-	$(BIN)/python benchmarks/rpc_faults.py $(ARGS)
+	$(BIN)/python -m benchmarks.chain.rpc_faults $(ARGS)
 
 # Some minutes: a million events, read through an endpoint that fails.
 bench-sync: setup
-	$(BIN)/python benchmarks/sync.py $(ARGS)
+	$(BIN)/python -m benchmarks.chain.sync $(ARGS)
 
 # Half an hour of one core; goes on with what runs/redteam/trials.jsonl holds.
 bench-redteam: setup
-	$(BIN)/python benchmarks/redteam.py $(ARGS)
+	$(BIN)/python -m benchmarks.proofs.redteam $(ARGS)
 
 # Some minutes: 30 lives of a trainer.
 bench-resume: setup
-	$(BIN)/python benchmarks/resume.py $(ARGS)
+	$(BIN)/python -m benchmarks.training.resume $(ARGS)
 
 bench-worker: setup
-	$(BIN)/python benchmarks/worker.py $(ARGS)
+	$(BIN)/python -m benchmarks.inference.worker $(ARGS)
 
 # Some minutes and 3 GB: a million submissions are written first.
 bench-dashboard: setup
-	$(BIN)/python benchmarks/dashboard.py $(ARGS)
+	$(BIN)/python -m benchmarks.orchestrator.dashboard $(ARGS)
 
 # Ten minutes and 6 GB: a million submissions are written into two databases first.
 bench-orchestrator: setup
-	$(BIN)/python benchmarks/orchestrator.py $(ARGS)
+	$(BIN)/python -m benchmarks.orchestrator.orchestrator $(ARGS)
 
 # Some minutes, as root: relays' links are emulated. ARGS="network files" leaves them out.
 bench-hostile: setup
-	$(BIN)/python benchmarks/hostile.py $(ARGS)
+	$(BIN)/python -m benchmarks.shardcast.hostile $(ARGS)
 
 bench-history: setup
-	$(BIN)/python benchmarks/history.py
+	$(BIN)/python -m benchmarks.proofs.history
 
 # A quarter of an hour of one core: networks of up to 10,000 workers. ARGS="--up-to 1000" for minutes.
 bench-simulator: setup
-	$(BIN)/python benchmarks/simulator.py $(ARGS)
+	$(BIN)/python -m benchmarks.orchestrator.simulator $(ARGS)
 
 bench-tasks: setup
-	$(BIN)/python benchmarks/tasks.py
+	$(BIN)/python -m benchmarks.tasks.tasks
 
 bench-toploc: setup benchmarks/.envs/toploc/.installed
-	$(BIN)/python benchmarks/toploc.py
+	$(BIN)/python -m benchmarks.proofs.toploc
 
 bench-diloco: setup
-	$(BIN)/python benchmarks/diloco.py $(ARGS)
+	$(BIN)/python -m benchmarks.training.diloco $(ARGS)
 
 bench-delta: setup
-	$(BIN)/python benchmarks/delta.py
+	$(BIN)/python -m benchmarks.training.delta
 
 # The reference's wheel is linked to an old torch, so it is built here, against the one of this project.
 benchmarks/.envs/toploc/.installed:
@@ -195,10 +195,10 @@ benchmarks/.envs/toploc/.installed:
 	@touch $@
 
 bench-index: setup
-	$(BIN)/python benchmarks/index.py
+	$(BIN)/python -m benchmarks.chain.index
 
 bench-shardcast: setup benchmarks/.envs/shardcast/.installed
-	$(BIN)/python benchmarks/shardcast.py $(ARGS)
+	$(BIN)/python -m benchmarks.shardcast.shardcast $(ARGS)
 
 benchmarks/.envs/shardcast/.installed:
 	$(PYTHON) -m venv $(@D)
@@ -206,10 +206,10 @@ benchmarks/.envs/shardcast/.installed:
 	@touch $@
 
 bench-trainer: setup benchmarks/.envs/trl/.installed
-	$(BIN)/python benchmarks/trainer.py
+	$(BIN)/python -m benchmarks.training.trainer
 
 bench-inference: setup benchmarks/.envs/trl/.installed
-	$(BIN)/python benchmarks/inference.py
+	$(BIN)/python -m benchmarks.inference.inference
 
 # What the trainer's losses and speed are compared with. torch first: see docs/decisions/0002.
 benchmarks/.envs/trl/.installed:

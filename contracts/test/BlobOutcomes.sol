@@ -2,7 +2,7 @@
 pragma solidity 0.8.30;
 
 /// @title What a ledger would need that takes outcome records as blobs (EIP-4844)
-/// @dev For benchmarks/blobs.py alone: it is deployed nowhere. `post` is what comes on top of a posting without
+/// @dev For benchmarks/chain/blobs.py alone: it is deployed nowhere. `post` is what comes on top of a posting without
 ///      records; `contradict` is what proves that a signed root is not that of the blob's records.
 contract BlobOutcomes {
     /// @dev Where EIP-4844 has point evaluation.

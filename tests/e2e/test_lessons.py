@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 def run_example(name: str, steps: int) -> str:
     """Run an example for some steps and return what it printed."""
-    command = [sys.executable, "benchmarks/lessons.py", name, "--steps", str(steps)]
+    command = [sys.executable, "-m", "benchmarks.training.lessons", name, "--steps", str(steps)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

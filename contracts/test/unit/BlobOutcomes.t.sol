@@ -5,7 +5,7 @@ import {Test} from "forge-std/Test.sol";
 
 import {BlobOutcomes} from "../BlobOutcomes.sol";
 
-/// @dev The contract of benchmarks/blobs.py. Proofs are about the blob of zeros: its commitment and every proof are
+/// @dev The contract of benchmarks/chain/blobs.py. Proofs are about the blob of zeros: its commitment and every proof are
 ///      the point at infinity.
 contract BlobOutcomesTest is Test {
     BlobOutcomes private immutable _ledger = new BlobOutcomes();

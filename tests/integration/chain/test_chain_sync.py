@@ -10,12 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROGRAM = Path(__file__).parents[3] / "benchmarks" / "sync.py"
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_killed_sync_goes_on_and_sees_the_same() -> None:
     done = subprocess.run(
-        [sys.executable, PROGRAM, "--events", "30000", "--kills", "2"],
+        [sys.executable, "-m", "benchmarks.chain.sync", "--events", "30000", "--kills", "2"],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from scripts import load_script
-
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 LIMITS = {
     "onboard": 260_000,
@@ -29,7 +26,7 @@ LIMITS = {
 
 @pytest.fixture(scope="module")
 def gas() -> dict[str, int]:
-    measured, _ = asyncio.run(load_script("benchmarks/gas_network.py").measure())
+    measured, _ = asyncio.run(load_script("benchmarks/chain/gas_network.py").measure())
     return dict(measured)
 
 

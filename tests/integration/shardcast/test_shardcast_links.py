@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parents[3] / "benchmarks" / "shardcast_links.py"
+ROOT = Path(__file__).parents[3]
+PROGRAM = "benchmarks.shardcast.shardcast_links"
 CANNOT = 77
 """Exit code of the program where the machine cannot emulate links."""
 AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
@@ -21,9 +22,9 @@ def test_broadcast_over_lossy_links_arrives_in_a_few_times_what_the_links_need(
     """Senders choose bbr themselves: where reno is the rule, 1 % loss would cost ten times it."""
     if congestion and b"bbr" not in AVAILABLE.read_bytes().split():
         pytest.skip("the kernel has no bbr")
-    command = [sys.executable, str(PROGRAM), "--mib", "32", "--relays", "2", "--clients", "2"]
+    command = [sys.executable, "-m", PROGRAM, "--mib", "32", "--relays", "2", "--clients", "2"]
     command += ["--congestion", congestion] if congestion else []
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     if done.returncode == CANNOT:
         pytest.skip(f"links cannot be emulated: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
-
-import base_models
+from scripts import load_script
 
 from muster.inference.calibrate import calibrate_model
 from muster.inference.engine import Request
@@ -20,6 +16,7 @@ from muster.protocol.ids import PolicyVersion
 from muster.protocol.intervals import rate_bound
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 
+base_models = load_script("benchmarks/proofs/base_models.py")
 SUBMISSION = 8
 SUBMISSIONS = 30_000
 """None rejected bounds the rate below 1e-4 with 95 % confidence."""

@@ -3,7 +3,7 @@
 import pytest
 from scripts import load_script
 
-simulation = load_script("benchmarks/shardcast_simulation.py")
+simulation = load_script("benchmarks/shardcast/shardcast_simulation.py")
 
 
 def over_bound(*, seed: int = 0, **shape: object) -> float:

@@ -1,0 +1,173 @@
+"""From `muster worker run` to the first accepted submission, and what an idle worker costs.
+
+    make bench-worker
+
+A network like the demo's, every process real. Validators are up and have judged before; then one
+machine after the other comes for the first time: no policy at hand, nothing imported. Measured is
+the time until the chain records its first acceptance. When the run has made all its steps, the
+last worker has nothing to do: measured is the CPU time that it takes in half a minute, and that of
+a worker with the command's own settings. Writes results/worker.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from benchmarks.report import machine, print_table, write
+
+from muster.app.demo.keys import Member, Role, cast
+from muster.app.demo.network import Network, NetworkOptions
+from muster.app.demo.processes import Child
+from muster.chain import ChainView, read_view
+from muster.protocol.ids import RunId
+from muster.protocol.messages import Verdict
+
+RECIPE = Path(__file__).parents[2] / "configs" / "demo.toml"
+STEPS = 20
+ARRIVALS = 3
+"""Machines that come, one after the other."""
+IDLE_S = 30.0
+"""How long an idle worker is watched."""
+SETTLED_S = 5.0
+"""Pause before that, for what the last step set off."""
+TARGET_S, TARGET_SHARE = 20.0, 0.01
+LOOK_S = 0.1
+
+
+def accepted(view: ChainView, member: Member) -> int:
+    """Return how many of a worker's submissions are recorded as accepted."""
+    worker_id = view.workers[member.wallet.address].worker_id
+    return sum(
+        record.worker_id == worker_id and record.verdict is Verdict.ACCEPTED
+        for batch in view.batches.values()
+        for record in batch.records or ()
+    )
+
+
+async def until_accepted(network: Network, child: Child, member: Member) -> None:
+    """Return once the chain records an acceptance of the worker's work."""
+    async with asyncio.timeout(300), await network.connect() as chain:
+        while not accepted(await read_view(chain, ChainView()), member):
+            network.processes.require_running(child)
+            await asyncio.sleep(LOOK_S)
+
+
+def cpu_s(child: Child) -> float:
+    """Return the CPU seconds that a process and its children have taken so far."""
+    process = psutil.Process(child.pid)
+    every = [process, *process.children(recursive=True)]
+    return sum(sum(each.cpu_times()[:2]) for each in every)
+
+
+def marks(child: Child, started: float) -> dict[str, float]:
+    """Return when a worker first said each thing, in seconds since its start."""
+    found: dict[str, float] = {}
+    for line in child.log.read_text().splitlines():
+        entry = json.loads(line)
+        found.setdefault(entry["message"], entry["time"] - started)
+    return found
+
+
+async def arrive(network: Network, run_id: RunId, member: Member) -> tuple[Child, dict[str, Any]]:
+    """Start a worker on a machine without anything; return it and how long its acceptance took."""
+    began, started = time.monotonic(), time.time()
+    child = await network.start_worker(run_id, member)
+    await until_accepted(network, child, member)
+    took = time.monotonic() - began
+    said = marks(child, started)
+    return child, {
+        "accepted_s": took,
+        "uploaded_s": said["submission uploaded"],
+        "cpu_s": cpu_s(child),
+    }
+
+
+async def idle_share(child: Child) -> float:
+    """Return the share of one core that an idle worker takes."""
+    await asyncio.sleep(SETTLED_S)
+    before, began = cpu_s(child), time.monotonic()
+    await asyncio.sleep(IDLE_S)
+    return (cpu_s(child) - before) / (time.monotonic() - began)
+
+
+async def start_plain(network: Network, run_id: RunId, member: Member) -> Child:
+    """Start a worker with no setting but what it cannot do without."""
+    return await network.processes.start(
+        f"{member.name}-plain",
+        [
+            *("muster.app", "worker", "run", "--run", str(run_id)),
+            *("--worker", member.wallet.address, "--keystore", str(network.keystore(member.node))),
+            *("--rpc", network.rpc, "--deployments", str(network.options.deployments)),
+            *("--orchestrator", network.orchestrator_url),
+            *("--state-dir", str(network.folder / "state" / member.name)),
+        ],
+    )
+
+
+async def measure(folder: Path) -> dict[str, Any]:
+    """Return the arrivals and the idle shares on one network."""
+    people = cast(0, honest=ARRIVALS, cheats=())
+    options = NetworkOptions(folder, folder / "deployments", people, RECIPE, STEPS, 0, rpc_port=0)
+    async with Network(options, environment={"MUSTER_LOG_FORMAT": "json"}) as network:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(network.start_chain())
+            group.create_task(network.prepare_model())
+        run_id = await network.create_run()
+        await network.join(run_id)
+        await network.start_services(run_id)
+        first = next(m for m in people.members if m.role is Role.RESTARTED)
+        child, _ = await arrive(network, run_id, first)
+        arrivals = []
+        for member in [m for m in people.members if m.role is Role.HONEST]:
+            await child.stop()
+            child, arrival = await arrive(network, run_id, member)
+            arrivals.append(arrival)
+        async with asyncio.timeout(600):
+            await network.processes.children["trainer"].wait()
+        shares = {"as in the demo": await idle_share(child)}
+        await child.stop()
+        plain = await start_plain(network, run_id, member)
+        await asyncio.sleep(2 * SETTLED_S)
+        shares["as the command is"] = await idle_share(plain)
+    return {"arrivals": arrivals, "idle_share": shares}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--dry", action="store_true", help="Write nothing.")
+    dry = parser.parse_args().dry
+    with tempfile.TemporaryDirectory() as folder:
+        found = asyncio.run(measure(Path(folder)))
+    arrivals, shares = found["arrivals"], found["idle_share"]
+    columns = ("uploaded_s", "accepted_s", "cpu_s")
+    rows = [[f"{a[name]:.1f}" for name in columns] for a in arrivals]
+    print_table(
+        f"From `muster worker run` to work (at most {TARGET_S:g} s)",
+        ["first upload, s", "first acceptance, s", "its CPU, s"],
+        rows,
+    )
+    print_table(
+        f"An idle worker (at most {TARGET_SHARE:.0%})",
+        ["settings", "share of one core"],
+        [[name, f"{share:.2%}"] for name, share in shares.items()],
+    )
+    metrics = {
+        "first_accepted_s": statistics.median(a["accepted_s"] for a in arrivals),
+        "start_cpu_s": statistics.median(a["cpu_s"] for a in arrivals),
+        "idle_cpu_share": shares["as the command is"],
+    }
+    if not dry:
+        write("worker", metrics, found, measured_on=machine())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""TRL's side of the benchmarks; runs in its own environment.
+
+    benchmarks/.envs/trl/bin/python -m benchmarks.training.trl_reference request.json
+
+Takes a step for every line of input and prints its CPU seconds as `step_s SECONDS`.
+
+* "train": GRPOTrainer takes the steps of the request. Their completions are given to it in place
+  of what it would generate, so both sides train on the same tokens. CPU seconds of a step without
+  the time in `_prepare_inputs`: generation, rewards and advantages count for nothing.
+* "sample": GRPOTrainer's own generation, CPU seconds of `_generate_single_turn`. A logits processor
+  ends every completion at its length, and not before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LogitsProcessor,
+    LogitsProcessorList,
+    TrainerCallback,
+)
+from trl import GRPOConfig, GRPOTrainer
+
+EOS = 1
+
+
+class Measured(GRPOTrainer):
+    """The trainer, with its own parts timed."""
+
+    work: list[list[list[dict[str, list[int]]]]]
+    prepare_s = 0.0
+    sample_s = 0.0
+
+    def _tokenize_prompts(self, prompts: list[str]) -> tuple[Any, None, dict[str, Any]]:
+        step = self.work[self.state.global_step]
+        return [step[int(prompt) % len(step)][0]["prompt"] for prompt in prompts], None, {}
+
+    def _generate_single_turn(self, prompt_ids: Any, *_: Any, **__: Any) -> tuple[Any, None]:
+        rows = [row for group in self.work[self.state.global_step] for row in group]
+        waiting: dict[tuple[int, ...], list[list[int]]] = {}
+        for row in rows:
+            waiting.setdefault(tuple(row["prompt"]), []).append(row["completion"])
+        return [waiting[tuple(ids)].pop(0) for ids in prompt_ids], None
+
+    def _prepare_inputs(self, batch: Any) -> Any:
+        started = time.process_time()
+        inputs = super()._prepare_inputs(batch)
+        self.prepare_s += time.process_time() - started
+        return inputs
+
+
+class Sampling(Measured):
+    """Generation as it is, timed."""
+
+    def _generate_single_turn(self, prompt_ids: Any, *rest: Any, **named: Any) -> Any:
+        rows = [row for group in self.work[self.state.global_step] for row in group]
+        self.model.lengths = [len(row["completion"]) for row in rows]
+        started = time.process_time()
+        found = GRPOTrainer._generate_single_turn(self, prompt_ids, *rest, **named)
+        self.sample_s += time.process_time() - started
+        assert sorted(map(len, found[0])) == sorted(self.model.lengths)
+        return found
+
+
+class EndAt(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed there
+    """EOS at each row's length, never before."""
+
+    def __init__(self, lengths: list[int], prompt: int) -> None:
+        self.lengths, self.prompt = torch.tensor(lengths), prompt
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores that leave each row no choice but to go on or to end."""
+        last = self.lengths <= ids.shape[1] - self.prompt + 1
+        scores[:, EOS] = -torch.inf
+        scores[last] = -torch.inf
+        scores[last, EOS] = 0.0
+        return scores
+
+
+class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed there
+    """Waits for a line of input before each step, and prints what the step took."""
+
+    trainer: Measured
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Start the clock."""
+        sys.stdin.readline()
+        self.trainer.prepare_s, self.trainer.sample_s = 0.0, 0.0
+        self.started = time.process_time()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Stop the clock."""
+        trained_s = time.process_time() - self.started - self.trainer.prepare_s
+        print(f"step_s {self.trainer.sample_s or trained_s}", flush=True)
+
+
+def main(path: str) -> None:
+    """Take the steps that a request asks for."""
+    with open(path, encoding="utf-8") as file:
+        request = json.load(file)
+    torch.set_num_threads(1)
+    groups, group = len(request["work"][0]), len(request["work"][0][0])
+    with tempfile.TemporaryDirectory() as folder:
+        config = GRPOConfig(
+            output_dir=folder,
+            per_device_train_batch_size=request["micro"],
+            gradient_accumulation_steps=groups * group // request["micro"],
+            num_generations=group,
+            max_completion_length=request["longest"],
+            max_steps=len(request["work"]),
+            bf16=request["dtype"] == "bfloat16",
+            learning_rate=1e-6,
+            temperature=1.0,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            logging_steps=1000,
+            disable_tqdm=True,
+            gradient_checkpointing=False,
+            shuffle_dataset=False,
+        )
+        model = AutoModelForCausalLM.from_pretrained(request["model"], dtype=torch.float32)
+        clock = Clock()
+        trainer = (Sampling if request["what"] == "sample" else Measured)(
+            model=model,
+            reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
+            args=config,
+            processing_class=AutoTokenizer.from_pretrained(request["model"]),
+            train_dataset=Dataset.from_dict(
+                {"prompt": [str(i) for i in range(groups * len(request["work"]))]}
+            ),
+            callbacks=[clock],
+        )
+        trainer.work, clock.trainer = request["work"], trainer
+        if request["what"] == "sample":
+            own = model.generate
+
+            def generate(**options: Any) -> Any:
+                prompt = options["input_ids"].shape[1]
+                ends = LogitsProcessorList([EndAt(model.lengths, prompt)])
+                return own(**options, logits_processor=ends)
+
+            model.generate = generate
+        trainer.train()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    main(sys.argv[1])
