@@ -88,7 +88,7 @@ def rollouts(
 def train(folder: Path, recipe: Recipe, sets: tuple[TaskSet, TaskSet], age: int) -> Iterator[Point]:
     """Train with rollouts `age` versions old; yields the held-out reward every few versions."""
     training_set, held_out = sets
-    shelf = PolicyShelf(folder / f"level-{age}", in_memory=age + 2)
+    shelf = PolicyShelf(folder / f"level-{age}")
     shelf.adopt(folder / "base")
     learner = Learner(shelf.path(BASE), recipe, published=shelf.weights)
     engine = TransformersEngine()

@@ -104,7 +104,7 @@ async def train(folder: Path, site: int, sites: int, port: int) -> None:
     """Run the trainer's flow to the recipe's last step."""
     recipe = Recipe.from_bytes((folder / "recipe.json").read_bytes())
     own = folder / f"site-{site}"
-    shelf = PolicyShelf(own / "policies", in_memory=recipe.training.max_async_level + 2)
+    shelf = PolicyShelf(own / "policies")
     if not shelf.has(BASE):
         shelf.adopt(folder / "model")
     checkpoints = Checkpoints(own / "checkpoints", Identity(RunId(1), keccak(b"diloco"), 1))

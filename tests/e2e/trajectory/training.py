@@ -133,7 +133,7 @@ def train(folder: Path) -> list[dict[str, Any]]:
     """Return the pinned figures of every step."""
     torch.set_num_threads(1)
     build_base_model(folder / "model", seed=3, warm_start=WarmStart(steps=0))
-    shelf = PolicyShelf(folder / "policies", in_memory=8)
+    shelf = PolicyShelf(folder / "policies")
     shelf.adopt(folder / "model")
     learner = Learner(shelf.path(BASE), RECIPE, published=shelf.weights)
     return asyncio.run(_steps(learner, shelf))

@@ -112,7 +112,7 @@ class Job:
     def __init__(
         self, team: Team | None, folder: Path, state: str = "state", **training: Any
     ) -> None:
-        self.shelf = PolicyShelf(folder / f"policies-{team.size if team else 1}", in_memory=8)
+        self.shelf = PolicyShelf(folder / f"policies-{team.size if team else 1}")
         self.shelf.adopt(folder / "model")
         base = self.shelf.weights(BASE)
         generator = torch.Generator().manual_seed(1)

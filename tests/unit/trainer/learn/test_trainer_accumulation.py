@@ -32,10 +32,8 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
 
 def _gradient(folder: Path, objective: ObjectiveRecipe, *, is_own: bool) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(folder).train()
-    frozen = AutoModelForCausalLM.from_pretrained(folder)
-    passes = Passes(
-        model, frozen, lambda _: named_weights(frozen), temperature=1.0, micro_batch_tokens=1000
-    )
+    base = named_weights(AutoModelForCausalLM.from_pretrained(folder))
+    passes = Passes(model, lambda _: base, temperature=1.0, micro_batch_tokens=1000)
     samples = [
         Sample((3, 4), tuple(5 + (i * j) % 7 for j in range(3 + i)), 1.0, 0) for i in range(4)
     ]
@@ -47,7 +45,7 @@ def _gradient(folder: Path, objective: ObjectiveRecipe, *, is_own: bool) -> torc
         torch.tensor([1.0, -2.0, 0.5, -0.1])[batch.row_N],
         batch.row_N,
         None if is_own else passes.current(batch) + 0.1 * noise_N.flip(0),
-        passes.reference(batch) + 0.1,
+        passes.current(batch) + 0.1,
     )
     parts, entropy_N = accumulate(
         passes, batch, given, Totals(len(noise_N), len(samples)), objective, 20

@@ -24,7 +24,9 @@ from muster.protocol.recipe import AdapterRecipe, Recipe
 from muster.protocol.rollouts import Rollout
 from muster.shardcast.adapter import CONFIG_NAME, WEIGHTS_NAME
 from muster.trainer.learn.learner import Learner
-from muster.trainer.learn.persistence import adapter_off, adapter_weights, is_adapted
+from muster.trainer.learn.logprob import head_of, token_logprobs
+from muster.trainer.learn.packing import Sample, pack
+from muster.trainer.learn.persistence import adapter_off, adapter_weights, is_adapted, merged_in
 from muster.trainer.publish.policies import (
     BASE,
     WEIGHTS_FILE,
@@ -223,6 +225,27 @@ def test_restored_learner_takes_the_same_step_bit_by_bit(
     again.step(Step(2), groups)
     for name, weight in practice.learner.weights().items():
         assert torch.equal(weight, again.weights()[name]), name
+
+
+def test_base_serves_all_versions_as_workers_sampled_with_them(practice: AdapterPractice) -> None:
+    passes, own = practice.learner._passes, practice.learner.weights()
+    own = {name: weight.clone() for name, weight in own.items()}
+    samples = [Sample((3, 4), (5, 6, 7, 1), 1.0, version) for version in (BASE, ONE, TWO)]
+    (known,) = passes.read_policies([samples], with_reference=True)
+    for sample, found in zip(samples, known, strict=True):
+        folder = practice.shelf.path(PolicyVersion(sample.policy_version))
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        (batch,) = pack([sample], 100, is_padded=True)
+        with torch.no_grad():
+            expected, _ = token_logprobs(batch.hidden(model), head_of(model), batch.targets_N, 1.0)
+        assert found.behaviour is not None
+        torch.testing.assert_close(found.behaviour, expected, rtol=1e-5, atol=1e-5)
+    # Version 0's adapter adds nothing.
+    for found in known:
+        torch.testing.assert_close(found.reference, known[0].behaviour, rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(own[n], w) for n, w in practice.learner.weights().items())
+    with pytest.raises(ValueError, match="lacks weights"), merged_in(practice.learner.model, {}):
+        pass
 
 
 def test_bfloat16_computes_with_adapters_in_float32(model_folder: Path, tmp_path: Path) -> None:

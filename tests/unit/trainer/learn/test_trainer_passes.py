@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.learn.logprob import head_of, token_logprobs
 from muster.trainer.learn.packing import Sample, pack
-from muster.trainer.learn.passes import ComputeType, Passes
-from muster.trainer.learn.persistence import load_weights, named_weights
+from muster.trainer.learn.passes import ComputeType, Known, Passes
+from muster.trainer.learn.persistence import load_weights, named_weights, standing_in
 
 
 def _samples(*versions: int) -> list[Sample]:
@@ -32,7 +32,6 @@ class World:
         self.asked: list[int] = []
         self.passes = Passes(
             self.trained,
-            copy.deepcopy(self.base),
             self._published,
             temperature=0.8,
             micro_batch_tokens=budget,
@@ -53,41 +52,82 @@ class World:
             return token_logprobs(batch.hidden(model), head_of(model), batch.targets_N, 0.8)[0]
 
 
+def _known(world: World, *steps: list[Sample], with_reference: bool = False) -> list[list[Known]]:
+    world.asked.clear()
+    return world.passes.read_policies(steps, with_reference=with_reference)
+
+
 @pytest.mark.parametrize("budget", [1000, 9, 1])
 @pytest.mark.parametrize("versions", [(1, 1, 1, 1), (1, 2, 1, 2), (0, 2, 0, 1), (0, 3, 3, 0)])
 def test_behaviour_is_that_of_each_sample_s_version(
     model_folder: Path, versions: tuple[int, ...], budget: int
 ) -> None:
     world, samples = World(model_folder, budget=budget), _samples(*versions)
-    batches = world.passes.pack(samples)
-    for batch, found in zip(batches, world.passes.behaviour(samples, batches), strict=True):
-        expected = torch.cat([world.logprobs(samples[i]) for i in batch.order])
-        if found is None:
-            assert all(samples[i].policy_version == 0 for i in batch.order)
-            found = world.passes.logprobs(batch)[0].detach()
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    (first, second) = _known(world, samples[:2], samples[2:])
+    for sample, known in zip(samples, [*first, *second], strict=True):
+        if known.behaviour is None:
+            assert sample.policy_version == 0
+            assert sample in samples[:2]
+        else:
+            expected = world.logprobs(sample)
+            torch.testing.assert_close(known.behaviour, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_every_policy_is_read_once_a_step(model_folder: Path) -> None:
+    world, samples = World(model_folder), _samples(3, 2, 3, 2, 2, 3, 2, 3)
+    known = _known(world, *([sample] for sample in samples), with_reference=True)
+    assert world.asked == [0, 2, 3]
+    assert all(k.behaviour is not None and k.reference is not None for (k,) in known)
+
+
+def test_look_for_mismatch_is_not_repeated(model_folder: Path) -> None:
+    world, samples = World(model_folder), _samples(2, 3, 2)
+    world.passes.surprise(samples)
+    (known,) = _known(world, samples)
+    with_look = [k.behaviour for k in known]
+    (known,) = _known(world, samples)
+    for found, k in zip(with_look, known, strict=True):
+        assert found is not None
+        assert k.behaviour is not None
+        torch.testing.assert_close(found, k.behaviour, rtol=1e-5, atol=1e-5)
 
 
 def test_no_pass_is_made_for_the_policy_in_training_itself(model_folder: Path) -> None:
-    world, samples = World(model_folder), _samples(0, 0)
-    batches = world.passes.pack(samples)
-    assert world.passes.behaviour(samples, batches) == [None]
+    world, samples = World(model_folder), _samples(0, 0, 0)
+    (first, second) = _known(world, samples[:2], samples[2:])
+    assert [k.behaviour for k in first] == [None, None]
+    # Its weights are others by the second optimiser step.
+    assert second[0].behaviour is not None
     with torch.no_grad():
         next(world.trained.parameters()).view(-1)[0] += 1e-6
-    (found,) = world.passes.behaviour(samples, batches)
-    assert found is not None
-    assert not found.requires_grad
+    (first,) = _known(world, samples)
+    assert all(k.behaviour is not None and not k.behaviour.requires_grad for k in first)
 
 
-def test_policies_take_turns_in_one_model(model_folder: Path) -> None:
-    world, (sample, *_) = World(model_folder), _samples(2)
-    batches = world.passes.pack([sample])
-    for _ in range(2):
-        (found,) = world.passes.behaviour([sample], batches)
-        assert found is not None
-        torch.testing.assert_close(found, world.logprobs(sample), rtol=1e-5, atol=1e-5)
-        base = world.passes.reference(batches[0])
-        assert torch.equal(base, world.passes.current(batches[0]))
+def test_weights_in_training_come_back_after_others_stood_in(model_folder: Path) -> None:
+    world, samples = World(model_folder), _samples(2, 3)
+    own = {name: value.clone() for name, value in named_weights(world.trained).items()}
+    places = [parameter.data_ptr() for parameter in world.trained.parameters()]
+    (known,) = _known(world, samples, with_reference=True)
+    (batch, *_) = world.passes.pack(samples)
+    reference = [known[i].reference for i in batch.order]
+    torch.testing.assert_close(
+        torch.cat([r for r in reference if r is not None]), world.passes.current(batch)
+    )
+    assert places == [parameter.data_ptr() for parameter in world.trained.parameters()]
+    assert all(torch.equal(own[n], value) for n, value in named_weights(world.trained).items())
+
+
+def test_weights_in_training_come_back_when_a_version_does_not_fit(model_folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    own = {name: value.clone() for name, value in named_weights(model).items()}
+    other = {name: value[..., :1] for name, value in own.items()}
+    with pytest.raises(RuntimeError, match="shapes"), standing_in(model, other):
+        model(torch.tensor([[1, 2]]))
+    assert all(torch.equal(own[n], value) for n, value in named_weights(model).items())
+    other.popitem()
+    with pytest.raises(ValueError, match="weights differ"), standing_in(model, other):
+        pass
 
 
 def _backward(world: World, samples: list[Sample]) -> torch.Tensor:

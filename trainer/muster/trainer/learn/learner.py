@@ -7,7 +7,6 @@ Axes: N completion tokens of a micro-batch, R of them.
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import random
@@ -37,7 +36,7 @@ from muster.trainer.learn.losses import (
 )
 from muster.trainer.learn.packing import MicroBatch, Sample, balance
 from muster.trainer.learn.parallel import ONE_PROCESS, Ranks, Team, whole
-from muster.trainer.learn.passes import ComputeType, Passes
+from muster.trainer.learn.passes import ComputeType, Known, Passes
 from muster.trainer.learn.persistence import (
     Weights,
     adapter_weights,
@@ -73,6 +72,8 @@ class _OptimizerStep:
     samples: list[Sample]
     totals: Totals
     batches: list[MicroBatch]
+    known: list[Known]
+    """What fixed policies say of each sample."""
     proximal: list[Tensor] = field(default_factory=list)
     """Log-probabilities before the training step, per micro-batch; empty where not needed."""
 
@@ -101,7 +102,6 @@ class Learner:
         """Factor on the recipe's learning rate."""
         self._ranks: Ranks = team or ONE_PROCESS
         own = _load(model, self._device if team is None else torch.device("cpu"))
-        frozen = copy.deepcopy(own) if team is None else None
         if recipe.adapter.rank:
             if team is not None:
                 raise ConfigError("an adapter is trained by one process", hint="without torchrun")
@@ -114,7 +114,7 @@ class Learner:
         }
 
         if team is None:
-            self._passes = Passes(self.model, frozen, published, **options)
+            self._passes = Passes(self.model, published, **options)
         else:
             blueprint = model if isinstance(model, Blueprint) else blueprint_of(own)
             start = (recipe.to_bytes(), blueprint, micro_batch_tokens, compute_dtype)
@@ -166,6 +166,8 @@ class Learner:
         with self._ranks.watch("a training step"):
             for i, planned in enumerate(self._planned(work)):
                 self._optimizer_step(planned, sums, is_first=i == 0)
+            # Nothing needs the last gradient, and the next step's policies take as much memory.
+            self.optimizer.zero_grad(set_to_none=True)
             self._ranks.merge(sums, LARGEST)
         return sums
 
@@ -228,9 +230,13 @@ class Learner:
     def _planned(self, work: Sequence[RankWork]) -> list[_OptimizerStep]:
         """Pack each optimiser step's samples; a decoupled objective fixes its proximal policy."""
         self._passes.refresh()
+        known = self._passes.read_policies(
+            [share.samples for share in work],
+            with_reference=self._recipe.training.kl_coefficient > 0,
+        )
         steps = [
-            _OptimizerStep(share.samples, share.totals, self._passes.pack(share.samples))
-            for share in work
+            _OptimizerStep(share.samples, share.totals, self._passes.pack(share.samples), own)
+            for share, own in zip(work, known, strict=True)
         ]
         if self._recipe.training.decoupled:
             # The first optimiser step still has the proximal policy's weights.
@@ -240,22 +246,20 @@ class Learner:
 
     def _optimizer_step(self, step: _OptimizerStep, sums: Sums, *, is_first: bool) -> None:
         self._passes.refresh()
-        behaviour = self._passes.behaviour(step.samples, step.batches)
         objective, longest = self._recipe.training, self._recipe.sampling.max_new_tokens
         self.optimizer.zero_grad(set_to_none=True)
         is_finite = True
         for i, batch in enumerate(step.batches):
-            reference_N = self._passes.reference(batch) if objective.kl_coefficient else None
             if not batch.order:
                 self._passes.accompany(batch)
                 continue
             advantage_B = torch.tensor([step.samples[j].advantage for j in batch.order])
             given = LossInputs(
-                behaviour[i],
+                self._behaviour(step, batch),
                 advantage_B[batch.row_N].to(self._device),
                 batch.row_N.to(self._device),
                 step.proximal[i] if step.proximal else None,
-                reference_N,
+                _joined([step.known[j].reference for j in batch.order]),
             )
             parts, entropy_N = accumulate(
                 self._passes, batch, given, step.totals, objective, longest
@@ -266,6 +270,17 @@ class Learner:
             else:
                 is_finite = False
         self._descend(sums, is_finite=all(self._ranks.gather(is_finite)))
+
+    def _behaviour(self, step: _OptimizerStep, batch: MicroBatch) -> Tensor | None:
+        """Return log-probabilities [N] under the versions that sampled; none for the policy itself.
+
+        In a micro-batch of several versions one may be the policy itself.
+        """
+        parts = [step.known[j].behaviour for j in batch.order]
+        if any(part is not None for part in parts) and any(part is None for part in parts):
+            own = torch.split(self._passes.current(batch), batch.row_N.bincount().tolist())
+            parts = [o if p is None else p for o, p in zip(own, parts, strict=True)]
+        return _joined(parts)
 
     def _descend(self, sums: Sums, *, is_finite: bool) -> None:
         """Take the optimiser step, unless the loss or the gradient is not finite."""
@@ -343,6 +358,12 @@ def accumulate(
         loss = (parts.loss_N * weight_N).sum()
     loss.backward()  # type: ignore[no-untyped-call]  # torch's stub
     return parts, entropy_N.detach()
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Return all parts in one tensor; none if there are none."""
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if known else None
 
 
 def _load(model: Path | Blueprint, device: torch.device) -> Any:

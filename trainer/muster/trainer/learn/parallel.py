@@ -204,7 +204,7 @@ def _is_about_peers(error: RuntimeError) -> bool:
 # ------------------------------------------------------------------------------- sharded models
 
 
-def shard(model: Any, team: Team, compute_dtype: torch.dtype, *, is_trained: bool) -> Any:
+def shard(model: Any, team: Team, compute_dtype: torch.dtype) -> Any:
     """Shard a model's parameters over the ranks, block by block, in place; returns it.
 
     Parameters stay float32 and are gathered in `compute_dtype`; gradients are summed in float32,
@@ -212,12 +212,10 @@ def shard(model: Any, team: Team, compute_dtype: torch.dtype, *, is_trained: boo
     """
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     options: dict[str, Any] = {"mesh": team.mesh, "mp_policy": policy}
-    # A model that is not trained has no backward pass that would free what it gathered.
-    always: dict[str, Any] = {} if is_trained else {"reshard_after_forward": True}
     names = set(getattr(model, "_no_split_modules", None) or ())
     for block in [m for m in model.modules() if type(m).__name__ in names]:
         fully_shard(block, **options)
-    fully_shard(model, **options, **always)
+    fully_shard(model, **options)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -235,6 +233,13 @@ def inside(model: Any, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a function returns that uses a model's parts, with its own weights gathered."""
     run = getattr(model, "run_inside", None)
     return run(function, *arguments) if run else function(*arguments)
+
+
+def forget_gathered(model: Any) -> None:
+    """Have the next pass gather a sharded model's weights again: they are others now."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def whole(value: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Forward passes over samples: of the policy in training, of those that sampled, of the base.
 
-Owns how samples are packed, which number format computes, and the second model that earlier
-policies take turns in. Knows no loss and no optimiser.
+Owns how samples are packed, which number format computes, and when earlier policies are read: all
+that a training step asks of them is computed before its first optimiser step, version by version,
+while their weights stand in for those of the model in training. Knows no loss and no optimiser.
 
 The optimiser's weights stay in float32. With a shorter compute format, forward and backward passes
 run on a copy, which is made from them once per optimiser step; each gradient is added to the
@@ -17,7 +18,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,8 +31,9 @@ from muster.trainer.learn.persistence import (
     Weights,
     adapter_off,
     is_adapted,
-    load_weights,
+    merged_in,
     named_weights,
+    standing_in,
 )
 
 logger = logging.getLogger(__name__)
@@ -44,13 +46,21 @@ ComputeType = Literal["float32", "bfloat16"]
 """Number formats that forward and backward passes can run in."""
 
 
+class Known(NamedTuple):
+    """Log-probabilities of one sample's sampled tokens under policies that do not change."""
+
+    behaviour: Tensor | None
+    """Under the version that sampled it; none where the pass that makes the gradient gives them."""
+    reference: Tensor | None
+    """Under the base model, if the loss has a KL term."""
+
+
 class Passes:
     """Computes log-probabilities of samples under the policies of a step."""
 
     def __init__(
         self,
         trained: Any,
-        frozen: Any,
         published: Callable[[PolicyVersion], Weights | None],
         *,
         temperature: float,
@@ -58,22 +68,20 @@ class Passes:
         compute_dtype: ComputeType = "float32",
         is_packed: bool | None = None,
     ) -> None:
-        """`frozen` is a model like `trained`; published versions' weights are put into it.
+        """`published` gives a version's weights; they stand in for those that compute.
         `is_packed` says whether samples may share rows; none to find out, which takes weights.
         """
-        for model in (trained, frozen):
-            switch_off_dropout(model)
+        switch_off_dropout(trained)
         self.is_packed = understands_packing(trained) if is_packed is None else is_packed
         if self.is_packed:
-            for model in (trained, frozen):
-                model.set_attn_implementation(NAME)
+            trained.set_attn_implementation(NAME)
         logger.info("samples share rows" if self.is_packed else "samples are padded to rows")
         self._computing = ComputeCopy(trained, compute_dtype)
-        self._frozen = shorten(frozen, getattr(torch, compute_dtype)).eval().requires_grad_(False)
         self._published = published
-        self._loaded: PolicyVersion | None = None
         self._temperature = temperature
         self._micro_batch_tokens = micro_batch_tokens
+        self._seen: dict[int, tuple[Sample, Tensor]] = {}
+        """Samples that were looked at for mismatch, by identity, and what their version says."""
 
     def pack(self, samples: Sequence[Sample]) -> list[MicroBatch]:
         """Return the micro-batches of some samples."""
@@ -88,7 +96,10 @@ class Passes:
 
         For losses that need all tokens before any has its slope.
         """
-        return self._values(self._computing.model, batch)
+        hidden_ND = batch.hidden(self._computing.model)
+        targets_N = batch.targets_N.to(hidden_ND.device)
+        head = head_of(self._computing.model)
+        return token_logprobs(hidden_ND, head, targets_N, self._temperature)
 
     def objective(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Tensor, Tensor]:
         """Return the sum of a loss over tokens with gradient, and log-probability and entropy [N]
@@ -105,90 +116,102 @@ class Passes:
         (logp_N.sum() * 0.0).backward()  # type: ignore[no-untyped-call]  # torch's stub
 
     @torch.no_grad()
-    def behaviour(
-        self, samples: Sequence[Sample], batches: Sequence[MicroBatch]
-    ) -> list[Tensor | None]:
-        """Return each token's log-probability under the policy version that sampled it.
+    def read_policies(
+        self, steps: Sequence[Sequence[Sample]], *, with_reference: bool
+    ) -> list[list[Known]]:
+        """Return what fixed policies say of each sample, given those of each optimiser step.
 
-        None for a micro-batch whose policies have the weights that compute now, bit for bit: there
-        the pass that makes the gradient gives these values too.
+        Due before the first optimiser step. Every policy is read once, one at a time.
         """
-        found: list[Tensor | None] = [None] * len(samples)
-        for version in self._versions(samples):
-            if not self._is_current(PolicyVersion(version)):
-                self._freeze(PolicyVersion(version))
-                mine = [i for i, s in enumerate(samples) if s.policy_version == version]
-                self._fill(found, mine, samples)
-        return [self._joined(batch, [found[i] for i in batch.order]) for batch in batches]
+        samples = [sample for part in steps for sample in part]
+        first = len(steps[0]) if steps else 0
+        behaviour: list[Tensor | None] = [None] * len(samples)
+        reference: list[Tensor | None] = [None] * len(samples)
+        is_adapter = is_adapted(self._computing.model)
+        if with_reference and is_adapter:
+            with adapter_off(self._computing.model):
+                reference = [logp for logp, _ in self._of_each(samples)]
+        reads_base = with_reference and not is_adapter
+        for version in self._versions(samples, {BASE} if reads_base else set()):
+            weights = self._published(version)
+            is_current = self._is_current(weights)
+            # Under the current policy the first optimiser step's own pass gives the values.
+            due = {
+                i: self._seen.get(id(sample), (sample, None))[1]
+                for i, sample in enumerate(samples)
+                if sample.policy_version == version and not (is_current and i < first)
+            }
+            is_reference = reads_base and version == BASE
+            asked = [
+                i for i in range(len(samples)) if is_reference or (i in due and due[i] is None)
+            ]
+            found = self._under(weights, is_current, [samples[i] for i in asked])
+            due |= {i: logp for i, (logp, _) in zip(asked, found, strict=True) if i in due}
+            for i, logp in due.items():
+                behaviour[i] = logp
+            if is_reference:
+                reference = [logp for logp, _ in found]
+        self._seen.clear()
+        known = zip(behaviour, reference, strict=True)
+        return [[Known(*next(known)) for _ in part] for part in steps]
 
     @torch.no_grad()
     def surprise(self, samples: Sequence[Sample]) -> list[float]:
         """Return per sample the mean over its tokens of -log p - entropy, in nats, under the policy
         version that sampled it: 0 in expectation if that version did; nan where p is no number.
+
+        The next `read_policies` does not read these versions again for the same samples.
         """
-        found = [math.nan] * len(samples)
-        for version in self._versions(samples):
-            self._freeze(PolicyVersion(version))
+        excess = [math.nan] * len(samples)
+        for version in self._versions(samples, set()):
             mine = [i for i, s in enumerate(samples) if s.policy_version == version]
-            for batch in self.pack([samples[i] for i in mine]):
-                logp_N, entropy_N = self._values(self._frozen, batch)
-                if not batch.order:
-                    continue
-                parts = torch.split(-(logp_N + entropy_N), batch.row_N.bincount().tolist())
-                for place, excess in zip(batch.order, parts, strict=True):
-                    found[mine[place]] = float(excess.mean())
-        return found
+            found = self._under(self._published(version), False, [samples[i] for i in mine])
+            for i, (logp, entropy) in zip(mine, found, strict=True):
+                excess[i] = float(-(logp + entropy).mean())
+                self._seen[id(samples[i])] = samples[i], logp
+        return excess
 
     @torch.no_grad()
     def current(self, batch: MicroBatch) -> Tensor:
         """Return each token's log-probability [N] under the policy in training as it is now."""
-        return self._values(self._computing.model, batch)[0]
+        return self.logprobs(batch)[0]
 
-    @torch.no_grad()
-    def reference(self, batch: MicroBatch) -> Tensor:
-        """Return each token's log-probability [N] under the base model."""
+    def _versions(self, samples: Sequence[Sample], more: set[PolicyVersion]) -> list[PolicyVersion]:
+        """Return the policy versions that passes over samples need, and some more, in order."""
+        return sorted({PolicyVersion(sample.policy_version) for sample in samples} | more)
+
+    def _under(
+        self, weights: Weights | None, is_current: bool, samples: Sequence[Sample]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return `_of_each` under a version's weights, which may be those that compute now."""
+        if is_current or not self._is_asked(samples):
+            return self._of_each(samples)
         model = self._computing.model
-        if is_adapted(model):
-            with adapter_off(model):
-                return self._values(model, batch)[0]
-        self._freeze(BASE)
-        return self._values(self._frozen, batch)[0]
+        with merged_in(model, weights) if is_adapted(model) else standing_in(model, weights):
+            return self._of_each(samples)
 
-    def _versions(self, samples: Sequence[Sample]) -> list[int]:
-        """Return the policy versions that passes over samples need, in order."""
-        return sorted({sample.policy_version for sample in samples})
+    def _is_asked(self, samples: Sequence[Sample]) -> bool:
+        """Tell whether there is anything to compute."""
+        return bool(samples)
 
-    def _fill(
-        self, found: list[Tensor | None], chosen: list[int], samples: Sequence[Sample]
-    ) -> None:
-        """Put the loaded policy's log-probabilities of the chosen samples into `found`."""
-        for batch in self.pack([samples[i] for i in chosen]):
-            lengths = batch.row_N.bincount().tolist()
-            parts = torch.split(self._values(self._frozen, batch)[0], lengths)
-            for place, logp in zip(batch.order, parts, strict=True):
-                found[chosen[place]] = logp
+    def _of_each(self, samples: Sequence[Sample]) -> list[tuple[Tensor, Tensor]]:
+        """Return log-probabilities and entropies of each sample's tokens, as the model is now."""
+        found: list[Any] = [None] * len(samples)
+        for batch in self.pack(samples):
+            values = self.logprobs(batch)
+            if batch.order:
+                lengths = batch.row_N.bincount().tolist()
+                parts = zip(*(torch.split(value, lengths) for value in values), strict=True)
+                for place, part in zip(batch.order, parts, strict=True):
+                    found[place] = part
+        return found
 
-    def _joined(self, batch: MicroBatch, parts: Sequence[Tensor | None]) -> Tensor | None:
-        known = [part for part in parts if part is not None]
-        if not known:
-            return None
-        if len(known) == len(parts):
-            return torch.cat(known)
-        own = torch.split(self.current(batch), batch.row_N.bincount().tolist())
-        return torch.cat([o if p is None else p for o, p in zip(own, parts, strict=True)])
-
-    def _freeze(self, version: PolicyVersion) -> None:
-        if self._loaded != version:
-            self._loaded = None
-            load_weights(self._frozen, self._published(version))
-            self._loaded = version
-
-    def _is_current(self, version: PolicyVersion) -> bool:
-        """Tell whether a version has the weights that compute now, in the compute format."""
+    def _is_current(self, weights: Weights | None) -> bool:
+        """Tell whether a version's are the weights that compute now, in the compute format."""
         # What an adapter computes beside its base differs from the merged weights by rounding.
         if is_adapted(self._computing.model):
             return False
-        own, weights = named_weights(self._computing.model), self._published(version)
+        own = named_weights(self._computing.model)
         return (
             weights is not None
             and own.keys() == weights.keys()
@@ -197,11 +220,6 @@ class Passes:
                 for name, value in own.items()
             )
         )
-
-    def _values(self, model: Any, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        hidden_ND = batch.hidden(model)
-        targets_N = batch.targets_N.to(hidden_ND.device)
-        return token_logprobs(hidden_ND, head_of(model), targets_N, self._temperature)
 
 
 class ComputeCopy:

@@ -19,16 +19,19 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import AdapterRecipe
-from muster.trainer.learn.parallel import spread
+from muster.trainer.learn.parallel import forget_gathered, spread
 
 Weights = Mapping[str, Tensor]
 """A policy's parameters by name, as saved."""
@@ -59,6 +62,41 @@ def load_weights(model: Any, weights: Weights | None) -> None:
     with torch.no_grad():
         for name, value in own.items():
             spread(value, None if weights is None else weights[name])
+
+
+@contextmanager
+def standing_in(model: Any, weights: Weights | None) -> Iterator[None]:
+    """Compute with other weights in place of the model's own, which come back unchanged.
+
+    Weights of the model's own type and device are used where they lie, mapped from a file as well;
+    others are converted. On all ranks of a team together; only rank 0 gives the weights. A sharded
+    model keeps a copy of its own shards meanwhile.
+    """
+    names = named_weights(model)
+    if weights is not None:
+        _check_names(names, weights)
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    tensors |= dict(model.named_buffers(remove_duplicate=False))
+    own = {name: tensors[name].data for name in names}
+    is_sharded = any(isinstance(value, DTensor) for value in own.values())
+    if is_sharded:
+        own = {name: value.clone() for name, value in own.items()}
+    with torch.no_grad():
+        try:
+            if is_sharded:
+                load_weights(model, weights)
+                forget_gathered(model)
+            elif weights is not None:
+                for name, value in own.items():
+                    tensors[name].data = weights[name].to(value.device, value.dtype)
+            yield
+        finally:
+            for name, value in own.items():
+                if is_sharded:
+                    tensors[name].copy_(value)
+                else:
+                    tensors[name].data = value
+            forget_gathered(model)
 
 
 def training_state(
@@ -226,6 +264,31 @@ def adapter_off(model: Any) -> Iterator[None]:
         yield
     finally:
         _switch(layers, is_on=True)
+
+
+@contextmanager
+def merged_in(model: Any, weights: Weights | None) -> Iterator[None]:
+    """Compute with a version's merged weights in place of base and adapter, layer by layer.
+
+    All other weights are the base's. A layer's weight is converted while the layer computes, so
+    that no second copy of the model arises.
+    """
+    layers = {name: m for name, m in model.named_modules() if hasattr(m, "lora_A")}
+    if weights is None or any(f"{name}.weight" not in weights for name in layers):
+        raise ValueError(f"the version lacks weights of {sorted(layers)[:5]}")
+    for name, layer in layers.items():
+        layer.base_layer.forward = partial(_linear, layer.base_layer, weights[f"{name}.weight"])
+    try:
+        with adapter_off(model):
+            yield
+    finally:
+        for layer in layers.values():
+            del layer.base_layer.forward
+
+
+def _linear(layer: torch.nn.Linear, weight: Tensor, value: Tensor) -> Tensor:
+    own = layer.weight
+    return functional.linear(value, weight.to(own.device, own.dtype), layer.bias)
 
 
 def _require_inner(model: Any, targets: Sequence[str]) -> None:

@@ -52,25 +52,18 @@ class ShardedPasses(Passes):
         compute_dtype: ComputeType = "float32",
     ) -> None:
         """Shards `trained` in place; on rank 0 it has the base model's weights."""
-        frozen = empty_model(blueprint.config)
         # Weights are shortened as they are gathered, not in a copy.
         super().__init__(
             trained,
-            frozen,
             published,
             temperature=temperature,
             micro_batch_tokens=micro_batch_tokens,
             is_packed=blueprint.is_packed,
         )
         self._team = team
-        own = dict(trained.named_buffers())
-        for buffer in own.values():
+        for buffer in trained.buffers():
             team.share(buffer)
-        for name, buffer in frozen.named_buffers():
-            buffer.copy_(own[name])
-        dtype = getattr(torch, compute_dtype)
-        shard(trained, team, dtype, is_trained=True)
-        shard(frozen, team, dtype, is_trained=False)
+        shard(trained, team, getattr(torch, compute_dtype))
         load_weights(trained, published(BASE))
 
     def pack(self, samples: Sequence[Sample]) -> list[MicroBatch]:
@@ -88,35 +81,24 @@ class ShardedPasses(Passes):
         found: tuple[Tensor, Tensor, Tensor] = inside(model, super().objective, batch, objective)
         return found
 
-    @torch.no_grad()
-    def behaviour(
-        self, samples: Sequence[Sample], batches: Sequence[MicroBatch]
-    ) -> list[Tensor | None]:
-        """As `Passes.behaviour`; on all ranks, for the policies of any rank's samples."""
-        found: list[Tensor | None] = [None] * len(batches)
-        for version in self._versions(samples):
-            self._freeze(PolicyVersion(version))
-            for i, batch in enumerate(batches):
-                logp_N = self._values(self._frozen, batch)[0]
-                is_its = [samples[j].policy_version == version for j in batch.order]
-                mask_N = torch.tensor(is_its or [False])[batch.row_N].to(logp_N.device)
-                before = found[i]
-                found[i] = logp_N if before is None else torch.where(mask_N, logp_N, before)
-        return found
+    def logprobs(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """As `Passes.logprobs`; on all ranks."""
+        values: tuple[Tensor, Tensor] = inside(self._computing.model, super().logprobs, batch)
+        return values
 
-    def _versions(self, samples: Sequence[Sample]) -> list[int]:
+    def _versions(self, samples: Sequence[Sample], more: set[PolicyVersion]) -> list[PolicyVersion]:
         """As `Passes._versions`; those of any rank's samples."""
-        own = {sample.policy_version for sample in samples}
+        own = super()._versions(samples, more)
         return sorted(set().union(*self._team.gather(own)))
 
-    def _is_current(self, version: PolicyVersion) -> bool:
-        del version
+    def _is_asked(self, samples: Sequence[Sample]) -> bool:
+        """As `Passes._is_asked`, of any rank."""
+        return any(self._team.gather(bool(samples)))
+
+    def _is_current(self, weights: Weights | None) -> bool:
+        del weights
         # Ranks would have to agree about their shards; they compute the pass instead.
         return False
-
-    def _values(self, model: Any, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        values: tuple[Tensor, Tensor] = inside(model, super()._values, model, batch)
-        return values
 
 
 def blueprint_of(model: Any) -> Blueprint:

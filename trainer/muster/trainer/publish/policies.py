@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,13 +53,11 @@ _SIDE_FILES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm"}
 
 
 class PolicyShelf:
-    """Policy versions in one folder; the newest ones' weights stay in memory."""
+    """Policy versions in one folder."""
 
-    def __init__(self, folder: Path, *, dtype: DTypeName = "float32", in_memory: int = 4) -> None:
+    def __init__(self, folder: Path, *, dtype: DTypeName = "float32") -> None:
         self._folder = folder
         self._dtype = getattr(torch, dtype)
-        self._in_memory = in_memory
-        self._cache: OrderedDict[PolicyVersion, dict[str, Tensor]] = OrderedDict()
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, version: PolicyVersion) -> Path:
@@ -77,7 +74,6 @@ class PolicyShelf:
         with fresh_folder(self.path(version)) as fresh:
             for name, path in files.items():
                 shutil.copyfile(path, fresh / name)
-        self._cache.pop(version, None)
 
     def write(self, version: PolicyVersion, weights: Mapping[str, Tensor]) -> Path:
         """Write a version with the base model's side files; returns its folder. Deterministic."""
@@ -90,7 +86,6 @@ class PolicyShelf:
                     shutil.copyfile(path, fresh / name)
             sampled = self._as_sampled(stored, base, fresh)
             save_file(sampled, fresh / WEIGHTS_FILE, metadata={"format": "pt"})
-        self._remember(version, sampled)
         return self.path(version)
 
     def _as_sampled(
@@ -101,11 +96,10 @@ class PolicyShelf:
         return learned
 
     def weights(self, version: PolicyVersion) -> Mapping[str, Tensor]:
-        """Return a version's weights; raises StorageError when they are not on disk."""
-        if version not in self._cache:
-            self._remember(version, _read_weights(self.path(version)))
-        self._cache.move_to_end(version)
-        return self._cache[version]
+        """Return a version's weights, mapped from its files: they are read when they are used, and
+        take no memory that others need. Raises StorageError when they are not on disk.
+        """
+        return _read_weights(self.path(version))
 
     def learned(self, version: PolicyVersion) -> Mapping[str, Tensor]:
         """Return what a learner goes on from: a version's weights, as far as they are trained."""
@@ -116,29 +110,16 @@ class PolicyShelf:
         for path in self._folder.iterdir():
             if path.name.isdecimal() and BASE < int(path.name) < version:
                 shutil.rmtree(path, ignore_errors=True)
-                self._cache.pop(PolicyVersion(int(path.name)), None)
-
-    def _remember(self, version: PolicyVersion, weights: dict[str, Tensor]) -> None:
-        # In memory as in the file: rounded to its type.
-        self._cache[version] = weights
-        self._cache.move_to_end(version)
-        while len(self._cache) > self._in_memory:
-            self._cache.popitem(last=False)
 
 
 class AdapterShelf(PolicyShelf):
     """Policy versions that are adapters over version 0."""
 
     def __init__(
-        self,
-        folder: Path,
-        recipe: AdapterRecipe,
-        *,
-        dtype: DTypeName = "float32",
-        in_memory: int = 4,
+        self, folder: Path, recipe: AdapterRecipe, *, dtype: DTypeName = "float32"
     ) -> None:
         """`dtype` is the adapter's; merged weights have the base's."""
-        super().__init__(folder, dtype=dtype, in_memory=in_memory)
+        super().__init__(folder, dtype=dtype)
         self._recipe = recipe
 
     def _as_sampled(
@@ -178,11 +159,9 @@ class AdapterShelf(PolicyShelf):
 
 def open_shelf(folder: Path, recipe: Recipe, *, dtype: DTypeName) -> PolicyShelf:
     """Return the policies of a run, in a folder."""
-    # Those that a step may need, and the one it makes.
-    in_memory = recipe.training.max_async_level + 2
     if recipe.adapter.rank:
-        return AdapterShelf(folder, recipe.adapter, dtype=dtype, in_memory=in_memory)
-    return PolicyShelf(folder, dtype=dtype, in_memory=in_memory)
+        return AdapterShelf(folder, recipe.adapter, dtype=dtype)
+    return PolicyShelf(folder, dtype=dtype)
 
 
 def _adapter_in(folder: Path) -> Adapter:
