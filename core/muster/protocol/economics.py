@@ -1,9 +1,9 @@
-"""What cheating is worth: every adversary's expected profit, and the stake at which it is nothing.
+"""What cheating is worth: every adversary's expected profit, and what would make it a loss.
 
-Pure arithmetic on a run's parameters and the measured power of its checks; whoever creates a run,
-stakes in one or audits one computes the same figures. Amounts are in wei of the Muster token and
-profits are relative to doing the same work honestly, so a profit above zero means that cheating
-pays. docs/economics.md derives the formulas; the judges' side is `muster.lab.economics.judges`.
+Pure arithmetic on a run's parameters and the measured power of its checks: `muster run create`
+refuses a run in which cheating pays. Amounts are in wei of the Muster token. Profits are relative
+to doing the same work honestly, so cheating pays when its profit is above zero. docs/economics.md
+derives the formulas; the lab's `muster economics` says what else follows from them.
 
 The model is that of audits with a fixed penalty (Becker 1968, "Crime and punishment"), for files of
 many units: a file's price is lost with the first sample that fails, the slash falls due from the
@@ -23,8 +23,6 @@ PPM = 1_000_000
 """The whole, in millionths."""
 MAX_STAKE = 1 << 88
 """No account holds as much (StakeVault)."""
-MAX_UNITS = 1 << 64
-"""No cap is higher: units are uint64."""
 
 at_least = lru_cache(maxsize=1 << 16)(intervals.at_least)
 exactly = lru_cache(maxsize=1 << 16)(intervals.exactly)
@@ -157,21 +155,12 @@ def profit(terms: Terms, cheat: Cheat, stake: int, odds: Odds, submissions: int 
 
     j g u - L n r - E[slash] - F V for each submission, with j of its samples cheated, u units a
     sample, L and F its odds of being lost and of being fraud. With everything cheated, one strike
-    and everything at stake this is the classical q (r + S + V) > g (see `classical_stake`).
+    and everything at stake this is the classical q (r + S + V) > g, with q = p d.
     """
     saved = odds.cheated * terms.units_per_sample * cheat.saving * terms.price_wei
     lost = odds.lost * terms.units * terms.price_wei + odds.fraud * terms.unvested_wei
     slashed = expected_slash(terms, cheat, stake, odds.fraud, submissions)
     return submissions * (saved - lost) - slashed
-
-
-def classical_stake(reward: float, audit_rate: float, power: float) -> float:
-    """Return the penalty S + V at which forging one unit for nothing stops to pay: r (1 - q) / q.
-
-    q = p d. Infinite when nothing is ever noticed.
-    """
-    q = audit_rate * power
-    return math.inf if q <= 0 else reward * (1 - q) / q
 
 
 # What a worker can do best
@@ -200,15 +189,6 @@ def best_share(
     )
 
 
-def minimal_stake(terms: Terms, cheat: Cheat) -> int | None:
-    """Return the least stake in wei at which no share of a submission is worth cheating on.
-
-    None when no stake is enough: a cheat that is not noticed, or not slashed, is not deterred.
-    """
-    table = every_odds(terms, cheat)
-    return least(lambda stake: best_share(terms, cheat, stake, table)[1] <= 0, MAX_STAKE)
-
-
 def burst(terms: Terms, cheat: Cheat, stake: int, units: int) -> float:
     """Return what a worker gains at best that fills `units` in flight with cheated submissions.
 
@@ -219,92 +199,7 @@ def burst(terms: Terms, cheat: Cheat, stake: int, units: int) -> float:
     return max(profit(terms, cheat, stake, odds, submissions) for odds in table)
 
 
-def in_flight_cap(terms: Terms, cheat: Cheat, stake: int) -> int | None:
-    """Return the most units in flight at which a burst of cheated submissions does not pay.
-
-    None when any number is safe, 0 when a single submission pays already. The gain is linear in the
-    submissions and what can be slashed is not, so a burst is worst at its largest.
-    """
-    table = every_odds(terms, cheat)
-
-    def pays(submissions: int) -> bool:
-        return any(profit(terms, cheat, stake, odds, submissions) > 0 for odds in table)
-
-    found = least(pays, MAX_UNITS // terms.units)
-    return None if found is None else max(found - 1, 0) * terms.units
-
-
-def sybils(terms: Terms, cheat: Cheat, stake: int) -> tuple[int, float]:
-    """Return into how many identities a stake can be split, and what their bursts bring, in wei.
-
-    Each holds the least that a worker must and fills its own cap; none has a conviction yet.
-    """
-    count = max(stake // terms.least_stake, 1)
-    each = stake // count
-    return count, count * burst(terms, cheat, each, each // terms.stake_per_unit)
-
-
-def break_even_saving(terms: Terms, cheat: Cheat, stake: int) -> float:
-    """Return the share of a unit's price from which on saving it makes this cheat pay, from 0.
-
-    Above 1 for a cheat that never pays. This is the tolerance of the checks as a price: what is
-    not noticed must not save anything.
-    """
-    table = every_odds(terms, cheat)
-    costs = (
-        -profit(terms, replace(cheat, saving=0.0), stake, odds)
-        / (odds.cheated * terms.units_per_sample * terms.price_wei)
-        for odds in table
-    )
-    return max(min(costs), 0.0) if terms.price_wei else math.inf
-
-
 # What must change
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one cheat is worth under a run's terms."""
-
-    cheat: Cheat
-    best: Odds
-    """How much of a submission is best cheated, and its odds."""
-    profit_wei: float
-    """What one such submission brings over an honest one."""
-    burst_wei: float
-    """What filling the unit cap with them brings."""
-    sybils: int
-    """Identities into which the stake can be split."""
-    sybils_wei: float
-    """What they bring together when each fills its cap."""
-    minimal_stake: int | None
-    """The least stake that deters one submission; None for none."""
-    cap_units: int | None
-    """The most units in flight that the stake deters; None for any number."""
-    break_even_saving: float
-    """Share of the price that it would have to save to pay."""
-
-    @property
-    def pays(self) -> bool:
-        """Whether a rational worker would do it."""
-        return max(self.profit_wei, self.burst_wei, self.sybils_wei) > 0
-
-
-def assess(terms: Terms, cheat: Cheat, stake: int) -> Finding:
-    """Return what a cheat is worth to a worker with a stake."""
-    best, gained = best_share(terms, cheat, stake)
-    count, together = sybils(terms, cheat, stake)
-    return Finding(
-        cheat=cheat,
-        best=best,
-        profit_wei=gained,
-        burst_wei=burst(terms, cheat, stake, stake // terms.stake_per_unit),
-        sybils=count,
-        sybils_wei=together,
-        minimal_stake=minimal_stake(terms, cheat),
-        cap_units=in_flight_cap(terms, cheat, stake),
-        break_even_saving=break_even_saving(terms, cheat, stake),
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,12 +92,16 @@ def refuse_unsafe(terms: Terms, cheats: Sequence[Cheat]) -> None:
     if not economics.pays(terms, cheats):
         return
     stake = terms.least_stake
-    found = [economics.assess(terms, cheat, stake) for cheat in cheats]
-    worst = max(found, key=lambda f: max(f.profit_wei, f.burst_wei))
+    found = []
+    for cheat in cheats:
+        gained = economics.best_share(terms, cheat, stake)[1]
+        together = economics.burst(terms, cheat, stake, stake // terms.stake_per_unit)
+        found.append((gained, together, cheat))
+    gained, together, worst = max(found, key=lambda each: max(each[:2]))
     raise ConfigError(
-        f"cheating pays in such a run: {worst.cheat.name!r}, noticed in {worst.cheat.power:.1%} of "
-        f"samples, brings {worst.profit_wei / TOKEN:,.6g} tokens per submission over honest work, "
-        f"and {worst.burst_wei / TOKEN:,.6g} before the first of them is judged, to a worker with "
+        f"cheating pays in such a run: {worst.name!r}, noticed in {worst.power:.1%} of "
+        f"samples, brings {gained / TOKEN:,.6g} tokens per submission over honest work, "
+        f"and {together / TOKEN:,.6g} before the first of them is judged, to a worker with "
         f"{stake / TOKEN:,.6g} tokens at stake",
         hint=f"{_mended(terms, cheats)}; `muster economics` shows all of it, "
         "--accept-unsafe-economics creates the run as it is",

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from muster.deploy import DeployParameters
     from muster.lab.economics.detection import Detection
     from muster.lab.economics.judges import Bench
-    from muster.protocol.economics import Cheat, Finding, Terms
+    from muster.lab.economics.worth import CheatWorth
+    from muster.protocol.economics import Cheat, Terms
     from muster.protocol.recipe import Recipe
     from muster.toploc import Calibration
     from muster.trainer.economics import Fixed
@@ -267,9 +268,10 @@ def worst_of(cheats: Sequence[Cheat]) -> list[Cheat]:
 
 def report(terms: Terms, bench: Bench, cheats: Sequence[Cheat], stake: int) -> dict[str, Any]:
     """Return the whole answer as JSON values; amounts in wei as text."""
+    from muster.lab.economics.worth import assess
     from muster.protocol import economics as model
 
-    found = [model.assess(terms, cheat, stake) for cheat in cheats]
+    found = [assess(terms, cheat, stake) for cheat in cheats]
     return {
         "terms": _texts(asdict(terms)),
         "bench": _texts(asdict(bench)),
@@ -283,7 +285,7 @@ def report(terms: Terms, bench: Bench, cheats: Sequence[Cheat], stake: int) -> d
     }
 
 
-def _row(finding: Finding) -> dict[str, Any]:
+def _row(finding: CheatWorth) -> dict[str, Any]:
     return {
         "adversary": finding.cheat.name,
         "power": finding.cheat.power,
@@ -312,13 +314,13 @@ def _text(value: int | None) -> str | None:
     return None if value is None else str(value)
 
 
-def minimal_stake(found: Sequence[Finding]) -> int | None:
+def minimal_stake(found: Sequence[CheatWorth]) -> int | None:
     """Return the least stake that deters every cheat that saves something; None for none."""
     stakes = [f.minimal_stake for f in found if f.cheat.saving > 0]
     return None if any(s is None for s in stakes) else max((s or 0 for s in stakes), default=0)
 
 
-def cap_units(found: Sequence[Finding]) -> int | None:
+def cap_units(found: Sequence[CheatWorth]) -> int | None:
     """Return the most units in flight that are safe; None for any number."""
     return min((f.cap_units for f in found if f.cap_units is not None), default=None)
 
@@ -348,7 +350,8 @@ def penalty_of(terms: Terms, power: float) -> float:
     """Return what being noticed must cost beside the pay so that forging whole files does not pay,
     in wei; MAX_STAKE where it is never noticed.
     """
-    from muster.protocol.economics import MAX_STAKE, classical_stake
+    from muster.lab.economics.worth import classical_stake
+    from muster.protocol.economics import MAX_STAKE
 
     return min(classical_stake(terms.units * terms.price_wei, terms.audit_rate, power), MAX_STAKE)
 
@@ -401,9 +404,9 @@ def judges_of(terms: Terms, bench: Bench, stake: int) -> list[dict[str, Any]]:
 
 
 def _print(terms: Terms, bench: Bench, cheats: Sequence[Cheat], stake: int) -> None:
-    from muster.protocol import economics as model
+    from muster.lab.economics.worth import assess
 
-    found = [model.assess(terms, cheat, stake) for cheat in cheats]
+    found = [assess(terms, cheat, stake) for cheat in cheats]
     print_facts(_facts(terms, found, stake))
     click.echo()
     print_table(COLUMNS, [_cells(finding, terms) for finding in found])
@@ -433,7 +436,7 @@ def _print_detection(terms: Terms, detection: Detection, *, most: int | None) ->
         print_table(("red team, whole files", "caught", "at least", "deterred by"), rows)
 
 
-def _facts(terms: Terms, found: Sequence[Finding], stake: int) -> dict[str, Any]:
+def _facts(terms: Terms, found: Sequence[CheatWorth], stake: int) -> dict[str, Any]:
     least, cap = minimal_stake(found), cap_units(found)
     return {
         "pays": f"{format_tokens(terms.price_wei)} tokens per unit, at most {terms.units:,} units "
@@ -452,7 +455,7 @@ def _facts(terms: Terms, found: Sequence[Finding], stake: int) -> dict[str, Any]
     }
 
 
-def _cells(finding: Finding, terms: Terms) -> tuple[str, ...]:
+def _cells(finding: CheatWorth, terms: Terms) -> tuple[str, ...]:
     least = finding.minimal_stake
     return (
         finding.cheat.name,
@@ -466,7 +469,7 @@ def _cells(finding: Finding, terms: Terms) -> tuple[str, ...]:
     )
 
 
-def _pays(finding: Finding) -> str:
+def _pays(finding: CheatWorth) -> str:
     least = finding.break_even_saving
     if finding.pays or finding.cheat.saving > 0 or least >= 1:
         return "yes" if finding.pays else "no"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from muster.lab.economics import worth
 from muster.protocol import economics
 from muster.protocol.economics import Cheat, Terms
 
@@ -63,18 +64,18 @@ SOME_CHEAT = st.builds(
 def test_stake_of_a_single_unit_is_the_published_table(
     rate: float, power: float, needed: float
 ) -> None:
-    assert economics.classical_stake(1.0, rate, power) == pytest.approx(needed, abs=0.05)
+    assert worth.classical_stake(1.0, rate, power) == pytest.approx(needed, abs=0.05)
     run = replace(ONE_UNIT, price_wei=TOKEN, audit_rate=rate)
-    found = economics.minimal_stake(run, Cheat("forged", power))
+    found = worth.minimal_stake(run, Cheat("forged", power))
     assert found is not None
-    assert found / TOKEN == pytest.approx(economics.classical_stake(1.0, rate, power), rel=1e-9)
+    assert found / TOKEN == pytest.approx(worth.classical_stake(1.0, rate, power), rel=1e-9)
 
 
 def test_nothing_deters_what_is_never_noticed() -> None:
-    assert economics.classical_stake(1.0, 0.5, 0.0) == float("inf")
-    assert economics.minimal_stake(terms(), Cheat("invisible", 0.0)) is None
-    assert economics.in_flight_cap(terms(), Cheat("invisible", 0.0), 10**21) == 0
-    assert economics.break_even_saving(terms(), Cheat("invisible", 0.0), 10**21) == 0
+    assert worth.classical_stake(1.0, 0.5, 0.0) == float("inf")
+    assert worth.minimal_stake(terms(), Cheat("invisible", 0.0)) is None
+    assert worth.in_flight_cap(terms(), Cheat("invisible", 0.0), 10**21) == 0
+    assert worth.break_even_saving(terms(), Cheat("invisible", 0.0), 10**21) == 0
 
 
 def test_one_cheated_sample_that_is_noticed_costs_the_whole_file() -> None:
@@ -108,7 +109,7 @@ def test_slashes_double_until_nothing_is_left() -> None:
 @settings(max_examples=40)
 @given(SOME_TERMS, SOME_CHEAT)
 def test_profit_changes_sign_exactly_at_the_minimal_stake(run: Terms, cheat: Cheat) -> None:
-    found = economics.minimal_stake(run, cheat)
+    found = worth.minimal_stake(run, cheat)
     assume(found is not None)
     assert found is not None
     assert economics.best_share(run, cheat, found)[1] <= 0
@@ -118,7 +119,7 @@ def test_profit_changes_sign_exactly_at_the_minimal_stake(run: Terms, cheat: Che
 @settings(max_examples=20)
 @given(SOME_TERMS, SOME_CHEAT, st.integers(0, 10**24))
 def test_a_burst_changes_sign_at_the_cap(run: Terms, cheat: Cheat, stake: int) -> None:
-    cap = economics.in_flight_cap(run, cheat, stake)
+    cap = worth.in_flight_cap(run, cheat, stake)
     assume(cap is not None)
     assert cap is not None
     assert cap == 0 or economics.burst(run, cheat, stake, cap) <= 0
@@ -137,9 +138,9 @@ def test_more_power_and_more_audits_never_raise_the_minimal_stake(
     run: Terms, cheat: Cheat, a: float, b: float
 ) -> None:
     weak, strong = sorted((a, b))
-    stakes = [economics.minimal_stake(run, replace(cheat, power=d)) for d in (weak, strong)]
+    stakes = [worth.minimal_stake(run, replace(cheat, power=d)) for d in (weak, strong)]
     assert _at_most(stakes[1], stakes[0])
-    stakes = [economics.minimal_stake(replace(run, audit_rate=p), cheat) for p in (weak, strong)]
+    stakes = [worth.minimal_stake(replace(run, audit_rate=p), cheat) for p in (weak, strong)]
     assert _at_most(stakes[1], stakes[0])
 
 
@@ -149,7 +150,7 @@ def test_a_higher_slash_never_raises_the_minimal_stake(run: Terms, cheat: Cheat,
     high = max(ppm, run.fraud_ppm)
     low = replace(run, exact_fraud_ppm=run.fraud_ppm)
     raised = replace(run, fraud_ppm=high, exact_fraud_ppm=high)
-    assert _at_most(economics.minimal_stake(raised, cheat), economics.minimal_stake(low, cheat))
+    assert _at_most(worth.minimal_stake(raised, cheat), worth.minimal_stake(low, cheat))
 
 
 def _at_most(a: int | None, b: int | None) -> bool:
@@ -159,7 +160,7 @@ def _at_most(a: int | None, b: int | None) -> bool:
 
 @given(SOME_TERMS, st.floats(0.01, 1), st.integers(0, 10**22))
 def test_a_cheat_pays_from_its_break_even_saving_on(run: Terms, power: float, stake: int) -> None:
-    saving = economics.break_even_saving(run, Cheat("some", power), stake)
+    saving = worth.break_even_saving(run, Cheat("some", power), stake)
     assume(1e-6 < saving < 0.99)
     below, above = (
         economics.best_share(run, Cheat("some", power, saving=saving * f), stake)[1]
@@ -210,7 +211,7 @@ def _career(
 def test_sybils_gain_nothing_that_one_identity_does_not() -> None:
     run, forged = terms(audit_rate=0.2), Cheat("forged", 0.99)
     stake = 10 * run.required_stake
-    count, together = economics.sybils(run, forged, stake)
+    count, together = worth.sybils(run, forged, stake)
     assert count == 10
     alone = economics.burst(run, forged, stake, stake // run.stake_per_unit)
     # Their caps add up to one identity's, and so do their stakes.
@@ -242,7 +243,7 @@ def test_strikes_that_make_no_fraud_pay_where_little_is_checked() -> None:
     odds, gained = economics.best_share(run, FORGED, 10**24)
     assert (odds.cheated, odds.fraud) == (4, 0.0)
     assert gained == pytest.approx((24 - 7.68) / 1000 * TOKEN)
-    assert economics.minimal_stake(run, FORGED) is None
+    assert worth.minimal_stake(run, FORGED) is None
 
 
 def test_a_remedy_that_is_not_enough_alone_is_none() -> None:
@@ -254,7 +255,7 @@ def test_a_remedy_that_is_not_enough_alone_is_none() -> None:
 def test_honest_work_that_fails_by_chance_makes_cheating_cheaper() -> None:
     lucky, unlucky = terms(audit_rate=0.1), terms(audit_rate=0.1, false_positive=1e-3)
     lie = Cheat("lie", 1.0, exact=True)
-    needed = [economics.minimal_stake(run, lie) for run in (lucky, unlucky)]
+    needed = [worth.minimal_stake(run, lie) for run in (lucky, unlucky)]
     assert needed[0] is not None
     assert needed[1] is not None
     assert needed[0] < needed[1]
@@ -270,9 +271,9 @@ def test_a_cheat_that_fails_like_honest_work_loses_nothing(run: Terms, rate: flo
 
 def test_an_assessment_agrees_with_its_parts() -> None:
     run, cheat = terms(audit_rate=0.1), Cheat("forged", 0.9)
-    found = economics.assess(run, cheat, run.least_stake)
+    found = worth.assess(run, cheat, run.least_stake)
     assert found.pays == (max(found.profit_wei, found.burst_wei, found.sybils_wei) > 0)
-    assert found.minimal_stake == economics.minimal_stake(run, cheat)
+    assert found.minimal_stake == worth.minimal_stake(run, cheat)
     assert (found.profit_wei <= 0) == (
         found.minimal_stake is not None and run.least_stake >= found.minimal_stake
     )

@@ -1,0 +1,127 @@
+"""What one cheat brings a worker: alone, in a burst, split over identities; and what deters it.
+
+Pure. It goes on from `muster.protocol.economics`, whose units and signs it has.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from muster.protocol.economics import (
+    MAX_STAKE,
+    Cheat,
+    Odds,
+    Terms,
+    best_share,
+    burst,
+    every_odds,
+    least,
+    profit,
+)
+
+MAX_UNITS = 1 << 64
+"""No cap is higher: units are uint64."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheatWorth:
+    """What one cheat is worth under a run's terms."""
+
+    cheat: Cheat
+    best: Odds
+    """How much of a submission is best cheated, and its odds."""
+    profit_wei: float
+    """What one such submission brings over an honest one."""
+    burst_wei: float
+    """What filling the unit cap with them brings."""
+    sybils: int
+    """Identities into which the stake can be split."""
+    sybils_wei: float
+    """What they bring together when each fills its cap."""
+    minimal_stake: int | None
+    """The least stake that deters one submission; None for none."""
+    cap_units: int | None
+    """The most units in flight that the stake deters; None for any number."""
+    break_even_saving: float
+    """Share of the price that it would have to save to pay."""
+
+    @property
+    def pays(self) -> bool:
+        """Whether a rational worker would do it."""
+        return max(self.profit_wei, self.burst_wei, self.sybils_wei) > 0
+
+
+def assess(terms: Terms, cheat: Cheat, stake: int) -> CheatWorth:
+    """Return what a cheat is worth to a worker with a stake."""
+    best, gained = best_share(terms, cheat, stake)
+    count, together = sybils(terms, cheat, stake)
+    return CheatWorth(
+        cheat=cheat,
+        best=best,
+        profit_wei=gained,
+        burst_wei=burst(terms, cheat, stake, stake // terms.stake_per_unit),
+        sybils=count,
+        sybils_wei=together,
+        minimal_stake=minimal_stake(terms, cheat),
+        cap_units=in_flight_cap(terms, cheat, stake),
+        break_even_saving=break_even_saving(terms, cheat, stake),
+    )
+
+
+def classical_stake(reward: float, audit_rate: float, power: float) -> float:
+    """Return the penalty S + V at which forging one unit for nothing stops to pay: r (1 - q) / q.
+
+    q = p d. Infinite when nothing is ever noticed.
+    """
+    q = audit_rate * power
+    return math.inf if q <= 0 else reward * (1 - q) / q
+
+
+def minimal_stake(terms: Terms, cheat: Cheat) -> int | None:
+    """Return the least stake in wei at which no share of a submission is worth cheating on.
+
+    None when no stake is enough: a cheat that is not noticed, or not slashed, is not deterred.
+    """
+    table = every_odds(terms, cheat)
+    return least(lambda stake: best_share(terms, cheat, stake, table)[1] <= 0, MAX_STAKE)
+
+
+def in_flight_cap(terms: Terms, cheat: Cheat, stake: int) -> int | None:
+    """Return the most units in flight at which a burst of cheated submissions does not pay.
+
+    None when any number is safe, 0 when a single submission pays already. The gain is linear in the
+    submissions and what can be slashed is not, so a burst is worst at its largest.
+    """
+    table = every_odds(terms, cheat)
+
+    def pays(submissions: int) -> bool:
+        return any(profit(terms, cheat, stake, odds, submissions) > 0 for odds in table)
+
+    found = least(pays, MAX_UNITS // terms.units)
+    return None if found is None else max(found - 1, 0) * terms.units
+
+
+def sybils(terms: Terms, cheat: Cheat, stake: int) -> tuple[int, float]:
+    """Return into how many identities a stake can be split, and what their bursts bring, in wei.
+
+    Each holds the least that a worker must and fills its own cap; none has a conviction yet.
+    """
+    count = max(stake // terms.least_stake, 1)
+    each = stake // count
+    return count, count * burst(terms, cheat, each, each // terms.stake_per_unit)
+
+
+def break_even_saving(terms: Terms, cheat: Cheat, stake: int) -> float:
+    """Return the share of a unit's price from which on saving it makes this cheat pay, from 0.
+
+    Above 1 for a cheat that never pays. This is the tolerance of the checks as a price: what is
+    not noticed must not save anything.
+    """
+    table = every_odds(terms, cheat)
+    costs = (
+        -profit(terms, replace(cheat, saving=0.0), stake, odds)
+        / (odds.cheated * terms.units_per_sample * terms.price_wei)
+        for odds in table
+    )
+    return max(min(costs), 0.0) if terms.price_wei else math.inf
