@@ -100,9 +100,7 @@ async def connect(settings: NodeSettings, wallet: Wallet) -> AsyncIterator[Conne
 
 
 async def _named_relays(api: OrchestratorApi, settings: NodeSettings) -> tuple[str, ...]:
-    """Return the relays the orchestrator names, or the origin when there is none."""
-    named = await await_orchestrator(lambda: api.run_info(settings.run))
-    return tuple(named.relays) or ((named.origin,) if named.origin else ())
+    return (await await_orchestrator(lambda: api.run_info(settings.run))).policy_sources
 
 
 def make_engine(settings: EngineSettings) -> InferenceEngine:

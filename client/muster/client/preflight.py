@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from muster.client.quantities import format_coins
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, RpcError
 from muster.protocol.ids import Address, RunId
+
+logger = logging.getLogger(__name__)
 
 GAS_AND_BYTES = {
     "stake": (320_000, 900),
@@ -132,6 +135,19 @@ async def require_gas(
             f"{account} holds {format_coins(held)} of the chain's coin, muster {command} may take "
             f"{needed} for gas",
             hint="send it some; on a development chain: muster devnet fund KEYSTORE",
+        )
+
+
+async def warn_of_gas(chain: Chain, account: Address, command: str, need: str) -> None:
+    """Log a warning when an account cannot pay for a command that it may have to send later.
+
+    `need` says in words what for.
+    """
+    held, needed = await coins_of(chain, account), await gas_money(chain, command)
+    if held < needed.wei:
+        logger.warning(
+            f"too little gas money {need}",
+            extra={"holds": format_coins(held), "once_takes": str(needed)},
         )
 
 

@@ -229,6 +229,11 @@ class Sources:
         except (*_FAILURES, ValidationError):
             return None
 
+    async def relays_named_by(self, orchestrator: str, run_id: RunId) -> list[str]:
+        """Return the relays that an orchestrator names for a run; none when it does not answer."""
+        info = await self.run_info(run_id, orchestrator.rstrip("/"))
+        return list(info.relays) if info else []
+
     # What they are given
 
     async def deposit(self, data: bytes, entry: BatchEntry) -> dict[str, str]:

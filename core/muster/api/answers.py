@@ -165,6 +165,11 @@ class RunInfo(AnswerBody):
     policy_version: PolicyVersion | None
     """The newest policy version on chain, if there is one."""
 
+    @property
+    def policy_sources(self) -> tuple[str, ...]:
+        """URLs that policies are fetched from: the relays, or the origin when there is none."""
+        return tuple(self.relays) or ((self.origin,) if self.origin else ())
+
 
 class SignedNetwork(AnswerBody):
     """Where a run's network is, signed by the run's orchestrator."""

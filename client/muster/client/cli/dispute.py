@@ -185,8 +185,7 @@ async def _relays(sources: Sources, run_id: RunId, options: dict[str, Any]) -> l
         return list(options["relay"])
     if options["orchestrator"] is None:
         return []
-    found = await sources.run_info(run_id, options["orchestrator"].rstrip("/"))
-    return list(found.relays) if found else []
+    return await sources.relays_named_by(options["orchestrator"], run_id)
 
 
 async def _file(sources: Sources, entry: BatchEntry, path: Path | None) -> bytes | None:

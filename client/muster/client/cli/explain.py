@@ -204,7 +204,7 @@ async def _rerun(
         rules = await read_rules(api, run.config, _state_dir(options) / TASK_SETS)
         named = await api.run_info(run.run_id)
         checking = await _checking(api, batch)
-    relays = tuple(options["relay"]) or tuple(named.relays) or (named.origin,)
+    relays = tuple(options["relay"]) or named.policy_sources
     engine = load_transformers(options["threads"] or 1)(
         options["dtype"] or "float32", options["device"] or "cpu"
     )

@@ -185,8 +185,7 @@ async def relays_of(run_id: RunId, options: dict[str, Any]) -> tuple[str, ...]:
     from muster.api import OrchestratorApi
 
     async with OrchestratorApi(options["orchestrator"]) as api:
-        named = await api.run_info(run_id)
-    relays = tuple(named.relays) or ((named.origin,) if named.origin else ())
+        relays = (await api.run_info(run_id)).policy_sources
     if not relays:
         raise ConfigError(
             f"{options['orchestrator']} names no relay of run {run_id}", hint="give --relay URL"

@@ -41,11 +41,11 @@ from muster.client.cli.options import (
 from muster.client.cli.printing import print_result
 from muster.client.cli.run import state_of, units_funded
 from muster.client.cli.stake import rejoin
+from muster.client.cli.submit_direct import submit_direct
 from muster.client.preflight import find_run
 from muster.client.quantities import format_duration, format_time, format_tokens
 from muster.client.rewards import Earnings, find_earnings
 from muster.client.settings import WorkerSettings
-from muster.client.worker.by_hand import submit_direct
 from muster.lifecycle import run_until_stopped
 from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.ids import Address, RunId

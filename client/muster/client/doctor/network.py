@@ -99,7 +99,7 @@ async def examine_orchestrator(
         figure = f"it serves another run: account {found.orchestrator}, chain {found.chain_id}"
         advice = "check --orchestrator, --rpc and --deployments"
         return Line(SECTION, "orchestrator", State.FAIL, figure, advice), ()
-    relays = tuple(found.relays[:MAX_RELAYS]) or ((found.origin,) if found.origin else ())
+    relays = found.policy_sources
     figure = f"collects step {found.step}, policy {found.policy_version}, {len(relays)} relays"
     return Line(SECTION, "orchestrator", State.OK, figure), relays
 

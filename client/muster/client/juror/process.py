@@ -9,8 +9,7 @@ from muster.client.chain_facts import HistoryView
 from muster.client.connections import TRANSACTIONS, EngineFactory, load_engine, make_engine
 from muster.client.juror.duty import JurorDuty, JurorPlace, VoteJournal
 from muster.client.juror.judging import CaseJudge
-from muster.client.preflight import coins_of, gas_money
-from muster.client.quantities import format_coins
+from muster.client.preflight import warn_of_gas
 from muster.client.settings import JurorSettings
 from muster.client.stake import FAUCET_CHAIN_ID
 from muster.client.validator.decoding import FileDecoder
@@ -41,7 +40,7 @@ async def run_juror(
             reader = EventReader(chain, confirmations=settings.confirmations)
             apply_poll(view, await reader.poll())
             require_place(view, account.address)
-            await _warn_of_little(chain, account.address)
+            await warn_of_gas(chain, account.address, "vote", "to vote: absent jurors are slashed")
             judge = CaseJudge(
                 view=view,
                 key=account.key,
@@ -82,12 +81,3 @@ def require_place(view: HistoryView, account: Address) -> None:
         f"{account} is not on the network's bench",
         hint="muster juror join puts it there; is this the right keystore?",
     )
-
-
-async def _warn_of_little(chain: Chain, account: Address) -> None:
-    held, needed = await coins_of(chain, account), await gas_money(chain, "vote")
-    if held < needed.wei:
-        logger.warning(
-            "too little gas money to vote, absent jurors are slashed",
-            extra={"holds": format_coins(held), "a_vote_takes": str(needed)},
-        )

@@ -10,8 +10,8 @@ import logging
 from muster.chain import Chain
 from muster.client.connections import EngineFactory, connect, load_engine, make_engine
 from muster.client.documents import TASK_SETS, fetch_rules
-from muster.client.preflight import coins_of, gas_money
-from muster.client.quantities import format_coins, format_tokens
+from muster.client.preflight import warn_of_gas
+from muster.client.quantities import format_tokens
 from muster.client.requirements import require_fit
 from muster.client.settings import ValidatorSettings
 from muster.client.stake import FAUCET_CHAIN_ID
@@ -111,12 +111,8 @@ async def read_windows(chain: Chain) -> Windows:
 
 async def warn_of_little(chain: Chain, run_id: RunId, account: Address) -> None:
     """Say what a validator will lack: gas to show what it signed, or its seat's stake."""
-    held, needed = await coins_of(chain, account), await gas_money(chain, "show")
-    if held < needed.wei:
-        logger.warning(
-            "too little gas money to show outcomes on chain, should the orchestrator keep them",
-            extra={"holds": format_coins(held), "once_takes": str(needed)},
-        )
+    need = "to show outcomes on chain, should the orchestrator keep them"
+    await warn_of_gas(chain, account, "show", need)
     staked = await chain.vault.active_stake(run_id, account)
     required = await chain.runs.required_validator_stake()
     if staked < required:

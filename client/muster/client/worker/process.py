@@ -72,7 +72,7 @@ async def run_worker(
                 keep_going=settings.keep_going,
             )
             times = await read_times(connected.chain)
-            await warn_of_little(connected.chain, node, times)
+            await warn_of_no_bond(connected.chain, node, times)
             loop = loop_class(place)
             silence = loop.silence = SilenceDuty(
                 place,
@@ -87,7 +87,7 @@ async def run_worker(
             )
 
 
-async def warn_of_little(chain: Chain, node: Wallet, times: Times) -> None:
+async def warn_of_no_bond(chain: Chain, node: Wallet, times: Times) -> None:
     """Say what a node lacks to submit its own work, should the orchestrator keep it."""
     coins, needed = await coins_of(chain, node.address), await gas_money(chain, "dispute")
     tokens, bond = await chain.token.balance_of(node.address), times.court.bond

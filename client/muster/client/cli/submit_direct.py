@@ -159,7 +159,9 @@ async def _open_duty(
         api, relays = None, list(options["relay"])
         if options["orchestrator"]:
             api = await stack.enter_async_context(OrchestratorApi(options["orchestrator"]))
-            relays = relays or await _relays(options["orchestrator"], run.run_id)
+            if not relays:
+                async with Sources() as asking:
+                    relays = await asking.relays_named_by(options["orchestrator"], run.run_id)
         rooms = await stack.enter_async_context(Sources(relays))
         place = NodePlace(
             run_id=run.run_id,
@@ -171,8 +173,8 @@ async def _open_duty(
             journal=journal,
             poll_s=1.0,
         )
-        named = [*relays, *([options["orchestrator"]] if options["orchestrator"] else [])]
-        yield SilenceDuty(place, chain, rooms, await read_times(chain), named), read
+        shown_at = [*relays, *([options["orchestrator"]] if options["orchestrator"] else [])]
+        yield SilenceDuty(place, chain, rooms, await read_times(chain), shown_at), read
 
 
 def _open_journal(folder: Path) -> SubmissionJournal:
@@ -215,14 +217,6 @@ def _named(plans: list[_Plan], submission: str | None) -> list[_Plan]:
             hint=f"BATCH:POSITION is one of: {places}" if places else "none is in a batch yet",
         )
     return named
-
-
-async def _relays(url: str, run_id: RunId) -> list[str]:
-    from muster.client.sources import Sources
-
-    async with Sources() as asking:
-        info = await asking.run_info(run_id, url)
-    return list(info.relays) if info else []
 
 
 def _worker_of(view: ChainView, node: Address) -> Address:
