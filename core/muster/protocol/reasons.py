@@ -155,6 +155,9 @@ class Reason(IntEnum):
 GRADED = (Reason.WRONG_REPLY, Reason.WRONG_REWARD)
 """Reasons that a grader gives: where its answer is not repeatable, the work is only rejected."""
 
+_MOVED = (4, 5)
+"""Checks that come last where a task runs what completions say."""
+
 
 def verdicts_of(reason: Reason) -> set[Verdict]:
     """Return the verdicts that a reason can have: docs/protocol.md, section 8."""
@@ -169,17 +172,23 @@ def verdicts_of(reason: Reason) -> set[Verdict]:
 
 
 def marks_of(verdict: Verdict, reason: Reason) -> list[str]:
-    """Return `passed`, `FAILED`, or `-` where an earlier check decided, for each check.
+    """Return `passed`, `FAILED`, or `-` where the reason does not say that it ran, for each check.
 
-    The reason alone says it. Where a task runs what completions say, checks 6 and 7 come before 4
-    and 5: a failure of 6 or 7 then says nothing of these.
+    Checks 6 and 7 come before 4 and 5 where a task runs what completions say, and after them
+    elsewhere. So a failure of 5, 6 or 7 does not say that 4 and 5 ran. A reason of a later version
+    of the protocol says nothing of any check.
     """
-    failed = len(CHECKS) + 1 if verdict is Verdict.ACCEPTED else reason.check
-    return ["passed" if n < failed else "FAILED" if n == failed else "-" for n in range(1, 8)]
+    if verdict is Verdict.ACCEPTED:
+        return ["passed"] * len(CHECKS)
+    failed = reason.check if 1 <= reason.check <= len(CHECKS) else 0
+    return [
+        "FAILED" if n == failed else "passed" if n < failed and n not in _MOVED else "-"
+        for n in range(1, len(CHECKS) + 1)
+    ]
 
 
 def checks_of(verdict: Verdict, reason: Reason) -> list[str]:
-    """Return each check as a line: passed, failed, or `-`."""
+    """Return each check as a line: its number, its mark and what it is."""
     marks = marks_of(verdict, reason)
     return [
         f"{n} {mark:7} {check}"
