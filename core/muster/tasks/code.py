@@ -224,12 +224,8 @@ VERIFIER = Verifier(
     grade=grade_code,
     check=check_code,
     right_completion=right_completion,
-    sources=(
-        __name__,
-        "muster.tasks.completions",
-        "muster.tasks.sandbox.runner",
-        "muster.tasks.sandbox.limits",
-    ),
+    # All of the sandbox: its command line, filter and limits decide what a program can do.
+    sources=(__name__, "muster.tasks.completions", "muster.tasks.sandbox"),
     environment=python_of_sandbox,
     parallel=2,
     runs_programs=True,

@@ -26,10 +26,12 @@ from muster.tasks import (
     identities,
     registry,
     require_pinned,
+    sandbox,
     verify,
     verify_all,
 )
 from muster.tasks.toys import make_sort
+from muster.tasks.verifier import source_files
 
 GOLD = Problem(problem_id="a", task_type="exact_match", prompt="2+2=", gold_standard_solution="4")
 
@@ -237,6 +239,16 @@ def test_code_hash_covers_every_file_versions_and_environment(
     assert code_hash(environment=lambda: "python 3.11") != before
     (package / "inner.py").write_text("x = 2\n")
     assert code_hash() != before
+
+
+@pytest.mark.parametrize("task_type", ["verifiable_code", "verifiable_math_with_python"])
+@pytest.mark.parametrize("name", ["command.py", "limits.py", "per_run.py", "runner.py"])
+def test_what_a_sandboxed_program_meets_is_hashed(task_type: str, name: str) -> None:
+    """PATH, LANG and the size of /tmp stand in the command line, and decide scores."""
+    verifier = registry.verifier_of(task_type)
+    said = verifier.dialogue.sources if verifier.dialogue else ()
+    hashed = [data for source in (*verifier.sources, *said) for data in source_files(source)]
+    assert Path(sandbox.__file__).with_name(name).read_bytes() in hashed
 
 
 @pytest.mark.parametrize("module", ["no_such_module", "sys"])
