@@ -216,6 +216,7 @@ class History:
         amount, tag = worker.active_wei, record.step << 32 | record.index
         subject = SlashSubject(RUN, address, Offence.EXACT_FRAUD, tag, batch_id, position)
         escrow_id = escrow_of(subject)
+        self.network.chain.ledger.escrows[batch_id, position] = escrow_id
         self.network.apply(
             "WorkerRegistry", "WorkerBanned", run_id=RUN, worker=address, escrow_id=escrow_id
         )

@@ -122,7 +122,8 @@ class FakeLedger:
     committed: list[tuple[Hash32, int, int]] = field(default_factory=list)
     posted: list[tuple[int, bytes, list[bytes]]] = field(default_factory=list)
     executed: list[OutcomeProof] = field(default_factory=list)
-    escrows: list[Hash32] = field(default_factory=list)
+    escrows: dict[tuple[int, int], Hash32] = field(default_factory=dict)
+    """By batch and position: where the stake of an executed fraud waits."""
     finalised: list[OutcomeProof] = field(default_factory=list)
     voided: list[int] = field(default_factory=list)
     fail_next: Exception | None = None
@@ -215,18 +216,15 @@ class FakeLedger:
             batch_id=batch_id, worker=submission.worker, escrow_id=escrow_of(subject),
             leaf=record.leaf(batch_id, outcome.position), position=outcome.position, amount=5,
         )  # fmt: skip
-        self.escrows.append(escrow_of(subject))
+        self.escrows[batch_id, outcome.position] = escrow_of(subject)
         return object()
 
     async def finalise_fraud(self, outcome: OutcomeProof) -> object:
         self.maybe_fail()
         self.finalised.append(outcome)
-        place = outcome.batch.batch_id, outcome.position
-        executed = [(p.batch.batch_id, p.position) for p in self.executed]
-        assert place in executed
         self._emit(
             "StakeVault", "SlashReleased",
-            escrow_id=self.escrows[executed.index(place)], reporter=ZERO_ADDRESS,
+            escrow_id=self.escrows[outcome.batch.batch_id, outcome.position], reporter=ZERO_ADDRESS,
             burned=5, insured=0, rewarded=0,
         )  # fmt: skip
         return object()

@@ -3,10 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from dashboard_stage import History
 from orchestrator_bench import Bench, open_bench
 from orchestrator_fakes import ACCEPTED, FRAUD, RUN, Network, slash_of, slot_tag
 
-from muster.chain import Offence
+from muster.chain import Offence, SlashState
 from muster.chain.structs import SlashSubject
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ChainUnreachable, ContractRevert
@@ -119,6 +120,20 @@ async def test_escrow_is_not_released_while_a_case_is_open(bench: Bench) -> None
     await bench.settle()
     await bench.settle()
     assert len(bench.network.chain.ledger.finalised) == 1
+
+
+async def test_frauds_of_a_written_history_are_finalised(bench: Bench) -> None:
+    """A stage that starts with a history settles it, as a process in service does."""
+    history = History(bench.network)
+    history.register(20)
+    history.work(600, steps=2)
+    slashes = len(bench.network.view.slashes)
+    bench.set_chain_time(bench.network.chain.time + 1000)
+    await bench.follow()
+    await bench.settle()
+    assert slashes > 0
+    assert len(bench.network.chain.ledger.finalised) == slashes
+    assert {slash.state for slash in bench.network.view.slashes} == {SlashState.RELEASED}
 
 
 async def test_slashes_that_are_no_outcomes_are_left_alone(bench: Bench) -> None:
