@@ -16,6 +16,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
+from muster.lifecycle import sync_path
 from muster.protocol.errors import ConfigError, EncodingError, StorageError
 
 
@@ -82,7 +83,7 @@ class Journal(ABC):
                 hint="give every process a --state-dir of its own",
             ) from None
         os.chmod(self._path, 0o600)
-        _sync_folder(self._path.parent)
+        sync_path(self._path.parent)
         return file
 
     def _whole_lines(self) -> list[bytes]:
@@ -119,7 +120,7 @@ def write_durably(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-        _sync_folder(path.parent)
+        sync_path(path.parent)
     except OSError as error:
         # The room that half a file takes may be all there is.
         with contextlib.suppress(OSError):
@@ -133,11 +134,3 @@ def _cannot_write(path: Path, error: OSError) -> StorageError:
     else:
         hint = "check the disk, and the folder's owner and permissions"
     return StorageError(f"cannot write {path}: {error.strerror}", hint=hint)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

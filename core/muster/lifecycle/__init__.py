@@ -1,4 +1,6 @@
-"""The life of a process: a free port, one main coroutine, one thread that computes, clean stops."""
+"""The life of a process: its limits, a free port, one main coroutine, one thread that computes, a
+clean stop, and what outlives it on disk.
+"""
 
 from __future__ import annotations
 
@@ -127,6 +129,28 @@ async def _supervised(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+def limit_memory(size_bytes: int) -> None:
+    """Bound this process's address space, and let it leave no core dump.
+
+    A lower bound that somebody set before stays. Not for Windows.
+    """
+    import resource
+
+    for limit, most in ((resource.RLIMIT_AS, size_bytes), (resource.RLIMIT_CORE, 0)):
+        _, hard = resource.getrlimit(limit)
+        bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(limit, (bound, bound))
+
+
+def sync_path(path: Path) -> None:
+    """Return once a file's bytes, or a folder's names, are on the disk; raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def free_port() -> int:

@@ -272,15 +272,6 @@ def copy_file(source: Path, target: Path) -> None:
             shutil.copyfileobj(file, copy, COPY_BYTES >> 6)
 
 
-def sync_path(path: Path) -> None:
-    """Flush a file or folder to the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
         return list(entries)

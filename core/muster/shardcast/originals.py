@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from muster.lifecycle import sync_path
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Hash32
-from muster.shardcast.chunks import Region, copy_file, storage_error, sync_path
+from muster.shardcast.chunks import Region, copy_file, storage_error
 from muster.shardcast.digests import (
     STATE_BLOCK_BYTES,
     digest_of_blocks,

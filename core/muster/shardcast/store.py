@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from muster.lifecycle import sync_path
 from muster.protocol.errors import EncodingError, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.chunks import (
@@ -30,7 +31,6 @@ from muster.shardcast.chunks import (
     ChunkSink,
     Region,
     storage_error,
-    sync_path,
     temporary_name,
 )
 from muster.shardcast.manifest import DEFAULT_CHUNK_BYTES, DELTA, ChunkSpan, Manifest

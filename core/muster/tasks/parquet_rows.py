@@ -9,9 +9,10 @@ status 1. Null fields of structs are left out: Arrow adds them where other rows 
 from __future__ import annotations
 
 import json
-import resource
 import sys
 from typing import Any
+
+from muster.lifecycle import limit_memory
 
 MEMORY_BYTES = 3 << 30
 """Address space; a quarter is the libraries' own."""
@@ -24,8 +25,7 @@ MAX_BATCH_ROWS = 1024
 
 def main(path: str) -> int:
     """Print the rows; returns the exit status."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(MEMORY_BYTES)
     import pyarrow
     import pyarrow.parquet
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from muster.lifecycle import limit_memory
 from muster.tasks.children import Child, ChildEnded, ChildSilent, own_stdout, say
 from muster.tasks.problem import Problem
 from muster.tasks.registry import verifier_of, verify
@@ -90,8 +91,7 @@ MEMORY_BYTES = 6 << 30
 def main() -> None:
     """Serve until the standard input ends."""
     answers = own_stdout()
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(MEMORY_BYTES)
     for line in sys.stdin:
         say(answers, _answer(json.loads(line)))
 

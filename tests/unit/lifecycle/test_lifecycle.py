@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,24 @@ def test_system_that_says_nothing_has_the_usual_range(
         (tmp_path / "range").write_text(said)
     monkeypatch.setattr(lifecycle, "_EPHEMERAL", tmp_path / "range")
     assert 20_000 <= free_port() < 32_768
+
+
+@pytest.mark.parametrize(("before_mb", "then_mb"), [(None, 256), (512, 256), (256, 512)])
+def test_memory_is_bounded_by_the_lower_of_two_limits(before_mb: int | None, then_mb: int) -> None:
+    """In a process of its own: what was bounded once stays so."""
+    program = f"""
+import resource
+from muster.lifecycle import limit_memory
+before = {before_mb}
+if before:
+    resource.setrlimit(resource.RLIMIT_AS, (before << 20, before << 20))
+limit_memory({then_mb} << 20)
+assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
+assert len(bytearray(32 << 20))
+try:
+    bytearray(400 << 20)
+except MemoryError:
+    print("bounded")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("bounded\n", "")

@@ -26,6 +26,7 @@ from typing import IO, BinaryIO, TypeVar
 
 import pyarrow as pa
 
+from muster.lifecycle import limit_memory
 from muster.protocol.errors import EncodingError, ValidatorDisturbed
 from muster.protocol.parquet import footer_bytes
 from muster.protocol.rollouts import (
@@ -324,14 +325,6 @@ def _has_room(size: int) -> bool:
     return True
 
 
-def _limit_memory() -> None:
-    import resource
-
-    for limit, most in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):
-        _, hard = resource.getrlimit(limit)
-        resource.setrlimit(limit, (most, most) if hard == -1 or hard > most else (hard, hard))
-
-
 if __name__ == "__main__":
-    _limit_memory()
+    limit_memory(MEMORY_BYTES)
     _serve(sys.stdin.buffer, sys.stdout.buffer)

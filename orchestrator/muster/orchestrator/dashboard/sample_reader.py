@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from muster.lifecycle import limit_memory
 from muster.protocol.errors import EncodingError
 from muster.protocol.rollouts import Rollout, decode_rollouts
 
@@ -82,7 +83,7 @@ def _decoder(path: str | None) -> Decode:
 
 def main(arguments: Sequence[str]) -> int:
     """Print the samples of a file; 1 when it cannot be read."""
-    _limit_memory()
+    limit_memory(MEMORY_BYTES)
     path, tokenizer = arguments[0], arguments[1] if len(arguments) > 1 else None
     try:
         rollouts = decode_rollouts(Path(path).read_bytes())
@@ -92,13 +93,6 @@ def main(arguments: Sequence[str]) -> int:
     decode = _decoder(tokenizer)
     sys.stdout.write(json.dumps([describe(rollout, decode) for rollout in choose(rollouts)]))
     return 0
-
-
-def _limit_memory() -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 if __name__ == "__main__":

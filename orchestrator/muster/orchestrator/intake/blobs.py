@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from muster.lifecycle import sync_path
 from muster.protocol.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ class LocalBlobs:
 
         def move() -> None:
             path.replace(self._folder / name)
-            _sync_folder(self._folder)
+            sync_path(self._folder)
             self._write(self._folder / sidecar, data)
-            _sync_folder(self._folder)
+            sync_path(self._folder)
 
         await asyncio.to_thread(move)
 
@@ -59,7 +60,7 @@ class LocalBlobs:
         writes = (asyncio.to_thread(self._write, path, data) for path, data in places.items())
         await asyncio.gather(*writes)
         for folder in {path.parent for path in places}:
-            await asyncio.to_thread(_sync_folder, folder)
+            await asyncio.to_thread(sync_path, folder)
 
     async def append(self, name: str, line: str) -> None:
         """Add a line to a name's lines."""
@@ -231,14 +232,6 @@ def sync(file: Any) -> None:
     """Return once what was written to a file is on disk."""
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _line(error: Exception) -> str:

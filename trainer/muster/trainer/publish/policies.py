@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from muster.lifecycle import sync_path
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import AdapterError, ConfigError, StorageError
 from muster.protocol.ids import PolicyVersion
@@ -36,7 +37,6 @@ from muster.shardcast.adapter import (
     merged_weight,
     read_factors,
 )
-from muster.shardcast.chunks import sync_path
 from muster.trainer.learn.persistence import peft_config
 
 BASE = PolicyVersion(0)

@@ -26,10 +26,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from muster.lifecycle import sync_path
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, to_hash32
-from muster.shardcast.chunks import sync_path
 from muster.trainer.learn.parallel import ONE_PROCESS, Ranks
 from muster.trainer.stream.reader import Cursor
 
