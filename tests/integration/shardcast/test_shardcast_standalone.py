@@ -70,7 +70,7 @@ def serving(folder: Path, *words: object) -> Iterator[str]:
     try:
         assert process.stderr is not None
         for line in process.stderr:
-            if "listens at" in line:
+            if f"{'relay' if words[0] == 'relay' else 'origin'} listens at" in line:
                 yield line.split()[-1]
                 break
         else:

@@ -308,7 +308,7 @@ def _serve_until_stopped(
             metrics=metrics,
         )
         async with server:
-            announce(server, serving["ready_file"])
+            announce(server, "relay" if running else "origin", serving["ready_file"])
             if running is not None:
                 await running.recheck()
                 await running.run()

@@ -111,7 +111,7 @@ async def serve_relay(settings: RelaySettings) -> None:
             metrics=metrics,
             room=room,
         ) as server:
-            announce(server, settings.ready_file)
+            announce(server, "relay", settings.ready_file)
             beside = [mirror.run()]
             if room is not None:
                 poll_s = settings.poll_s

@@ -36,9 +36,12 @@ def read_token(file: Path | None) -> str | None:
     return token
 
 
-def announce(server: ShardServer, ready_file: Path | None) -> None:
-    """Tell the operator, and whoever waits for the ready file, where the server listens."""
-    click.echo(f"relay listens at {server.url}", err=True)
+def announce(server: ShardServer, name: str, ready_file: Path | None) -> None:
+    """Tell the operator, and whoever waits for the ready file, where a server listens.
+
+    `name` says what it is: "relay" or "origin".
+    """
+    click.echo(f"{name} listens at {server.url}", err=True)
     if ready_file is not None:
         fresh = ready_file.with_name(f"{ready_file.name}.tmp")
         fresh.write_text(server.url)
