@@ -1,7 +1,7 @@
 /* TOPLOC proofs in C: building them, and measuring how far hidden states are from them.
  *
- * Owns speed only. The meaning is that of selection.py, field.py and proofs.py, which run where this
- * was not compiled and whose bytes and figures this must equal.
+ * Owns speed only. The meaning is that of portable.py and field.py, which run where this was not
+ * compiled and whose bytes and figures this must equal.
  */
 
 #include "field.h"
@@ -10,7 +10,7 @@
 
 #define NO_MATCH 18446744073709551616.0
 
-/* As in screening.py. */
+/* As in chunks.py and portable.py. */
 enum { DECOYS = 32, DECOY_POOL = 4 * DECOYS };
 
 /* As in wire.py. */
