@@ -122,12 +122,14 @@ class Job:
         self.shelf.write(PolicyVersion(1), noisy)
         budget = training.pop("micro_batch_tokens", 60)
         dtype = training.pop("compute_dtype", "float32")
+        recomputed = training.pop("recomputed", "none")
         self.learner = Learner(
             self.shelf.path(BASE),
             recipe(**training),
             published=self.shelf.weights,
             micro_batch_tokens=budget,
             compute_dtype=dtype,
+            recomputed=recomputed,
             team=team,
         )
         self.checkpoints = Checkpoints(
@@ -157,6 +159,7 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "a sample at a time": (5, {"micro_batch_tokens": 1}),
     "without mismatching samples": (5, {"max_mismatch": 0.3}),
     "bfloat16": (5, {"compute_dtype": "bfloat16"}),
+    "recomputed": (5, {"recomputed": "full"}),
 }
 """Groups in a step, and how it is computed."""
 

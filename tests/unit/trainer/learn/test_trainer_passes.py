@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM
 
+from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.learn.logprob import head_of, token_logprobs
 from muster.trainer.learn.packing import Sample, pack
 from muster.trainer.learn.passes import ComputeType, Known, Passes
 from muster.trainer.learn.persistence import load_weights, named_weights, standing_in
+from muster.trainer.learn.recompute import Recompute, recompute
 
 
 def _samples(*versions: int) -> list[Sample]:
@@ -26,7 +30,14 @@ def _samples(*versions: int) -> list[Sample]:
 class World:
     """A policy in training; version v is the base with every weight times 1 + v / 50."""
 
-    def __init__(self, folder: Path, *, budget: int = 1000, dtype: ComputeType = "float32") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        budget: int = 1000,
+        dtype: ComputeType = "float32",
+        recomputed: Recompute = "none",
+    ) -> None:
         self.base = AutoModelForCausalLM.from_pretrained(folder)
         self.trained = copy.deepcopy(self.base).train()
         self.asked: list[int] = []
@@ -36,6 +47,7 @@ class World:
             temperature=0.8,
             micro_batch_tokens=budget,
             compute_dtype=dtype,
+            recomputed=recomputed,
         )
 
     def _published(self, version: PolicyVersion) -> dict[str, torch.Tensor]:
@@ -173,3 +185,48 @@ def test_trained_weights_stay_exact_beside_the_copy(model_folder: Path) -> None:
     for own, weight in zip(world.trained.parameters(), world.base.parameters(), strict=True):
         assert own.dtype == torch.float32
         assert torch.equal(own, weight)
+
+
+class _Kept:
+    """Counts the bytes that are kept for a backward pass, weights left out."""
+
+    def __init__(self, model: Any) -> None:
+        self._weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self._storages: dict[int, int] = {}
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._weights:
+            self._storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    @property
+    def size(self) -> int:
+        return sum(self._storages.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_recomputing_gives_the_same_gradient_and_keeps_less(
+    model_folder: Path, dtype: ComputeType
+) -> None:
+    samples, found = _samples(0, 1, 0, 1), {}
+    for kind in get_args(Recompute):
+        world = World(model_folder, dtype=dtype, recomputed=kind)
+        world.passes.refresh()
+        (batch,) = world.passes.pack(samples)
+        kept = _Kept(world.passes._computing.model)
+        with saved_tensors_hooks(kept.pack, lambda tensor: tensor):
+            logp_N, _ = world.passes.logprobs(batch)
+        logp_N.sum().backward()  # type: ignore[no-untyped-call]  # torch's stub
+        gradient = torch.cat([p.grad.flatten() for p in world.trained.parameters()])
+        found[kind] = gradient, kept.size
+    for kind in ("selective", "full"):
+        assert torch.equal(found[kind][0], found["none"][0])
+    assert found["selective"][1] < 0.7 * found["none"][1]
+    assert found["full"][1] < 0.6 * found["selective"][1]
+
+
+@pytest.mark.parametrize("kind", ["selective", "full"])
+def test_model_without_blocks_cannot_recompute(kind: Recompute) -> None:
+    with pytest.raises(ConfigError, match=f"Linear can be computed again \\({kind}\\)"):
+        recompute(torch.nn.Linear(2, 2), kind)

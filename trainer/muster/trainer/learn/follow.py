@@ -21,6 +21,7 @@ from muster.protocol.recipe import Recipe
 from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.parallel import Team
 from muster.trainer.learn.passes import ComputeType
+from muster.trainer.learn.recompute import Recompute
 from muster.trainer.learn.sharded import Blueprint
 from muster.trainer.recover.checkpoint import Checkpoints
 
@@ -75,6 +76,7 @@ def _started(
     blueprint: Blueprint,
     micro_batch_tokens: int,
     compute_dtype: ComputeType,
+    recomputed: Recompute,
 ) -> Learner:
     return Learner(
         blueprint,
@@ -83,5 +85,6 @@ def _started(
         micro_batch_tokens=micro_batch_tokens,
         device=device,
         compute_dtype=compute_dtype,
+        recomputed=recomputed,
         team=team,
     )

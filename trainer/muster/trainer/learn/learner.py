@@ -48,6 +48,7 @@ from muster.trainer.learn.persistence import (
     trained_weights,
     training_state,
 )
+from muster.trainer.learn.recompute import Recompute
 from muster.trainer.learn.sharded import Blueprint, ShardedPasses, blueprint_of, empty_model
 from muster.trainer.measure.figures import StepFigures, Sums
 
@@ -90,6 +91,7 @@ class Learner:
         micro_batch_tokens: int = 16_384,
         device: str = "cpu",
         compute_dtype: ComputeType = "float32",
+        recomputed: Recompute = "none",
         team: Team | None = None,
     ) -> None:
         """`published` gives a published version's weights, exactly as workers got them.
@@ -111,13 +113,14 @@ class Learner:
             "temperature": recipe.sampling.temperature,
             "micro_batch_tokens": micro_batch_tokens,
             "compute_dtype": compute_dtype,
+            "recomputed": recomputed,
         }
 
         if team is None:
             self._passes = Passes(self.model, published, **options)
         else:
             blueprint = model if isinstance(model, Blueprint) else blueprint_of(own)
-            start = (recipe.to_bytes(), blueprint, micro_batch_tokens, compute_dtype)
+            start = (recipe.to_bytes(), blueprint, micro_batch_tokens, compute_dtype, recomputed)
             team.lead("start", start)
             self._passes = ShardedPasses(own, blueprint, published, team, **options)
         training = recipe.training

@@ -28,6 +28,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from muster.protocol.errors import MusterError
+from muster.trainer.learn.recompute import blocks
 
 T = TypeVar("T")
 
@@ -212,8 +213,7 @@ def shard(model: Any, team: Team, compute_dtype: torch.dtype) -> Any:
     """
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     options: dict[str, Any] = {"mesh": team.mesh, "mp_policy": policy}
-    names = set(getattr(model, "_no_split_modules", None) or ())
-    for block in [m for m in model.modules() if type(m).__name__ in names]:
+    for block in blocks(model):
         fully_shard(block, **options)
     fully_shard(model, **options)
     for module in model.modules():

@@ -35,6 +35,7 @@ from muster.trainer.learn.persistence import (
     named_weights,
     standing_in,
 )
+from muster.trainer.learn.recompute import Recompute, recompute
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Passes:
         temperature: float,
         micro_batch_tokens: int,
         compute_dtype: ComputeType = "float32",
+        recomputed: Recompute = "none",
         is_packed: bool | None = None,
     ) -> None:
         """`published` gives a version's weights; they stand in for those that compute.
@@ -77,6 +79,7 @@ class Passes:
             trained.set_attn_implementation(NAME)
         logger.info("samples share rows" if self.is_packed else "samples are padded to rows")
         self._computing = ComputeCopy(trained, compute_dtype)
+        recompute(self._computing.model, recomputed)
         self._published = published
         self._temperature = temperature
         self._micro_batch_tokens = micro_batch_tokens

@@ -22,6 +22,7 @@ from muster.trainer.learn.packing import MicroBatch, Sample
 from muster.trainer.learn.parallel import Team, inside, shard
 from muster.trainer.learn.passes import BASE, ComputeType, Passes
 from muster.trainer.learn.persistence import Weights, load_weights
+from muster.trainer.learn.recompute import Recompute
 
 FILLER = Sample((0,), (0, 0), 0.0, 0)
 """The sample that a rank without samples computes."""
@@ -50,6 +51,7 @@ class ShardedPasses(Passes):
         temperature: float,
         micro_batch_tokens: int,
         compute_dtype: ComputeType = "float32",
+        recomputed: Recompute = "none",
     ) -> None:
         """Shards `trained` in place; on rank 0 it has the base model's weights."""
         # Weights are shortened as they are gathered, not in a copy.
@@ -58,6 +60,7 @@ class ShardedPasses(Passes):
             published,
             temperature=temperature,
             micro_batch_tokens=micro_batch_tokens,
+            recomputed=recomputed,
             is_packed=blueprint.is_packed,
         )
         self._team = team
