@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,22 +18,27 @@ CONTRACTS = ARTIFACTS.parent / "contracts.py"
 NAMES = sorted(path.stem for path in ARTIFACTS.glob("*.json"))
 
 
-def test_artifacts_match_the_source() -> None:
-    command = [
-        sys.executable,
-        str(ROOT / "contracts" / "script" / "export_artifacts.py"),
-        "--check",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[ModuleType]:
+    """The script that exports; solc runs once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "contracts" / "script"))
+        export = importlib.import_module("export_artifacts")
+        output = export.compiled()
+        patch.setattr(export, "compiled", lambda: output)
+        yield export
+    for name in ("export_artifacts", "typed_contracts"):
+        sys.modules.pop(name)
 
 
 @pytest.fixture
-def export(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(ROOT / "contracts" / "script"))
-    yield importlib.import_module("export_artifacts")
-    for name in ("export_artifacts", "typed_contracts"):
-        sys.modules.pop(name)
+def export(scripts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "argv", ["export_artifacts.py", "--check"])
+    return scripts
+
+
+def test_artifacts_match_the_source(export: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert export.main() == 0, capsys.readouterr().err
 
 
 def test_typed_contracts_that_somebody_edited_are_refused(
@@ -45,7 +49,6 @@ def test_typed_contracts_that_somebody_edited_are_refused(
 ) -> None:
     copy = tmp_path / "contracts.py"
     monkeypatch.setattr(export, "MODULE", copy)
-    monkeypatch.setattr(sys, "argv", ["export_artifacts.py", "--check"])
     copy.write_text(CONTRACTS.read_text())
     assert export.main() == 0
     copy.write_text(CONTRACTS.read_text().replace('"activeStake"', '"active_stake"'))
@@ -57,10 +60,9 @@ def test_function_that_returns_more_than_a_method_can_is_refused(
     export: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typed = sys.modules["typed_contracts"]
-    output = export.compiled()
     monkeypatch.setattr(typed, "CALLED", {"RunRegistry": "admissionOf"})
     with pytest.raises(AssertionError, match="admissionOf returns 4 values"):
-        typed.render_module(output)
+        typed.render_module(export.compiled())
 
 
 def test_there_is_one_artifact_per_contract() -> None:

@@ -14,7 +14,6 @@ import {IRunRegistryErrors} from "../../src/interfaces/IRunRegistry.sol";
 import {LedgerTest} from "../LedgerTest.sol";
 
 /// @title submitDirect: a worker commits its own work, with a ticket, a bond and stake behind it
-/// forge-config: default.fuzz.runs = 128
 contract LedgerDirectTest is LedgerTest {
     uint256 private constant CAP = REQUIRED_STAKE / STAKE_PER_UNIT;
     uint256 private constant GRACE = 60;

@@ -62,7 +62,6 @@ abstract contract FraudTest is LedgerTest {
 }
 
 /// @title executeFraud: a fraud verdict that stands costs its worker stake at once
-/// forge-config: default.fuzz.runs = 96
 contract LedgerFraudTest is FraudTest {
     /// @dev Executes a fraud of Alice's in a step, which is refused with `why`.
     function _try(IContributionLedger.OutcomeProof memory outcome, uint32 step, bytes memory why) private {
@@ -462,7 +461,6 @@ contract LedgerFraudTest is FraudTest {
 }
 
 /// @title finaliseFraud: what a fraud cost is split for good once nobody can overturn it
-/// forge-config: default.fuzz.runs = 96
 contract LedgerFinaliseTest is FraudTest {
     function _expectNotFinal() private {
         vm.expectRevert(abi.encodeWithSelector(IContributionLedgerErrors.LedgerNotFinal.selector, _batchId, 0));

@@ -11,7 +11,6 @@ import {
 import {LedgerTest} from "../LedgerTest.sol";
 
 /// @title showOutcomes: validators say on chain what they signed, so that nobody can keep it back
-/// forge-config: default.fuzz.runs = 128
 contract LedgerShowTest is LedgerTest {
     uint256 private constant COUNT = 3;
 

@@ -6,7 +6,6 @@ import {IContributionLedger, IContributionLedgerErrors} from "../../src/interfac
 import {LedgerTest} from "../LedgerTest.sol";
 
 /// @title What stands: outcomes, headers, signers, and the times that the deployment fixed
-/// forge-config: default.fuzz.runs = 96
 contract LedgerStandingTest is LedgerTest {
     /// @dev A case about Bob's acceptance or Alice's fraud needs this batch.
     function _judgeTwo() private {

@@ -81,7 +81,6 @@ abstract contract UnjudgedTest is LedgerTest {
 }
 
 /// @title splitOff: a worker takes its submission out of a batch that nobody judged
-/// forge-config: default.fuzz.runs = 96
 contract LedgerSplitOffTest is UnjudgedTest {
     // ---------------------------------------------------------------------- time
 
@@ -513,7 +512,6 @@ contract LedgerSplitOffTest is UnjudgedTest {
 }
 
 /// @title voidBatch: what nobody judged pays nobody
-/// forge-config: default.fuzz.runs = 96
 contract LedgerVoidTest is UnjudgedTest {
     function testFuzz_voidBatch_reverts_whileItsWorkersHaveTime(uint256 time) public {
         vm.warp(bound(time, block.timestamp, _dueAt + APPEAL_TIME - 1));
@@ -639,7 +637,6 @@ contract LedgerVoidTest is UnjudgedTest {
 }
 
 /// @title requireUnjudged and judge: one submission before judges of the network
-/// forge-config: default.fuzz.runs = 64
 contract LedgerUnjudgedTest is UnjudgedTest {
     // ---------------------------------------------------------- require unjudged
 

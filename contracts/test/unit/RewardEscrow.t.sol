@@ -10,7 +10,6 @@ import {IRunRegistry, IRunRegistryErrors} from "../../src/interfaces/IRunRegistr
 import {EscrowTest} from "../EscrowTest.sol";
 
 /// @title Money that a run sets aside for work, and whom it pays
-/// forge-config: default.fuzz.runs = 128
 contract RewardEscrowTest is EscrowTest {
     /// @dev A fraud verdict that a pause met can be overturned a challenge window later.
     uint256 private constant SETTLED = JUDGED + CHALLENGE_WINDOW;
@@ -547,7 +546,6 @@ contract RewardEscrowTest is EscrowTest {
         assertEq(escrow.isPaid(runId, alice, otherStep, otherIndex), same, "another slot");
     }
 
-    /// forge-config: default.fuzz.runs = 32
     function testFuzz_isPaid_tellsNeighboursApart(uint32 step, uint32 index) public {
         vm.assume(step != 0);
         escrow.claim(_finalClaims(_one(_record(alice, step, index, ACCEPTED))));

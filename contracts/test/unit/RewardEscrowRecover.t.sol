@@ -7,7 +7,6 @@ import {IRunRegistryErrors} from "../../src/interfaces/IRunRegistry.sol";
 import {EscrowTest} from "../EscrowTest.sol";
 
 /// @title Money that nobody earned finds its way back
-/// forge-config: default.fuzz.runs = 128
 contract RewardEscrowRecoverTest is EscrowTest {
     /// @dev `count` rejected records of Alice and Bob in turn.
     function _rejected(uint256 count) private view returns (bytes[] memory records) {
