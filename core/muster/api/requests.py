@@ -34,7 +34,7 @@ class Body(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_faults(self) -> Self:
-        for name, value in self:
+        for name, value in self.__dict__.items():
             if fault := message_fault(value):
                 raise ValueError(f"{name} {fault}")
         return self

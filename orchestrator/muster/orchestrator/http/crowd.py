@@ -53,8 +53,11 @@ class Crowd(Generic[T]):
 
     def touch(self, member: T, *path: str) -> None:
         """Note that a member was heard of: it leaves after its equals."""
-        self.remove(member, *path)
-        self.add(member, *path)
+        part = self
+        for name in path:
+            equals, part = part._by_size[len(part._parts[name])], part._parts[name]
+            equals[name] = equals.pop(name)
+        part._members[member] = part._members.pop(member)
 
     def _change(self, member: T, path: tuple[str, ...], *, by: int) -> None:
         self._size += by

@@ -15,7 +15,7 @@ from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 from pydantic import ValidationError
-from starlette.requests import ClientDisconnect
+from starlette.types import Message
 
 from muster.api.requests import MAX_JSON_BYTES, Body
 from muster.api.signing import EMPTY_BODY_HASH, SignedHeaders, verify_request
@@ -105,23 +105,20 @@ async def body_chunks(
     Close it when it is not read to its end: its room is taken until then.
     """
     until = asyncio.get_running_loop().time() + services.settings.body_timeout_s
-    stream = request.stream()
+    is_whole = False
     with room.arrival(signer) as arrival:
-        while True:
+        while not is_whole:
+            message: Message = {"type": "http.request"}
             try:
                 async with asyncio.timeout_at(until) as arrival.waiting:
-                    chunk = await anext(stream, None)
+                    message = await request.receive()
             except TimeoutError:
                 if not arrival.is_dropped:
                     raise refuse("body_timeout", "the body took too long to arrive") from None
-                chunk = b""
-            except ClientDisconnect:
-                raise refuse(
-                    "malformed_body", "the connection closed before the body was complete"
-                ) from None
             arrival.waiting = None
-            if chunk is None:
-                return
+            if message["type"] == "http.disconnect":
+                raise refuse("malformed_body", "the connection closed before the body was complete")
+            chunk, is_whole = message.get("body", b""), not message.get("more_body", False)
             room.take(arrival, len(chunk))
             if arrival.is_dropped:
                 raise refuse("overloaded", "too many bodies of this signer are arriving at once")

@@ -90,6 +90,7 @@ class Hardware:
     ) -> None:
         self._database = database
         self._asked = asked
+        self._asks = asked != HardwareRecipe()
         self._run_id = run_id
         self._domain = domain
         self._lease_s = lease_s
@@ -121,18 +122,13 @@ class Hardware:
 
     def wants(self, node: Address) -> bool:
         """Return whether the run asks something of machines, and this one has said nothing."""
-        return self.asks and node not in self._reports
-
-    @property
-    def asks(self) -> bool:
-        """Whether the run asks anything of machines."""
-        return self._asked != HardwareRecipe()
+        return self._asks and node not in self._reports
 
     def fault(self, node: Address, reports: Rows, past: Sequence[Past], now: int) -> Unfit | None:
         """Return why a node's machine gets no ticket, or None; from what the database has of it and
         its worker's last tickets, oldest first.
         """
-        if not self.asks:
+        if not self._asks:
             return None
         report = self._reports.get(node)
         if report is None and reports:
