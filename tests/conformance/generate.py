@@ -33,7 +33,7 @@ from muster.protocol.eip712 import Domain, address_of, digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, file_hash, hex0x, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
 from muster.protocol.jury import (
-    Place,
+    BenchPlace,
     Ruling,
     claim_announcement,
     draw_jury,
@@ -491,7 +491,7 @@ def jury_case(
     seed = jury_seed(block_hash, case_id)
     left = {number: OPENED_AT + at for at, number, joins in history if not joins}
     places = [
-        Place(juror(number), OPENED_AT + at, left.get(number, 0))
+        BenchPlace(juror(number), OPENED_AT + at, left.get(number, 0))
         for at, number, joins in history
         if joins
     ]

@@ -253,7 +253,7 @@ class Words:
         size: int,
         excluded: Collection[str],
     ) -> list[str]:
-        bench = [jury.Place(self.address[p.juror], p.joined_at, p.left_at) for p in places]
+        bench = [jury.BenchPlace(self.address[p.juror], p.joined_at, p.left_at) for p in places]
         drawn = jury.draw_jury(
             bench,
             opened_at=opened_at,

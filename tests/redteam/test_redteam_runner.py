@@ -49,7 +49,7 @@ def test_profit_is_saving_less_what_is_lost_when_found() -> None:
 
 @pytest.mark.parametrize("power", [0.0, 0.3, 1.0])
 def test_profit_is_that_of_the_economics_for_a_whole_submission(power: float) -> None:
-    terms = economics.Terms(
+    terms = economics.WorkerTerms(
         price_wei=10, fraud_ppm=500_000, exact_fraud_ppm=500_000, fraud_strikes=1, samples=1,
         units_per_sample=5, required_stake=1000, stake_per_unit=1,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from muster.chain import ChainView, Event, LeasedWork, WorkerStatus
 from muster.client.tickets import KnownPolicy, TicketTerms
@@ -17,9 +17,16 @@ from muster.protocol.ids import Address, PolicyVersion, RunId
 
 if TYPE_CHECKING:
     from muster.api import BatchEntry
+    from muster.chain import Chain, RunView
 
-if TYPE_CHECKING:
-    from muster.chain import Chain, ChainView, RunView
+
+class OutcomePlace(NamedTuple):
+    """Where a submission is."""
+
+    batch_id: int
+    """Its batch."""
+    position: int
+    """Its place there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ _UNRECOVERABLE = ("EscrowNotFinal", "EscrowAccepted", "EscrowDisputed", "EscrowR
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class OwnerStep:
     """One transaction of an act."""
 
     call: str
@@ -45,7 +45,7 @@ class Act:
 
     facts: dict[str, Any]
     """What becomes of the run, for people: names and lines."""
-    steps: tuple[Step, ...]
+    steps: tuple[OwnerStep, ...]
     """Its transactions, in order."""
     delay_s: int = 0
     """Seconds until it takes effect; 0 for at once."""
@@ -60,7 +60,7 @@ def _one_step(
     delay_s: int = 0,
     **values: Any,
 ) -> Act:
-    return Act(facts, (Step(call, send),), delay_s, values)
+    return Act(facts, (OwnerStep(call, send),), delay_s, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +111,11 @@ async def fund(subject: Subject, amount_wei: int) -> Act:
             hint="pay in less, or send it some tokens",
         )
     escrow = chain.deployment.contracts["RewardEscrow"]
-    pay = Step("RewardEscrow.fund", lambda chain: chain.escrow.fund(run.run_id, amount_wei))
-    steps: tuple[Step, ...] = (pay,)
+    pay = OwnerStep("RewardEscrow.fund", lambda chain: chain.escrow.fund(run.run_id, amount_wei))
+    steps: tuple[OwnerStep, ...] = (pay,)
     if await chain.token.allowance(account, escrow) < amount_wei:
         steps = (
-            Step("MusterToken.approve", lambda chain: chain.token.approve(escrow, amount_wei)),
+            OwnerStep("MusterToken.approve", lambda chain: chain.token.approve(escrow, amount_wei)),
             replace(pay, gas=FUND_GAS),
         )
     after, price = run.available_wei + amount_wei, run.config.terms.price_per_unit
@@ -203,9 +203,9 @@ async def _recoverable_wei(chain: Chain, claim: Claim) -> int | None:
     return int(amount)
 
 
-def _recover_step(claims: Sequence[Claim]) -> Step:
+def _recover_step(claims: Sequence[Claim]) -> OwnerStep:
     size = sum(STEP_BYTES + 32 * len(claim.siblings) for claim in claims)
-    return Step(
+    return OwnerStep(
         "RewardEscrow.recover", lambda chain: chain.escrow.recover(list(claims)), size_bytes=size
     )
 

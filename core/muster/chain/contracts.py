@@ -20,7 +20,6 @@ from muster.chain.structs import (
     Member,
     NodeConsent,
     OutcomeProof,
-    Outcomes,
     PauseCause,
     Permit,
     PolicyCheckpoint,
@@ -30,7 +29,7 @@ from muster.chain.structs import (
     Standing,
 )
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
-from muster.protocol.messages import Submission
+from muster.protocol.messages import Outcomes, Submission
 
 
 class MusterToken(Contract):

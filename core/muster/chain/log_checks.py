@@ -30,7 +30,7 @@ _BEACONS = "CheckpointPublished"
 _FILTER_BYTES = 256
 
 
-class Contradiction(Exception):
+class LogsDisagree(Exception):
     """Logs and headers are not of one chain; reading again may help."""
 
 
@@ -99,7 +99,7 @@ class LogChecks:
             raise garbled(f"no list of receipts of block {number}")
         logs = [log for receipt in receipts for log in member(receipt, "logs")]
         if any(str(member(log, "address")).lower() in self._addresses for log in logs):
-            raise Contradiction(f"logs of block {number} were left out")
+            raise LogsDisagree(f"logs of block {number} were left out")
 
 
 def _block_hashes(events: Sequence[Event], first: int, last: int) -> dict[int, Hash32]:
@@ -107,28 +107,28 @@ def _block_hashes(events: Sequence[Event], first: int, last: int) -> dict[int, H
     for event in events:
         number = event.block_number
         if not first <= number <= last:
-            raise Contradiction(f"asked for blocks {first} to {last}, got a log of block {number}")
+            raise LogsDisagree(f"asked for blocks {first} to {last}, got a log of block {number}")
         if hashes.setdefault(number, event.block_hash) != event.block_hash:
-            raise Contradiction(f"block {number} has two hashes")
+            raise LogsDisagree(f"block {number} has two hashes")
     return hashes
 
 
 def _check_header(header: Any, number: int, of_logs: Hash32 | None, parent: Hash32 | None) -> None:
     if header is None:
-        raise Contradiction(f"block {number} is not there any more")
+        raise LogsDisagree(f"block {number} is not there any more")
     if from_hex(member(header, "number")) != number:
-        raise Contradiction(f"asked for block {number}, got another")
+        raise LogsDisagree(f"asked for block {number}, got another")
     if of_logs is not None and hash_from_hex(member(header, "hash")) != of_logs:
-        raise Contradiction(f"logs of block {number} are of another block of that number")
+        raise LogsDisagree(f"logs of block {number} are of another block of that number")
     if parent is not None and header.get("parentHash") not in (None, "0x" + parent.hex()):
-        raise Contradiction(f"block {number} does not follow block {number - 1}")
+        raise LogsDisagree(f"block {number} does not follow block {number - 1}")
 
 
 def _check_times(events: Sequence[Event], headers: Mapping[int, Any]) -> None:
     for event in events:
         header = headers.get(event.block_number)
         if header and from_hex(member(header, "timestamp")) != event.block_timestamp:
-            raise Contradiction(f"logs of block {event.block_number} have another time than it")
+            raise LogsDisagree(f"logs of block {event.block_number} have another time than it")
 
 
 def _bits(entry: bytes) -> int:

@@ -56,7 +56,7 @@ class NameKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SubmissionPlace:
     """Where a submission is."""
 
     batch: BatchView
@@ -76,7 +76,7 @@ class Named:
     """What it is."""
     name: str
     """Its name in full."""
-    places: tuple[Place, ...] = ()
+    places: tuple[SubmissionPlace, ...] = ()
     """Its submissions, in chain order; of a file that was submitted twice, both. Empty of a worker,
     and of a file that was received and is not on chain."""
     file_hash: Hash32 | None = None
@@ -123,7 +123,7 @@ def find_named(view: ChainView, text: str, *, received: Sequence[Hash32] = ()) -
 
 def find_outcome(
     view: ChainView, text: str, *, worker: str | None = None, run: RunId | None = None
-) -> Place:
+) -> SubmissionPlace:
     """Return the one submission that a text names; with `worker` the text is STEP:INDEX.
 
     A file that was submitted twice is found where it was first. Raises NothingNamed, or
@@ -164,7 +164,7 @@ def find_worker(view: ChainView, text: str) -> WorkerView:
 
 def find_slot(
     view: ChainView, worker: str, slot: tuple[int, int], run: RunId | None = None
-) -> Place:
+) -> SubmissionPlace:
     """Return the first submission of a worker's step and index; raises ConfigError without one."""
     account = find_worker(view, worker)
     found = [
@@ -204,14 +204,14 @@ def prefix_of(text: str) -> str | None:
 # By number
 
 
-def _place(view: ChainView, run: str | None, batch_id: int, position: int) -> Place:
+def _place(view: ChainView, run: str | None, batch_id: int, position: int) -> SubmissionPlace:
     batch = _batch(view, run, batch_id)
     if position >= batch.count:
         raise NothingNamed(
             f"batch {batch_id} has no position {position}",
             hint=f"positions are 0 to {batch.count - 1}",
         )
-    return Place(batch, position)
+    return SubmissionPlace(batch, position)
 
 
 def _batch(view: ChainView, run: str | None, batch_id: int) -> BatchView:
@@ -233,8 +233,8 @@ def _whole(batch: BatchView) -> Named:
     return Named(NameKind.BATCH, name, _all_places(batch))
 
 
-def _all_places(batch: BatchView) -> tuple[Place, ...]:
-    return tuple(Place(batch, position) for position in range(batch.count))
+def _all_places(batch: BatchView) -> tuple[SubmissionPlace, ...]:
+    return tuple(SubmissionPlace(batch, position) for position in range(batch.count))
 
 
 # By digits
@@ -278,7 +278,7 @@ def _beginning_with(view: ChainView, digits: str, received: Sequence[Hash32]) ->
     yield from _files(view, digits, received)
     for leaf, case in view.cases.items():
         if leaf.hex().startswith(digits):
-            place = Place(view.batches[case.batch_id], case.position)
+            place = SubmissionPlace(view.batches[case.batch_id], case.position)
             yield Named(NameKind.CASE, hex0x(leaf), (place,))
     for worker in view.workers.values():
         served = {worker.address, worker.node, *(node for _, node in worker.nodes)}
@@ -289,11 +289,11 @@ def _beginning_with(view: ChainView, digits: str, received: Sequence[Hash32]) ->
 
 def _files(view: ChainView, digits: str, received: Sequence[Hash32]) -> Iterator[Named]:
     whole = bytes.fromhex(digits[: len(digits) // 2 * 2])
-    found: dict[Hash32, list[Place]] = {}
+    found: dict[Hash32, list[SubmissionPlace]] = {}
     for batch in view.batches.values():
         for position, hashed in enumerate(view.file_hashes(batch)):
             if hashed.startswith(whole) and hashed.hex().startswith(digits):
-                found.setdefault(Hash32(hashed), []).append(Place(batch, position))
+                found.setdefault(Hash32(hashed), []).append(SubmissionPlace(batch, position))
     for hashed in received:
         if hashed.hex().startswith(digits):
             found.setdefault(hashed, [])
@@ -302,7 +302,9 @@ def _files(view: ChainView, digits: str, received: Sequence[Hash32]) -> Iterator
 
 
 def _transactions(view: ChainView, digits: str) -> Iterator[Named]:
-    deeds: dict[str, list[tuple[str, Sequence[Place], Address | None]]] = defaultdict(list)
+    deeds: dict[str, list[tuple[str, Sequence[SubmissionPlace], Address | None]]] = defaultdict(
+        list
+    )
     for tx, deed, places, worker in _deeds(view):
         if tx is not None and tx[2:].startswith(digits):
             deeds[tx].append((deed, places, worker))
@@ -318,20 +320,22 @@ def _transactions(view: ChainView, digits: str) -> Iterator[Named]:
         )
 
 
-def _deeds(view: ChainView) -> Iterator[tuple[str | None, str, Sequence[Place], Address | None]]:
+def _deeds(
+    view: ChainView,
+) -> Iterator[tuple[str | None, str, Sequence[SubmissionPlace], Address | None]]:
     """Yield each known transaction with what it did, to which submissions, about which worker."""
     for batch in view.batches.values():
         yield batch.tx_hash, f"commits batch {batch.batch_id}", _all_places(batch), None
         yield batch.posted_tx, f"judges batch {batch.batch_id}", _all_places(batch), None
     for slash in view.slashes:
-        struck: Sequence[Place] = ()
+        struck: Sequence[SubmissionPlace] = ()
         if slash.batch_id is not None and slash.position is not None:
-            struck = (Place(view.batches[slash.batch_id], slash.position),)
+            struck = (SubmissionPlace(view.batches[slash.batch_id], slash.position),)
         owner = slash.owner if slash.owner in view.workers else None
         yield slash.tx_hash, f"slashes {slash.owner}", struck, owner
         yield slash.settled_tx, f"settles a slash of {slash.owner}", struck, owner
     for case in view.cases.values():
-        place = Place(view.batches[case.batch_id], case.position)
+        place = SubmissionPlace(view.batches[case.batch_id], case.position)
         yield case.opened_tx, "opens a case", (place,), None
         yield case.closed_tx, "closes a case", (place,), None
     for paid in view.payments:
@@ -350,25 +354,25 @@ def _deeds(view: ChainView) -> Iterator[tuple[str | None, str, Sequence[Place], 
 # A worker's submissions
 
 
-def _places_of(view: ChainView, worker: WorkerView) -> Iterator[Place]:
+def _places_of(view: ChainView, worker: WorkerView) -> Iterator[SubmissionPlace]:
     for batch in view.batches.values():
         if batch.records is None:
             if batch.direct is not None and batch.direct.worker == worker.address:
-                yield Place(batch, 0)
+                yield SubmissionPlace(batch, 0)
             continue
         for position, record in enumerate(batch.records):
             if record.worker_id == worker.worker_id:
-                yield Place(batch, position)
+                yield SubmissionPlace(batch, position)
 
 
-def _slot_of(place: Place) -> tuple[int, int]:
+def _slot_of(place: SubmissionPlace) -> tuple[int, int]:
     records = place.batch.records
     claimed = place.batch.direct if records is None else records[place.position]
     assert claimed is not None  # _places_of
     return claimed.step, claimed.index
 
 
-def _maker(view: ChainView, place: Place) -> WorkerView | None:
+def _maker(view: ChainView, place: SubmissionPlace) -> WorkerView | None:
     batch = place.batch
     if batch.records is not None:
         return view.worker_by_id.get(batch.records[place.position].worker_id)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from muster.chain.deployment import Deployment
 from muster.chain.events import Event, EventTable
-from muster.chain.log_checks import Contradiction, LogChecks
+from muster.chain.log_checks import LogChecks, LogsDisagree
 from muster.chain.log_store import LogStore
 from muster.chain.rpc import LatestBlock, Portion, Rpc, from_hex, hash_from_hex, member
 from muster.chain.structs import BlockId
@@ -134,7 +134,7 @@ class EventReader:
         for attempt in range(1, _POLL_ATTEMPTS + 1):
             try:
                 head = await self._read_on()
-            except Contradiction as error:
+            except LogsDisagree as error:
                 # Most often the chain was reorganised while it was read.
                 logger.debug("reading again", extra={"attempt": attempt, "cause": str(error)})
                 cause = error
@@ -239,7 +239,7 @@ class EventReader:
         """Raise unless the head still stands: then all that was read belongs to one chain."""
         block = await self._rpc.call("eth_getBlockByNumber", hex(head.number), False)
         if _hash_of(block) != head.hash:
-            raise Contradiction(f"block {head.number} is another now")
+            raise LogsDisagree(f"block {head.number} is another now")
 
     def _rewind(self, number: int) -> None:
         """Forget the events after a block."""
@@ -302,7 +302,7 @@ class EventReader:
     async def _block(self, number: int) -> LatestBlock:
         block = await self._rpc.call("eth_getBlockByNumber", hex(number), False)
         if block is None:
-            raise Contradiction(f"block {number} is not there any more")
+            raise LogsDisagree(f"block {number} is not there any more")
         return LatestBlock.from_rpc(block)
 
     async def _logs(self, first: int, last: int) -> list[dict[str, Any]]:
@@ -339,7 +339,7 @@ class EventReader:
             return logs
         blocks = await self._rpc.batch([("eth_getBlockByHash", [h, False]) for h in hashes])
         if any(block is None for block in blocks):
-            raise Contradiction("the block of a log is not there")
+            raise LogsDisagree("the block of a log is not there")
         times = {h: member(block, "timestamp") for h, block in zip(hashes, blocks, strict=True)}
         return [{"blockTimestamp": times.get(str(log.get("blockHash"))), **log} for log in logs]
 

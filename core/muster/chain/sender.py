@@ -43,7 +43,7 @@ from muster.protocol.ids import Address
 
 logger = logging.getLogger(__name__)
 
-Receipt = Mapping[str, Any]
+RawReceipt = Mapping[str, Any]
 """A receipt, as JSON-RPC answers it."""
 
 
@@ -87,7 +87,7 @@ class _Watch:
 class _Look:
     """What the chain says about an action, at one moment."""
 
-    receipt: Receipt | None
+    receipt: RawReceipt | None
     """Of the attempt that was mined."""
     standing: int
     """The account's mined transactions less its nonce: 0 when it is next, above when it is used."""
@@ -138,7 +138,9 @@ class TransactionSender:
         """Close the journal."""
         self._journal.close()
 
-    async def send(self, to: Address | None, data: bytes, *, label: str | None = None) -> Receipt:
+    async def send(
+        self, to: Address | None, data: bytes, *, label: str | None = None
+    ) -> RawReceipt:
         """Return the receipt of a call (or a deployment without `to`) that succeeded.
 
         A label names the action: while one of that name is waiting or has succeeded, nothing else
@@ -155,7 +157,7 @@ class TransactionSender:
                 return await self._succeeded(receipt, to, data)
         raise self._no_nonce()
 
-    async def receipt_of(self, label: str) -> Receipt | None:
+    async def receipt_of(self, label: str) -> RawReceipt | None:
         """Return the receipt of the action of this name; None when it has not happened (yet)."""
         action = await self._journal.find(label)
         if action is None:
@@ -266,7 +268,7 @@ class TransactionSender:
 
     # ------------------------------------------------------------------- outcome
 
-    async def _succeeded(self, receipt: Receipt, to: Address | None, data: bytes) -> Receipt:
+    async def _succeeded(self, receipt: RawReceipt, to: Address | None, data: bytes) -> RawReceipt:
         """Return the receipt of a success; else run the call again and raise how it reverts."""
         if _has_succeeded(receipt):
             self._mined_in = from_hex(receipt["blockNumber"])
@@ -314,7 +316,7 @@ class TransactionSender:
             receipt = await self._settle(self._watched(action))
             logger.info("transaction settled", extra=_about(action, receipt))
 
-    async def _settle(self, watch: _Watch) -> Receipt | None:
+    async def _settle(self, watch: _Watch) -> RawReceipt | None:
         """Return the receipt of an action; None when its nonce was used by something else.
 
         Raises TransactionLost when it is not mined in time; then it is pending still.
@@ -327,7 +329,7 @@ class TransactionSender:
                 # What is unsettled then is an orphan, until somebody settles it.
                 self._watches.pop(watch.action.number, None)
 
-    async def _decided(self, watch: _Watch) -> Receipt | None:
+    async def _decided(self, watch: _Watch) -> RawReceipt | None:
         async with watch.lock:
             policy, started = self._policy, self._clock()
             bumped_at, pause = started, policy.first_poll_s
@@ -466,7 +468,7 @@ class TransactionSender:
 
     # ---------------------------------------------------------------------- note
 
-    async def _note_mined(self, watch: _Watch, receipt: Receipt) -> Receipt:
+    async def _note_mined(self, watch: _Watch, receipt: RawReceipt) -> RawReceipt:
         inclusion = Inclusion(
             receipt["transactionHash"], from_hex(receipt["blockNumber"]), receipt["blockHash"]
         )
@@ -505,7 +507,7 @@ def _hashes_of(action: Action) -> list[str]:
     return attempts or ([action.inclusion.tx_hash] if action.inclusion else [])
 
 
-def _checked(receipt: Any, tx: str) -> Receipt | None:
+def _checked(receipt: Any, tx: str) -> RawReceipt | None:
     """Return a receipt whose members are what they must be; raises ChainUnreachable."""
     if receipt is None:
         return None
@@ -514,16 +516,16 @@ def _checked(receipt: Any, tx: str) -> Receipt | None:
     hash_from_hex(member(receipt, "blockHash"))
     if member(receipt, "transactionHash") != tx or not isinstance(member(receipt, "logs"), list):
         raise garbled(f"the receipt of {tx} is another's")
-    checked: Receipt = receipt
+    checked: RawReceipt = receipt
     return checked
 
 
-def _has_succeeded(receipt: Receipt) -> bool:
+def _has_succeeded(receipt: RawReceipt) -> bool:
     """Return whether a mined transaction did what it should."""
     return from_hex(receipt["status"]) == 1
 
 
-def _about(action: Action, receipt: Receipt | None = None) -> dict[str, Any]:
+def _about(action: Action, receipt: RawReceipt | None = None) -> dict[str, Any]:
     """Return what a log line says of an action: never the raw transaction."""
     fields = {"label": action.label, "nonce": action.nonce, "tx": _hashes_of(action)[-1]}
     return fields if receipt is None else fields | {"has_succeeded": _has_succeeded(receipt)}

@@ -244,18 +244,6 @@ class LeasedWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcomes:
-    """What validators sign about a batch."""
-
-    batch_id: int
-    """Its number."""
-    batch_root: Hash32
-    """Over its submissions."""
-    records_hash: Hash32
-    """Keccak-256 of the joined records; of none when it is withheld."""
-
-
-@dataclass(frozen=True, slots=True)
 class OutcomeProof:
     """An outcome, its place and the proof that it stands."""
 

@@ -46,7 +46,7 @@ from muster.chain.view_parts import (
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
-from muster.protocol.jury import Place, is_same, is_unavailable
+from muster.protocol.jury import BenchPlace, is_same, is_unavailable
 from muster.protocol.messages import Verdict
 
 REMEMBERED_BLOCKS = 256
@@ -83,7 +83,7 @@ class ChainView:
         """In chain order."""
         self.cases: dict[Hash32, CaseView] = {}
         """By outcome leaf, or `summons_of` a batch that its run left unjudged."""
-        self.bench: list[Place] = []
+        self.bench: list[BenchPlace] = []
         """The places of the network's jurors."""
         self.contradictions: list[str] = []
         """Events that do not follow from those before them."""
@@ -266,7 +266,7 @@ class ChainView:
     # -------------------------------------------------------------------- jurors
 
     def _on_juror_joined(self, event: Event, args: dict[str, Any]) -> None:
-        place = Place(args["juror"], event.block_timestamp)
+        place = BenchPlace(args["juror"], event.block_timestamp)
         if args["place"] < len(self.bench):
             self.bench[args["place"]] = place
             return

@@ -7,16 +7,16 @@ The devnet and `muster contracts deploy` go the same way. Rests on `muster.chain
 """
 
 from muster.deploy.parameters import BOUNDS, PROFILES, Bound, DeployParameters, Profile
-from muster.deploy.plan import Plan, Stage, deploy_contracts, send_plan
+from muster.deploy.plan import DeployStage, Plan, deploy_contracts, send_plan
 
 __all__ = [
     "BOUNDS",
     "PROFILES",
     "Bound",
     "DeployParameters",
+    "DeployStage",
     "Plan",
     "Profile",
-    "Stage",
     "deploy_contracts",
     "send_plan",
 ]

@@ -257,7 +257,7 @@ def _word(address: Address) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DeployStage:
     """One step of a deployment that is done."""
 
     contract: str
@@ -268,7 +268,7 @@ class Stage:
     """What it took; None when it was there already."""
 
 
-def _log_stage(stage: Stage) -> None:
+def _log_stage(stage: DeployStage) -> None:
     logger.debug("contract deployed", extra={"contract": stage.contract, "at": stage.address})
 
 
@@ -298,7 +298,7 @@ async def send_plan(
     rpc: Rpc,
     sender: TransactionSender,
     plan: Plan,
-    report: Callable[[Stage], None] = _log_stage,
+    report: Callable[[DeployStage], None] = _log_stage,
 ) -> Deployment:
     """Send what is missing, check that all of it is as planned, and return where it is."""
     chain_id = from_hex(await rpc.call("eth_chainId"))
@@ -313,7 +313,7 @@ async def send_plan(
             to, data = call_of(plan, name)
             receipt = await sender.send(to, data, label=label_of(plan, name))
             gas_used = from_hex(receipt["gasUsed"])
-        report(Stage(name, at, gas_used))
+        report(DeployStage(name, at, gas_used))
     block = await require_as_planned(rpc, plan, chain_id)
     made = await sender.receipt_of(label_of(plan, FACTORY))
     if made is not None:

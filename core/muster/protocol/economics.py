@@ -30,7 +30,7 @@ exactly = lru_cache(maxsize=1 << 16)(intervals.exactly)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class WorkerTerms:
     """What a run and its deployment fix about workers."""
 
     price_wei: int
@@ -97,7 +97,7 @@ class Odds:
     """Probability that it is fraud, beyond an honest one's."""
 
 
-def odds_of(terms: Terms, cheat: Cheat, cheated: int) -> Odds:
+def odds_of(terms: WorkerTerms, cheat: Cheat, cheated: int) -> Odds:
     """Return what becomes of a submission with `cheated` cheated samples.
 
     Failures are binomial: each cheated sample is checked with probability `audited_share` and then
@@ -124,7 +124,7 @@ def _either(a: int, rate_a: float, needed: int, b: int, rate_b: float, strikes: 
 
 
 def expected_slash(
-    terms: Terms, cheat: Cheat, stake: int, fraud: float, submissions: int = 1
+    terms: WorkerTerms, cheat: Cheat, stake: int, fraud: float, submissions: int = 1
 ) -> float:
     """Return the stake that so many submissions are expected to cost, in wei.
 
@@ -150,7 +150,7 @@ def _log_rest(share: float) -> float:
     return math.log1p(-share) if share < 1 else -math.inf
 
 
-def profit(terms: Terms, cheat: Cheat, stake: int, odds: Odds, submissions: int = 1) -> float:
+def profit(terms: WorkerTerms, cheat: Cheat, stake: int, odds: Odds, submissions: int = 1) -> float:
     """Return what `submissions` cheated ones bring over honest ones, in wei.
 
     j g u - L n r - E[slash] - F V for each submission, with j of its samples cheated, u units a
@@ -166,7 +166,7 @@ def profit(terms: Terms, cheat: Cheat, stake: int, odds: Odds, submissions: int 
 # What a worker can do best
 
 
-def every_odds(terms: Terms, cheat: Cheat) -> list[Odds]:
+def every_odds(terms: WorkerTerms, cheat: Cheat) -> list[Odds]:
     """Return the odds for each number of cheated samples that is looked at.
 
     All up to 32, then about sixteen for every doubling, and all of the submission.
@@ -180,7 +180,7 @@ def every_odds(terms: Terms, cheat: Cheat) -> list[Odds]:
 
 
 def best_share(
-    terms: Terms, cheat: Cheat, stake: int, table: Sequence[Odds] | None = None
+    terms: WorkerTerms, cheat: Cheat, stake: int, table: Sequence[Odds] | None = None
 ) -> tuple[Odds, float]:
     """Return how much of each submission is best cheated, and what one then brings, in wei."""
     table = every_odds(terms, cheat) if table is None else table
@@ -189,7 +189,7 @@ def best_share(
     )
 
 
-def burst(terms: Terms, cheat: Cheat, stake: int, units: int) -> float:
+def burst(terms: WorkerTerms, cheat: Cheat, stake: int, units: int) -> float:
     """Return what a worker gains at best that fills `units` in flight with cheated submissions.
 
     All are delivered before the first is judged, so a stake is slashed once for all of them.
@@ -216,7 +216,7 @@ class Remedies:
     """The least share of submissions to check."""
 
 
-def pays(terms: Terms, cheats: Iterable[Cheat]) -> bool:
+def pays(terms: WorkerTerms, cheats: Iterable[Cheat]) -> bool:
     """Return whether some cheat pays for a worker with the least stake that brings work."""
     stake = terms.least_stake
     return any(
@@ -226,10 +226,10 @@ def pays(terms: Terms, cheats: Iterable[Cheat]) -> bool:
     )
 
 
-def remedies(terms: Terms, cheats: Sequence[Cheat]) -> Remedies:
+def remedies(terms: WorkerTerms, cheats: Sequence[Cheat]) -> Remedies:
     """Return what, changed alone, makes every cheat a loss."""
 
-    def safe(changed: Terms) -> bool:
+    def safe(changed: WorkerTerms) -> bool:
         return not pays(changed, cheats)
 
     exact = terms.exact_fraud_ppm

@@ -83,7 +83,7 @@ def is_unavailable(ruling: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BenchPlace:
     """A place of the bench, with the juror that holds it or held it last."""
 
     juror: Address
@@ -103,7 +103,7 @@ def jury_seed(block_hash: Hash32, case_id: Hash32) -> Hash32:
 
 
 def draw_jury(
-    places: Sequence[Place],
+    places: Sequence[BenchPlace],
     *,
     opened_at: int,
     size: int,

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from muster.chain import Batch, Deployment, OutcomeProof, PauseCause, Poll
-from muster.chain.structs import Outcomes
 from muster.protocol.eip712 import Domain
 from muster.protocol.ids import Address, Hash32, RunId, Step
-from muster.protocol.messages import Submission
+from muster.protocol.messages import Outcomes, Submission
 
 
 class MinedPort(Protocol):

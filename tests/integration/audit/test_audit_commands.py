@@ -34,7 +34,7 @@ from muster.chain import save_deployment
 from muster.client.audit.contradictions import RULES, Kind
 from muster.client.audit.export import COLUMNS
 from muster.client.audit.history import Watch
-from muster.client.audit.sources import Proof
+from muster.client.audit.sources import ProofLevel
 from muster.client.cli.printing import WIDTH
 from muster.protocol.encoding import hex0x
 
@@ -266,7 +266,7 @@ async def test_watch_says_what_a_reorganisation_took_back(
 ) -> None:
     async with network() as net:
         await play(net)
-        watched = Watch(net.of(ORCHESTRATOR), proof=Proof.NONE, finality=finality)
+        watched = Watch(net.of(ORCHESTRATOR), proof=ProofLevel.NONE, finality=finality)
         before = await net.rpc.call("evm_snapshot")
         submission = net.submission(HONEST, 5)
         await net.judge(submission, accepted(1, submission))

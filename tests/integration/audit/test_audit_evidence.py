@@ -31,13 +31,14 @@ from muster.app.cli import muster
 from muster.app.demo.adversary import ForgedReward
 from muster.chain import BatchView
 from muster.client.audit.contradictions import Check, Kind
-from muster.client.audit.evidence import EvidenceStore
+from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.history import History as ChainHistory
-from muster.client.audit.history import Wanted, read
+from muster.client.audit.history import HistorySource, read
 from muster.client.audit.ledger import PackedRecords
 from muster.client.audit.reexecution import HOW_MACHINE, Copies, draw, rerun_verdicts
 from muster.client.audit.table import tabulate
-from muster.client.validator.conduct import Place, counted_before, is_drawn
+from muster.client.chain_facts import OutcomePlace
+from muster.client.validator.conduct import counted_before, is_drawn
 from muster.protocol.checking import Checking
 from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.ids import PolicyVersion, RunId
@@ -378,13 +379,13 @@ async def test_a_tampered_database_is_caught_with_what_is_wrong(
 
 
 async def history_of(network: Network) -> ChainHistory:
-    return await read(Wanted((network.anvil.rpc_url,), network.folder / "deployments"))
+    return await read(HistorySource((network.anvil.rpc_url,), network.folder / "deployments"))
 
 
 async def rejudged(history: ChainHistory, folder: Path, engine: Any = None) -> Check:
     """The check of all verdicts of the run, with a copy of the evidence."""
     rows = draw(tabulate(history.ledger), RunId(1), None, 0)
-    copies = Copies(EvidenceStore([folder]))
+    copies = Copies(EvidenceFolders([folder]))
     check, *_ = await rerun_verdicts(history, RunId(1), rows, copies, engine or world.HashEngine())
     return check
 
@@ -422,7 +423,9 @@ async def test_a_verdict_by_history_is_run_again_with_the_worker_s_other_files(
     struck = replace(records[place], verdict=Verdict.REJECTED, reason=Reason.SAMPLER_DRIFT)
     lied = [struck if n == place else record for n, record in enumerate(records)]
     batch.records = PackedRecords(b"".join(r.to_bytes() for r in lied))  # type: ignore[assignment]
-    counted = counted_before(ledger.batches, ledger.runs[RunId(1)], Place(batch.batch_id, place))
+    counted = counted_before(
+        ledger.batches, ledger.runs[RunId(1)], OutcomePlace(batch.batch_id, place)
+    )
     assert {record.worker_id for _, record in counted} <= {struck.worker_id}
     seen: list[int] = []
 

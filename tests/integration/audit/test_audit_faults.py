@@ -27,9 +27,9 @@ from click.testing import CliRunner, Result
 from muster.api import BatchEntry
 from muster.app.cli import muster
 from muster.chain import save_deployment
-from muster.client.audit.evidence import EvidenceStore
+from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.faults import Fault, find_faults, report_faults
-from muster.client.audit.history import History, Wanted, read
+from muster.client.audit.history import History, HistorySource, read
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError
 from muster.protocol.messages import Submission, pack_records
@@ -43,12 +43,12 @@ async def net() -> AsyncIterator[Scenario]:
 
 
 async def history(net: Scenario) -> History:
-    return await read(Wanted((net.anvil.rpc_url,), net.deployment))
+    return await read(HistorySource((net.anvil.rpc_url,), net.deployment))
 
 
 async def faults(net: Scenario, *folders: Path) -> list[Fault]:
     found = await history(net)
-    return find_faults(found.ledger, found.domain, net.run_id, EvidenceStore(folders))
+    return find_faults(found.ledger, found.domain, net.run_id, EvidenceFolders(folders))
 
 
 def other_records(submission: Submission) -> bytes:

@@ -18,8 +18,8 @@ from lying_rpc import Lie, endpoint, honest
 from muster.app.devnet.anvil import Anvil
 from muster.chain.abi import contract_abi
 from muster.client.audit.contradictions import Kind
-from muster.client.audit.history import History, Wanted, read
-from muster.client.audit.sources import Proof
+from muster.client.audit.history import History, HistorySource, read
+from muster.client.audit.sources import ProofLevel
 from muster.protocol.errors import ChainInconsistent, ConfigError, EncodingError, MusterError
 from muster.protocol.ids import RunId
 
@@ -30,9 +30,11 @@ CLAIMED = next(e.topic for e in contract_abi("RewardEscrow").events if e.name ==
 
 
 async def audited(
-    net: Scenario, *rpcs: str, proof: Proof = Proof.BLOCKS, since: Path | None = None
+    net: Scenario, *rpcs: str, proof: ProofLevel = ProofLevel.BLOCKS, since: Path | None = None
 ) -> History:
-    return await read(Wanted(rpcs, net.deployment, proof=proof, since=since), keeps_blocks=True)
+    return await read(
+        HistorySource(rpcs, net.deployment, proof=proof, since=since), keeps_blocks=True
+    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -123,7 +125,7 @@ async def test_an_endpoint_that_lies_is_caught_by_the_hashes_of_its_own_blocks(
 
 async def test_an_honest_endpoint_proves_its_events(played: Scenario) -> None:
     async with endpoint(played.anvil.rpc_url, honest) as rpc:
-        for proof in Proof:
+        for proof in ProofLevel:
             history = await audited(played, rpc, proof=proof)
             assert kinds(history) == set()
             assert history.report().passed
@@ -154,7 +156,7 @@ async def test_a_block_that_is_left_out_whole_is_seen_when_the_chain_is_proven(
     async with endpoint(played.anvil.rpc_url, without_a_block(number, logsBloom=empty)) as rpc:
         # Block by block nothing is wrong: only who hashes every header can know.
         assert kinds(await audited(played, rpc)) == set()
-        history = await audited(played, rpc, proof=Proof.CHAIN)
+        history = await audited(played, rpc, proof=ProofLevel.CHAIN)
         assert kinds(history) == {Kind.SOURCE_HEADER}
         assert f"block {int(number, 16)}" in details(history)
 
@@ -166,7 +168,7 @@ async def test_what_a_filter_betrays_is_seen_in_a_long_chain() -> None:
         number = hex((await net.view()).payments[0].block_number)
         await net.rpc.call("anvil_mine", hex(100))
         async with endpoint(net.anvil.rpc_url, without_a_block(number)) as rpc:
-            history = await audited(net, rpc, proof=Proof.CHAIN)
+            history = await audited(net, rpc, proof=ProofLevel.CHAIN)
             assert kinds(history) == {Kind.SOURCE_LOGS}
             assert "the endpoint leaves out log" in details(history)
 
@@ -179,7 +181,7 @@ async def test_a_block_that_follows_no_other_is_seen_when_the_chain_is_proven() 
         lie = without_a_block(number, parentHash="0x" + "22" * 32)
         async with endpoint(net.anvil.rpc_url, lie) as rpc:
             assert kinds(await audited(net, rpc)) == set()
-            history = await audited(net, rpc, proof=Proof.CHAIN)
+            history = await audited(net, rpc, proof=ProofLevel.CHAIN)
             assert kinds(history) == {Kind.SOURCE_CHAIN, Kind.SOURCE_HEADER}
             assert "it follows 0x2222" in details(history)
 
@@ -192,7 +194,7 @@ async def test_an_endpoint_without_receipts_is_refused_unless_it_is_believed() -
         with pytest.raises(ConfigError, match="eth_getBlockReceipts") as refused:
             await audited(net, rpc)
         assert "another endpoint" in str(refused.value.hint)
-        assert (await audited(net, rpc, proof=Proof.NONE)).report().passed
+        assert (await audited(net, rpc, proof=ProofLevel.NONE)).report().passed
 
 
 # --------------------------------------------------------------- several endpoints
@@ -205,14 +207,14 @@ async def test_two_endpoints_of_different_chains_are_told_apart(played: Scenario
         return result
 
     async with endpoint(played.anvil.rpc_url, elsewhere) as other:
-        history = await audited(played, played.anvil.rpc_url, other, proof=Proof.NONE)
+        history = await audited(played, played.anvil.rpc_url, other, proof=ProofLevel.NONE)
         assert kinds(history) == {Kind.SOURCE_DISAGREES}
         assert "says 0x" in details(history)
 
 
 async def test_what_only_one_endpoint_shows_is_named(played: Scenario) -> None:
     async with endpoint(played.anvil.rpc_url, changed_logs) as liar:
-        history = await audited(played, played.anvil.rpc_url, liar, proof=Proof.NONE)
+        history = await audited(played, played.anvil.rpc_url, liar, proof=ProofLevel.NONE)
         assert kinds(history) == {Kind.SOURCE_DISAGREES}
         assert "only http://127.0.0.1" in details(history)
 
@@ -311,7 +313,7 @@ async def dumped(folder: Path) -> AsyncIterator[tuple[Scenario, Path]]:
 async def test_a_dump_says_years_later_what_the_chain_said(tmp_path: Path) -> None:
     async with dumped(tmp_path) as (net, path):
         live = (await audited(net, net.anvil.rpc_url)).report(RunId(1)).to_json()
-    archived = (await read(Wanted(dump=path))).report(RunId(1))
+    archived = (await read(HistorySource(dump=path))).report(RunId(1))
     assert archived.passed
     assert {**archived.to_json(), "checks": 0} == {**live, "checks": 0}
 
@@ -323,18 +325,18 @@ GOLDEN = Path(__file__).parents[1] / "data" / "dump-2.gz"
 async def test_a_dump_of_an_older_program_is_read_and_its_altered_twin_refused(
     tmp_path: Path,
 ) -> None:
-    golden = await read(Wanted(dump=GOLDEN))
+    golden = await read(HistorySource(dump=GOLDEN))
     report = golden.report(RunId(1))
     assert report.passed
     assert len(report.checks) == CHECKS
     [slash] = report.to_json()["slashes"]
     assert (slash["amount_wei"], slash["worker"]) == (str(25 * TOKEN), CHEATER.address)
     altered = rewritten(GOLDEN, tmp_path / "altered.gz", more_money)
-    assert kinds(await read(Wanted(dump=altered))) == {Kind.SOURCE_LOGS}
+    assert kinds(await read(HistorySource(dump=altered))) == {Kind.SOURCE_LOGS}
     for version in (1, 99):
         other = rewritten(GOLDEN, tmp_path / "other.gz", of_version(version))
         with pytest.raises(ConfigError, match=f"is of version {version}, not 2") as refused:
-            await read(Wanted(dump=other))
+            await read(HistorySource(dump=other))
         assert "muster 0.1.0 reads it" in str(refused.value.hint)
 
 
@@ -342,7 +344,7 @@ async def test_an_altered_dump_is_caught(tmp_path: Path) -> None:
     async with dumped(tmp_path) as (_, path):
         pass
     altered = rewritten(path, tmp_path / "altered.gz", more_money)
-    assert kinds(await read(Wanted(dump=altered))) == {Kind.SOURCE_LOGS}
+    assert kinds(await read(HistorySource(dump=altered))) == {Kind.SOURCE_LOGS}
     for change, words in (
         (without_a_line, "blocks, "),
         (cut_off, "cut off"),
@@ -352,23 +354,23 @@ async def test_an_altered_dump_is_caught(tmp_path: Path) -> None:
     ):
         twin = rewritten(path, tmp_path / "twin.gz", change)
         with pytest.raises(MusterError, match=words):
-            await read(Wanted(dump=twin))
+            await read(HistorySource(dump=twin))
     (tmp_path / "half.gz").write_bytes(path.read_bytes()[:-100])
     with pytest.raises(EncodingError, match="damaged"):
-        await read(Wanted(dump=tmp_path / "half.gz"))
+        await read(HistorySource(dump=tmp_path / "half.gz"))
     (tmp_path / "none.gz").write_bytes(b"no gzip")
     with pytest.raises(ConfigError, match="cannot read"):
-        await read(Wanted(dump=tmp_path / "none.gz"))
+        await read(HistorySource(dump=tmp_path / "none.gz"))
 
 
 async def test_a_dump_without_proofs_says_so(tmp_path: Path) -> None:
     async with network() as net:
         await play(net)
         history = await read(
-            Wanted((net.anvil.rpc_url,), net.deployment, proof=Proof.NONE),
+            HistorySource((net.anvil.rpc_url,), net.deployment, proof=ProofLevel.NONE),
             keeps_blocks=True,
         )
         count = history.save(tmp_path / "plain.gz")
-    (check,) = (await read(Wanted(dump=tmp_path / "plain.gz"))).about_source
+    (check,) = (await read(HistorySource(dump=tmp_path / "plain.gz"))).about_source
     assert check.passed
     assert check.detail == f"0 blocks proven, {count} as the dump has them"

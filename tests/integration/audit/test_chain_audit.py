@@ -48,7 +48,7 @@ from muster.chain import (
 from muster.client.audit.command import audit
 from muster.client.audit.contradictions import Kind
 from muster.client.audit.disputes import juries
-from muster.client.audit.history import Wanted, read
+from muster.client.audit.history import HistorySource, read
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import observe
 from muster.client.audit.report import AuditReport, build_report
@@ -704,12 +704,12 @@ async def test_audit_of_an_unknown_run_is_refused(tmp_path: Path) -> None:
     async with network(with_run=False) as net:
         save_deployment(tmp_path, net.deployment)
         with pytest.raises(ConfigError, match="no run 3"):
-            (await read(Wanted((net.anvil.rpc_url,), tmp_path))).report(RunId(3))
+            (await read(HistorySource((net.anvil.rpc_url,), tmp_path))).report(RunId(3))
 
 
 async def test_audit_of_a_chain_without_runs_passes(tmp_path: Path) -> None:
     async with network(with_run=False) as net:
         save_deployment(tmp_path, net.deployment)
-        report = (await read(Wanted((net.anvil.rpc_url,), tmp_path))).report()
+        report = (await read(HistorySource((net.anvil.rpc_url,), tmp_path))).report()
         assert report.passed
         assert (report.runs, report.workers, report.batches) == ((), (), 0)

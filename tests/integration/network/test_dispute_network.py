@@ -28,7 +28,7 @@ from client_network import (
 from test_silence_network import relay_of
 
 from muster.chain import BatchView, CaseView, ChainView, Offence
-from muster.client.audit.history import Wanted, read
+from muster.client.audit.history import HistorySource, read
 from muster.client.cli.dispute import dispute
 from muster.client.rewards import claim, find_earnings
 from muster.client.validator.checks import Claim, Finding
@@ -193,7 +193,9 @@ async def test_a_right_claim_joins_the_case_that_a_wrong_one_opened(tmp_path: Pa
         assert view.runs[network.run_id].court_wei == 0
         for juror in JURORS:
             assert await token.balance_of(juror.address) == LONGER.juror_fee
-        history = await read(Wanted((network.anvil.rpc_url,), network.folder / "deployments"))
+        history = await read(
+            HistorySource((network.anvil.rpc_url,), network.folder / "deployments")
+        )
         assert history.report(network.run_id).contradictions == ()
         await has_been_paid(network, view, batch)
 

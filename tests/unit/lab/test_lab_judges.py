@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from muster.lab.economics import judges
 from muster.lab.economics.judges import Bench
-from muster.protocol.economics import Terms
+from muster.protocol.economics import WorkerTerms
 
 TOKEN = 10**18
-TERMS = Terms(
+TERMS = WorkerTerms(
     price_wei=TOKEN // 1000,
     fraud_ppm=100_000,
     exact_fraud_ppm=500_000,

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from muster.lab.economics import worth
 from muster.protocol import economics
-from muster.protocol.economics import Cheat, Terms
+from muster.protocol.economics import Cheat, WorkerTerms
 
 TOKEN = 10**18
 FORGED = Cheat("forged", 1.0)
 
 
-def terms(**change: int | float) -> Terms:
-    usual = Terms(
+def terms(**change: int | float) -> WorkerTerms:
+    usual = WorkerTerms(
         price_wei=TOKEN // 1000,
         fraud_ppm=100_000,
         exact_fraud_ppm=500_000,
@@ -108,7 +108,7 @@ def test_slashes_double_until_nothing_is_left() -> None:
 
 @settings(max_examples=40)
 @given(SOME_TERMS, SOME_CHEAT)
-def test_profit_changes_sign_exactly_at_the_minimal_stake(run: Terms, cheat: Cheat) -> None:
+def test_profit_changes_sign_exactly_at_the_minimal_stake(run: WorkerTerms, cheat: Cheat) -> None:
     found = worth.minimal_stake(run, cheat)
     assume(found is not None)
     assert found is not None
@@ -118,7 +118,7 @@ def test_profit_changes_sign_exactly_at_the_minimal_stake(run: Terms, cheat: Che
 
 @settings(max_examples=20)
 @given(SOME_TERMS, SOME_CHEAT, st.integers(0, 10**24))
-def test_a_burst_changes_sign_at_the_cap(run: Terms, cheat: Cheat, stake: int) -> None:
+def test_a_burst_changes_sign_at_the_cap(run: WorkerTerms, cheat: Cheat, stake: int) -> None:
     cap = worth.in_flight_cap(run, cheat, stake)
     assume(cap is not None)
     assert cap is not None
@@ -127,7 +127,9 @@ def test_a_burst_changes_sign_at_the_cap(run: Terms, cheat: Cheat, stake: int) -
 
 
 @given(SOME_TERMS, SOME_CHEAT, st.integers(0, 10**24), st.integers(1, 10**24))
-def test_more_stake_never_helps_a_cheater(run: Terms, cheat: Cheat, stake: int, more: int) -> None:
+def test_more_stake_never_helps_a_cheater(
+    run: WorkerTerms, cheat: Cheat, stake: int, more: int
+) -> None:
     low, high = (economics.best_share(run, cheat, s)[1] for s in (stake, stake + more))
     assert high <= low + 1e-9 * abs(low)
 
@@ -135,7 +137,7 @@ def test_more_stake_never_helps_a_cheater(run: Terms, cheat: Cheat, stake: int, 
 @settings(max_examples=40)
 @given(SOME_TERMS, SOME_CHEAT, st.floats(0, 1), st.floats(0, 1))
 def test_more_power_and_more_audits_never_raise_the_minimal_stake(
-    run: Terms, cheat: Cheat, a: float, b: float
+    run: WorkerTerms, cheat: Cheat, a: float, b: float
 ) -> None:
     weak, strong = sorted((a, b))
     stakes = [worth.minimal_stake(run, replace(cheat, power=d)) for d in (weak, strong)]
@@ -146,7 +148,9 @@ def test_more_power_and_more_audits_never_raise_the_minimal_stake(
 
 @settings(max_examples=40)
 @given(SOME_TERMS, SOME_CHEAT, st.integers(1, 10**6))
-def test_a_higher_slash_never_raises_the_minimal_stake(run: Terms, cheat: Cheat, ppm: int) -> None:
+def test_a_higher_slash_never_raises_the_minimal_stake(
+    run: WorkerTerms, cheat: Cheat, ppm: int
+) -> None:
     high = max(ppm, run.fraud_ppm)
     low = replace(run, exact_fraud_ppm=run.fraud_ppm)
     raised = replace(run, fraud_ppm=high, exact_fraud_ppm=high)
@@ -159,7 +163,9 @@ def _at_most(a: int | None, b: int | None) -> bool:
 
 
 @given(SOME_TERMS, st.floats(0.01, 1), st.integers(0, 10**22))
-def test_a_cheat_pays_from_its_break_even_saving_on(run: Terms, power: float, stake: int) -> None:
+def test_a_cheat_pays_from_its_break_even_saving_on(
+    run: WorkerTerms, power: float, stake: int
+) -> None:
     saving = worth.break_even_saving(run, Cheat("some", power), stake)
     assume(1e-6 < saving < 0.99)
     below, above = (
@@ -190,7 +196,7 @@ def test_profit_agrees_with_simulated_careers(
 
 
 def _career(
-    run: Terms, cheat: Cheat, cheated: int, stake: int, submissions: int, dice: random.Random
+    run: WorkerTerms, cheat: Cheat, cheated: int, stake: int, submissions: int, dice: random.Random
 ) -> float:
     """Play submissions one sample at a time, as the contracts would settle them."""
     gained, left, ppm = 0.0, float(stake), run.fraud_ppm
@@ -262,7 +268,7 @@ def test_honest_work_that_fails_by_chance_makes_cheating_cheaper() -> None:
 
 
 @given(SOME_TERMS, st.floats(0, 0.01))
-def test_a_cheat_that_fails_like_honest_work_loses_nothing(run: Terms, rate: float) -> None:
+def test_a_cheat_that_fails_like_honest_work_loses_nothing(run: WorkerTerms, rate: float) -> None:
     unlucky = replace(run, false_positive=rate)
     for odds in economics.every_odds(unlucky, Cheat("as good", rate)):
         assert odds.lost == pytest.approx(0, abs=1e-12)

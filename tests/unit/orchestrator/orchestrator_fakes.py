@@ -24,7 +24,6 @@ from muster.chain import (
     RunConfig,
     RunTerms,
     RunView,
-    structs,
 )
 from muster.chain.abi import CONTRACTS
 from muster.chain.deployment import Deployment
@@ -291,9 +290,9 @@ class FakeFaults:
     async def prove_double_outcome(
         self,
         batch: Batch,
-        first: structs.Outcomes,
+        first: Outcomes,
         first_signature: bytes,
-        second: structs.Outcomes,
+        second: Outcomes,
         second_signature: bytes,
     ) -> object:
         validator = self._signer(first, first_signature)
@@ -320,9 +319,8 @@ class FakeFaults:
         assert node == recover(digest(domain, second.struct_hash()), second_signature)
         return self._slash(first.worker, Offence.DOUBLE_SUBMISSION, slot_tag(first))
 
-    def _signer(self, shown: structs.Outcomes, signature: bytes) -> Address:
-        outcomes = Outcomes(shown.batch_id, shown.batch_root, shown.records_hash)
-        return recover(digest(self._ledger.domain, outcomes.struct_hash()), signature)
+    def _signer(self, shown: Outcomes, signature: bytes) -> Address:
+        return recover(digest(self._ledger.domain, shown.struct_hash()), signature)
 
     def _slash(self, owner: Address, offence: Offence, tag: int) -> object:
         self._ledger.maybe_fail()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from muster.chain import Chain, RunTerms
 from muster.deploy import DeployParameters
 from muster.protocol import economics
-from muster.protocol.economics import Cheat, Terms
+from muster.protocol.economics import Cheat, WorkerTerms
 from muster.protocol.errors import ConfigError
 from muster.protocol.intervals import wilson
 from muster.protocol.recipe import Recipe
@@ -52,12 +52,12 @@ async def read_fixed(chain: Chain) -> Fixed:
     return Fixed(await chain.workers.required_stake(), await chain.ledger.stake_per_unit())
 
 
-def terms_of(recipe: Recipe, calibration: Calibration, run: RunTerms, fixed: Fixed) -> Terms:
+def terms_of(recipe: Recipe, calibration: Calibration, run: RunTerms, fixed: Fixed) -> WorkerTerms:
     """Return a run's terms as the economics sees them: every submission and sample is checked."""
     honest = [row for row in calibration.measured if row.kind == "honest"]
     trials = sum(row.trials for row in honest)
     failed = trials - sum(row.accepted for row in honest)
-    return Terms(
+    return WorkerTerms(
         price_wei=run.price_per_unit,
         fraud_ppm=run.fraud_ppm,
         exact_fraud_ppm=run.exact_fraud_ppm,
@@ -84,7 +84,7 @@ def cheats_of(calibration: Calibration) -> list[Cheat]:
     return [*EXACT, *measured]
 
 
-def refuse_unsafe(terms: Terms, cheats: Sequence[Cheat]) -> None:
+def refuse_unsafe(terms: WorkerTerms, cheats: Sequence[Cheat]) -> None:
     """Raise ConfigError when cheating pays for a worker with the least stake that brings work.
 
     The message says which cheat, what it brings and what would change that.
@@ -108,7 +108,7 @@ def refuse_unsafe(terms: Terms, cheats: Sequence[Cheat]) -> None:
     )
 
 
-def _mended(terms: Terms, cheats: Sequence[Cheat]) -> str:
+def _mended(terms: WorkerTerms, cheats: Sequence[Cheat]) -> str:
     """Return the single changes that would do, in words."""
     found = economics.remedies(terms, cheats)
     ways = [

@@ -460,13 +460,13 @@ async def _is_settled(network: Network, view: ChainView) -> bool:
 
 async def take_model(network: Network, run_id: RunId, progress: Progress) -> None:
     """Fetch what the run has made from its relay, as anybody may, and ask it something."""
-    from muster.client.audit.history import Wanted, read
+    from muster.client.audit.history import HistorySource, read
     from muster.client.model.chat import AnswerSettings, Speaker
     from muster.client.model.fetch import WantedVersion, fetch_model
     from muster.tasks import TaskSet
 
     out = network.folder / "trained-model"
-    history = await read(Wanted((network.rpc,), network.options.deployments))
+    history = await read(HistorySource((network.rpc,), network.options.deployments))
     await fetch_model(WantedVersion(run_id, None, (network.relay_url,), out), history)
     asked = TaskSet.open(network.folder / "held-out.jsonl")[0].prompt
     speaker = Speaker(out, AnswerSettings(64, 0.0, "cpu", "float32"))

@@ -32,7 +32,7 @@ from muster.client.audit.contradictions import (
     at_outcomes,
     summarise,
 )
-from muster.client.audit.evidence import EvidenceStore
+from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.table import OutcomeTable, tabulate
 from muster.client.audit.work import terms_of_batch
@@ -105,7 +105,7 @@ class Posting:
         return self.posted_at >= self.timing.last_call_at
 
 
-class Calls:
+class RunCalls:
     """The calls of one run, as far as the chain tells."""
 
     def __init__(self, view: Ledger, run_id: RunId, deadline_s: int) -> None:
@@ -228,7 +228,7 @@ class _Heard:
 
 def drawn_first(view: Ledger, batch: BatchView, deadline_s: int) -> tuple[list[Address], Ground]:
     """Return who was drawn first for a judged batch, and on what ground its signers signed."""
-    book = Calls(view, batch.run_id, deadline_s)
+    book = RunCalls(view, batch.run_id, deadline_s)
     is_alarm = any(record.verdict is not Verdict.ACCEPTED for record in batch.records or ())
     posting = book.posting(batch, is_alarm=is_alarm)
     return list(posting.order[: posting.quorum]), book.ground(posting)
@@ -251,7 +251,7 @@ def signed_by_the_called(view: Ledger, table: OutcomeTable, deadline_s: int | No
 
 
 def check_statements(
-    history: History, run_id: RunId, store: EvidenceStore, timeout_s: int | None
+    history: History, run_id: RunId, store: EvidenceFolders, timeout_s: int | None
 ) -> Iterator[Check]:
     """Yield whether a copy's outcomes are signed, and whether the signers on chain were called.
 
@@ -314,7 +314,7 @@ def borne_out_by_statements(
 
 
 def _of_statements(
-    book: Calls, posting: Posting, known: Mapping[Address, Hash32], timeout_s: int
+    book: RunCalls, posting: Posting, known: Mapping[Address, Hash32], timeout_s: int
 ) -> Iterator[Contradiction]:
     posted = posting.batch.records_hash
     objections = [who for who, said in known.items() if said != posted]
@@ -347,16 +347,16 @@ def _is_settled(posting: Posting, known: Collection[Address], timeout_s: int) ->
 
 def _postings(
     view: Ledger, table: OutcomeTable, deadline_s: int
-) -> Iterator[tuple[Calls, Posting]]:
+) -> Iterator[tuple[RunCalls, Posting]]:
     """Yield the posted outcomes of runs that exist, by validators that have seats.
 
     Outcomes that jurors of the network decided have no signers.
     """
-    books: dict[RunId, Calls] = {}
+    books: dict[RunId, RunCalls] = {}
     for batch, records_N in table.slices():
         if batch.run_id in view.runs and batch.validators and batch.signers:
             if batch.run_id not in books:
-                books[batch.run_id] = Calls(view, batch.run_id, deadline_s)
+                books[batch.run_id] = RunCalls(view, batch.run_id, deadline_s)
             book = books[batch.run_id]
             is_alarm = bool((records_N["verdict"] != Verdict.ACCEPTED).any())
             yield book, book.posting(batch, is_alarm=is_alarm)

@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from muster.client.audit.contradictions import Check
-    from muster.client.audit.evidence import EvidenceStore
+    from muster.client.audit.evidence import EvidenceFolders
     from muster.client.audit.faults import Fault, Reported
-    from muster.client.audit.history import History, Seen, Wanted
+    from muster.client.audit.history import History, HistorySource, Seen
     from muster.client.audit.report import AuditReport
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -87,21 +87,21 @@ def source_options(command: F) -> F:
     return command
 
 
-def wanted_of(options: Mapping[str, Any]) -> Wanted:
+def wanted_of(options: Mapping[str, Any]) -> HistorySource:
     """Return where the history is read."""
-    from muster.client.audit.history import Wanted
-    from muster.client.audit.sources import Proof
+    from muster.client.audit.history import HistorySource
+    from muster.client.audit.sources import ProofLevel
 
     if options["dump"] is not None and (options["rpc"] or options["since"]):
         raise ConfigError(
             "--dump is read instead of a chain", hint="leave out --rpc and --since, or --dump"
         )
     rpc, deployments = endpoint(options)
-    return Wanted(
+    return HistorySource(
         rpcs=tuple(urls_of(rpc)),
         deployments=deployments,
         dump=options["dump"],
-        proof=Proof(options["prove"]),
+        proof=ProofLevel(options["prove"]),
         since=options["since"],
     )
 
@@ -184,9 +184,9 @@ def run_command(run: int, as_json: bool, **options: Any) -> None:
       muster audit run 1 --rpc http://one --rpc http://two --prove chain
       muster audit run 1 --evidence files --evidence documents --sample 20
     """
-    from muster.client.audit.evidence import EvidenceStore
+    from muster.client.audit.evidence import EvidenceFolders
 
-    run_id, store = RunId(run), EvidenceStore(options["evidence"])
+    run_id, store = RunId(run), EvidenceFolders(options["evidence"])
     _require_reporter(options)
     history = read_history(options)
     history.require_run(run_id)
@@ -211,7 +211,7 @@ def _require_reporter(options: dict[str, Any]) -> None:
 
 
 def _faults(
-    history: History, run_id: RunId, store: EvidenceStore, options: dict[str, Any]
+    history: History, run_id: RunId, store: EvidenceFolders, options: dict[str, Any]
 ) -> list[Reported]:
     """Return the faults that nobody had reported, and what came of reporting them now."""
     from muster.client.audit.faults import Reported, find_faults
@@ -233,7 +233,7 @@ async def _report(faults: list[Fault], key: bytes, options: dict[str, Any]) -> l
 
 
 def _extra_checks(
-    history: History, run_id: RunId, store: EvidenceStore, options: dict[str, Any]
+    history: History, run_id: RunId, store: EvidenceFolders, options: dict[str, Any]
 ) -> Iterator[Check]:
     """Yield the checks of what is not on chain: verdicts run again, a database."""
     from muster.client.audit.calls import check_statements
@@ -248,7 +248,7 @@ def _extra_checks(
 
 
 def _rerun(
-    history: History, run_id: RunId, store: EvidenceStore, options: dict[str, Any]
+    history: History, run_id: RunId, store: EvidenceFolders, options: dict[str, Any]
 ) -> list[Check]:
     """Return whether verdicts run again are the recorded ones, and whether signers had checked."""
     from muster.client.audit.reexecution import Copies, draw, require_rows, rerun_verdicts
@@ -466,13 +466,13 @@ async def _watch(
     """Return whether anything contradicts; comes back only with `once`."""
     from muster.chain import Chain
     from muster.client.audit.history import Watch
-    from muster.client.audit.sources import Proof
+    from muster.client.audit.sources import ProofLevel
 
     async with await Chain.connect(*endpoint(options)) as chain:
         watched = Watch(
             chain,
             run_id=None if run is None else RunId(run),
-            proof=Proof(options["prove"]),
+            proof=ProofLevel(options["prove"]),
             finality=options["finality"],
         )
         while True:
@@ -524,7 +524,7 @@ def lineage_command(
       muster audit lineage --run 1 --version 3 --relay http://127.0.0.1:8700
       muster audit lineage --run 1 --version 3 --evidence origin --json
     """
-    from muster.client.audit.evidence import EvidenceStore
+    from muster.client.audit.evidence import EvidenceFolders
     from muster.client.audit.lineage import find_manifests, max_async_level_of, trace
     from muster.client.audit.tables import print_lineage
     from muster.client.audit.trainer_log import read_trainer_log
@@ -533,7 +533,7 @@ def lineage_command(
     run_id, wanted = RunId(run), PolicyVersion(version)
     history = read_history(options)
     history.require_run(run_id)
-    store, of_run = EvidenceStore(options["evidence"]), history.ledger.runs[run_id]
+    store, of_run = EvidenceFolders(options["evidence"]), history.ledger.runs[run_id]
     manifest_of = asyncio.run(find_manifests(store, options["relay"], of_run, wanted))
     level = max_async_level_of(store, of_run.config.recipe_hash)
     found = trace(history.ledger, run_id, wanted, manifest_of, max_async_level=level, log=log)

@@ -61,7 +61,7 @@ def check_database(path: Path, ledger: Ledger, run_id: RunId, domain: Domain) ->
     try:
         with sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) as database:
             database.row_factory = sqlite3.Row
-            found = Comparison(database, ledger, run_id, domain)
+            found = DatabaseComparison(database, ledger, run_id, domain)
             summary = f"{len(found.known)} batches with their submissions and outcomes"
             return summarise(
                 "the database is a projection of the chain",
@@ -76,7 +76,7 @@ def check_database(path: Path, ledger: Ledger, run_id: RunId, domain: Domain) ->
         ) from error
 
 
-class Comparison:
+class DatabaseComparison:
     """Holds one database against one chain."""
 
     def __init__(

@@ -59,7 +59,7 @@ _ENTRY = re.compile(r"[0-9a-f]{64}\.json")
 _CHECKING = re.compile(r"checking-(\d{1,20})\.json")
 
 
-class Known(NamedTuple):
+class KnownBundle(NamedTuple):
     """A bundle, by what it says it is about."""
 
     path: Path
@@ -92,7 +92,7 @@ class KeptOutcomes(BaseModel):
         return signer_of(domain, message, self.signature) == self.validator
 
 
-class EvidenceStore:
+class EvidenceFolders:
     """Folders with evidence, found by hash."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -100,7 +100,7 @@ class EvidenceStore:
         self._named: dict[str, Path] = {}
         self._loose: list[Path] = []
         self._folders: list[Path] = []
-        self._bundles: list[Known] = []
+        self._bundles: list[KnownBundle] = []
         self.broken: list[tuple[Path, MusterError]] = []
         """Bundles that cannot be read, with why."""
         self._small: dict[Hash32, Path] | None = None
@@ -131,7 +131,9 @@ class EvidenceStore:
         except MusterError as error:
             self.broken.append((path, error))
             return
-        self._bundles.append(Known(path, evidence.batch_id, evidence.entry.submission.file_hash))
+        self._bundles.append(
+            KnownBundle(path, evidence.batch_id, evidence.entry.submission.file_hash)
+        )
 
     # Submissions
 

@@ -12,16 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from muster.chain import BatchView, Offence, Outcomes
-from muster.client.audit.evidence import EvidenceStore
+from muster.chain import BatchView, Offence
+from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import WITHHELD, Ledger
 from muster.client.audit.work import outcome_signers, signer_of
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ContractRevert
 from muster.protocol.ids import Address, Hash32, RunId
-from muster.protocol.messages import OutcomeRecord, Submission
-from muster.protocol.messages import Outcomes as SignedOutcomes
+from muster.protocol.messages import OutcomeRecord, Outcomes, Submission
 
 if TYPE_CHECKING:
     from muster.chain import Chain, Receipt
@@ -127,7 +126,7 @@ class Reported:
 # Found
 
 
-def find_faults(view: Ledger, domain: Domain, run_id: RunId, store: EvidenceStore) -> list[Fault]:
+def find_faults(view: Ledger, domain: Domain, run_id: RunId, store: EvidenceFolders) -> list[Fault]:
     """Return the faults of a run that the chain or a copy of the evidence proves and that were not
     reported; `domain` is the ledger's.
     """
@@ -140,7 +139,7 @@ def find_faults(view: Ledger, domain: Domain, run_id: RunId, store: EvidenceStor
 
 
 def _double_outcomes(
-    view: Ledger, domain: Domain, run_id: RunId, store: EvidenceStore
+    view: Ledger, domain: Domain, run_id: RunId, store: EvidenceFolders
 ) -> Iterator[DoubleOutcome]:
     seats = view.runs[run_id].seats
     for batch in view.batches.values():
@@ -157,7 +156,7 @@ def _double_outcomes(
 
 
 def _statements(
-    batch: BatchView, domain: Domain, store: EvidenceStore
+    batch: BatchView, domain: Domain, store: EvidenceFolders
 ) -> dict[Address, dict[Hash32, bytes]]:
     """Return what each validator signed about a batch, by the hash of its records; to have called
     it withheld before contradicts nothing.
@@ -168,7 +167,7 @@ def _statements(
         if who is not None and posted is not None:
             said[who][posted] = signature
     for shown, signatures in batch.shown.items():
-        signed = SignedOutcomes(batch.batch_id, batch.root, shown)
+        signed = Outcomes(batch.batch_id, batch.root, shown)
         for who, signature in signatures.items():
             if signer_of(domain, signed, signature) == who:
                 said[who][shown] = signature
@@ -184,7 +183,7 @@ Slot = tuple[Address, int, int]
 
 
 def _double_submissions(
-    view: Ledger, domain: Domain, run_id: RunId, store: EvidenceStore
+    view: Ledger, domain: Domain, run_id: RunId, store: EvidenceFolders
 ) -> Iterator[DoubleSubmission]:
     by_slot: dict[Slot, dict[Hash32, tuple[Submission, bytes]]] = defaultdict(dict)
     for submission, signature in _signed(view, run_id, store):
@@ -228,7 +227,7 @@ def _pair(
 
 
 def _signed(
-    view: Ledger, run_id: RunId, store: EvidenceStore
+    view: Ledger, run_id: RunId, store: EvidenceFolders
 ) -> Iterator[tuple[Submission, bytes]]:
     """Yield the submissions of a run that are on chain, or in a copy, with a signature."""
     for batch in view.batches.values():

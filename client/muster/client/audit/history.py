@@ -21,7 +21,7 @@ from muster.client.audit.ledger import Ledger, PackedRecords, of_run
 from muster.client.audit.observed import Observed, Parameters, observe, parameters_of
 from muster.client.audit.report import AuditReport, build_report, run_checks
 from muster.client.audit.sources import (
-    Proof,
+    ProofLevel,
     SourceReader,
     check_block,
     compare,
@@ -40,7 +40,7 @@ DEFAULT_FINALITY = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class HistorySource:
     """Where a history is read, and how much of it is proven."""
 
     rpcs: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Wanted:
     """Where the contracts' addresses are."""
     dump: Path | None = None
     """A dump to read instead."""
-    proof: Proof = Proof.BLOCKS
+    proof: ProofLevel = ProofLevel.BLOCKS
     """What endpoints must prove."""
     since: Path | None = None
     """A dump of an earlier look that the chain must not contradict."""
@@ -108,21 +108,21 @@ class History:
         return write_dump(path, self.deployment, self.blocks, lambda: end)
 
 
-async def read(wanted: Wanted, *, keeps_blocks: bool = False) -> History:
+async def read(wanted: HistorySource, *, keeps_blocks: bool = False) -> History:
     """Return a history; raises ChainError, ConfigError, or EncodingError for a damaged dump."""
     if wanted.dump is not None:
         return read_dump(wanted.dump)
     return await _read_rpc(wanted, keeps_blocks=keeps_blocks)
 
 
-async def _read_rpc(wanted: Wanted, *, keeps_blocks: bool) -> History:
+async def _read_rpc(wanted: HistorySource, *, keeps_blocks: bool) -> History:
     async with AsyncExitStack() as stack:
         chains = [
             await stack.enter_async_context(await Chain.connect(rpc, wanted.deployments))
             for rpc in wanted.rpcs
         ]
         chain, others = chains[0], chains[1:]
-        is_proven = wanted.proof is not Proof.NONE
+        is_proven = wanted.proof is not ProofLevel.NONE
         keeps_logs = keeps_blocks or is_proven or bool(others)
         heard = await SourceReader(chain, keeps_logs=keeps_logs).poll()
         about = [await prove(chain, heard, wanted.proof)] if is_proven else []
@@ -184,7 +184,7 @@ def _about(args: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class WatchLine:
     """One thing that happened."""
 
     what: str
@@ -204,7 +204,7 @@ class Line:
 class Seen:
     """What one look at the chain brought."""
 
-    lines: list[Line] = field(default_factory=list)
+    lines: list[WatchLine] = field(default_factory=list)
     """What happened, in chain order."""
     contradictions: list[Contradiction] = field(default_factory=list)
     """What cannot be and was not said before."""
@@ -223,13 +223,13 @@ class Watch:
         chain: Chain,
         *,
         run_id: RunId | None = None,
-        proof: Proof = Proof.BLOCKS,
+        proof: ProofLevel = ProofLevel.BLOCKS,
         finality: int = DEFAULT_FINALITY,
     ) -> None:
         """`finality` is how many blocks may be taken back without contradiction."""
         self._chain, self._run_id, self._finality = chain, run_id, finality
         # Every header since the deployment at every look would be too much.
-        self._is_proven = proof is not Proof.NONE
+        self._is_proven = proof is not ProofLevel.NONE
         self._reader = SourceReader(chain, keeps_logs=self._is_proven)
         self.ledger = Ledger(keeps_events=True)
         self._head = 0
@@ -244,7 +244,7 @@ class Watch:
         if poll.rewound_to is not None:
             found += self._rewind(poll.rewound_to, seen)
         if self._is_proven and heard.blocks:
-            found += (await prove(self._chain, heard, Proof.BLOCKS)).contradictions
+            found += (await prove(self._chain, heard, ProofLevel.BLOCKS)).contradictions
         for event in poll.events:
             self.ledger.apply(event)
             seen.lines += self._lines(event)
@@ -274,7 +274,7 @@ class Watch:
         gone = [event for event in self.ledger.kept_events() if event.block_number > to]
         words = ", ".join(dict.fromkeys(event.name for event in gone)) or "no event of ours"
         what = f"blocks {to + 1} to {self._head} were replaced; gone with them: {words}"
-        seen.lines.append(Line("rewritten", to, what))
+        seen.lines.append(WatchLine("rewritten", to, what))
         self.ledger.rewind(to)
         self._checked &= set(self.ledger.posted)
         # What was said of blocks that are gone may be true of their successors.
@@ -290,7 +290,7 @@ class Watch:
         self._said.add(key)
         return True
 
-    def _lines(self, event: Event) -> Iterator[Line]:
+    def _lines(self, event: Event) -> Iterator[WatchLine]:
         """Yield what an event tells, for the run that is watched."""
         run_id = event.args.get("run_id")
         if run_id is None and "batch_id" in event.args:
@@ -299,7 +299,7 @@ class Watch:
         if self._run_id is not None and run_id not in (None, self._run_id):
             return
         for what, text in self._words(event):
-            yield Line(what, event.block_number, text, event.tx_hash)
+            yield WatchLine(what, event.block_number, text, event.tx_hash)
 
     def _words(self, event: Event) -> Iterator[tuple[str, str]]:
         args = event.args

@@ -20,7 +20,7 @@ from muster.client.chain_facts import HistoryView
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32, RunId
-from muster.protocol.jury import BENCH, Place
+from muster.protocol.jury import BENCH, BenchPlace
 from muster.protocol.messages import OutcomeRecord, Verdict
 
 RECORD = np.dtype(
@@ -96,7 +96,7 @@ class Bond:
 class Draw:
     """What a jury was drawn from, and when."""
 
-    places: tuple[Place, ...]
+    places: tuple[BenchPlace, ...]
     """The bench that there was at the opening, as it was at the draw."""
     block_number: int
     """The block of the draw."""

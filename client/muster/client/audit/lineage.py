@@ -17,7 +17,7 @@ import numpy as np
 
 from muster.chain import CheckpointView, RunView
 from muster.client.audit.contradictions import Contradiction, Kind
-from muster.client.audit.evidence import EvidenceStore
+from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.table import OutcomeTable, tabulate
 from muster.client.audit.trainer_log import TrainerLog
@@ -133,7 +133,7 @@ class Lineage:
 # What is looked up
 
 
-def max_async_level_of(store: EvidenceStore, pinned: Hash32) -> int | None:
+def max_async_level_of(store: EvidenceFolders, pinned: Hash32) -> int | None:
     """Return how old a policy may be when its samples' turn comes, if the recipe is at hand."""
     data = store.document(pinned)
     try:
@@ -143,7 +143,7 @@ def max_async_level_of(store: EvidenceStore, pinned: Hash32) -> int | None:
 
 
 async def find_manifests(
-    store: EvidenceStore, relays: Sequence[str], run: RunView, version: PolicyVersion
+    store: EvidenceFolders, relays: Sequence[str], run: RunView, version: PolicyVersion
 ) -> Callable[[Hash32], bytes | None]:
     """Return a function that looks a manifest up by root: in the evidence, then on relays."""
     wanted = {

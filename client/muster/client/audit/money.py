@@ -31,6 +31,7 @@ from muster.client.audit.contradictions import (
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import Observed, Parameters
 from muster.client.audit.table import OutcomeTable, at_row
+from muster.client.chain_facts import OutcomePlace
 from muster.client.quantities import format_time, format_tokens
 from muster.protocol.ids import Address, RunId
 from muster.protocol.jury import BENCH, summons_of
@@ -38,17 +39,14 @@ from muster.protocol.messages import Verdict
 
 # Slots and payments
 
-Place = tuple[int, int]
-"""A batch and a position there."""
-
 
 @dataclass(frozen=True, slots=True)
 class Doubts:
     """Accepted outcomes that were run again and not borne out."""
 
-    wrong: Collection[Place] = ()
+    wrong: Collection[OutcomePlace] = ()
     """Those whose own evidence gives another verdict."""
-    missing: Collection[Place] = ()
+    missing: Collection[OutcomePlace] = ()
     """Those of which nobody showed enough to tell: no file, or another one."""
 
     @classmethod
@@ -63,9 +61,9 @@ class Doubts:
         )
 
 
-def _places(found: Iterable[Contradiction | NotRerun]) -> frozenset[Place]:
+def _places(found: Iterable[Contradiction | NotRerun]) -> frozenset[OutcomePlace]:
     return frozenset(
-        (each.batch_id, each.position)
+        OutcomePlace(each.batch_id, each.position)
         for each in found
         if each.batch_id is not None and each.position is not None
     )
@@ -121,7 +119,7 @@ class Tally:
         return self.slots > other.slots or self.units > other.units or self.wei > other.wei
 
 
-class Earnings:
+class FinalSlots:
     """The accepted slots that were final for each worker of each run at any time."""
 
     def __init__(self, view: Ledger, table: OutcomeTable) -> None:
@@ -184,7 +182,7 @@ def payments(view: Ledger, table: OutcomeTable, window_s: int | None, doubts: Do
     found: list[Contradiction] = []
     paid: dict[tuple[RunId, Address], Tally] = defaultdict(Tally)
     newest: dict[tuple[RunId, Address], PaymentView] = {}
-    earnings, prices = Earnings(view, table), _prices(view)
+    earnings, prices = FinalSlots(view, table), _prices(view)
     for payment in view.payments:
         account = (payment.run_id, payment.worker)
         paid[account] += Tally(payment.slots, payment.units, payment.amount_wei)
@@ -228,7 +226,7 @@ def _unearned(
     """
     if not doubts.wrong and not doubts.missing:
         return [], []
-    places = [(batch.batch_id, at) for batch, at in map(table.place, rows)]
+    places = [OutcomePlace(batch.batch_id, at) for batch, at in map(table.place, rows)]
     wrong = [place for place in places if place in doubts.wrong]
     missing = [place for place in places if place in doubts.missing]
     unpaid = max(0, len(rows) - slots)
@@ -250,7 +248,7 @@ def _unearned(
     return found, notes
 
 
-def _untold(payment: PaymentView, places: list[Place], why: str) -> str:
+def _untold(payment: PaymentView, places: list[OutcomePlace], why: str) -> str:
     (batch_id, position), more = places[0], len(places) - 1
     others = f" and {more} more" if more else ""
     return (

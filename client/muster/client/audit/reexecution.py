@@ -33,9 +33,10 @@ from muster.client.audit.contradictions import (
     at_outcomes,
     summarise,
 )
-from muster.client.audit.evidence import EvidenceStore
+from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.history import History
 from muster.client.audit.table import OutcomeTable, tabulate
+from muster.client.chain_facts import OutcomePlace
 from muster.client.disputes.bundle_checks import (
     NOT_OF_ONE_FILE,
     Answer,
@@ -49,7 +50,7 @@ from muster.client.validator.checking import (
     shown_fingerprints,
     who_checked,
 )
-from muster.client.validator.conduct import Place, counted_before, judge_again
+from muster.client.validator.conduct import counted_before, judge_again
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Rules
 from muster.client.validator.process import require_consistent
@@ -102,7 +103,7 @@ Progress = Callable[[int, int, str], None]
 class Copies:
     """Where evidence is."""
 
-    store: EvidenceStore
+    store: EvidenceFolders
     """Folders and bundles."""
     relays: tuple[str, ...] = ()
     """Where policies are fetched that no folder has."""
@@ -323,12 +324,12 @@ class Rejudge:
         again = await recompute(claim, data, self._rules, self._engine, self._decoder, seats)
         has_history = record.reason is Reason.SAMPLER_DRIFT
         if has_history and again.record.verdict is Verdict.ACCEPTED:
-            again = await self._with_history(Place(batch.batch_id, position), again)
+            again = await self._with_history(OutcomePlace(batch.batch_id, position), again)
         checks = check_verdict(record, again, has_history=has_history)
         wrong = [f"{c.name}: {c.detail}" for c in checks if c.answer is Answer.CONTRADICT]
         return "; ".join(wrong), again
 
-    async def _with_history(self, place: Place, alone: Recomputed) -> Recomputed:
+    async def _with_history(self, place: OutcomePlace, alone: Recomputed) -> Recomputed:
         """Return the outcome of a submission in the light of its worker's earlier ones."""
         assert self._rules is not None  # read by the caller
         batches = self._history.ledger.batches
@@ -391,7 +392,7 @@ class CheckingProofs:
     """
 
     def __init__(
-        self, run: RunView, domain: Domain, store: EvidenceStore, orchestrator: str | None = None
+        self, run: RunView, domain: Domain, store: EvidenceFolders, orchestrator: str | None = None
     ) -> None:
         """`domain` is the ledger's; `orchestrator` is asked for what `store` does not have."""
         self._run, self._domain = run, domain

@@ -18,9 +18,9 @@ from muster.chain import (
     Deployment,
     Loss,
     MemberView,
-    Place,
     RunView,
     SlashView,
+    SubmissionPlace,
     find_outcome,
     find_worker,
     losses,
@@ -460,7 +460,7 @@ def _outcome(table: OutcomeTable, row: int) -> dict[str, Any]:
     }
 
 
-def row_of(table: OutcomeTable, place: Place) -> int:
+def row_of(table: OutcomeTable, place: SubmissionPlace) -> int:
     """Return an outcome's row; raises ConfigError when it is not judged yet."""
     for number, batch in enumerate(table.batches):
         if batch.batch_id == place.batch.batch_id:

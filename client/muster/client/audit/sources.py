@@ -36,7 +36,7 @@ LOGS_SPAN = 2_000
 """Blocks asked for in one request of a further endpoint."""
 
 
-class Proof(StrEnum):
+class ProofLevel(StrEnum):
     """How much of the source is proven."""
 
     NONE = "none"
@@ -141,14 +141,14 @@ def contract_addresses(deployment: Deployment) -> frozenset[str]:
 # One endpoint
 
 
-async def prove(chain: Chain, heard: RawPoll, proof: Proof) -> Check:
+async def prove(chain: Chain, heard: RawPoll, proof: ProofLevel) -> Check:
     """Return whether an endpoint's answers prove its events; raises ConfigError when it does not
     give what a proof is made of. Headers and receipts are kept in `heard`.
     """
     addresses, head = contract_addresses(chain.deployment), heard.poll.head
     found: list[Contradiction] = []
     numbers = list(heard.blocks)
-    if proof is Proof.CHAIN:
+    if proof is ProofLevel.CHAIN:
         found += await _prove_chain(chain, heard, addresses)
     for start in range(0, len(numbers), HEADERS_AT_ONCE):
         part = numbers[start : start + HEADERS_AT_ONCE]
@@ -161,7 +161,9 @@ async def prove(chain: Chain, heard: RawPoll, proof: Proof) -> Check:
                 shown.block, shown.timestamp, shown.logs, kept, of_block
             )
     what = f"{len(numbers)} blocks with events" + (
-        f", every block up to {head.number} ({hex0x(head.hash)})" if proof is Proof.CHAIN else ""
+        f", every block up to {head.number} ({hex0x(head.hash)})"
+        if proof is ProofLevel.CHAIN
+        else ""
     )
     return summarise("the source proves its events by block hashes", found, what)
 

@@ -31,7 +31,7 @@ from muster.client.disputes.bundle import (
 )
 from muster.client.disputes.bundle_checks import (
     Answer,
-    Check,
+    BundleCheck,
     check_batch,
     check_documents,
     check_facts,
@@ -62,7 +62,7 @@ COLOURS = {"agree": "green", "contradict": "red", "-": "bright_black"}
 
 async def verify(
     submission: str, options: dict[str, Any]
-) -> tuple[Evidence, ChainFacts, list[Check]]:
+) -> tuple[Evidence, ChainFacts, list[BundleCheck]]:
     """Return a bundle's evidence, the facts that it was held against, and every check.
 
     Raises ConfigError when the bundle is about another submission than the one that is named.
@@ -124,7 +124,7 @@ async def verify_bundle(
     known: tuple[ChainFacts, ChainFacts | None],
     folder: Path,
     options: dict[str, Any],
-) -> list[Check]:
+) -> list[BundleCheck]:
     """Return every check, in order; a part that is not the pinned one ends them.
 
     `known` are the facts to go by, and the chain's if it was asked; `folder` is for weights.
@@ -152,10 +152,10 @@ async def verify_bundle(
 
 def _find_weights(
     bundle: Bundle, manifest: Manifest | None, folder: Path, given: Path | None
-) -> Check:
+) -> BundleCheck:
     """Return whether the weights are the chain's; those of the bundle are put into `folder`."""
     if manifest is None:
-        return Check("policy", Answer.CONTRADICT, "its manifest is not the one on chain")
+        return BundleCheck("policy", Answer.CONTRADICT, "its manifest is not the one on chain")
     if given is not None:
         return check_weights(manifest, given)
     if not bundle.has_weights():
@@ -166,13 +166,15 @@ def _find_weights(
         )
     for file in manifest.files:
         if not bundle.unpack(file.name, file.size, folder / file.name):
-            return Check("policy", Answer.CONTRADICT, f"{file.name} is not as its manifest says")
+            return BundleCheck(
+                "policy", Answer.CONTRADICT, f"{file.name} is not as its manifest says"
+            )
     return check_weights(manifest, folder)
 
 
 async def _recompute(
     bundle: Bundle, evidence: Evidence, facts: ChainFacts, policy: Path, options: dict[str, Any]
-) -> list[Check]:
+) -> list[BundleCheck]:
     """Return what the validators' own checks say on this machine."""
     rules = Rules(
         recipe=Recipe.from_bytes(bundle.part(RECIPE) or b""),
@@ -210,7 +212,7 @@ def require_file(data: bytes | None, expected: bytes) -> bytes:
     return data
 
 
-def to_json(evidence: Evidence, facts: ChainFacts, checks: list[Check]) -> dict[str, Any]:
+def to_json(evidence: Evidence, facts: ChainFacts, checks: list[BundleCheck]) -> dict[str, Any]:
     """Return what was found, as JSON values:
 
     {"submission", "verdict", "agrees", "facts",
@@ -225,7 +227,9 @@ def to_json(evidence: Evidence, facts: ChainFacts, checks: list[Check]) -> dict[
     }
 
 
-def print_verdict(found: dict[str, Any], checks: list[Check], stated: ChainFacts | None) -> None:
+def print_verdict(
+    found: dict[str, Any], checks: list[BundleCheck], stated: ChainFacts | None
+) -> None:
     """Print every check and the result; `stated` are facts that only the bundle states."""
     for check in checks:
         mark = click.style(f"{check.answer:10}", fg=COLOURS[check.answer])

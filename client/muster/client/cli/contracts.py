@@ -40,7 +40,7 @@ from muster.client.contracts.deployed import (
 from muster.client.contracts.network import AMOUNTS, Estimate, NetworkFile, estimate, read_network
 from muster.client.quantities import format_coins, format_duration, format_tokens
 from muster.deploy import Plan, send_plan
-from muster.deploy.plan import STEPS, Stage, require_proxy
+from muster.deploy.plan import STEPS, DeployStage, require_proxy
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ChainError, ConfigError, WrongChain
 from muster.protocol.ids import Address
@@ -128,8 +128,8 @@ def _journal_in(deployments: Path, key: bytes) -> Path:
     return deployments.expanduser() / f"{address_of(key)}.journal"
 
 
-def _report_to(echo: Callable[..., None]) -> Callable[[Stage], None]:
-    def report(stage: Stage) -> None:
+def _report_to(echo: Callable[..., None]) -> Callable[[DeployStage], None]:
+    def report(stage: DeployStage) -> None:
         spent = "there already" if stage.gas_used is None else f"{stage.gas_used} gas"
         echo(f"{stage.contract:18}  {stage.address}  {spent}", err=True)
 

@@ -15,7 +15,7 @@ from muster.chain import (
     ChainView,
     CourtTerms,
     EventReader,
-    Place,
+    SubmissionPlace,
     apply_poll,
     find_outcome,
     read_view,
@@ -76,7 +76,7 @@ class DisputedSubmission:
     """Signs with the key given."""
     read: Callable[[], Any]
     """Brings the view up to date and returns it."""
-    place: Place
+    place: SubmissionPlace
     """The submission."""
     case_id: Hash32
     """The name that its case has, or would have."""

@@ -20,8 +20,8 @@ from muster.chain import (
     Chain,
     ChainView,
     NothingNamed,
-    Place,
     RunView,
+    SubmissionPlace,
     find_outcome,
     prefix_of,
     read_view,
@@ -134,7 +134,7 @@ async def _explain(
 
 async def _find(
     view: ChainView, submission: str, options: dict[str, Any]
-) -> tuple[Place | None, SubmissionState | None]:
+) -> tuple[SubmissionPlace | None, SubmissionState | None]:
     """Return where a submission is, or how far it has come before the chain."""
     try:
         return find_outcome(view, submission, worker=options["worker"], run=options["run"]), None
@@ -150,7 +150,7 @@ async def _find(
 
 async def _ask_where(
     view: ChainView, file_hash: Hash32, orchestrator: str
-) -> tuple[Place | None, SubmissionState]:
+) -> tuple[SubmissionPlace | None, SubmissionState]:
     from muster.api import OrchestratorApi
 
     async with OrchestratorApi(orchestrator) as api:
@@ -182,7 +182,7 @@ async def _entries(batch: BatchView, orchestrator: str | None) -> list[BatchEntr
 async def _rerun(
     chain: Chain,
     view: Any,
-    place: Place,
+    place: SubmissionPlace,
     entries: Sequence[BatchEntry],
     options: dict[str, Any],
 ) -> Recomputed:
@@ -232,7 +232,7 @@ async def _checking(api: OrchestratorApi, batch: BatchView) -> BatchChecking | N
 
 def _save(
     path: Path,
-    judged: tuple[RunView, Place, Claim, Domain],
+    judged: tuple[RunView, SubmissionPlace, Claim, Domain],
     entries: Sequence[BatchEntry],
     contents: Contents,
 ) -> None:

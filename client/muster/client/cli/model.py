@@ -194,7 +194,7 @@ async def relays_of(run_id: RunId, options: dict[str, Any]) -> tuple[str, ...]:
 
 
 async def _read(options: dict[str, Any]) -> History:
-    from muster.client.audit.history import Wanted, read
+    from muster.client.audit.history import HistorySource, read
 
     rpc, deployments = endpoint(options)
-    return await read(Wanted(tuple(urls_of(rpc)), deployments))
+    return await read(HistorySource(tuple(urls_of(rpc)), deployments))

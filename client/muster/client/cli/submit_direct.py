@@ -34,7 +34,7 @@ from muster.protocol.errors import ConfigError
 if TYPE_CHECKING:
     from muster.chain import BatchView, Chain, ChainView
     from muster.client.worker.journal import SignedSubmission, SubmissionJournal
-    from muster.client.worker.silence import SilenceDuty, Step
+    from muster.client.worker.silence import SilenceDuty, SilenceStep
     from muster.protocol.ids import Address, RunId
     from muster.wallet import Wallet
 
@@ -93,7 +93,7 @@ class _Plan:
 
     signed: SignedSubmission
     batch: BatchView | None
-    step: Step | None
+    step: SilenceStep | None
     place: str | None
     words: str
 
@@ -252,21 +252,21 @@ def _words(
     duty: SilenceDuty,
     signed: SignedSubmission,
     batch: BatchView | None,
-    step: Step | None,
+    step: SilenceStep | None,
     at: float,
 ) -> str:
     """Return what is next about a piece of work, or why nothing is."""
     from muster.client.quantities import format_time, format_tokens
-    from muster.client.worker.silence import Step
+    from muster.client.worker.silence import SilenceStep
     from muster.protocol.messages import COMMIT_GRACE_S
 
     bond = format_tokens(duty.times.court.bond)
-    if step is Step.SUBMIT:
+    if step is SilenceStep.SUBMIT:
         until = format_time(signed.ticket.deadline + COMMIT_GRACE_S)
         return f"not committed: {step}, with a bond of {bond} tokens, until {until}"
     if step is not None:
         name = batch.batch_id if batch else "?"
-        with_bond = f", with a bond of {bond} tokens" if step is Step.SPLIT else ""
+        with_bond = f", with a bond of {bond} tokens" if step is SilenceStep.SPLIT else ""
         return f"batch {name} is unjudged: {step}{with_bond}"
     if batch is None:
         return "not committed, and its ticket is over, or the run takes nothing: it is lost"

@@ -50,7 +50,7 @@ class Answer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class BundleCheck:
     """One statement and what became of it."""
 
     name: str
@@ -61,18 +61,18 @@ class Check:
     """The values that were compared."""
 
 
-def _check(name: str, holds: bool, detail: str) -> Check:
-    return Check(name, Answer.AGREE if holds else Answer.CONTRADICT, detail)
+def _check(name: str, holds: bool, detail: str) -> BundleCheck:
+    return BundleCheck(name, Answer.AGREE if holds else Answer.CONTRADICT, detail)
 
 
 # What was committed, signed and pinned
 
 
-def check_facts(stated: ChainFacts, chain: ChainFacts | None) -> Check:
+def check_facts(stated: ChainFacts, chain: ChainFacts | None) -> BundleCheck:
     """Return whether the bundle says what the chain says; without a chain nothing is told."""
     name = "chain facts"
     if chain is None:
-        return Check(name, Answer.SILENT, "offline: as the bundle states them, compare them")
+        return BundleCheck(name, Answer.SILENT, "offline: as the bundle states them, compare them")
     ours, theirs = chain.model_dump(mode="json"), stated.model_dump(mode="json")
     wrong = [
         f"{field}: {theirs[field]}, on chain {ours[field]}"
@@ -82,14 +82,14 @@ def check_facts(stated: ChainFacts, chain: ChainFacts | None) -> Check:
     return _check(name, not wrong, "; ".join(wrong) or f"{len(ours)} facts are the chain's")
 
 
-def check_batch(evidence: Evidence, facts: ChainFacts) -> Check:
+def check_batch(evidence: Evidence, facts: ChainFacts) -> BundleCheck:
     """Return whether the submissions shown are those that the batch was committed for."""
     leaves = [entry.submission.leaf() for entry in evidence.entries]
     holds = len(leaves) == facts.count and merkle_root(leaves) == facts.root
     return _check("batch root", holds, f"{len(leaves)} submissions, root {hex0x(facts.root)}")
 
 
-def check_outcomes(evidence: Evidence, facts: ChainFacts) -> Check:
+def check_outcomes(evidence: Evidence, facts: ChainFacts) -> BundleCheck:
     """Return whether a quorum of the run's validators signed the outcomes shown."""
     records_hash = keccak(evidence.records)
     message = Outcomes(evidence.batch_id, facts.root, records_hash)
@@ -106,7 +106,7 @@ def check_outcomes(evidence: Evidence, facts: ChainFacts) -> Check:
     return _check("outcome signatures", holds, detail)
 
 
-def check_documents(bundle: Bundle, facts: ChainFacts) -> Check:
+def check_documents(bundle: Bundle, facts: ChainFacts) -> BundleCheck:
     """Return whether recipe, calibration and task set are the pinned ones."""
     pinned = {RECIPE: facts.recipe, CALIBRATION: facts.calibration, TASK_SET: facts.task_set}
     hashes = {name: keccak(bundle.part(name) or b"") for name in (RECIPE, CALIBRATION)}
@@ -136,7 +136,7 @@ def read_manifest(bundle: Bundle, facts: ChainFacts) -> Manifest | None:
     return Manifest.from_bytes(data)
 
 
-def check_weights(manifest: Manifest, folder: Path) -> Check:
+def check_weights(manifest: Manifest, folder: Path) -> BundleCheck:
     """Return whether a folder's files are the manifest's, hashed as they lie there."""
     from muster.shardcast import state_hash
 
@@ -144,7 +144,7 @@ def check_weights(manifest: Manifest, folder: Path) -> Check:
     try:
         holds = state_hash(wanted) == manifest.state_hash
     except OSError as error:
-        return Check("policy", Answer.CONTRADICT, f"{error.filename}: {error.strerror}")
+        return BundleCheck("policy", Answer.CONTRADICT, f"{error.filename}: {error.strerror}")
     root = hex0x(manifest.root())
     detail = f"version {manifest.version}, {manifest.total_bytes} bytes, root {root}"
     return _check("policy", holds, detail)
@@ -196,7 +196,7 @@ def claim_of(evidence: Evidence, facts: ChainFacts) -> Claim:
 
 def check_verdict(
     recorded: OutcomeRecord, again: Recomputed, *, has_history: bool = False
-) -> list[Check]:
+) -> list[BundleCheck]:
     """Return what each of the ordered checks, and the record as a whole, say of the verdict;
     `has_history` says that the worker's earlier submissions were taken into account.
     """
@@ -208,7 +208,7 @@ def check_verdict(
         for n, (name, mark, ours) in enumerate(zip(CHECKS, stated, found, strict=True), 1)
     ]
     if silent:
-        return [*checks, Check("verdict", Answer.SILENT, silent)]
+        return [*checks, BundleCheck("verdict", Answer.SILENT, silent)]
     wrong = [
         f"{field}: {getattr(recorded, field)!s}, recomputed {getattr(again.record, field)!s}"
         for field in OutcomeRecord.__dataclass_fields__
@@ -218,13 +218,13 @@ def check_verdict(
     return [*checks, _check("verdict", not wrong, "; ".join(wrong) or as_recorded)]
 
 
-def _compare(name: str, stated: str, found: str, silent: str | None, detail: str) -> Check:
+def _compare(name: str, stated: str, found: str, silent: str | None, detail: str) -> BundleCheck:
     if silent or "-" in (stated, found):
-        return Check(name, Answer.SILENT, detail if found != "-" else "another check decided")
+        return BundleCheck(name, Answer.SILENT, detail if found != "-" else "another check decided")
     suffix = f": {detail}" if detail else ""
     if stated == found:
-        return Check(name, Answer.AGREE, f"{found}{suffix}")
-    return Check(name, Answer.CONTRADICT, f"recorded {stated}, recomputed {found}{suffix}")
+        return BundleCheck(name, Answer.AGREE, f"{found}{suffix}")
+    return BundleCheck(name, Answer.CONTRADICT, f"recorded {stated}, recomputed {found}{suffix}")
 
 
 def _details(number: int, again: Recomputed) -> str:
@@ -236,6 +236,6 @@ def _details(number: int, again: Recomputed) -> str:
     return ", ".join(map(str, {6: of_proofs, 7: of_sampling}.get(number, [])))
 
 
-def is_borne_out(checks: list[Check]) -> bool:
+def is_borne_out(checks: list[BundleCheck]) -> bool:
     """Return whether nothing contradicts."""
     return all(check.answer is not Answer.CONTRADICT for check in checks)

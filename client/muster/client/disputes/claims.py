@@ -21,9 +21,9 @@ from muster.chain import (
     ChainView,
     CourtTerms,
     OutcomeProof,
-    Place,
     Receipt,
     Standing,
+    SubmissionPlace,
 )
 from muster.chain.structs import Offence
 from muster.client.disputes.cases import (
@@ -143,7 +143,7 @@ def parse_ruling(text: str | None, recorded: Ruling) -> Ruling:
 
 
 async def make_offer(
-    chain: Chain, view: ChainView, claimant: Address, place: Place, ruling: str | None
+    chain: Chain, view: ChainView, claimant: Address, place: SubmissionPlace, ruling: str | None
 ) -> ClaimOffer:
     """Return what a claim would do; raises ConfigError when it cannot be made."""
     gas = await gas_money(chain, "dispute")
@@ -166,7 +166,7 @@ async def make_offer(
     return offer
 
 
-def proof_of(place: Place) -> OutcomeProof:
+def proof_of(place: SubmissionPlace) -> OutcomeProof:
     """Return a judged outcome with its proof; raises ConfigError when nobody judged it."""
     if place.batch.records is None:
         raise ConfigError(
@@ -228,7 +228,7 @@ def _salt(key: bytes, leaf: Hash32, ruling: Ruling) -> Hash32:
     return Hash32(hmac.digest(key, message, "sha256"))
 
 
-def case_id_of(place: Place) -> Hash32:
+def case_id_of(place: SubmissionPlace) -> Hash32:
     """Return the name that the case about a submission has."""
     batch = place.batch
     if batch.records is None:
@@ -236,7 +236,7 @@ def case_id_of(place: Place) -> Hash32:
     return batch.records[place.position].leaf(batch.batch_id, place.position)
 
 
-async def find_entry(place: Place, case: CaseView | None, sources: Sources) -> BatchEntry:
+async def find_entry(place: SubmissionPlace, case: CaseView | None, sources: Sources) -> BatchEntry:
     """Return a submission with its proofs from the chain, where it has them, else from a source;
     raises ApiError when no source shows it.
     """

@@ -16,10 +16,10 @@ from muster.chain import (
     Chain,
     ChainView,
     CourtTerms,
-    Place,
     SlashState,
     SlashView,
     Standing,
+    SubmissionPlace,
     loss_of,
 )
 from muster.chain.conversion import lenient_reason
@@ -62,7 +62,7 @@ class OutcomeMoney:
 # What became of it
 
 
-async def ask_money(chain: Chain, view: ChainView, place: Place) -> OutcomeMoney:
+async def ask_money(chain: Chain, view: ChainView, place: SubmissionPlace) -> OutcomeMoney:
     """Return what the contracts say about an outcome and its slot."""
     batch, now = place.batch, await chain.now()
     due_at = batch.due_at(await chain.ledger.outcome_deadline())
@@ -85,7 +85,7 @@ async def ask_money(chain: Chain, view: ChainView, place: Place) -> OutcomeMoney
 
 
 def describe(
-    view: ChainView, place: Place, money: OutcomeMoney, entries: Sequence[BatchEntry]
+    view: ChainView, place: SubmissionPlace, money: OutcomeMoney, entries: Sequence[BatchEntry]
 ) -> dict[str, Any]:
     """Return everything known about a committed submission, as JSON values."""
     batch = place.batch
@@ -110,7 +110,9 @@ def describe(
     return found | _describe_outcome(view, place, money)
 
 
-def _describe_unjudged(view: ChainView, place: Place, money: OutcomeMoney) -> dict[str, Any]:
+def _describe_unjudged(
+    view: ChainView, place: SubmissionPlace, money: OutcomeMoney
+) -> dict[str, Any]:
     """Return where a submission without an outcome stands, and what its worker can do."""
     batch, case = place.batch, view.cases.get(summons_of(place.batch.batch_id))
     if batch.is_void:
@@ -133,7 +135,9 @@ def _describe_unjudged(view: ChainView, place: Place, money: OutcomeMoney) -> di
     }
 
 
-def _describe_outcome(view: ChainView, place: Place, money: OutcomeMoney) -> dict[str, Any]:
+def _describe_outcome(
+    view: ChainView, place: SubmissionPlace, money: OutcomeMoney
+) -> dict[str, Any]:
     batch, standing = place.batch, money.standing
     assert standing is not None  # describe
     record = standing.outcome
@@ -194,7 +198,7 @@ def _payment(batch: BatchView, record: OutcomeRecord, money: OutcomeMoney) -> di
 # For people
 
 
-def training_of(view: ChainView, place: Place, log: TrainerLog) -> dict[str, Any]:
+def training_of(view: ChainView, place: SubmissionPlace, log: TrainerLog) -> dict[str, Any]:
     """Return what training made of a submission, by the trainer's log, as JSON values."""
     batch = place.batch
     where = next(
@@ -340,7 +344,9 @@ def rerun_json(again: Recomputed) -> dict[str, Any]:
     }
 
 
-def describe_recourse(view: ChainView, place: Place, money: OutcomeMoney) -> dict[str, Any]:
+def describe_recourse(
+    view: ChainView, place: SubmissionPlace, money: OutcomeMoney
+) -> dict[str, Any]:
     """Return what can be done about an outcome, and its case, as JSON values."""
     assert money.standing is not None  # there is an outcome
     case = view.cases.get(money.standing.leaf)
@@ -351,7 +357,7 @@ def describe_recourse(view: ChainView, place: Place, money: OutcomeMoney) -> dic
     }
 
 
-def _evidence(place: Place, money: OutcomeMoney) -> list[str] | None:
+def _evidence(place: SubmissionPlace, money: OutcomeMoney) -> list[str] | None:
     """Return the commands that re-run a verdict; None of work that was accepted."""
     standing = money.standing
     assert standing is not None  # describe_recourse
@@ -365,7 +371,9 @@ def _evidence(place: Place, money: OutcomeMoney) -> list[str] | None:
     ]
 
 
-def _dispute(place: Place, money: OutcomeMoney, *, has_case: bool) -> dict[str, Any] | None:
+def _dispute(
+    place: SubmissionPlace, money: OutcomeMoney, *, has_case: bool
+) -> dict[str, Any] | None:
     """Return until when, how and at what price the outcome can be disputed, if it can be."""
     standing, terms = money.standing, money.terms
     assert standing is not None  # describe_recourse
@@ -382,7 +390,7 @@ def _dispute(place: Place, money: OutcomeMoney, *, has_case: bool) -> dict[str, 
     }
 
 
-def name_of_place(place: Place) -> str:
+def name_of_place(place: SubmissionPlace) -> str:
     """Return a submission's place as commands take it."""
     return f"{place.batch.batch_id}:{place.position}"
 

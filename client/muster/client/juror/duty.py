@@ -129,7 +129,7 @@ class VoteJournal(Journal):
 # The steps
 
 
-class Step(StrEnum):
+class DutyStep(StrEnum):
     """What a juror does next about a case."""
 
     DRAW = "draw"
@@ -158,25 +158,25 @@ class Moment:
 
 def next_step(
     case: CaseView, juror: Address, vote: Vote | None, at: Moment, terms: CourtTerms
-) -> Step | None:
+) -> DutyStep | None:
     """Return what a juror can do about an open case now; None when there is nothing."""
     commit_ends_at = case.opened_at + terms.commit_time
     if case.closed:
         return None
     if at.time >= commit_ends_at + terms.reveal_time or 0 < len(case.jurors) == len(case.votes):
-        return Step.SETTLE
+        return DutyStep.SETTLE
     if not case.jurors:
         draw_ends_at = case.opened_at + terms.commit_time // 2
         can_draw = at.block_number >= case.draw_block and at.time < draw_ends_at
-        return Step.DRAW if can_draw else None
+        return DutyStep.DRAW if can_draw else None
     if juror not in case.jurors or juror in case.votes:
         return None
     if juror in case.commitments:
         has_ended = at.time >= commit_ends_at or len(case.commitments) == len(case.jurors)
-        return Step.REVEAL if has_ended else None
+        return DutyStep.REVEAL if has_ended else None
     if at.time >= commit_ends_at:
         return None
-    return Step.JUDGE if vote is None else Step.COMMIT
+    return DutyStep.JUDGE if vote is None else DutyStep.COMMIT
 
 
 class Judge(Protocol):
@@ -248,14 +248,14 @@ class JurorDuty:
             logger.debug("no look at the chain", extra={"error": str(error)})
             return
         acts = {
-            Step.DRAW: self.draw,
-            Step.COMMIT: self.commit,
-            Step.REVEAL: self.reveal,
-            Step.SETTLE: self.settle,
+            DutyStep.DRAW: self.draw,
+            DutyStep.COMMIT: self.commit,
+            DutyStep.REVEAL: self.reveal,
+            DutyStep.SETTLE: self.settle,
         }
         for case in cases:
             step = next_step(case, self.place.juror, self._vote(case), at, self.place.terms)
-            if step is Step.JUDGE:
+            if step is DutyStep.JUDGE:
                 self._begin_to_judge(case, at)
             elif step is not None:
                 await self._try(case, step, partial(acts[step], case))
@@ -267,9 +267,9 @@ class JurorDuty:
 
     def _begin_to_judge(self, case: CaseView, at: Moment) -> None:
         is_busy = self._judging is not None and not self._judging.done()
-        if not is_busy and self._steps.is_due(case.case_id, _named(Step.JUDGE)):
+        if not is_busy and self._steps.is_due(case.case_id, _named(DutyStep.JUDGE)):
             self._judging = asyncio.create_task(
-                self._try(case, Step.JUDGE, partial(self.decide, case, at))
+                self._try(case, DutyStep.JUDGE, partial(self.decide, case, at))
             )
 
     async def _clear_up(self) -> None:
@@ -281,7 +281,7 @@ class JurorDuty:
             if juror not in fees_due(case) and not penalties_of(self.place.view, case):
                 self._over.add(name)
             else:
-                await self._try(case, Step.COLLECT, partial(self.collect, case))
+                await self._try(case, DutyStep.COLLECT, partial(self.collect, case))
 
     async def moment(self) -> Moment:
         """Return where the chain is; between blocks its clock goes on as ours does."""
@@ -290,7 +290,7 @@ class JurorDuty:
     def _vote(self, case: CaseView) -> Vote | None:
         return self.place.journal.find(case.case_id, self.place.juror, case.number)
 
-    async def _try(self, case: CaseView, step: Step, act: Callable[[], Awaitable[Any]]) -> None:
+    async def _try(self, case: CaseView, step: DutyStep, act: Callable[[], Awaitable[Any]]) -> None:
         await self._steps.take(case.case_id, _named(step), act, **_about(case))
 
     # draw
@@ -391,7 +391,7 @@ def _described(case: CaseView) -> dict[str, Any]:
     }
 
 
-def _named(step: Step) -> str:
+def _named(step: DutyStep) -> str:
     return f"jury: {step}"
 
 

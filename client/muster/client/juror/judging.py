@@ -17,13 +17,17 @@ import httpx
 
 from muster.api import BatchEntry
 from muster.chain import BatchView, CaseView, RunView
-from muster.client.chain_facts import HistoryView, entry_of
+from muster.client.chain_facts import (
+    HistoryView,
+    OutcomePlace,
+    entry_of,
+)
 from muster.client.disputes.rerun import Recomputed, claim_of, measure_conduct, recompute
 from muster.client.documents import TASK_SETS, read_rules
 from muster.client.sources import Signer, Sources
 from muster.client.tickets import ticket_signer
 from muster.client.validator.batches import is_misdeclared
-from muster.client.validator.conduct import Place, counted_before, judge_again
+from muster.client.validator.conduct import counted_before, judge_again
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import MISDECLARED, Rules, outcome_record
 from muster.inference import InferenceEngine
@@ -148,7 +152,7 @@ class CaseJudge:
         """Return the outcome of a submission in the light of its worker's earlier ones."""
         if alone.record.verdict is not Verdict.ACCEPTED:
             return alone
-        batches, place = self.view.batches, Place(at.batch.batch_id, at.position)
+        batches, place = self.view.batches, OutcomePlace(at.batch.batch_id, at.position)
         counted = [record for _, record in counted_before(batches, at.run, place)]
         conducts = []
         for record in (*counted, alone.record):

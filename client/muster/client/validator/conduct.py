@@ -16,8 +16,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from muster.client.chain_facts import OutcomePlace
 from muster.client.journal import write_durably
 from muster.client.validator.checks import check_history, conduct_of
 from muster.client.validator.judging import Judgement
@@ -33,15 +34,6 @@ if TYPE_CHECKING:
     Batches = Mapping[int, BatchView]
 
 
-class Place(NamedTuple):
-    """Where a submission is."""
-
-    batch_id: int
-    """Its batch."""
-    position: int
-    """Its place there."""
-
-
 # What the chain says about it
 
 
@@ -51,7 +43,7 @@ def is_drawn(batch: BatchView, position: int) -> bool:
     return position == place_of_history(seed, batch.count)
 
 
-def struck_in(batches: Batches, place: Place, worker_id: int) -> int | None:
+def struck_in(batches: Batches, place: OutcomePlace, worker_id: int) -> int | None:
     """Return the block of a worker's last strike for its history that was on chain before a
     submission's batch was; None when there is none.
     """
@@ -71,8 +63,8 @@ def struck_in(batches: Batches, place: Place, worker_id: int) -> int | None:
 
 
 def counted_before(
-    batches: Batches, run: RunView, place: Place
-) -> list[tuple[Place, OutcomeRecord]]:
+    batches: Batches, run: RunView, place: OutcomePlace
+) -> list[tuple[OutcomePlace, OutcomeRecord]]:
     """Return the submissions that count beside a judged one, oldest first: its worker's that passed
     every check that looks at one alone, since its last strike, as many as hold a window of each
     validator's.
@@ -86,7 +78,7 @@ def counted_before(
         for each in batches.values()
         if each.run_id == run.run_id and each.block_number > since
         for position, record in enumerate(each.records or ())
-        if (at := Place(each.batch_id, position)) < place
+        if (at := OutcomePlace(each.batch_id, position)) < place
         and record.worker_id == worker_id
         and (record.verdict is Verdict.ACCEPTED or record.reason is Reason.SAMPLER_DRIFT)
     ]
@@ -96,7 +88,7 @@ def counted_before(
 
 def judge_again(
     batches: Batches,
-    place: Place,
+    place: OutcomePlace,
     alone: OutcomeRecord,
     conducts: Sequence[Conduct],
     calibration: Calibration,
@@ -126,7 +118,7 @@ class ConductStore:
     """The run's."""
 
     def judge(
-        self, place: Place, worker_id: int, judgement: Judgement, batches: Batches
+        self, place: OutcomePlace, worker_id: int, judgement: Judgement, batches: Batches
     ) -> Judgement:
         """Return the judgement on a submission in the light of its worker's earlier ones, and
         remember the submission, durably. The finding of another check stays as it is.
@@ -154,7 +146,9 @@ class ConductStore:
         finding = check_history(conducts, self.calibration, is_struck=struck is not None)
         return replace(judgement, finding=finding, earlier=tuple(since))
 
-    def _earlier(self, worker_id: int, place: Place, batches: Batches) -> dict[Place, Conduct]:
+    def _earlier(
+        self, worker_id: int, place: OutcomePlace, batches: Batches
+    ) -> dict[OutcomePlace, Conduct]:
         """Return what was measured of batches that the chain still has."""
         found = {}
         for known in self._places(worker_id):
@@ -165,11 +159,11 @@ class ConductStore:
                     found[known] = conduct
         return found
 
-    def _places(self, worker_id: int) -> list[Place]:
+    def _places(self, worker_id: int) -> list[OutcomePlace]:
         names = [path.stem for path in (self.folder / str(worker_id)).glob("*.json")]
-        return sorted(Place(*map(int, name.split("-"))) for name in names)
+        return sorted(OutcomePlace(*map(int, name.split("-"))) for name in names)
 
-    def _read(self, worker_id: int, place: Place, batch: BatchView) -> Conduct | None:
+    def _read(self, worker_id: int, place: OutcomePlace, batch: BatchView) -> Conduct | None:
         """Return a measurement; None when it is damaged, or of another batch of that number."""
         try:
             document = json.loads(self._path(worker_id, place).read_bytes())
@@ -178,5 +172,5 @@ class ConductStore:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _path(self, worker_id: int, place: Place) -> Path:
+    def _path(self, worker_id: int, place: OutcomePlace) -> Path:
         return self.folder / str(worker_id) / f"{place.batch_id}-{place.position}.json"

@@ -21,7 +21,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from muster.client.chain_facts import is_over, settled_at
+from muster.client.chain_facts import OutcomePlace, is_over, settled_at
 from muster.client.outage import SURVIVED, Outages
 from muster.client.quantities import format_time
 from muster.client.validator.batches import (
@@ -33,7 +33,6 @@ from muster.client.validator.batches import (
 from muster.client.validator.calls import ASK_S, CallDuty
 from muster.client.validator.checking import Checked, CheckingDuty, Fingerprints
 from muster.client.validator.checks import Claim, Finding
-from muster.client.validator.conduct import Place
 from muster.client.validator.examiner import Examiner
 from muster.client.validator.judging import MISDECLARED, Judgement, outcome_record
 from muster.client.validator.place import ValidatorPlace
@@ -202,7 +201,7 @@ class ValidatorLoop:
         for position, entry in enumerate(entries[len(records) :], len(records)):
             claim = self.reader.claim(batch, entry, [slot_of_record(record) for record in records])
             judgement, data = (MISDECLARED, None) if refused else await self.judge_claim(claim)
-            place, conducts = Place(batch.batch_id, position), self.place.conducts
+            place, conducts = OutcomePlace(batch.batch_id, position), self.place.conducts
             if conducts is not None and not refused:
                 known = dict(self.place.view.batches)  # it grows while a thread reads it
                 judgement = await asyncio.to_thread(

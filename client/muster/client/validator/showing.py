@@ -19,7 +19,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from muster.chain.structs import BatchStatus, Offence
-from muster.chain.structs import Outcomes as SignedOutcomes
 from muster.client.chain_facts import ChainClock
 from muster.client.outage import Steps, serve_forever
 from muster.client.validator.calls import order_of, recent_batches
@@ -246,9 +245,9 @@ class ShowingDuty:
         named = f"prove two outcomes of {double.validator}, batch {batch.batch_id}"
         await self.chain.once(named).faults.prove_double_outcome(
             batch.header(),
-            SignedOutcomes(batch.batch_id, batch.root, first),
+            Outcomes(batch.batch_id, batch.root, first),
             first_signature,
-            SignedOutcomes(batch.batch_id, batch.root, second),
+            Outcomes(batch.batch_id, batch.root, second),
             second_signature,
         )
         fields = {"batch_id": batch.batch_id, "validator": double.validator}

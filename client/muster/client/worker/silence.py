@@ -72,7 +72,7 @@ _OVERTAKEN = OVERTAKEN | {
 """Refusals that say it was done already, or that the chain's clock is not where ours is."""
 
 
-class Step(StrEnum):
+class SilenceStep(StrEnum):
     """What a worker does next about work that it signed."""
 
     SUBMIT = "submit directly"
@@ -123,7 +123,7 @@ def next_step(
     times: Times,
     *,
     is_refused: bool = False,
-) -> Step | None:
+) -> SilenceStep | None:
     """Return what to do about a piece of work at a time of the chain's clock; None for nothing.
 
     `batch` is the one that holds it, `case` the summons about that; `is_refused` says that the
@@ -132,15 +132,15 @@ def next_step(
     deadline = signed.ticket.deadline
     if batch is None:
         wait_until = 0 if is_refused else deadline + PATIENCE_S
-        return Step.SUBMIT if wait_until <= at < deadline + COMMIT_GRACE_S else None
+        return SilenceStep.SUBMIT if wait_until <= at < deadline + COMMIT_GRACE_S else None
     if batch.status is BatchStatus.JUDGED or batch.is_void or (case and not case.closed):
         return None
     due_at = batch.due_at(times.outcome_deadline_s)
     if at >= due_at + times.appeal_s:
-        return Step.VOID if batch.work is not None else None
+        return SilenceStep.VOID if batch.work is not None else None
     if case or at < due_at:
         return None
-    return Step.SPLIT if batch.work is None else Step.SUMMON
+    return SilenceStep.SPLIT if batch.work is None else SilenceStep.SUMMON
 
 
 def find_batch(view: ChainView, own: BatchView | None, proven: Proven | None) -> BatchView | None:
@@ -269,9 +269,11 @@ class SilenceDuty:
             await self._serve_work(signed, own.get(signed.submission.leaf()), at)
         for case in cases:
             if at >= case.opened_at + self.times.court.jury_time:
-                await self._steps.take(case.case_id, Step.SETTLE, partial(self._settle, case))
+                await self._steps.take(
+                    case.case_id, SilenceStep.SETTLE, partial(self._settle, case)
+                )
         for batch in bonds:
-            await self._steps.take(batch.name, Step.RETURN, partial(self.return_bond, batch))
+            await self._steps.take(batch.name, SilenceStep.RETURN, partial(self.return_bond, batch))
 
     async def _serve_work(self, signed: SignedSubmission, own: BatchView | None, at: float) -> None:
         journal, is_refused = self.node.journal, signed.slot in self.refused
@@ -286,7 +288,7 @@ class SilenceDuty:
 
     def next_of(
         self, signed: SignedSubmission, own: BatchView | None, at: float, *, is_refused: bool
-    ) -> tuple[BatchView | None, Step | None]:
+    ) -> tuple[BatchView | None, SilenceStep | None]:
         """Return the batch that holds a piece of work, if one is known, and what to do about it;
         `own` is the batch in which the worker committed it by itself.
         """
@@ -294,13 +296,15 @@ class SilenceDuty:
         batch = find_batch(node.view, own, node.journal.proven(signed))
         case = node.view.cases.get(summons_of(batch.batch_id)) if batch else None
         step = next_step(signed, batch, case, at, self.times, is_refused=is_refused)
-        return batch, None if step is Step.SUBMIT and not self._is_open() else step
+        return batch, None if step is SilenceStep.SUBMIT and not self._is_open() else step
 
     def _is_open(self) -> bool:
         run = self.node.run
         return not run.paused and not run.closed_at
 
-    async def act(self, step: Step, signed: SignedSubmission, batch: BatchView | None) -> str:
+    async def act(
+        self, step: SilenceStep, signed: SignedSubmission, batch: BatchView | None
+    ) -> str:
         """Take a step about a piece of work and return the transaction; raises MusterError."""
         receipt = await self._perform(step, signed, batch)
         fields = {**_about(signed), "taken": step, "tx": receipt.tx_hash}
@@ -308,22 +312,22 @@ class SilenceDuty:
         return str(receipt.tx_hash)
 
     async def _perform(
-        self, step: Step, signed: SignedSubmission, batch: BatchView | None
+        self, step: SilenceStep, signed: SignedSubmission, batch: BatchView | None
     ) -> Receipt:
         leaf = hex0x(signed.submission.leaf())
-        if step is Step.SUBMIT:
+        if step is SilenceStep.SUBMIT:
             await self._provide_bond()
             chain = self.chain.once(f"submit {leaf} directly")
             return await chain.ledger.submit_direct(self.work(signed), self._sources)
         assert batch is not None  # next_step
         chain, header = self.chain.once(f"{step} {leaf} of batch {batch.batch_id}"), batch.header()
-        if step is Step.VOID:
+        if step is SilenceStep.VOID:
             return await chain.ledger.void_batch(header)
         self._require_bench()
-        if step is Step.SUMMON:
+        if step is SilenceStep.SUMMON:
             return await chain.court.summon(header, signed.submission, self._sources)
         proven = self.node.journal.proven(signed)
-        assert step is Step.SPLIT  # nothing else is left
+        assert step is SilenceStep.SPLIT  # nothing else is left
         assert proven is not None  # found by it
         await self._provide_bond()
         work = self.work(signed)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from muster.lab.economics.detection import Detection
     from muster.lab.economics.judges import Bench
     from muster.lab.economics.worth import CheatWorth
-    from muster.protocol.economics import Cheat, Terms
+    from muster.protocol.economics import Cheat, WorkerTerms
     from muster.protocol.recipe import Recipe
     from muster.toploc import Calibration
     from muster.trainer.economics import Fixed
@@ -229,7 +229,7 @@ def _terms(
     fixed: Fixed,
     bench: Bench,
     options: dict[str, Any],
-) -> tuple[Terms, Bench]:
+) -> tuple[WorkerTerms, Bench]:
     from muster.trainer.economics import terms_of
 
     amounts = {
@@ -266,7 +266,7 @@ def worst_of(cheats: Sequence[Cheat]) -> list[Cheat]:
     return list(worst.values())
 
 
-def report(terms: Terms, bench: Bench, cheats: Sequence[Cheat], stake: int) -> dict[str, Any]:
+def report(terms: WorkerTerms, bench: Bench, cheats: Sequence[Cheat], stake: int) -> dict[str, Any]:
     """Return the whole answer as JSON values; amounts in wei as text."""
     from muster.lab.economics.worth import assess
     from muster.protocol import economics as model
@@ -325,7 +325,7 @@ def cap_units(found: Sequence[CheatWorth]) -> int | None:
     return min((f.cap_units for f in found if f.cap_units is not None), default=None)
 
 
-def detection_json(terms: Terms, detection: Detection) -> dict[str, Any]:
+def detection_json(terms: WorkerTerms, detection: Detection) -> dict[str, Any]:
     """Return where the power of the checks is from, and what the red team's files are worth."""
     return {
         "detection": {
@@ -346,7 +346,7 @@ def detection_json(terms: Terms, detection: Detection) -> dict[str, Any]:
     }
 
 
-def penalty_of(terms: Terms, power: float) -> float:
+def penalty_of(terms: WorkerTerms, power: float) -> float:
     """Return what being noticed must cost beside the pay so that forging whole files does not pay,
     in wei; MAX_STAKE where it is never noticed.
     """
@@ -356,7 +356,7 @@ def penalty_of(terms: Terms, power: float) -> float:
     return min(classical_stake(terms.units * terms.price_wei, terms.audit_rate, power), MAX_STAKE)
 
 
-def judges_of(terms: Terms, bench: Bench, stake: int) -> list[dict[str, Any]]:
+def judges_of(terms: WorkerTerms, bench: Bench, stake: int) -> list[dict[str, Any]]:
     """Return what the judges' side can expect, and what deters it."""
     from muster.lab.economics import judges
 
@@ -403,7 +403,7 @@ def judges_of(terms: Terms, bench: Bench, stake: int) -> list[dict[str, Any]]:
 # For people
 
 
-def _print(terms: Terms, bench: Bench, cheats: Sequence[Cheat], stake: int) -> None:
+def _print(terms: WorkerTerms, bench: Bench, cheats: Sequence[Cheat], stake: int) -> None:
     from muster.lab.economics.worth import assess
 
     found = [assess(terms, cheat, stake) for cheat in cheats]
@@ -420,7 +420,7 @@ def _print(terms: Terms, bench: Bench, cheats: Sequence[Cheat], stake: int) -> N
     )
 
 
-def _print_detection(terms: Terms, detection: Detection, *, most: int | None) -> None:
+def _print_detection(terms: WorkerTerms, detection: Detection, *, most: int | None) -> None:
     click.echo()
     print_facts({"detection": detection.source})
     rows = [
@@ -436,7 +436,7 @@ def _print_detection(terms: Terms, detection: Detection, *, most: int | None) ->
         print_table(("red team, whole files", "caught", "at least", "deterred by"), rows)
 
 
-def _facts(terms: Terms, found: Sequence[CheatWorth], stake: int) -> dict[str, Any]:
+def _facts(terms: WorkerTerms, found: Sequence[CheatWorth], stake: int) -> dict[str, Any]:
     least, cap = minimal_stake(found), cap_units(found)
     return {
         "pays": f"{format_tokens(terms.price_wei)} tokens per unit, at most {terms.units:,} units "
@@ -455,7 +455,7 @@ def _facts(terms: Terms, found: Sequence[CheatWorth], stake: int) -> dict[str, A
     }
 
 
-def _cells(finding: CheatWorth, terms: Terms) -> tuple[str, ...]:
+def _cells(finding: CheatWorth, terms: WorkerTerms) -> tuple[str, ...]:
     least = finding.minimal_stake
     return (
         finding.cheat.name,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster.protocol.economics import MAX_STAKE, PPM, Terms, least
+from muster.protocol.economics import MAX_STAKE, PPM, WorkerTerms, least
 from muster.protocol.intervals import at_least
 
 
@@ -61,18 +61,18 @@ def dishonest_majority(share: float, size: int) -> float:
     return at_least(size, share, size // 2 + 1)
 
 
-def lazy_profit(terms: Terms, bench: Bench) -> float:
+def lazy_profit(terms: WorkerTerms, bench: Bench) -> float:
     """Return what accepting a submission unseen brings: k - t S_v, with k the checking it saves."""
     return bench.check_cost * terms.units * terms.price_wei - bench.trap_rate * bench.signer_loss
 
 
-def lazy_trap_rate(terms: Terms, bench: Bench) -> float:
+def lazy_trap_rate(terms: WorkerTerms, bench: Bench) -> float:
     """Return the least trap rate at which checking is cheaper; above 1 when none is enough."""
     saved = bench.check_cost * terms.units * terms.price_wei
     return saved / bench.signer_loss if bench.signer_loss else float("inf")
 
 
-def collusion_profit(terms: Terms, bench: Bench, stake: int) -> float:
+def collusion_profit(terms: WorkerTerms, bench: Bench, stake: int) -> float:
     """Return what a quorum gains that accepts its own worker's forged submission.
 
     It is paid unless somebody checks it again, challenges and wins; then every signer is slashed
@@ -83,7 +83,7 @@ def collusion_profit(terms: Terms, bench: Bench, stake: int) -> float:
     return (1 - caught) * terms.units * terms.price_wei - caught * loss
 
 
-def collusion_recheck_rate(terms: Terms, bench: Bench, stake: int) -> float:
+def collusion_recheck_rate(terms: WorkerTerms, bench: Bench, stake: int) -> float:
     """Return the share of accepted work to check again so that collusion does not pay."""
     gain = terms.units * terms.price_wei
     loss = bench.quorum * bench.signer_loss + stake * terms.exact_fraud_ppm / PPM
@@ -91,12 +91,12 @@ def collusion_recheck_rate(terms: Terms, bench: Bench, stake: int) -> float:
     return gain / ((gain + loss) * won) if (gain + loss) * won else float("inf")
 
 
-def reporter_share(terms: Terms, bench: Bench, stake: int) -> float:
+def reporter_share(terms: WorkerTerms, bench: Bench, stake: int) -> float:
     """Return what a challenger is paid for a fraud that validators had not found."""
     return min(stake * terms.exact_fraud_ppm / PPM * bench.reporter_ppm / PPM, bench.reporter_cap)
 
 
-def accuser_profit(terms: Terms, bench: Bench, stake: int) -> float:
+def accuser_profit(terms: WorkerTerms, bench: Bench, stake: int) -> float:
     """Return what claiming that an honest worker's accepted submission is fraud brings.
 
     A dishonest jury gives the accuser its share of the slash; an honest one takes the bond.
@@ -105,7 +105,7 @@ def accuser_profit(terms: Terms, bench: Bench, stake: int) -> float:
     return won * reporter_share(terms, bench, stake) - (1 - won) * bench.bond
 
 
-def minimal_bond(terms: Terms, bench: Bench, stake: int) -> int | None:
+def minimal_bond(terms: WorkerTerms, bench: Bench, stake: int) -> int | None:
     """Return the least bond at which a false accusation does not pay; None for none."""
     won = dishonest_majority(bench.colluding, bench.jury_size)
     share = reporter_share(terms, bench, stake)
@@ -121,7 +121,7 @@ def extortion_profit(bench: Bench) -> float:
     return -lost * bench.quorum * bench.signer_loss
 
 
-def absent_juror_profit(terms: Terms, bench: Bench) -> float:
+def absent_juror_profit(terms: WorkerTerms, bench: Bench) -> float:
     """Return what staying away from a case brings a juror: the check it saves, less its fee and
     the fine.
     """
@@ -129,7 +129,7 @@ def absent_juror_profit(terms: Terms, bench: Bench) -> float:
     return saved - bench.juror_fee - bench.juror_stake * bench.absence_ppm / PPM
 
 
-def guessing_juror_profit(terms: Terms, bench: Bench) -> float:
+def guessing_juror_profit(terms: WorkerTerms, bench: Bench) -> float:
     """Return what voting unseen brings a juror that guesses one of two rulings.
 
     A juror in the minority loses nothing but its fee: votes are hidden until all are cast, so

@@ -12,7 +12,7 @@ from muster.protocol.economics import (
     MAX_STAKE,
     Cheat,
     Odds,
-    Terms,
+    WorkerTerms,
     best_share,
     burst,
     every_odds,
@@ -52,7 +52,7 @@ class CheatWorth:
         return max(self.profit_wei, self.burst_wei, self.sybils_wei) > 0
 
 
-def assess(terms: Terms, cheat: Cheat, stake: int) -> CheatWorth:
+def assess(terms: WorkerTerms, cheat: Cheat, stake: int) -> CheatWorth:
     """Return what a cheat is worth to a worker with a stake."""
     best, gained = best_share(terms, cheat, stake)
     count, together = sybils(terms, cheat, stake)
@@ -78,7 +78,7 @@ def classical_stake(reward: float, audit_rate: float, power: float) -> float:
     return math.inf if q <= 0 else reward * (1 - q) / q
 
 
-def minimal_stake(terms: Terms, cheat: Cheat) -> int | None:
+def minimal_stake(terms: WorkerTerms, cheat: Cheat) -> int | None:
     """Return the least stake in wei at which no share of a submission is worth cheating on.
 
     None when no stake is enough: a cheat that is not noticed, or not slashed, is not deterred.
@@ -87,7 +87,7 @@ def minimal_stake(terms: Terms, cheat: Cheat) -> int | None:
     return least(lambda stake: best_share(terms, cheat, stake, table)[1] <= 0, MAX_STAKE)
 
 
-def in_flight_cap(terms: Terms, cheat: Cheat, stake: int) -> int | None:
+def in_flight_cap(terms: WorkerTerms, cheat: Cheat, stake: int) -> int | None:
     """Return the most units in flight at which a burst of cheated submissions does not pay.
 
     None when any number is safe, 0 when a single submission pays already. The gain is linear in the
@@ -102,7 +102,7 @@ def in_flight_cap(terms: Terms, cheat: Cheat, stake: int) -> int | None:
     return None if found is None else max(found - 1, 0) * terms.units
 
 
-def sybils(terms: Terms, cheat: Cheat, stake: int) -> tuple[int, float]:
+def sybils(terms: WorkerTerms, cheat: Cheat, stake: int) -> tuple[int, float]:
     """Return into how many identities a stake can be split, and what their bursts bring, in wei.
 
     Each holds the least that a worker must and fills its own cap; none has a conviction yet.
@@ -112,7 +112,7 @@ def sybils(terms: Terms, cheat: Cheat, stake: int) -> tuple[int, float]:
     return count, count * burst(terms, cheat, each, each // terms.stake_per_unit)
 
 
-def break_even_saving(terms: Terms, cheat: Cheat, stake: int) -> float:
+def break_even_saving(terms: WorkerTerms, cheat: Cheat, stake: int) -> float:
     """Return the share of a unit's price from which on saving it makes this cheat pay, from 0.
 
     Above 1 for a cheat that never pays. This is the tolerance of the checks as a price: what is

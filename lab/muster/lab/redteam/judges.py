@@ -21,7 +21,7 @@ from muster.lab.redteam.trials import Attack, Outcome, Play, Variant
 from muster.protocol import economics
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, to_address
-from muster.protocol.jury import Place, draw_jury, jury_seed
+from muster.protocol.jury import BenchPlace, draw_jury, jury_seed
 from muster.protocol.schedule import (
     Statement,
     Timing,
@@ -51,7 +51,7 @@ class Bench:
         self.all = [to_address(random.randbytes(20)) for _ in range(count)]
         self.bought = frozenset(random.sample(self.all, int(share * count)))
         # The network's jurors are others: who ever sat in the run judges none of its cases.
-        self.jurors = [Place(to_address(random.randbytes(20)), NOW) for _ in range(count)]
+        self.jurors = [BenchPlace(to_address(random.randbytes(20)), NOW) for _ in range(count)]
         self.bought_jurors = frozenset(
             place.juror for place in random.sample(self.jurors, int(share * count))
         )
@@ -139,7 +139,7 @@ def lazy_profit(stage: Stage) -> float:
     it saves less what its signature under a trap costs (`muster.lab.economics.judges`).
     """
     terms, sampling = stage.terms, stage.recipe.sampling
-    of_workers = economics.Terms(
+    of_workers = economics.WorkerTerms(
         price_wei=terms.price_wei,
         fraud_ppm=terms.fraud_ppm,
         exact_fraud_ppm=terms.fraud_ppm,

@@ -27,7 +27,7 @@ from muster.lab.simulator.model.work import (
 )
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address
-from muster.protocol.jury import Place, draw_jury, jury_seed
+from muster.protocol.jury import BenchPlace, draw_jury, jury_seed
 
 RUN, OTHER = 1, 2
 BENCH = 200
@@ -159,7 +159,7 @@ class Stage:
         size: int,
         excluded: Collection[str],
     ) -> list[str]:
-        bench = [Place(Address(place.juror), place.joined_at) for place in places]
+        bench = [BenchPlace(Address(place.juror), place.joined_at) for place in places]
         beacon = keccak(f"{self.random.getrandbits(64)} {draw_block}".encode())
         seed = jury_seed(beacon, keccak(repr(name).encode()))
         out = {Address(who) for who in excluded if who.startswith("0x")}

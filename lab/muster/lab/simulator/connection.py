@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from muster.chain import Batch, Deployment, OutcomeProof, PauseCause, structs
+from muster.chain import Batch, Deployment, OutcomeProof, PauseCause
 from muster.chain.abi import CONTRACTS
 from muster.chain.view_parts import split_signatures
 from muster.lab.simulator.chain import Block, Endpoint, SimulatedChain
@@ -205,9 +205,9 @@ class ChainConnection:
     async def prove_double_outcome(
         self,
         batch: Batch,
-        first: structs.Outcomes,
+        first: Outcomes,
         first_signature: bytes,
-        second: structs.Outcomes,
+        second: Outcomes,
         second_signature: bytes,
     ) -> object:
         """Slash a validator that signed two different outcomes of one batch."""
@@ -239,18 +239,13 @@ class ChainConnection:
         )
 
     @staticmethod
-    def _signer(message: Submission | structs.Outcomes, signature: bytes) -> str:
-        stated = message if isinstance(message, Submission) else _outcomes(message)
+    def _signer(message: Submission | Outcomes, signature: bytes) -> str:
         return str(
-            recover(digest(domain_of("ContributionLedger"), stated.struct_hash()), signature)
+            recover(digest(domain_of("ContributionLedger"), message.struct_hash()), signature)
         )
 
 
-def _outcomes(stated: structs.Outcomes) -> Outcomes:
-    return Outcomes(stated.batch_id, stated.batch_root, stated.records_hash)
-
-
-def _statement(stated: structs.Outcomes) -> Statement:
+def _statement(stated: Outcomes) -> Statement:
     """Return a statement whose records are known by their hash; none when it is of no records."""
     records: Any = () if stated.records_hash == keccak(b"") else (stated.records_hash,)
     return Statement(stated.batch_id, ("root", stated.batch_root), records)

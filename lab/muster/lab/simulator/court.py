@@ -12,7 +12,7 @@ from muster.lab.simulator.model.network import Network
 from muster.lab.simulator.model.words import Fixed, Name
 from muster.protocol.eip712 import digest, recover
 from muster.protocol.ids import Address, Hash32
-from muster.protocol.jury import Place, Ruling, draw_jury, jury_seed, vote_commitment
+from muster.protocol.jury import BenchPlace, Ruling, draw_jury, jury_seed, vote_commitment
 from muster.protocol.messages import Submission
 
 
@@ -80,7 +80,7 @@ class CourtConnection(ChainConnection):
             size: int,
             excluded: Collection[str],
         ) -> list[str]:
-            bench = [Place(Address(p.juror), p.joined_at, p.left_at) for p in places]
+            bench = [BenchPlace(Address(p.juror), p.joined_at, p.left_at) for p in places]
             drawn = draw_jury(
                 bench,
                 opened_at=opened_at,

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from muster.chain import BatchView, Place
+from muster.chain import BatchView, SubmissionPlace
 from muster.orchestrator.db.statements import SubmissionRow, submissions
 from muster.orchestrator.projection import Judged
 from muster.orchestrator.services import Services
@@ -185,7 +185,7 @@ async def received_files(services: Services, digits: str) -> list[Hash32]:
     return [Hash32(found) for (found,) in rows]
 
 
-async def lines_at(services: Services, places: Sequence[Place]) -> list[Line]:
+async def lines_at(services: Services, places: Sequence[SubmissionPlace]) -> list[Line]:
     """Return the submissions at some places; those without outcome from the database."""
     lines = []
     for place in places[:PAGE]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from muster.chain import BatchView, Offence, OutcomeProof, structs
+from muster.chain import BatchView, Offence, OutcomeProof
 from muster.orchestrator.db import statements
 from muster.orchestrator.db.database import Database
 from muster.orchestrator.db.statements import Asked, Statement, SubmissionRow
@@ -101,12 +101,8 @@ class DoubleOutcome:
     async def prove(self, court: FaultsPort) -> None:
         """Show both."""
         batch, first, second = self.batch, self.first, self.second
-        shown = [
-            structs.Outcomes(batch.batch_id, batch.root, each.records_hash)
-            for each in (first, second)
-        ]
         await court.prove_double_outcome(
-            batch.header(), shown[0], first.signature, shown[1], second.signature
+            batch.header(), first.of(batch), first.signature, second.of(batch), second.signature
         )
 
 

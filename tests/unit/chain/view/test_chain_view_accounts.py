@@ -27,7 +27,7 @@ from chain_histories import (
 from muster.chain import SlashState, WorkerStatus
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import PolicyVersion, RunId
-from muster.protocol.jury import BENCH, Place
+from muster.protocol.jury import BENCH, BenchPlace
 
 OF_WORKER = {"run_id": RUN, "worker": WORKER}
 
@@ -207,11 +207,11 @@ def test_bench_keeps_its_places_in_order(history: History) -> None:
     joined = history.events[-1].block_timestamp
     history.add("JurorLeft", juror=first, place=0)
     view = viewed(history)
-    assert view.bench == [Place(first, joined - 1, joined + 1), Place(second, joined)]
+    assert view.bench == [BenchPlace(first, joined - 1, joined + 1), BenchPlace(second, joined)]
     assert view.jurors() == [second]
     history.add("JurorJoined", juror=address(80), place=0)
     view = viewed(history)
-    assert view.bench == [Place(address(80), joined + 2), Place(second, joined)]
+    assert view.bench == [BenchPlace(address(80), joined + 2), BenchPlace(second, joined)]
     assert view.contradictions == []
 
 

@@ -36,7 +36,7 @@ from muster.client.audit.contradictions import (
 )
 from muster.client.audit.disputes import Decision
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
-from muster.client.audit.evidence import EvidenceStore
+from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import RECORD, Ledger, PackedRecords
 from muster.client.audit.lineage import stream_rows, trace
 from muster.client.audit.observed import Observed, parameters_of
@@ -257,7 +257,7 @@ def test_what_is_due_is_what_adding_up_gives(
         for i, (at, units, price) in enumerate(found, 1)
     }
     payment: Any = SimpleNamespace(run_id=RUN, worker=WORKER, timestamp=paid_at)
-    due = money.Earnings(view, tabulate(view)).due(payment, 20)
+    due = money.FinalSlots(view, tabulate(view)).due(payment, 20)
     final = [(units, units * price) for at, units, price in found if at + 20 <= paid_at]
     assert (due.slots, due.units, due.wei) == (
         len(final),
@@ -453,7 +453,7 @@ def test_no_dump_crashes_who_reads_it(lines: list[Any]) -> None:
 def test_evidence_that_somebody_removes_meanwhile_is_not_at_hand(tmp_path: Path) -> None:
     for name in ("stays", "goes"):
         (tmp_path / name).write_bytes(name.encode())
-    store = EvidenceStore([tmp_path])
+    store = EvidenceFolders([tmp_path])
     (tmp_path / "goes").unlink()
     assert store.document(Hash32(keccak(b"goes"))) is None
     assert store.document(Hash32(keccak(b"stays"))) == b"stays"

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from muster.chain import BatchView
 from muster.client.audit import calls
-from muster.client.audit.calls import Calls, Ground, check_statements
+from muster.client.audit.calls import Ground, RunCalls, check_statements
 from muster.client.audit.contradictions import Kind
-from muster.client.audit.evidence import EvidenceStore
+from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.table import tabulate
 from muster.protocol.eip712 import Domain, address_of, digest, sign
@@ -83,7 +83,7 @@ def a_view(*batches: BatchView) -> Ledger:
 
 
 def ground(batch: BatchView, *earlier: BatchView) -> Ground:
-    book = Calls(a_view(*earlier, batch), RUN, DEADLINE_S)
+    book = RunCalls(a_view(*earlier, batch), RUN, DEADLINE_S)
     is_alarm = any(record.verdict is not Verdict.ACCEPTED for record in batch.records or ())
     return book.ground(book.posting(batch, is_alarm=is_alarm))
 
@@ -296,7 +296,7 @@ def kept(tmp_path: Path) -> Any:
             keep(tmp_path, batch, KEYS[order[place]], pack_records(list(batch.records or ())))
 
     def look() -> list[Any]:
-        return list(check_statements(history, RUN, EvidenceStore([tmp_path]), 10))
+        return list(check_statements(history, RUN, EvidenceFolders([tmp_path]), 10))
 
     sign_by(0, 1)
     return SimpleNamespace(batch=batch, order=order, folder=tmp_path, sign_by=sign_by, look=look)

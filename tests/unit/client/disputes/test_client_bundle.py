@@ -45,7 +45,7 @@ from muster.client.disputes.bundle import (
     PolicyFacts,
     write_bundle,
 )
-from muster.client.disputes.bundle_checks import Answer, Check, is_borne_out
+from muster.client.disputes.bundle_checks import Answer, BundleCheck, is_borne_out
 from muster.client.validator import decoding
 from muster.client.worker.generation import build_submission
 from muster.protocol.eip712 import address_of, digest, sign
@@ -78,12 +78,12 @@ class Case:
         self.evidence = self.evidence.model_copy(update=changed)
         self.change_facts(records_hash=keccak(record.to_bytes()))
 
-    def verify(self, chain: ChainFacts | None = None) -> dict[str, Check]:
+    def verify(self, chain: ChainFacts | None = None) -> dict[str, BundleCheck]:
         path = self.folder / "bundle.zip"
         write_bundle(path, self.evidence, self.contents)
         return self.verify_at(path, chain)
 
-    def verify_at(self, path: Path, chain: ChainFacts | None = None) -> dict[str, Check]:
+    def verify_at(self, path: Path, chain: ChainFacts | None = None) -> dict[str, BundleCheck]:
         options = {"policy": None, "threads": None, "dtype": None, "device": None}
         unpacked = self.folder / "unpacked"
         unpacked.mkdir(exist_ok=True)

@@ -27,7 +27,7 @@ from worlds.cases import (
 from worlds.client_world import NOW, RUN, make_ticket, sign_submission, sign_ticket
 
 from muster.api import BatchEntry
-from muster.chain import CaseStatus, ClaimView, LeasedWork, Offence, Place, Standing
+from muster.chain import CaseStatus, ClaimView, LeasedWork, Offence, Standing, SubmissionPlace
 from muster.client.disputes.cases import (
     Penalty,
     describe_cases,
@@ -135,10 +135,10 @@ def test_what_is_no_ruling_is_refused_with_those_there_are(text: str) -> None:
 
 
 def test_case_is_named_by_the_outcome_or_by_the_batch_that_nobody_judged() -> None:
-    judged = Place(make_view_batch([SUBMISSION.leaf()], [RECORD]), 0)
+    judged = SubmissionPlace(make_view_batch([SUBMISSION.leaf()], [RECORD]), 0)
     assert case_id_of(judged) == LEAF
     assert proof_of(judged).record == RECORD.to_bytes()
-    unjudged = Place(make_view_batch([SUBMISSION.leaf()]), 0)
+    unjudged = SubmissionPlace(make_view_batch([SUBMISSION.leaf()]), 0)
     assert case_id_of(unjudged) == summons_of(1)
     with pytest.raises(ConfigError, match="nobody has judged batch 1") as caught:
         proof_of(unjudged)
@@ -190,13 +190,13 @@ def shows(entry: BatchEntry) -> httpx.MockTransport:
 
 
 async def test_submission_is_had_with_its_batch() -> None:
-    place = Place(make_view_batch([SUBMISSION.leaf()], [RECORD]), 0)
+    place = SubmissionPlace(make_view_batch([SUBMISSION.leaf()], [RECORD]), 0)
     async with Sources(["http://room.example"], transport=shows(ENTRY)) as sources:
         assert await find_entry(place, None, sources) == ENTRY
 
 
 async def test_claimed_submission_keeps_the_signature_that_the_chain_saw() -> None:
-    place = Place(make_view_batch([SUBMISSION.leaf()], [RECORD]), 0)
+    place = SubmissionPlace(make_view_batch([SUBMISSION.leaf()], [RECORD]), 0)
     made = ClaimView(STRANGER, ACCEPTED.number, SUBMISSION, ENTRY.signature, (), "0x")
     spoilt = ENTRY.model_copy(update={"signature": bytes(65)})
     async with Sources(["http://room.example"], transport=shows(spoilt)) as sources:
@@ -205,7 +205,7 @@ async def test_claimed_submission_keeps_the_signature_that_the_chain_saw() -> No
 
 @pytest.mark.parametrize("has_case", [True, False])
 async def test_submission_that_is_not_the_one_on_chain_is_refused(has_case: bool) -> None:
-    place = Place(make_view_batch([SUBMISSION.leaf()], [RECORD]), 0)
+    place = SubmissionPlace(make_view_batch([SUBMISSION.leaf()], [RECORD]), 0)
     other = ENTRY.model_copy(update={"submission": replace(SUBMISSION, units=SUBMISSION.units + 1)})
     async with Sources(["http://room.example"], transport=shows(other)) as sources:
         with pytest.raises(ApiError, match=r"shows (an)?other submission"):
@@ -218,7 +218,7 @@ async def test_submission_that_its_worker_committed_needs_no_source() -> None:
     assert ENTRY.ticket_signature
     batch.work = LeasedWork(SUBMISSION, ENTRY.signature, ENTRY.ticket, ENTRY.ticket_signature)
     async with Sources() as nobody:
-        found = await find_entry(Place(batch, 0), None, nobody)
+        found = await find_entry(SubmissionPlace(batch, 0), None, nobody)
     assert found == ENTRY.model_copy(update={"received_at": batch.committed_at})
 
 

@@ -36,7 +36,7 @@ from muster.client.juror.judging import CaseJudge
 from muster.client.juror.process import require_place
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError, ConfigError
-from muster.protocol.jury import Place, Ruling, summons_of
+from muster.protocol.jury import BenchPlace, Ruling, summons_of
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.rollouts import Bounds, Rollout, decode_rollouts, encode_rollouts
 
@@ -219,24 +219,24 @@ async def test_summoned_work_is_judged_by_what_the_chain_has_of_it(world: Any) -
 # Who may sit
 
 
-def bench_of(*places: Place, cases: tuple[Any, ...] = ()) -> Any:
+def bench_of(*places: BenchPlace, cases: tuple[Any, ...] = ()) -> Any:
     view = make_view()
     view.bench, view.cases = list(places), {keccak(b"%d" % i): c for i, c in enumerate(cases)}
     return view
 
 
 def test_who_is_on_the_bench_or_may_be_drawn_yet_serves() -> None:
-    require_place(bench_of(Place(ME, 10)), ME)
-    require_place(bench_of(Place(ME, 10, 5001), cases=(make_case(),)), ME)
+    require_place(bench_of(BenchPlace(ME, 10)), ME)
+    require_place(bench_of(BenchPlace(ME, 10, 5001), cases=(make_case(),)), ME)
 
 
 @pytest.mark.parametrize(
     "view",
     [
         bench_of(),
-        bench_of(Place(STRANGER, 10)),
-        bench_of(Place(ME, 10, 20)),
-        bench_of(Place(ME, 10, 20), cases=(make_case(),)),
+        bench_of(BenchPlace(STRANGER, 10)),
+        bench_of(BenchPlace(ME, 10, 20)),
+        bench_of(BenchPlace(ME, 10, 20), cases=(make_case(),)),
     ],
     ids=["empty", "another's", "left", "left before the case"],
 )

@@ -32,10 +32,10 @@ from worlds.client_world import RUN
 from muster.chain import CaseStatus, CaseView, Offence
 from muster.client.juror.duty import (
     PATIENCE,
+    DutyStep,
     JurorDuty,
     JurorPlace,
     Moment,
-    Step,
     Vote,
     VoteJournal,
     next_step,
@@ -70,25 +70,25 @@ ALL_COMMITTED = DRAWN | {"commitments": {ME: keccak(b"c"), PEER: keccak(b"d")}}
     ("case", "has_vote", "block", "seconds", "expected"),
     [
         ({}, False, 99, 0, None),
-        ({}, False, 100, 39, Step.DRAW),
+        ({}, False, 100, 39, DutyStep.DRAW),
         ({}, False, 100, 40, None),
-        ({}, False, 100, 120, Step.SETTLE),
-        (DRAWN, False, 101, 10, Step.JUDGE),
+        ({}, False, 100, 120, DutyStep.SETTLE),
+        (DRAWN, False, 101, 10, DutyStep.JUDGE),
         (DRAWN, False, 101, 80, None),
-        (DRAWN, True, 101, 79, Step.COMMIT),
+        (DRAWN, True, 101, 79, DutyStep.COMMIT),
         (DRAWN, True, 101, 80, None),
         ({"jurors": (PEER,)}, False, 101, 10, None),
         (COMMITTED, True, 101, 79, None),
-        (COMMITTED, True, 101, 80, Step.REVEAL),
-        (COMMITTED, True, 101, 120, Step.SETTLE),
-        (ALL_COMMITTED, True, 101, 10, Step.REVEAL),
+        (COMMITTED, True, 101, 80, DutyStep.REVEAL),
+        (COMMITTED, True, 101, 120, DutyStep.SETTLE),
+        (ALL_COMMITTED, True, 101, 10, DutyStep.REVEAL),
         (ALL_COMMITTED | {"votes": {ME: 0}}, True, 101, 10, None),
-        (ALL_COMMITTED | {"votes": {ME: 0, PEER: 0}}, True, 101, 10, Step.SETTLE),
+        (ALL_COMMITTED | {"votes": {ME: 0, PEER: 0}}, True, 101, 10, DutyStep.SETTLE),
         (ALL_COMMITTED | {"status": CaseStatus.UPHELD}, True, 101, 500, None),
     ],
 )
 def test_next_step_follows_from_the_case_and_the_time(
-    case: dict[str, Any], has_vote: bool, block: int, seconds: int, expected: Step | None
+    case: dict[str, Any], has_vote: bool, block: int, seconds: int, expected: DutyStep | None
 ) -> None:
     vote = make_vote() if has_vote else None
     at = Moment(block, OPENED_AT + seconds)

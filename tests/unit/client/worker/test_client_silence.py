@@ -33,7 +33,7 @@ from muster.client.worker.silence import (
     RETRY_S,
     ROOM_TRIES,
     SilenceDuty,
-    Step,
+    SilenceStep,
     Times,
     find_batch,
     named_sources,
@@ -106,29 +106,35 @@ def summons(**changes: Any) -> Any:
     ("batch", "case", "at", "is_refused", "expected"),
     [
         (None, None, TICKET.deadline + PATIENCE_S - 1, False, None),
-        (None, None, TICKET.deadline + PATIENCE_S, False, Step.SUBMIT),
-        (None, None, TICKET.deadline + COMMIT_GRACE_S - 1, False, Step.SUBMIT),
+        (None, None, TICKET.deadline + PATIENCE_S, False, SilenceStep.SUBMIT),
+        (None, None, TICKET.deadline + COMMIT_GRACE_S - 1, False, SilenceStep.SUBMIT),
         (None, None, TICKET.deadline + COMMIT_GRACE_S, False, None),
-        (None, None, NOW, True, Step.SUBMIT),
+        (None, None, NOW, True, SilenceStep.SUBMIT),
         (None, None, TICKET.deadline + COMMIT_GRACE_S, True, None),
         (committed(), None, DUE_AT - 1, True, None),
-        (committed(), None, DUE_AT, False, Step.SPLIT),
+        (committed(), None, DUE_AT, False, SilenceStep.SPLIT),
         (committed(status=BatchStatus.JUDGED), None, DUE_AT, False, None),
-        (committed(status=BatchStatus.WITHHELD, posted_at=NOW), None, NOW, False, Step.SPLIT),
-        (committed(), None, VOID_AT - 1, False, Step.SPLIT),
+        (
+            committed(status=BatchStatus.WITHHELD, posted_at=NOW),
+            None,
+            NOW,
+            False,
+            SilenceStep.SPLIT,
+        ),
+        (committed(), None, VOID_AT - 1, False, SilenceStep.SPLIT),
         (committed(), None, VOID_AT, False, None),
         (committed(voided_tx="0x"), None, DUE_AT, False, None),
         (own(), None, DUE_AT - 1, False, None),
-        (own(), None, DUE_AT, False, Step.SUMMON),
+        (own(), None, DUE_AT, False, SilenceStep.SUMMON),
         (own(), summons(), DUE_AT + 6, False, None),
         (own(), summons(closed=True), VOID_AT - 1, False, None),
-        (own(), summons(closed=True), VOID_AT, False, Step.VOID),
-        (own(), None, VOID_AT, False, Step.VOID),
+        (own(), summons(closed=True), VOID_AT, False, SilenceStep.VOID),
+        (own(), None, VOID_AT, False, SilenceStep.VOID),
         (own(status=BatchStatus.JUDGED), None, VOID_AT, False, None),
     ],
 )
 def test_next_step_follows_from_the_chain_and_its_clock(
-    batch: Any, case: Any, at: int, is_refused: bool, expected: Step | None
+    batch: Any, case: Any, at: int, is_refused: bool, expected: SilenceStep | None
 ) -> None:
     assert next_step(SIGNED, batch, case, at, TIMES, is_refused=is_refused) is expected
 
