@@ -28,6 +28,8 @@ from muster.protocol.messages import Submission
 
 AGAIN_S = 0.2
 """Pause between two messages of the node."""
+FIRST_ANSWER_S = 30.0
+"""How much longer the attacks go on where the node has had no answer yet: its machine is busy."""
 FILES = 8
 """How many of the bad files it delivers."""
 FILE_VALUES = 7_500_000
@@ -67,10 +69,15 @@ async def _attack(door: Door, key: bytes, seconds: float, files: list[bytes]) ->
         name: hold(door.url, what, sources=sources, each=each)
         for name, (what, sources, each) in crowds.items()
     }
-    running["messages that cannot be stored"] = _spoil(door, key)
-    running["bad files"] = _deliver(door, key, files)
+    spoilt, delivered = Counter[str](), Counter[str]()
+    running["messages that cannot be stored"] = _spoil(door, key, spoilt)
+    running["bad files"] = _deliver(door, key, files, delivered)
     tasks = {name: asyncio.ensure_future(each) for name, each in running.items()}
     await asyncio.wait(tasks.values(), timeout=seconds)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(FIRST_ANSWER_S):
+            while not (spoilt and delivered):
+                await asyncio.sleep(AGAIN_S)
     for task in tasks.values():
         task.cancel()
     counts = await asyncio.gather(*tasks.values())
@@ -85,9 +92,8 @@ def _sources(network: int, addresses: int) -> list[str]:
     return [f"127.66.{network}.{1 + number}" for number in range(addresses)]
 
 
-async def _spoil(door: Door, key: bytes) -> Counter[str]:
+async def _spoil(door: Door, key: bytes, counts: Counter[str]) -> Counter[str]:
     """Send heartbeats with a string that PostgreSQL has no place for, until cancelled."""
-    counts: Counter[str] = Counter()
     said = {"run_id": door.run_id, "policy_version": 0, "state": "idle", "software": "\0"}
     message, path = json.dumps(said).encode(), "/v1/heartbeat"
     with contextlib.suppress(asyncio.CancelledError):
@@ -101,9 +107,10 @@ async def _spoil(door: Door, key: bytes) -> Counter[str]:
     return counts
 
 
-async def _deliver(door: Door, key: bytes, files: list[bytes]) -> Counter[str]:
+async def _deliver(
+    door: Door, key: bytes, files: list[bytes], counts: Counter[str]
+) -> Counter[str]:
     """Take tickets and fill each with a bad file, until cancelled."""
-    counts: Counter[str] = Counter()
     with contextlib.suppress(asyncio.CancelledError):
         async with OrchestratorApi(
             door.url, key=key, domain=door.domain, audience=door.audience
