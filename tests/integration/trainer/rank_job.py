@@ -12,6 +12,8 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -138,13 +140,18 @@ class Job:
 
     def flat(self) -> torch.Tensor:
         """Return all weights as one vector."""
-        weights = self.learner.weights()
-        return torch.cat([weights[name].detach().flatten() for name in sorted(weights)])
+        formats = dict.fromkeys(sorted(self.learner.weights()), torch.float32)
+        return torch.cat([piece for _, piece in self.learner.pieces(formats)])
 
     def save(self, version: int) -> None:
         """Write a checkpoint and wait for it."""
+        self.save_behind(version, first=lambda: None).result(60)
+
+    def save_behind(self, version: int, *, first: Callable[[], object]) -> Future[None]:
+        """Write a checkpoint beside what comes next, after `first`."""
         state = TrainerState(PolicyVersion(version), Cursor(2 * version), 0, 0)
-        self.checkpoints.save(state, self.learner.state()).result(60)
+        learner = self.learner
+        return self.checkpoints.save(state, learner.state(), first=first, release=learner.hold())
 
 
 def _plain(figures: Any) -> dict[str, float]:
@@ -177,14 +184,21 @@ def gradients(team: Team | None, folder: Path) -> Any:
 
 
 def saves(team: Team | None, folder: Path) -> Any:
-    """Two steps, a checkpoint, a third step: what other sizes go on from."""
+    """Two steps, a third while the second's policy and checkpoint are written: what other sizes go
+    on from.
+    """
     job = Job(team, folder, state=f"saves-{team.size if team else 1}", optimizer_steps=2)
     for number in (1, 2):
         job.learner.step(Step(number), groups(number, 3))
-    job.save(2)
+    learned, version = job.flat(), PolicyVersion(2)
+    writing = job.shelf.writing(version, job.learner.weights(), job.learner.pieces)
+    saving = job.save_behind(2, first=writing)
     job.learner.step(Step(3), groups(3, 5))
+    saving.result(60)
     job.checkpoints.close()
-    return job.flat()
+    published = job.shelf.weights(version)
+    written = torch.cat([published[name].flatten() for name in sorted(published)])
+    return {"through": job.flat(), "learned": learned, "written": written}
 
 
 def resumes(team: Team | None, folder: Path) -> Any:

@@ -131,7 +131,7 @@ def test_bfloat16_is_close_to_float32(results: Path, size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_resumed_at_the_same_size_it_is_the_same_bit_by_bit(results: Path, size: int) -> None:
     resumed = _load(results, "resumes", size)[size]
-    assert torch.equal(resumed, _load(results, "saves", size))
+    assert torch.equal(resumed, _load(results, "saves", size)["through"])
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -140,8 +140,17 @@ def test_resumed_at_another_size_it_is_the_same_within_rounding(
     results: Path, size: int, saved: int
 ) -> None:
     resumed = _load(results, "resumes", size)[saved]
-    through = _load(results, "saves", saved)
+    through = _load(results, "saves", saved)["through"]
     assert float((resumed - through).norm() / through.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_policy_gathered_beside_the_next_step_is_the_one_before_it(
+    results: Path, size: int
+) -> None:
+    found = _load(results, "saves", size)
+    assert torch.equal(found["written"], found["learned"])
+    assert not torch.equal(found["learned"], found["through"])
 
 
 async def test_waiting_leader_is_not_given_up(

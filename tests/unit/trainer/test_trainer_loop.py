@@ -240,7 +240,7 @@ def _dying(parts: Parts, moment: str, count: int) -> Parts:
     name, when = moment.split(" ")
     owner, method = {
         "learn": (parts.learner, "step"),
-        "write": (parts.shelf, "write"),
+        "write": (parts.shelf, "_write"),
         "stage": (parts.checkpoints, "save"),
         "complete": (parts.checkpoints, "_finish"),
         "log": (parts.log, "append"),
@@ -272,11 +272,11 @@ def _killing(function: Callable[..., Any], when: str, count: int) -> Callable[..
 
         return asynchronous
 
-    def synchronous(*args: Any) -> Any:
+    def synchronous(*args: Any, **options: Any) -> Any:
         dies = is_time()
         if dies and when == "before":
             raise Killed
-        result = function(*args)
+        result = function(*args, **options)
         if dies:
             raise Killed
         return result

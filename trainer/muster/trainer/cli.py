@@ -88,7 +88,9 @@ def trainer() -> None:
 @click.option("--wandb-project", help="Log to this Weights & Biases project.")
 @click.option("--poll-s", type=float, help="Seconds between looks at the chain.")
 @click.option("--confirmations", metavar="N|safe|finalized", help=CONFIRMATIONS_HELP)
-@click.option("--publish-dtype", help="Published weights: float32 or bfloat16.")
+@click.option(
+    "--publish-dtype", help="Published weights: base (as in the base model), float32 or bfloat16."
+)
 @click.option("--micro-batch-tokens", type=int, help="Tokens that are computed together.")
 @click.option("--on-collapse", help="On lasting alarms: log, stop or rollback. [default: log]")
 @click.option(

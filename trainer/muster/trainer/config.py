@@ -88,8 +88,9 @@ class TrainerSettings(Settings):
     confirmations: Confirmations = 0
     """Blocks on top of an outcome before it is trained on; or `safe` or `finalized`, where the
     chain has such blocks. What a deeper reorganisation takes back after that stops the trainer."""
-    publish_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of published weights."""
+    publish_dtype: Literal["base", "float32", "bfloat16"] = "base"
+    """Number format of published weights; `base` for the one that each weight has in the base
+    model. An adapter's is float32 then."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of forward and backward passes; weights, gradients and optimiser stay in
     float32."""

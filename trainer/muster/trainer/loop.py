@@ -28,8 +28,9 @@ published, so:
     newest checkpoint damaged    the step is taken again from the one before, also when the chain
                                  has version s already: it is made again, with the same root
 
-While version s is written and on its way to the chain, the next step is already read and taken;
-its checkpoint waits for that of version s.
+While version s is written and on its way to the chain, the next step is already read, and its
+gradient computed; its first optimiser step waits until the tensors of version s are written, its
+checkpoint until that of version s is complete.
 """
 
 from __future__ import annotations
@@ -187,8 +188,8 @@ class Trainer:
 
     def _save(self, version: PolicyVersion, taken: StepInput) -> Future[None]:
         """Write the version's folder, then the state that says it exists, in the background."""
-        parts = self._parts
-        parts.shelf.write(version, parts.learner.weights())
+        parts, learner = self._parts, self._parts.learner
+        writing = parts.shelf.writing(version, learner.weights(), learner.pieces)
         # What the checkpoint before needs stays until this one is complete.
         oldest = version - parts.recipe.training.max_async_level - parts.checkpoints.keep
         parts.shelf.drop_before(PolicyVersion(oldest))
@@ -202,7 +203,9 @@ class Trainer:
                 previous_start=self._step_start,
                 kept={"pools": taken.pools.to_dict(), "guard": parts.guard.state()},
             ),
-            parts.learner.state(),
+            learner.state(),
+            first=writing,
+            release=learner.hold(),
         )
 
     def _report_step(
@@ -265,6 +268,7 @@ class Trainer:
         parts = self._parts
         if parts.evaluator is None or version in parts.log.evaluated():
             return
+        await asyncio.wrap_future(self._saved)
         folder = parts.shelf.path(version)
         evaluation = await parts.compute.run(parts.evaluator.evaluate, folder, version)
         self._tell(version, evaluation_entry(evaluation))
@@ -300,4 +304,4 @@ class Trainer:
             if not version:
                 raise StorageError("the base model is not in the state folder")
             # The state is complete without it: a folder is only its rounded copy.
-            shelf.write(version, learner.weights())
+            shelf.writing(version, learner.weights(), learner.pieces)()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from muster.protocol.errors import StorageError
@@ -14,7 +19,17 @@ from muster.protocol.ids import PolicyVersion
 from muster.trainer.learn.persistence import named_weights
 from muster.trainer.measure.figures import flat
 from muster.trainer.measure.metrics import MetricsLog
-from muster.trainer.publish.policies import BASE, PolicyShelf, policy_files, vocab_size
+from muster.trainer.publish.policies import (
+    _CODES,
+    BASE,
+    Formats,
+    MappedWeights,
+    PolicyShelf,
+    _in_order,
+    policy_files,
+    vocab_size,
+    write_tensors,
+)
 
 V1, V2, V3 = PolicyVersion(1), PolicyVersion(2), PolicyVersion(3)
 
@@ -54,7 +69,7 @@ def test_written_policy_is_the_same_bytes_every_time(shelf: PolicyShelf) -> None
     assert one == two
 
 
-def test_remembered_weights_do_not_follow_the_learner(shelf: PolicyShelf) -> None:
+def test_written_weights_do_not_follow_the_learner(shelf: PolicyShelf) -> None:
     live = {name: weight.clone() for name, weight in shelf.weights(BASE).items()}
     shelf.write(V1, live)
     before = {name: weight.clone() for name, weight in live.items()}
@@ -64,7 +79,7 @@ def test_remembered_weights_do_not_follow_the_learner(shelf: PolicyShelf) -> Non
         assert torch.equal(weight, before[name])
 
 
-def test_published_type_is_what_is_remembered(model_folder: Path, tmp_path: Path) -> None:
+def test_published_type_is_what_is_read(model_folder: Path, tmp_path: Path) -> None:
     shelf = PolicyShelf(tmp_path, dtype="bfloat16")
     shelf.adopt(model_folder)
     weights = {name: torch.full_like(w, 1.001) for name, w in shelf.weights(BASE).items()}
@@ -84,25 +99,133 @@ def test_old_policies_are_dropped_but_never_the_base(shelf: PolicyShelf) -> None
         shelf.weights(V1)
 
 
-def test_weights_are_mapped_and_stay_when_the_version_is_dropped(shelf: PolicyShelf) -> None:
-    shelf.write(V1, {n: w + 1 for n, w in shelf.weights(BASE).items()})
-    mapped = shelf.weights(V1)
-    assert shelf.weights(V1) is not mapped
-    shelf.drop_before(V2)
-    for name, weight in shelf.weights(BASE).items():
-        assert torch.equal(mapped[name], weight + 1)
-
-
-def test_interrupted_write_leaves_no_version(
-    shelf: PolicyShelf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_leaves_no_version(shelf: PolicyShelf, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("muster.trainer.publish.policies.save_file", fail)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr("muster.trainer.publish.policies.write_all", fail)
+    with pytest.raises(StorageError, match=r"cannot write model.safetensors: No space"):
         shelf.write(V1, shelf.weights(BASE))
     assert not shelf.has(V1)
+
+
+# ---------------------------------------------------------------- weights that come in pieces
+
+Pieces = Iterator[tuple[str, Tensor]]
+
+
+def _cut(weights: Mapping[str, Tensor], formats: Formats) -> Pieces:
+    """Yield every tensor in three pieces."""
+    for name, dtype in formats.items():
+        for piece in weights[name].flatten().to(dtype).tensor_split(3):
+            yield name, piece
+
+
+def test_file_has_the_very_bytes_of_safetensors_own_writer(
+    shelf: PolicyShelf, tmp_path: Path
+) -> None:
+    kinds = [*_CODES, torch.float32, torch.bfloat16]
+    tensors = {
+        f'{"zyx"[i % 3]}.\u00e9"{i}': torch.arange(7 + i).remainder(2).to(kind).view(1, 7 + i)
+        for i, kind in enumerate(kinds)
+    } | {"scalar": torch.tensor(2.5), "none": torch.zeros(0, 4), "odd": torch.ones(5).bool()}
+    formats = _in_order({name: tensor.dtype for name, tensor in tensors.items()})
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    write_tensors(tmp_path / "ours", formats, shapes, _cut(tensors, formats))
+    save_file(tensors, tmp_path / "theirs", metadata={"format": "pt"})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def _swapped(pieces: Pieces) -> Pieces:
+    first, second = next(pieces), next(pieces)
+    yield from (second, first, *pieces)
+
+
+BREAKS: dict[str, tuple[Callable[[Pieces], Pieces], str]] = {
+    "in another order": (lambda pieces: iter(list(pieces)[::-1]), "in another order, at "),
+    "one twice": (lambda pieces: iter([next(pieces)] * 2 + [*pieces]), "in another order, at "),
+    "one left out": (lambda pieces: iter([*pieces][:-1]), "ended in "),
+    "one left out inside": (lambda pieces: iter([*pieces][:4] + [*pieces][5:]), "ended in "),
+    "longer": (lambda pieces: iter([(n, p.repeat(2)) for n, p in pieces]), "in another order, at "),
+    "of another tensor": (
+        lambda pieces: iter([("other", p) for _, p in pieces]),
+        "in another order, at other",
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", BREAKS)
+def test_weights_that_come_otherwise_make_no_version(shelf: PolicyShelf, broken: str) -> None:
+    weights = shelf.weights(BASE)
+    break_it, why = BREAKS[broken]
+    assert shelf.writing(V2, weights, partial(_cut, weights))() == shelf.path(V2)
+    with pytest.raises(StorageError, match=why):
+        shelf.writing(V1, weights, lambda formats: break_it(_cut(weights, formats)))()
+    assert not shelf.has(V1)
+    assert not list(shelf.path(V1).parent.glob(".*.part"))
+
+
+def test_crash_between_tensors_leaves_the_versions_before(shelf: PolicyShelf) -> None:
+    weights = shelf.weights(BASE)
+    shelf.write(V1, weights)
+    before = {n: p.read_bytes() for n, p in policy_files(shelf.path(V1)).items()}
+    leftover = shelf.path(V1).with_name(".1.part")
+    leftover.mkdir()
+    (leftover / "model.safetensors").write_bytes(b"half")
+    assert {n: p.read_bytes() for n, p in policy_files(shelf.path(V1)).items()} == before
+    shelf.write(V1, weights)
+    assert not leftover.exists()
+    assert {n: p.read_bytes() for n, p in policy_files(shelf.path(V1)).items()} == before
+
+
+def _short_model(model_folder: Path, folder: Path) -> Path:
+    """A copy of a model in bfloat16, but for its norms."""
+    shutil.copytree(model_folder, folder)
+    weights = load_file(model_folder / "model.safetensors")
+    short = {n: w if "norm" in n else w.bfloat16() for n, w in weights.items()}
+    save_file(short, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_every_weight_is_published_in_the_base_s_own_format(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    shelf = PolicyShelf(tmp_path / "policies")
+    shelf.adopt(_short_model(model_folder, tmp_path / "model"))
+    learned = {name: weight.float() + 0.125 for name, weight in shelf.weights(BASE).items()}
+    learned["extra.weight"] = torch.ones(3)
+    shelf.write(V1, learned)
+    for name, weight in shelf.weights(V1).items():
+        assert weight.dtype == (torch.float32 if "norm" in name else torch.bfloat16), name
+        assert torch.equal(weight, learned[name].to(weight.dtype))
+
+
+def test_mapped_weights_are_those_of_the_file_and_stay_without_it(shelf: PolicyShelf) -> None:
+    shelf.write(V1, {n: w + 1 for n, w in shelf.weights(BASE).items()})
+    mapped = shelf.weights(V1)
+    stored = load_file(shelf.path(V1) / "model.safetensors")
+    assert mapped.keys() == stored.keys()
+    assert len(mapped) == len(stored)
+    assert all(torch.equal(mapped[name], weight) for name, weight in stored.items())
+    shelf.drop_before(V2)
+    assert not shelf.has(V1)
+    assert all(torch.equal(mapped[name], weight) for name, weight in stored.items())
+
+
+@pytest.mark.parametrize(
+    ("header", "data"),
+    [
+        ('{"w":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}', 8),
+        ('{"w":{"dtype":"Q4","shape":[2],"data_offsets":[0,8]}}', 8),
+        ('{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', 7),
+        ("{}", 0),
+    ],
+)
+def test_weights_that_are_none_are_refused(tmp_path: Path, header: str, data: int) -> None:
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(data))
+    with pytest.raises(StorageError, match=r"w\.safetensors is none"):
+        MappedWeights([path])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -86,13 +87,43 @@ def test_state_is_what_was_saved(checkpoints: Checkpoints, folder: Path) -> None
     assert all(torch.equal(read[name], value) for name, value in _tensors().items())
 
 
-def test_tensors_may_change_while_they_are_written(checkpoints: Checkpoints) -> None:
-    tensors = {"model.w": torch.ones(100_000)}
-    writing = checkpoints.save(_state(), tensors)
+def test_tensors_may_change_once_they_are_released(checkpoints: Checkpoints) -> None:
+    tensors, released = {"model.w": torch.ones(100_000)}, Event()
+    writing = checkpoints.save(_state(), tensors, release=released.set)
+    assert released.wait(10)
     tensors["model.w"].zero_()
     writing.result(10)
     read = checkpoints.read(_newest(checkpoints).folder, Anything())
     assert float(read["model.w"].sum()) == 100_000
+
+
+def test_nothing_is_saved_when_what_comes_first_fails(
+    checkpoints: Checkpoints, folder: Path
+) -> None:
+    _save(checkpoints, 4)
+    released = Event()
+
+    def fail() -> None:
+        raise StorageError("the policy cannot be written")
+
+    writing = checkpoints.save(_state(5), _tensors(5), first=fail, release=released.set)
+    with pytest.raises(StorageError, match="the policy cannot be written"):
+        writing.result(10)
+    assert released.is_set()
+    assert [path.name for path in folder.iterdir()] == ["4"]
+
+
+def test_crash_between_tensors_leaves_the_state_before(
+    checkpoints: Checkpoints, folder: Path
+) -> None:
+    _save(checkpoints, 4)
+    partial = folder / ".5.part"
+    partial.mkdir()
+    (partial / "__0_0.distcp").write_bytes(b"the first tensor, and half of the second")
+    assert _newest(checkpoints).state.version == 4
+    _save(checkpoints, 5)
+    assert sorted(path.name for path in folder.iterdir()) == ["4", "5"]
+    assert _newest(checkpoints).state.version == 5
 
 
 def test_only_the_newest_are_kept(checkpoints: Checkpoints, folder: Path) -> None:
@@ -233,6 +264,52 @@ def test_learner_s_state_goes_through_the_disk_bit_by_bit(
         learner.step(2, groups)  # type: ignore[arg-type]
     assert all(torch.equal(two.state()[n], value) for n, value in one.state().items())
     assert {name.split(".")[0] for name in one.state()} == {"model", "optimizer", "random"}
+
+
+def _saved_beside_a_step(
+    checkpoints: Checkpoints, learner: Learner, *, is_held: bool
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Save a learner's state, written only when the next step has its gradient, or is taken if it
+    need not wait; returns the state and what was saved of it.
+    """
+    rows = make_rollouts(1)
+    groups = [rows[:4], rows[4:]]
+    learner.step(1, groups)  # type: ignore[arg-type]
+    before = {name: value.clone() for name, value in learner.state().items()}
+    may_write = Event()
+    hooks = [
+        weight.register_post_accumulate_grad_hook(lambda _: may_write.set())
+        for weight in (learner.model.parameters() if is_held else ())
+    ]
+    writing = checkpoints.save(
+        _state(1),
+        learner.state(),
+        first=lambda: may_write.wait(10),
+        release=learner.hold() if is_held else lambda: None,
+    )
+    learner.step(2, groups)  # type: ignore[arg-type]
+    may_write.set()
+    writing.result(10)
+    for hook in hooks:
+        hook.remove()
+    return before, checkpoints.read(_newest(checkpoints).folder, learner)
+
+
+def test_next_step_s_gradient_is_computed_while_the_state_is_written(
+    checkpoints: Checkpoints, model_folder: Path
+) -> None:
+    learner = Learner(model_folder, make_recipe(), published=lambda _: None)
+    before, saved = _saved_beside_a_step(checkpoints, learner, is_held=True)
+    assert all(torch.equal(saved[name], value) for name, value in before.items())
+    assert not all(torch.equal(learner.state()[name], value) for name, value in before.items())
+
+
+def test_state_that_nobody_holds_is_another_when_it_is_written(
+    checkpoints: Checkpoints, model_folder: Path
+) -> None:
+    learner = Learner(model_folder, make_recipe(), published=lambda _: None)
+    before, saved = _saved_beside_a_step(checkpoints, learner, is_held=False)
+    assert not all(torch.equal(saved[name], value) for name, value in before.items())
 
 
 def test_generators_go_on_where_they_were() -> None:

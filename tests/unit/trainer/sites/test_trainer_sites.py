@@ -131,6 +131,12 @@ class Toy:
     def weights(self) -> dict[str, Tensor]:
         return {"w": self.w}
 
+    def pieces(self, formats: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Tensor]]:
+        return iter([("w", self.w.to(formats["w"]))])
+
+    def hold(self) -> Callable[[], None]:
+        return lambda: None
+
     def start(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"model.w": base["w"]}
 

@@ -3,7 +3,7 @@
   1. start     build the model that the leader describes, without weights
      storage   open the folder of checkpoints
   2. take      the optimiser steps of a training step, on this rank's samples
-  3. weights   take part in gathering the policy, which the leader writes and publishes
+  3. pieces    send this rank's part of the policy, which the leader writes and publishes
   4. save      write this rank's part of a checkpoint
   5. read, restore, load, beat, stop
 
@@ -13,7 +13,9 @@ with an error.
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import Future
+from functools import partial
 
 from torch import Tensor
 
@@ -42,7 +44,7 @@ def follow(team: Team, device: str) -> None:
                     checkpoints.close()
                 checkpoints = Checkpoints(*share, ranks=team)
             case "save" if checkpoints is not None:
-                saved = checkpoints.save(share, learner.state())
+                saved = checkpoints.save(share, learner.state(), release=learner.hold())
             case "read" if checkpoints is not None:
                 read = checkpoints.read(share, learner)
             case "restore":
@@ -52,8 +54,9 @@ def follow(team: Team, device: str) -> None:
                 learner.take(*share)
             case "surprise":
                 learner.surprise(share)
-            case "weights":
-                learner.weights()
+            case "pieces" if checkpoints is not None:
+                # Before the checkpoint, as on rank 0: their messages are in one order.
+                checkpoints.behind(partial(deque, learner.pieces(share), maxlen=0))
             case "load":
                 learner.load(None)
             case "beat":

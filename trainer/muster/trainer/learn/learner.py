@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -59,6 +60,10 @@ LARGEST = frozenset({"max_ratio", "mismatch_max", "grad_norm", "skipped"})
 """Fields of `Sums` of which the largest counts: they are not added up over ranks."""
 
 
+RELEASE_LOOK_S = 1.0
+"""Seconds after which ranks that wait for one another's disks hear from one another."""
+
+
 class RankWork(NamedTuple):
     """One rank's share of an optimiser step."""
 
@@ -103,6 +108,8 @@ class Learner:
         self.learning_rate_scale = 1.0
         """Factor on the recipe's learning rate."""
         self._ranks: Ranks = team or ONE_PROCESS
+        self._held = threading.Event()
+        self._held.set()
         own = _load(model, self._device if team is None else torch.device("cpu"))
         if recipe.adapter.rank:
             if team is not None:
@@ -175,12 +182,48 @@ class Learner:
         return sums
 
     def weights(self) -> dict[str, Tensor]:
-        """Return what is trained, whole: the policy's parameters and buffers, tied ones once, or
-        its adapter.
+        """Return what is trained, live and as it is sharded: the policy's parameters and buffers,
+        tied ones once, or its adapter.
         """
-        self._ranks.lead("weights")
-        with self._ranks.watch("gathering the policy"):
-            return {name: whole(value) for name, value in trained_weights(self.model).items()}
+        return trained_weights(self.model)
+
+    def pieces(self, formats: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Tensor]]:
+        """Return what gives the weights whole on rank 0, in this order and these formats, some
+        rows of a tensor at a time; on all ranks, and any thread may draw them.
+
+        While they are drawn the weights must not change: see `hold`.
+        """
+        self._ranks.lead("pieces", dict(formats))
+        weights = self.weights()
+        return (
+            (name, piece)
+            for name, dtype in formats.items()
+            for piece in self._ranks.pieces(weights[name], dtype)
+        )
+
+    def hold(self) -> Callable[[], None]:
+        """Leave what `weights` and `state` returned as it is, until what this returns is called.
+
+        Whatever changes a weight or the optimiser's state waits for that; passes do not, but for
+        those of earlier policies over several ranks.
+        """
+        held = threading.Event()
+        self._held = held
+        return held.set
+
+    def _await_release(self) -> None:
+        """Return when no rank's tensors are held any more; on all ranks together."""
+        # In short turns, so that a rank whose disk is slow is not taken for one that is gone.
+        while not all(self._ranks.gather(self._held.wait(RELEASE_LOOK_S))):
+            pass
+
+    def _await_shards(self) -> None:
+        """Return when earlier policies may be read into the tensors of a sharded model.
+
+        One process has no need to wait: there they stand in as tensors of their own.
+        """
+        if self._ranks.size > 1:
+            self._await_release()
 
     def start(self, base: Weights) -> dict[str, Tensor]:
         """Return the state, without optimiser, of version 0: the base model's weights."""
@@ -190,6 +233,7 @@ class Learner:
     def load(self, weights: Weights | None) -> None:
         """Continue from a policy's weights, with the optimiser as it is; rank 0 has them."""
         self._ranks.lead("load")
+        self._await_release()
         with self._ranks.watch("taking over a policy"):
             load_weights(self.model, weights)
 
@@ -204,11 +248,13 @@ class Learner:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a state as `state` returned it, also in a process before this one."""
         self._ranks.lead("restore")
+        self._await_release()
         restore_state(self.model, self.optimizer, state, rank=self._ranks.rank)
 
     def surprise(self, samples: Sequence[Sample]) -> list[float]:
         """Return the mismatch of all ranks' samples on rank 0; on all ranks together."""
         with self._ranks.watch("looking for mismatch"):
+            self._await_shards()
             parts = self._ranks.gather(self._passes.surprise(samples))
             return [excess for part in parts for excess in part]
 
@@ -233,6 +279,7 @@ class Learner:
     def _planned(self, work: Sequence[RankWork]) -> list[_OptimizerStep]:
         """Pack each optimiser step's samples; a decoupled objective fixes its proximal policy."""
         self._passes.refresh()
+        self._await_shards()
         known = self._passes.read_policies(
             [share.samples for share in work],
             with_reference=self._recipe.training.kl_coefficient > 0,
@@ -298,6 +345,7 @@ class Learner:
             self.optimizer.zero_grad(set_to_none=True)
             return
         sums.grad_norm = max(sums.grad_norm, norm)
+        self._await_release()
         self.optimizer.step()
 
 

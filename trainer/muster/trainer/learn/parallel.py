@@ -25,13 +25,15 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from muster.protocol.errors import MusterError
 from muster.trainer.learn.recompute import blocks
 
 T = TypeVar("T")
 
+PIECE_BYTES = 16 << 20
+"""Bytes of a tensor that are gathered or written at a time, at most."""
 BEATS = 4
 """Number of beats that a waiting leader sends within a deadline."""
 
@@ -76,6 +78,12 @@ class Ranks:
     def gather_stored(self, own: Mapping[str, str]) -> dict[str, str]:
         """Return what all ranks gave, on rank 0; apart from training's own messages."""
         return dict(own)
+
+    def pieces(self, value: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+        """Yield a tensor's numbers as `pieces_of` does, on rank 0; other ranks send their shards
+        and yield nothing. Apart from training's own messages, so also beside a step.
+        """
+        return pieces_of(value, dtype)
 
 
 ONE_PROCESS = Ranks()
@@ -167,6 +175,25 @@ class Team(Ranks):
             dist.gather_object(dict(own), found if self.rank == 0 else None, 0, self.storage_group)
         return {name: digest for part in found if part for name, digest in part.items()}
 
+    def pieces(self, value: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+        """Yield a tensor's numbers on rank 0, shard by shard; other ranks send theirs."""
+        own = pieces_of(value.to_local() if isinstance(value, DTensor) else value, dtype)
+        if not self.rank:
+            yield from own
+        if not isinstance(value, DTensor):
+            return
+        for rank in range(1, self.size):
+            if self.rank == rank:
+                for piece in own:
+                    with _lost("rank 0 to take the policy"):
+                        dist.send(piece.view(torch.uint8), 0, self.storage_group)
+            elif not self.rank:
+                for numbers in _piece_sizes(_shard_size(value, rank, self.size), dtype):
+                    piece = torch.empty(numbers, dtype=dtype)
+                    with _lost(f"rank {rank}'s part of the policy"):
+                        dist.recv(piece.view(torch.uint8), rank, self.storage_group)
+                    yield piece
+
     def leave(self) -> None:
         """End the job in good order."""
         dist.destroy_process_group()
@@ -245,6 +272,30 @@ def forget_gathered(model: Any) -> None:
 def whole(value: Tensor) -> Tensor:
     """Return a tensor that may be sharded as a whole one; on all ranks."""
     return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def pieces_of(value: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield a tensor's numbers in order, flat, in the main memory and in another format: at most
+    `PIECE_BYTES` at a time.
+    """
+    flat, start = value.detach().reshape(-1), 0
+    for numbers in _piece_sizes(flat.numel(), dtype):
+        yield flat[start : start + numbers].to("cpu", dtype)
+        start += numbers
+
+
+def _piece_sizes(numbers: int, dtype: torch.dtype) -> Iterator[int]:
+    most = PIECE_BYTES // dtype.itemsize
+    for start in range(0, numbers, most):
+        yield min(most, numbers - start)
+
+
+def _shard_size(value: DTensor, rank: int, ranks: int) -> int:
+    """Return how many numbers a rank has of a tensor: `shard` cuts its rows as torch.chunk does."""
+    if value.placements != (Shard(0),):
+        raise AssertionError(f"sharded otherwise: {value.placements}")
+    rows, each = value.shape[0], -(-value.shape[0] // ranks)
+    return max(0, min(each, rows - rank * each)) * (value.numel() // max(1, rows))
 
 
 def spread(target: Tensor, source: Tensor | None) -> None:

@@ -4,6 +4,10 @@ Behaviour log-probabilities are recomputed from them, the next version is publis
 trainer that starts again finds them. Layout: `<folder>/<version>/`, each a complete model folder
 that appears atomically.
 
+Weights stream both ways. A version is written some rows of a tensor at a time, in the published
+number format, as the learner gives them; a version is read one tensor at a time, memory-mapped.
+Neither takes a copy of the model, whatever its size.
+
 A run that trains an adapter has the base merged with it in each folder, and the adapter beside. The
 merged weights are what workers sample from, byte for byte, and in the base's own number formats; of
 the adapter, which is all that travels, nothing is lost in them that was not lost for the workers
@@ -13,15 +17,19 @@ too (`muster.shardcast.adapter`).
 from __future__ import annotations
 
 import json
+import math
+import mmap
+import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from muster.lifecycle import sync_path
@@ -37,27 +45,90 @@ from muster.shardcast.adapter import (
     merged_weight,
     read_factors,
 )
+from muster.shardcast.chunks import storage_error, write_all
+from muster.shardcast.delta_layout import Tensor as StoredTensor
+from muster.shardcast.delta_layout import read_tensors
+from muster.trainer.learn.parallel import pieces_of
 from muster.trainer.learn.persistence import peft_config
 
 BASE = PolicyVersion(0)
 """The base model; never dropped: the next versions' side files and the KL reference."""
 WEIGHTS_FILE = "model.safetensors"
 """File of the weights, in versions after the base."""
-DTypeName = Literal["float32", "bfloat16"]
-"""Number format of published weights."""
+DTypeName = Literal["base", "float32", "bfloat16"]
+"""Number format of published weights; `base` for the one that each has in the base model."""
+Formats = Mapping[str, torch.dtype]
+"""Number formats of tensors, by name, in the order in which the tensors are written."""
+Gather = Callable[[Formats], Iterable[tuple[str, Tensor]]]
+"""A learner's `pieces`: begins at once to gather tensors in these formats; yields name and numbers,
+all of a tensor's one piece after the other."""
 
-_CODES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+_CODES = {
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls number formats, in the order in which it stores tensors."""
+_DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _PATTERNS = {torch.bfloat16: torch.uint16, torch.float16: torch.uint16, torch.float32: torch.uint32}
 _PEFT_SUFFIX = ".peft"
 _SIDE_FILES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm"}
 
 
+class MappedWeights(Mapping[str, Tensor]):
+    """Tensors of safetensors files, each mapped for itself when it is asked for: the memory of one
+    goes back with it. They stay when the files are deleted.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        """Raises StorageError when a file cannot be read."""
+        self._tensors: dict[str, tuple[int, StoredTensor]] = {}
+        for path in paths:
+            try:
+                tensors, fd = read_tensors(path), os.open(path, os.O_RDONLY)
+            except OSError as error:
+                raise StorageError(f"cannot read the policy in {path.parent}: {error}") from error
+            weakref.finalize(self, os.close, fd)
+            if not tensors or not all(map(_is_readable, tensors)):
+                raise StorageError(f"cannot read the policy in {path.parent}: {path.name} is none")
+            self._tensors |= {tensor.name: (fd, tensor) for tensor in tensors}
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor; nothing of it is read yet, and what is written to it stays in memory."""
+        fd, stored = self._tensors[name]
+        if not stored.size:
+            return torch.empty(stored.shape, dtype=_DTYPES[stored.dtype])
+        skipped = stored.offset % mmap.ALLOCATIONGRANULARITY
+        start, size = stored.offset - skipped, skipped + stored.size
+        mapped = mmap.mmap(fd, size, access=mmap.ACCESS_COPY, offset=start)
+        numbers = torch.frombuffer(mapped, dtype=torch.uint8, offset=skipped)
+        return numbers.view(_DTYPES[stored.dtype]).view(stored.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _is_readable(stored: StoredTensor) -> bool:
+    dtype = _DTYPES.get(stored.dtype)
+    return dtype is not None and math.prod(stored.shape) * dtype.itemsize == stored.size
+
+
 class PolicyShelf:
     """Policy versions in one folder."""
 
-    def __init__(self, folder: Path, *, dtype: DTypeName = "float32") -> None:
+    def __init__(self, folder: Path, *, dtype: DTypeName = "base") -> None:
         self._folder = folder
-        self._dtype = getattr(torch, dtype)
+        self._dtype: torch.dtype | None = None if dtype == "base" else getattr(torch, dtype)
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, version: PolicyVersion) -> Path:
@@ -77,29 +148,64 @@ class PolicyShelf:
 
     def write(self, version: PolicyVersion, weights: Mapping[str, Tensor]) -> Path:
         """Write a version with the base model's side files; returns its folder. Deterministic."""
-        # Copies: the caller goes on to change its tensors.
-        stored = {n: t.detach().to("cpu", self._dtype, copy=True) for n, t in weights.items()}
+        return self.writing(version, weights, partial(_in_memory, weights))()
+
+    def writing(
+        self, version: PolicyVersion, weights: Mapping[str, Tensor], gather: Gather
+    ) -> Callable[[], Path]:
+        """Begin to gather what was trained; returns what writes the version and returns its folder.
+
+        That may be called in another thread; until it returns, nothing of `weights` may change.
+        """
+        formats = self._formats(weights)
+        shapes = {name: tuple(weights[name].shape) for name in formats}
+        return partial(self._write, version, formats, shapes, gather(formats))
+
+    def _write(
+        self,
+        version: PolicyVersion,
+        formats: Formats,
+        shapes: Mapping[str, tuple[int, ...]],
+        pieces: Iterable[tuple[str, Tensor]],
+    ) -> Path:
         base = policy_files(self.path(BASE))
         with fresh_folder(self.path(version)) as fresh:
             for name, path in base.items():
                 if not name.endswith((".safetensors", ".safetensors.index.json")):
                     shutil.copyfile(path, fresh / name)
-            sampled = self._as_sampled(stored, base, fresh)
-            save_file(sampled, fresh / WEIGHTS_FILE, metadata={"format": "pt"})
+            self._write_weights(fresh, base, formats, shapes, pieces)
         return self.path(version)
 
-    def _as_sampled(
-        self, learned: dict[str, Tensor], base: Mapping[str, Path], fresh: Path
-    ) -> dict[str, Tensor]:
-        """Return the weights that workers sample with, given what was trained."""
-        del base, fresh
-        return learned
+    def _write_weights(
+        self,
+        fresh: Path,
+        base: Mapping[str, Path],
+        formats: Formats,
+        shapes: Mapping[str, tuple[int, ...]],
+        pieces: Iterable[tuple[str, Tensor]],
+    ) -> None:
+        """Write the weights that workers sample with, given what was trained."""
+        del base
+        write_tensors(fresh / WEIGHTS_FILE, formats, shapes, pieces)
+
+    def _formats(self, weights: Mapping[str, Tensor]) -> Formats:
+        """Return the published format of each weight."""
+        if self._dtype is not None:
+            return _in_order(dict.fromkeys(weights, self._dtype))
+        own = {n: t.dtype for n, t in self.weights(BASE).items() if t.dtype in _CODES}
+        # A weight that the base's files call otherwise gets the format that most of them have.
+        usual = Counter(own.values()).most_common(1)[0][0] if own else torch.float32
+        return _in_order({name: own.get(name, usual) for name in weights})
 
     def weights(self, version: PolicyVersion) -> Mapping[str, Tensor]:
-        """Return a version's weights, mapped from its files: they are read when they are used, and
-        take no memory that others need. Raises StorageError when they are not on disk.
+        """Return a version's weights, mapped one by one from the disk.
+
+        Raises StorageError when they are not there.
         """
-        return _read_weights(self.path(version))
+        weights = MappedWeights(sorted(self.path(version).glob("*.safetensors")))
+        if not weights:
+            raise StorageError(f"there is no policy in {self.path(version)}")
+        return weights
 
     def learned(self, version: PolicyVersion) -> Mapping[str, Tensor]:
         """Return what a learner goes on from: a version's weights, as far as they are trained."""
@@ -115,22 +221,31 @@ class PolicyShelf:
 class AdapterShelf(PolicyShelf):
     """Policy versions that are adapters over version 0."""
 
-    def __init__(
-        self, folder: Path, recipe: AdapterRecipe, *, dtype: DTypeName = "float32"
-    ) -> None:
-        """`dtype` is the adapter's; merged weights have the base's."""
-        super().__init__(folder, dtype=dtype)
+    def __init__(self, folder: Path, recipe: AdapterRecipe, *, dtype: DTypeName = "base") -> None:
+        """`dtype` is the adapter's, float32 for `base`; merged weights have the base's."""
+        super().__init__(folder, dtype="float32" if dtype == "base" else dtype)
         self._recipe = recipe
 
-    def _as_sampled(
-        self, learned: dict[str, Tensor], base: Mapping[str, Path], fresh: Path
-    ) -> dict[str, Tensor]:
-        """Write the adapter beside them; returns the base's weights merged with it."""
-        save_file(learned, fresh / WEIGHTS_NAME, metadata={"format": "pt"})
+    def _write_weights(
+        self,
+        fresh: Path,
+        base: Mapping[str, Path],
+        formats: Formats,
+        shapes: Mapping[str, tuple[int, ...]],
+        pieces: Iterable[tuple[str, Tensor]],
+    ) -> None:
+        """Write the adapter, and the base's weights merged with it."""
+        write_tensors(fresh / WEIGHTS_NAME, formats, shapes, pieces)
         description = peft_config(self._recipe, hex0x(state_hash(base))).to_dict()
         text = json.dumps(description, indent=2, sort_keys=True, default=sorted)
         (fresh / CONFIG_NAME).write_text(text + "\n")
-        return self._merged(fresh)
+        weights, adapter = self.weights(BASE), _adapter_in(fresh)
+        own = {name: tuple(weight.shape) for name, weight in weights.items()}
+        for name, merge in adapter.merges.items():
+            if own.get(name) != (merge.rows, merge.columns):
+                raise AdapterError(f"the base has no {name} for the adapter", reason="base")
+        kinds = _in_order({name: weight.dtype for name, weight in weights.items()})
+        write_tensors(fresh / WEIGHTS_FILE, kinds, own, _merged(weights, adapter, kinds))
 
     def learned(self, version: PolicyVersion) -> Mapping[str, Tensor]:
         """Return a version's adapter; raises StorageError when it is none of this run's."""
@@ -141,20 +256,83 @@ class AdapterShelf(PolicyShelf):
             raise StorageError(f"version {version} cannot be gone on from: {error}") from error
         if adapter.base != base:
             raise StorageError(f"version {version} is over the base {adapter.base}, not {base}")
-        return read_tensors([adapter.path])
+        return MappedWeights([adapter.path])
 
-    def _merged(self, folder: Path) -> dict[str, Tensor]:
-        """Return the base's weights merged with the adapter in a folder."""
-        adapter = _adapter_in(folder)
-        merged = dict(self.weights(BASE))
-        for name, merge in adapter.merges.items():
-            weight = merged.get(name)
-            if weight is None or tuple(weight.shape) != (merge.rows, merge.columns):
-                raise AdapterError(f"the base has no {name} for the adapter", reason="base")
-            patterns = weight.contiguous().view(_PATTERNS[weight.dtype]).flatten().numpy()
-            made = merged_weight(patterns, read_factors(merge, adapter.path), _CODES[weight.dtype])
-            merged[name] = torch.from_numpy(made).view(weight.dtype).view(weight.shape)
-        return merged
+
+def _merged(
+    weights: Mapping[str, Tensor], adapter: Adapter, formats: Formats
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the base's weights merged with an adapter, in order."""
+    for name, dtype in formats.items():
+        weight = weights[name]
+        if (merge := adapter.merges.get(name)) is not None:
+            patterns = weight.contiguous().view(_PATTERNS[dtype]).flatten().numpy()
+            made = merged_weight(patterns, read_factors(merge, adapter.path), _CODES[dtype])
+            weight = torch.from_numpy(made).view(dtype)
+        for piece in pieces_of(weight, dtype):
+            yield name, piece
+
+
+def _in_memory(weights: Mapping[str, Tensor], formats: Formats) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors of this process piece by piece: a `Gather` of what need not be gathered."""
+    for name, dtype in formats.items():
+        for piece in pieces_of(weights[name], dtype):
+            yield name, piece
+
+
+def _in_order(formats: Formats) -> Formats:
+    """Return formats in the order in which safetensors stores tensors: by format, then by name."""
+    order = {dtype: place for place, dtype in enumerate(_CODES)}
+    return dict(sorted(formats.items(), key=lambda item: (order[item[1]], item[0])))
+
+
+def write_tensors(
+    path: Path,
+    formats: Formats,
+    shapes: Mapping[str, tuple[int, ...]],
+    pieces: Iterable[tuple[str, Tensor]],
+) -> None:
+    """Write a safetensors file as its numbers come; the bytes are those of `save_file`.
+
+    `formats` are in the order of the file. Raises StorageError when the pieces are not the numbers
+    of these tensors one after the other, or the disk refuses.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    ends: dict[str, int] = {}
+    end = 0
+    for name, dtype in formats.items():
+        start, end = end, end + math.prod(shapes[name]) * dtype.itemsize
+        header[name] = {
+            "dtype": _CODES[dtype],
+            "shape": list(shapes[name]),
+            "data_offsets": [start, end],
+        }
+        ends[name] = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    try:
+        with path.open("wb", buffering=0) as file:
+            write_all(file.fileno(), [len(text).to_bytes(8, "little"), text])
+            _write_pieces(file.fileno(), ends, pieces)
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise storage_error(error, f"write {path.name}") from error
+
+
+def _write_pieces(fd: int, ends: Mapping[str, int], pieces: Iterable[tuple[str, Tensor]]) -> None:
+    """Write tensors' numbers; `ends` are where each tensor ends, in order."""
+    order = iter(ends.items())
+    written, (current, end) = 0, next(order, ("", 0))
+    for name, piece in pieces:
+        while written == end and name != current:
+            current, end = next(order, ("", -1))
+        written += piece.nbytes
+        if name != current or written > end:
+            raise StorageError(f"a policy's weights came in another order, at {name}")
+        write_all(fd, [piece.view(torch.uint8).numpy().data])
+    if written != max(ends.values(), default=0):
+        raise StorageError(f"a policy's weights ended in {current}, after {written} bytes")
 
 
 def open_shelf(folder: Path, recipe: Recipe, *, dtype: DTypeName) -> PolicyShelf:
@@ -188,25 +366,6 @@ def policy_files(folder: Path) -> dict[str, Path]:
 
 def _is_needed(path: Path) -> bool:
     return path.suffix in _SIDE_FILES or path.suffix in (".safetensors", _PEFT_SUFFIX)
-
-
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    weights = read_tensors(sorted(folder.glob("*.safetensors")))
-    if not weights:
-        raise StorageError(f"there is no policy in {folder}")
-    return weights
-
-
-def read_tensors(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """Return all tensors of safetensors files; raises StorageError when they cannot be read."""
-    tensors: dict[str, Tensor] = {}
-    for path in paths:
-        try:
-            with safe_open(path, framework="pt") as file:
-                tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise StorageError(f"cannot read the policy in {path.parent}: {error}") from error
-    return tensors
 
 
 @contextmanager

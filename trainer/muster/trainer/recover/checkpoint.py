@@ -2,9 +2,10 @@
 
 `<folder>/<version>/` holds the tensors, written by torch.distributed.checkpoint (each process its
 own shards, so that any number of processes can read them), and `state.json`: what the flow
-remembers, whose state it is, and the BLAKE3 digest of every file. A step is staged in memory and
-written while the next one is read and computed; its folder gets its name when everything in it is
-on the disk. The newest `keep` steps stay: a damaged one is passed over, and its step taken again.
+remembers, whose state it is, and the BLAKE3 digest of every file. A step is written from the live
+tensors, not from a copy, while the next one is read and its gradient computed; the learner holds
+them until they are read (`Learner.hold`). The folder gets its name when everything in it is on the
+disk. The newest `keep` steps stay: a damaged one is passed over, and its step taken again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +25,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
 from muster.lifecycle import sync_path
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import StorageError
+from muster.protocol.errors import MusterError, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, to_hash32
+from muster.shardcast.digests import region_digest
 from muster.trainer.learn.parallel import ONE_PROCESS, Ranks
 from muster.trainer.stream.reader import Cursor
 
@@ -104,26 +106,31 @@ class Checkpoints:
         ranks.lead("storage", (folder.absolute(), identity))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
-    def save(self, state: TrainerState, tensors: Mapping[str, Tensor]) -> Future[None]:
-        """Stage a step and write it in the background; on every rank, with its own shards.
+    def behind(self, work: Callable[[], object]) -> Future[object]:
+        """Do some work in the thread that writes, after all that it has to do now."""
+        return self._thread.submit(work)
 
-        The tensors may change as soon as this returns. The future raises StorageError, and what was
-        saved before stays, when the step could not be written.
+    def save(
+        self,
+        state: TrainerState,
+        tensors: Mapping[str, Tensor],
+        *,
+        first: Callable[[], object] = lambda: None,
+        release: Callable[[], None] = lambda: None,
+    ) -> Future[None]:
+        """Write a step in the background, after `first`; on every rank, with its own shards.
+
+        The tensors must not change until `release` is called. The future raises StorageError, and
+        what was saved before stays, when the step could not be written.
         """
         self._ranks.lead("save", state)
         try:
             fresh = self._fresh(state.version)
-            writing = async_save(
-                dict(tensors),
-                storage_writer=FileSystemWriter(fresh, overwrite=True),
-                process_group=self._ranks.storage_group,
-                no_dist=self._ranks.size == 1,
-            )
-        except (OSError, RuntimeError, CheckpointException) as error:
+        except OSError as error:
+            release()
             raise _cannot_save(self._folder, error) from error
-        assert isinstance(writing, Future)  # without a stager of its own it is no other
         self.latest = state
-        return self._thread.submit(self._finish, state, fresh, writing)
+        return self._thread.submit(self._write, state, dict(tensors), fresh, first, release)
 
     def newest(self) -> Saved | None:
         """Return the newest complete step, None when nothing was ever saved.
@@ -202,24 +209,52 @@ class Checkpoints:
         self._ranks.wait_for_all()
         return fresh
 
-    def _finish(self, state: TrainerState, fresh: Path, writing: Future[Any]) -> None:
-        """Give the folder its name once all ranks have written their files."""
+    def _write(
+        self,
+        state: TrainerState,
+        tensors: dict[str, Tensor],
+        fresh: Path,
+        first: Callable[[], object],
+        release: Callable[[], None],
+    ) -> None:
+        """Write this rank's tensors one by one, and give the folder its name when all have."""
         try:
-            writing.result()
-            own = [p for p in fresh.iterdir() if self._ranks.wrote(p.name)]
-            digests = self._ranks.gather_stored({path.name: _digest(path) for path in own})
-            if self._ranks.rank:
-                return
-            _write_state(fresh / STATE_FILE, self._to_dict(state, digests))
-            sync_path(fresh)
-            shutil.rmtree(self._folder / str(state.version), ignore_errors=True)
-            fresh.rename(self._folder / str(state.version))
-            sync_path(self._folder)
-            for version in set(self._versions()[self.keep :]) - self.retained:
-                shutil.rmtree(self.folder_of(version), ignore_errors=True)
+            try:
+                first()
+                self._write_tensors(fresh, tensors)
+            finally:
+                release()
+            self._finish(state, fresh)
         except (OSError, RuntimeError, CheckpointException) as error:
             shutil.rmtree(fresh, ignore_errors=True)
+            if isinstance(error, MusterError):
+                raise
             raise _cannot_save(self._folder, error) from error
+
+    def _write_tensors(self, fresh: Path, tensors: dict[str, Tensor]) -> None:
+        write_tensors(
+            tensors,
+            # Flushed to the disk when the tensors may change again.
+            storage_writer=FileSystemWriter(fresh, overwrite=True, sync_files=False),
+            process_group=self._ranks.storage_group,
+            no_dist=self._ranks.size == 1,
+        )
+
+    def _finish(self, state: TrainerState, fresh: Path) -> None:
+        """Give the folder its name once all ranks' files are on the disk."""
+        own = [path for path in fresh.iterdir() if self._ranks.wrote(path.name)]
+        for path in own:
+            sync_path(path)
+        digests = self._ranks.gather_stored({path.name: _digest(path) for path in own})
+        if self._ranks.rank:
+            return
+        _write_state(fresh / STATE_FILE, self._to_dict(state, digests))
+        sync_path(fresh)
+        shutil.rmtree(self._folder / str(state.version), ignore_errors=True)
+        fresh.rename(self._folder / str(state.version))
+        sync_path(self._folder)
+        for version in set(self._versions()[self.keep :]) - self.retained:
+            shutil.rmtree(self.folder_of(version), ignore_errors=True)
 
     def _versions(self) -> list[PolicyVersion]:
         """Return the versions that have a folder, newest first."""
@@ -290,7 +325,8 @@ def _digest_of(value: Any) -> str:
 
 
 def _digest(path: Path) -> str:
-    return blake3().update_mmap(path).hexdigest()
+    with path.open("rb", buffering=0) as file:
+        return region_digest(file.fileno(), 0, path.stat().st_size).hex()
 
 
 def _cannot_save(folder: Path, error: BaseException) -> StorageError:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -67,6 +67,12 @@ class Inner(Protocol):
 
     def weights(self) -> dict[str, Tensor]:
         """Return the policy's weights."""
+
+    def pieces(self, formats: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Tensor]]:
+        """Return what gives the weights in these formats, some rows at a time."""
+
+    def hold(self) -> Callable[[], None]:
+        """Leave the tensors as they are until what this returns is called."""
 
     def start(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the state, without optimiser, of version 0."""
@@ -157,6 +163,14 @@ class SiteLearner:
     def weights(self) -> dict[str, Tensor]:
         """Return the policy's weights: the same at every site."""
         return self._inner.weights()
+
+    def pieces(self, formats: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Tensor]]:
+        """Return what gives the weights in these formats, some rows at a time."""
+        return self._inner.pieces(formats)
+
+    def hold(self) -> Callable[[], None]:
+        """Leave the tensors as they are until what this returns is called."""
+        return self._inner.hold()
 
     def start(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the state, without optimiser and momentum, of version 0."""
