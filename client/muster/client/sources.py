@@ -137,7 +137,7 @@ class Sources:
             timeout=self._patience.connect_s,
             trust_env=False,
             follow_redirects=False,
-            # What is packed small may unpack to anything.
+            # A small compressed answer may unpack to any size.
             headers={"accept-encoding": "identity"},
         )
 

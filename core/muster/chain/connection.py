@@ -98,7 +98,7 @@ class Chain:
         The endpoint is an HTTP or WebSocket URL or the path of a node's socket; several, in a list
         or between commas, are compared (`muster.chain.quorum`). Unless given, it and the deployment
         are those of the network that `muster.settings.network` finds.
-        What is sent is written to the journal first, and survives the process. Raises
+        A transaction is in the journal before it is sent, and survives the process. Raises
         ChainUnreachable when nothing answers, WrongChain when it is another chain or has no code at
         the recorded addresses, ConfigError without a deployment or while another process holds the
         journal.

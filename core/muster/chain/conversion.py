@@ -3,7 +3,7 @@
 `to_abi` and `from_abi` follow the Python types alone: dataclasses are structs, enums are numbers.
 `compile_decoder` turns an ABI type once into nested readers, several times faster than a general
 codec; addresses come out checksummed, `bytesN` and `bytes` as bytes, arrays and structs as tuples.
-What does not decode raises EncodingError.
+Bytes that do not decode raise EncodingError.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """web3.py's providers, as a node that runs for weeks needs them.
 
-What is different from web3's own (8.0): one HTTP session stays open and its answers are bounded,
+They differ from web3's own (8.0): one HTTP session stays open and its answers are bounded,
 where web3 opens a connection for every request; a request over a socket waits for its answer, where
 web3 looks for it in every turn of the event loop. Subscriptions are web3's.
 """
@@ -166,7 +166,7 @@ class _Prompt(PersistentConnectionProvider):
             try:
                 answer = await super().socket_recv()  # type: ignore[safe-super]  # of the mixed-in
             except Exception:
-                # Whatever ended the connection, no answer comes any more.
+                # The connection has ended: no answer comes any more.
                 self._is_lost = True
                 self.told_of_block.set()
                 for future in self._waiting.values():

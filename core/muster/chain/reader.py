@@ -364,8 +364,7 @@ async def follow(
 
     A view that was read before is continued where it ends. It stays as many blocks behind the chain
     as are to confirm what it has taken in, or at its finalized block. Looks every `poll_s` seconds,
-    and only once there is another block where the endpoint tells of them. What `on_change` raises
-    ends it.
+    and waits for another block where the endpoint tells of them. An error of `on_change` ends it.
     """
     reader = EventReader(chain, known=view.recent_blocks(), confirmations=confirmations)
     failures = 0

@@ -9,8 +9,8 @@ anything is paid) → sign with the next nonce → journal → send → watch un
     its block is taken back              the same: the account's count is below what was settled
     nobody mines it                      it is sent again with higher fees, up to a cap
 
-While it is watched, whatever mined its nonce decides: one of its attempts, then it happened; none
-of them, then it never will.
+While it is watched, the transaction that used its nonce decides: if it is one of the attempts, the
+action happened; if not, it never will.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ class TransactionSender:
         finally:
             watch.waiting -= 1
             if not watch.waiting:
-                # What is unsettled then is an orphan, until somebody settles it.
+                # An unsettled action is an orphan then, until somebody settles it.
                 self._watches.pop(watch.action.number, None)
 
     async def _decided(self, watch: _Watch) -> RawReceipt | None:

@@ -237,7 +237,7 @@ class ChainView:
         slash = self._slash_by_id[args["escrow_id"]]
         burned, insured, rewarded = args["burned"], args["insured"], args["rewarded"]
         if slash.state is SlashState.RELEASED and slash.split is not None:
-            # What follows a slash that is final is split at once; nobody reported it.
+            # A share taken after a final slash is split at once; nobody reported it.
             split = (slash.split[0] + burned, slash.split[1] + insured, slash.split[2])
         else:
             self._settle(event, slash, SlashState.RELEASED)
@@ -339,7 +339,7 @@ class ChainView:
         member.jailed_until = args["until"]
         # A jailing without a fraud verdict is filed under no hash.
         member.convictions += args["escrow_id"] != NO_HASH
-        # Who is leaving goes on leaving.
+        # A member that is leaving goes on leaving.
         if member.status is WorkerStatus.ACTIVE:
             self._set_status(event, WorkerStatus.JAILED)
 
@@ -590,7 +590,7 @@ class ChainView:
 
     def _on_run_reclaimed(self, _event: Event, args: dict[str, Any]) -> None:
         run = self.runs[args["run_id"]]
-        # What is free goes first; more than that means that the time to claim is over.
+        # Free money goes first; a larger amount means that the time to claim is over.
         if args["amount"] > run.available_wei:
             run.reserved_wei = 0
         run.reclaimed_wei += args["amount"]

@@ -52,8 +52,8 @@ class WorkerTerms:
     unvested_wei: int = 0
     """V: reward that a fraud verdict forfeits beside its own submission's."""
     audit_rate: float = 1.0
-    """p: share of submissions that validators check before the deadline. What nobody judged is
-    void: neither paid nor slashed."""
+    """p: share of submissions that validators check before the deadline. Unjudged work
+    is void: neither paid nor slashed."""
     audited_share: float = 1.0
     """Share of a checked submission's samples that are prefilled (checks 6 and 7)."""
     false_positive: float = 0.0

@@ -27,7 +27,7 @@ SAYS = {
     "--sample": "outcomes agree, 0 contradict",
     "--all": "outcomes agree, 0 contradict",
     "--call-timeout-s": "outcomes have the word of the validators that the schedule called",
-    "--all --orchestrator": "who signed accepted outcomes had recomputed them",
+    "--all --orchestrator": "signers of accepted outcomes had recomputed them",
     "muster audit verify": "agree",
     "--database": "the database is a projection of the chain",
     "muster audit lineage": "● version 1",

@@ -36,7 +36,7 @@ from muster.client.audit.report import build_report
 from muster.protocol.ids import RunId
 from muster.protocol.messages import Verdict
 
-OVERDUE = "what is past its deadline is settled"
+OVERDUE = "everything past its deadline is settled"
 PAYMENTS = "payments are units × price, for accepted slots that are final"
 
 

@@ -82,23 +82,23 @@ RULES: dict[Kind, str] = {
     Kind.BATCH_UNITS: "a batch declares as many units as its submissions claim",
     Kind.BATCH_TERMS: "a batch is paid and punished by the terms that its run had when it was "
     "committed",
-    Kind.BATCH_SPLIT: "what a worker takes out of an unjudged batch is one submission, of the "
-    "same run, terms and time, and counts once",
-    Kind.BATCH_VOID: "a void batch has no outcomes, pays nobody, and gives back to its run what "
-    "was set aside for it",
+    Kind.BATCH_SPLIT: "a worker takes one submission out of an unjudged batch, of the same run, "
+    "terms and time; it counts once",
+    Kind.BATCH_VOID: "a void batch has no outcomes, pays nobody, and gives back to its run the "
+    "money that was set aside for it",
     Kind.DIRECT_SIGNATURE: "a direct submission is signed by a node of its worker, under a ticket "
     "of the run",
     Kind.OUTCOMES_ROOT: "the outcomes root is the Merkle root over the records, in batch order",
     Kind.OUTCOME_SIGNATURE: "signatures are canonical: 65 bytes, v 27 or 28, s in the lower half; "
-    "the seats recorded are those of who signed",
-    Kind.OUTCOME_STRANGER: "who signs outcomes has a seat in the run when they are posted",
+    "the recorded seats are those of the signers",
+    Kind.OUTCOME_STRANGER: "a signer of outcomes has a seat in the run when they are posted",
     Kind.OUTCOME_QUORUM: "outcomes carry signatures of at least the run's quorum, or are a ruling "
     "of the network's jurors about work that the run left unjudged",
-    Kind.OUTCOME_UNCALLED: "who signs outcomes was called to check the batch, by its order, by "
+    Kind.OUTCOME_UNCALLED: "a signer of outcomes was called to check the batch, by its order, by "
     "silence or by objections",
     Kind.OUTCOME_MINORITY: "outcomes that do not accept are those of most of the validators that "
     "they call",
-    Kind.OUTCOME_UNCHECKED: "who signs an accepted outcome has recomputed its hidden states",
+    Kind.OUTCOME_UNCHECKED: "a signer of an accepted outcome has recomputed its hidden states",
     Kind.OUTCOME_DEADLINE: "a run's outcomes are posted before the outcome deadline",
     Kind.OUTCOME_UNITS: "records hold no more units together than their batch was committed for",
     Kind.OUTCOME_REASON: "reason 0 is Accepted; every other reason has the verdicts of its check",
@@ -106,10 +106,10 @@ RULES: dict[Kind, str] = {
     Kind.WORKER_INACTIVE: "accepted work is by an active member of its run",
     Kind.POLICY_UNPUBLISHED: "accepted work is of a policy published before it was committed",
     Kind.SLOT_TWICE: "a slot (run, worker, step, index) settles once",
-    Kind.PAYMENT_RUN: "a payment is a run's that exists",
+    Kind.PAYMENT_RUN: "the run that pays exists",
     Kind.PAYMENT_PRICE: "a payment is units times the price that their batches were committed at",
     Kind.PAYMENT_UNDUE: "only accepted slots whose challenge window is over are paid, once",
-    Kind.PAYMENT_UNEARNED: "what is paid for is work that its own evidence bears out",
+    Kind.PAYMENT_UNEARNED: "work that is paid is borne out by its own evidence",
     Kind.RUN_OVERDRAWN: "a run pays and sets aside no more than it was funded with",
     Kind.SLASH_UNFOUNDED: "a slash names what it punishes: an outcome, a case or two signatures",
     Kind.SLASH_OTHER_RUN: "stake for a run is taken for an offence in that run only, a juror's for "
@@ -117,26 +117,26 @@ RULES: dict[Kind, str] = {
     Kind.SLASH_VERDICT: "stake is gone when, and only when, a fraud verdict stands",
     Kind.SLASH_SHARE: "a slash takes the share that its owner signed for, of active and of "
     "unbonding stake, rounded up",
-    Kind.SLASH_REPORTER: "the reporter is who claimed first what jurors ruled against the record, "
-    "or nobody",
+    Kind.SLASH_REPORTER: "the reporter is nobody, or the first claimant of the ruling by which "
+    "jurors overturned the record",
     Kind.SLASH_SPLIT: "released stake is burned but for insurance and the reporter's capped share",
-    Kind.SLASH_FOLLOWED: "later offences take of stake that comes back what they would have "
-    "taken had it been there",
-    Kind.ROLE_STAKE: "who works, validates or judges agreed to terms of the run and holds the "
+    Kind.SLASH_FOLLOWED: "later offences take a share of stake that comes back, as if it had "
+    "been there",
+    Kind.ROLE_STAKE: "workers, validators and jurors agreed to terms of the run and hold the "
     "stake that it requires",
     Kind.CASE_UNFOUNDED: "a case is about a posted outcome, by its leaf, or about unjudged work",
     Kind.CASE_JUROR: "jurors are drawn from the bench as it was when the case opened, by the hash "
-    "of its draw block, without the run's owner, its worker and whoever sat in the run",
+    "of its draw block, without the run's owner, the worker and the run's validators",
     Kind.CASE_VERDICT: "a closed case leaves the ruling that its votes decide",
     Kind.CASE_MONEY: "right claims get their bond back, jurors of the ruling their fee, and no "
     "more is paid than lost bonds and the run bring",
-    Kind.CONTRACT_STATE: "what contracts hold is what their events add up to",
+    Kind.CONTRACT_STATE: "contracts hold what their events add up to",
     Kind.SOURCE_HEADER: "a block's hash is the Keccak-256 of its header",
     Kind.SOURCE_RECEIPTS: "a block's receipts hash to the receipts root of its header",
-    Kind.SOURCE_LOGS: "the events that are shown are those of the receipts, all and no other",
+    Kind.SOURCE_LOGS: "the source shows all events of the receipts, and no others",
     Kind.SOURCE_CHAIN: "every block names the hash of the one before it",
     Kind.SOURCE_DISAGREES: "every honest source shows the same blocks",
-    Kind.HISTORY_REWRITTEN: "blocks that were final stay",
+    Kind.HISTORY_REWRITTEN: "a final block stays in the chain",
     Kind.EVIDENCE_ALTERED: "evidence has the hashes that were committed and pinned on chain",
     Kind.DATABASE_ALTERED: "the orchestrator's database is a projection of the chain",
     Kind.VERDICT_WRONG: "the same checks on the same evidence give the recorded outcome",
@@ -232,7 +232,7 @@ class Check:
     not_rerun: tuple[NotRerun, ...] = ()
     """Outcomes that could not be run again."""
     is_open: bool = False
-    """Whether part of it could neither be borne out nor contradicted: it is not called ok."""
+    """Whether part of it could be neither borne out nor contradicted: then it is not called ok."""
 
     @property
     def word(self) -> str:

@@ -77,7 +77,7 @@ def check_database(path: Path, ledger: Ledger, run_id: RunId, domain: Domain) ->
 
 
 class DatabaseComparison:
-    """Holds one database against one chain."""
+    """Compares one database with one chain."""
 
     def __init__(
         self, database: sqlite3.Connection, ledger: Ledger, run_id: RunId, domain: Domain
@@ -200,7 +200,7 @@ class DatabaseComparison:
     def _of_outcomes(self, batch: BatchView) -> Iterator[Contradiction]:
         rows = self._database.execute(_OUTCOMES, (batch.batch_id,)).fetchall()
         for validator, records, signature in rows:
-            # Who was outvoted signed other records than those on chain, and may.
+            # An outvoted validator signed other records than those on chain, and may.
             message = Outcomes(batch.batch_id, batch.root, keccak(_blob(records)))
             if signer_of(self._domain, message, _blob(signature)) != validator:
                 yield _altered(batch, f"{validator} did not sign the outcomes kept as its own")

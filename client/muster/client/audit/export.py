@@ -2,8 +2,8 @@
 
 Columns are stable: their order, names and types are those of TABLES, from whose fields
 docs/reference/audit.md is made. Amounts in wei are decimal text, for they do not fit 64 bits;
-hashes and addresses are `0x` hexadecimal; times are Unix seconds of the chain's clock. What does
-not apply is null (empty in CSV).
+hashes and addresses are `0x` hexadecimal; times are Unix seconds of the chain's clock. A value
+that does not apply is null (empty in CSV).
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class CheckpointRow(TypedDict):
 
 
 class ContradictionRow(TypedDict):
-    """What contradicts."""
+    """A contradiction."""
 
     kind: str
     """Named kind."""

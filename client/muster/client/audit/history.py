@@ -228,7 +228,7 @@ class Watch:
     ) -> None:
         """`finality` is how many blocks may be taken back without contradiction."""
         self._chain, self._run_id, self._finality = chain, run_id, finality
-        # Every header since the deployment at every look would be too much.
+        # Blocks only: at every look, every header since the deployment would be too much.
         self._is_proven = proof is not ProofLevel.NONE
         self._reader = SourceReader(chain, keeps_logs=self._is_proven)
         self.ledger = Ledger(keeps_events=True)
@@ -277,7 +277,7 @@ class Watch:
         seen.lines.append(WatchLine("rewritten", to, what))
         self.ledger.rewind(to)
         self._checked &= set(self.ledger.posted)
-        # What was said of blocks that are gone may be true of their successors.
+        # A contradiction in a block that is gone may come back in its successor.
         self._said.clear()
         if self._head - to <= self._finality:
             return []

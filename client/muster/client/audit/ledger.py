@@ -1,6 +1,6 @@
 """The ledger as an auditor rebuilds it: the chain's view without an object per submission.
 
-A million outcomes stay the 56 bytes each that were posted; whoever looks at one parses it then.
+Each of a million outcomes stays the 56 bytes that were posted, and is parsed when it is read.
 """
 
 from __future__ import annotations
@@ -343,11 +343,10 @@ class Ledger(HistoryView):
 
 def of_run(view: Ledger, run_id: RunId) -> Ledger:
     """Return what a ledger holds of a run that it knows, so that an audit of it says nothing of a
-    stranger's run; whatever names two runs belongs to both.
+    stranger's run. A slash or case that names two runs belongs to both.
 
-    Runs are open to all: whoever owns one can fill it with outcomes that contradict. What belongs
-    to the network stays: workers, the jurors' bench, and cases about the run with what they cost
-    jurors.
+    Runs are open to all: the owner of one can fill it with outcomes that contradict. The network's
+    part stays: workers, the jurors' bench, and cases about the run with what they cost jurors.
     """
     own = copy(view)
     own.runs = {run_id: view.runs[run_id]}

@@ -177,7 +177,8 @@ def _groups(*columns: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 def payments(view: Ledger, table: OutcomeTable, window_s: int | None, doubts: Doubts) -> Check:
     """Return whether every payment is due, and not higher than it should be.
 
-    It is not called ok where work that was paid, or may have been, was run again and not borne out.
+    The check is open, not ok, when work that was paid, or may have been, was run again and not
+    borne out.
     """
     found: list[Contradiction] = []
     paid: dict[tuple[RunId, Address], Tally] = defaultdict(Tally)
@@ -405,8 +406,9 @@ def held_reward(view: Ledger) -> int:
     return sum(run.available_wei + run.reserved_wei for run in view.runs.values())
 
 
-# Money that waits past a deadline. Nobody has to end that, so it contradicts nothing: a note says
-# since when, who may do what about it, and how much waits. Other checks find wrong payments.
+# Money that waits past a deadline. Nobody is obliged to settle it, so it contradicts nothing: a
+# note says since when it waits, who may settle it how, and how much it is. Other checks find wrong
+# payments.
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +438,7 @@ def waiting(view: Ledger, parameters: Parameters, now: int) -> Check:
     wei = sum(each.wei for each in found)
     what = f"{len(found)} wait past it, with {format_tokens(wei)} tokens"
     return summarise(
-        "what is past its deadline is settled",
+        "everything past its deadline is settled",
         [],
         what if found else "all of it",
         notes=map(str, found),

@@ -1,9 +1,9 @@
 """What one RPC endpoint's answers prove about each other, by Ethereum's own hashes. Pure.
 
 A block's hash is the Keccak-256 of its RLP-encoded header (Yellow Paper, section 4.4), which holds
-the root of a Merkle-Patricia trie over the block's receipts, which hold its logs: so whoever knows
-a block's hash knows its events. What no hash tells is whether the block is on the chain that
-everybody else follows: a second endpoint, or a hash known from elsewhere, does.
+the root of a Merkle-Patricia trie over the block's receipts, which hold its logs: so a
+block's hash fixes its events. No hash tells whether the block is on the chain that everybody else
+follows: a second endpoint tells it, or a hash known from elsewhere.
 """
 
 from __future__ import annotations

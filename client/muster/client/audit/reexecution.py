@@ -2,11 +2,11 @@
 
 1. draw: `--sample N --seed S` outcomes, each with the same chance; everybody who draws alike gets
    the same
-2. find: submissions and tickets, the file, the pinned documents, the policy; each against the hash
-   that the chain has; what is another is a contradiction, what is missing cannot be run again
+2. find: submissions and tickets, the file, the pinned documents, the policy; each is compared with
+   its hash on chain; a different one is a contradiction, a missing one cannot be run again
 3. judge: with the validator's own checks, as the chain stood when the batch was committed
 4. compare with the recorded outcome, field by field: it agrees or it contradicts
-5. prove: what the signers of accepted ones showed as proof of checking must come from the same
+5. prove: the proofs of checking of those who signed accepted outcomes must come from the same
    hidden states
 """
 
@@ -82,14 +82,14 @@ HOW_FILES = (
     "keep the orchestrator's --files and give them as --evidence, or a bundle that "
     "muster explain BATCH:POSITION --rerun FILE --save BUNDLE wrote"
 )
-"""How submissions are had."""
+"""How to get submissions."""
 HOW_DOCUMENTS = "give the orchestrator's --documents as --evidence"
-"""How recipe, calibration and task set are had."""
+"""How to get recipe, calibration and task set."""
 HOW_POLICIES = (
     "keep: a folder vVERSION of a worker, relay or trainer as --evidence; fetch: --relay URL of "
     "one that still has it; rebuild: --relay URL of one with an earlier version and its deltas"
 )
-"""How an old policy is had; a fetch rebuilds it from deltas by itself."""
+"""How to get an old policy; a fetch rebuilds it from deltas by itself."""
 HOW_NONE = "nothing does: the evidence of one file bears it out as little as it contradicts it"
 """What can be done about an outcome that hangs on more than its file."""
 HOW_MACHINE = "free memory and disk on this machine, and audit it again"
@@ -132,7 +132,7 @@ async def rerun_verdicts(
     progress: Progress | None = None,
 ) -> list[Check]:
     """Return whether the same checks on the same evidence give the recorded outcomes, and where
-    proofs of checking are to be had, whether who signed had recomputed them.
+    proofs of checking are to be had, whether the signers had recomputed them.
     """
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-audit-")))
@@ -220,7 +220,7 @@ class Rejudge:
         try:
             entries, data = self._evidence(batch, record)
             self._rules = self._rules or self._read_rules()
-            # Who accuses looks twice.
+            # Before an accusation it looks twice.
             problems, again = await self._compare(batch, position, entries, data)
             if problems:
                 problems, again = await self._compare(batch, position, entries, data)
@@ -388,7 +388,7 @@ class CheckingProofs:
 
     A validator's fingerprints are its signed word, so it does not matter who shows them: a file
     `checking-<batch>.json` of the evidence, which is an orchestrator's answer about the batch, or
-    the orchestrator asked now. What nobody shows is a note: no rule says that it must be kept.
+    the orchestrator asked now. A missing proof is a note: no rule says that it must be kept.
     """
 
     def __init__(
@@ -438,7 +438,7 @@ class CheckingProofs:
         summary = (
             f"{self._counts[Proof.CHECKED]} proofs borne out, {self._counts[Proof.NONE]} not shown"
         )
-        name = "who signed accepted outcomes had recomputed them"
+        name = "signers of accepted outcomes had recomputed them"
         return summarise(name, self._found, summary, notes=self._notes)
 
     async def _checking(self, batch: BatchView) -> BatchChecking | None:

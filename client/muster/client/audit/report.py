@@ -367,7 +367,7 @@ def _run_report(view: Ledger, run: RunView, table: OutcomeTable) -> RunReport:
         paid_wei=str(run.paid_wei),
         batches=len(batches),
         judged=sum(batch.records is not None for batch in batches),
-        # What a worker took out of a batch is counted there.
+        # A submission that its worker took out of a batch is counted there.
         submitted=sum(batch.count for batch in batches if batch.split_from is None),
         **Counts(table, run.run_id).of_all(),
         checkpoints=tuple(

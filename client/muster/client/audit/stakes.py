@@ -1,8 +1,8 @@
 """What an auditor recomputes about stake: whose it is, what it was taken for, where it went. Pure.
 
-Nobody lost what it had not signed for: a slash is of one run, for an offence there of somebody who
-joined it, and takes the share of the terms by which that work was committed. On the bench it is for
-a vote that was not cast.
+Nobody lost stake that it had not signed for: a slash is of one run, for an offence there by a
+member of it, and takes the share of the terms by which that work was committed. On the bench it is
+for a vote that was not cast.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def roles(view: Ledger, parameters: Parameters) -> Check:
     members = sum(len(run.members) for run in view.runs.values())
     seats = sum(len(run.validators) for run in view.runs.values())
     return summarise(
-        "who works, validates or judges holds its stake in that run",
+        "workers, validators and jurors hold their stake in the run",
         found,
         f"{members} members, {seats} seats, {len(view.jurors())} jurors",
     )
@@ -224,7 +224,7 @@ def _verdict_problems(
     is_restored, is_overturned = slash.state is SlashState.RESTORED, bool(case and case.overturned)
     if is_restored and not is_overturned:
         yield "the stake was given back though the verdict stands"
-    # What is given back was taken for the verdict that was recorded.
+    # A restored stake had been taken for the recorded verdict.
     ruling = _stands(record, None if is_restored else case)
     if ruling >> 8 != Verdict.FRAUD:
         yield "the verdict that stands is not fraud"
@@ -239,7 +239,7 @@ def _stands(record: OutcomeRecord, case: CaseView | None) -> int:
 
 
 def _conviction_problems(view: Ledger) -> Iterator[Contradiction]:
-    """Yield whose convictions are not the offences that stand against it in the run."""
+    """Yield the members whose convictions are not the offences that stand against them."""
     convicting = (*FRAUDS, Offence.DOUBLE_SUBMISSION)
     standing = Counter(
         (slash.run_id, slash.owner)
@@ -381,7 +381,7 @@ def _split_problems(view: Ledger, slash: SlashView, parameters: Parameters) -> I
     if sum(slash.split) != slash.amount_wei:
         split = ", ".join(map(format_tokens, slash.split))
         yield f"{split} tokens do not add up to {format_tokens(slash.amount_wei)}"
-    # What follows a slash that is final is split by itself, and nobody reported it.
+    # A share taken after a final slash is split by itself, and nobody reported it.
     parts = view.splits.get(slash.escrow_id, [])
     for number, (burned, insured, rewarded) in enumerate(parts):
         amount = burned + insured + rewarded

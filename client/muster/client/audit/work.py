@@ -137,7 +137,7 @@ def commitments(view: Ledger) -> Check:
     taken: set[tuple[int, ...]] = set()
     for batch in view.batches.values():
         if batch.direct is not None:
-            # Whatever its policy, a worker brings a slot by itself once.
+            # A worker brings a slot by itself once, under any policy.
             slot = _slot(batch.direct)[:-1]
             if slot in taken:
                 found.append(at_commitment(batch, Kind.BATCH_SPLIT, "its slot was brought before"))
@@ -196,7 +196,7 @@ def signatures(view: Ledger, table: OutcomeTable, domain: Domain) -> Check:
 
 
 def _has_withheld_word(batch: BatchView) -> bool:
-    # What was taken out of such a batch has no signatures of its own; other views keep none.
+    # A submission taken out of such a batch has no signatures of its own; other views keep none.
     return batch.status is BatchStatus.WITHHELD and batch.records_hash == WITHHELD
 
 

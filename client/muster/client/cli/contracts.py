@@ -298,8 +298,8 @@ def _worded(name: str, value: str | int) -> str:
 def handover(to: str, keystore: Path, password_file: Path | None, **options: Any) -> None:
     """Send all tokens of the deploying account to TO, an account such as a multisig.
 
-    That is all there is to hand over: the contracts have no administrator, and who receives the
-    insured share of slashes is fixed. Where nothing is left, nothing is sent.
+    Nothing else is to be handed over: the contracts have no administrator, and who receives the
+    insured share of slashes is fixed. When nothing is left, nothing is sent.
 
     \b
     Example:

@@ -58,7 +58,9 @@ def network() -> None:
 
 @network.command()
 @click.argument("name")
-@click.option("--run", type=click.IntRange(min=1), help="The run that these serve:")
+@click.option(
+    "--run", type=click.IntRange(min=1), help="The run that --orchestrator and --relay serve."
+)
 @click.option("--orchestrator", metavar="URL", help="The run's orchestrator.")
 @click.option("--relay", multiple=True, metavar="URL", help="Relay to use; repeatable.")
 @json_option
@@ -118,7 +120,7 @@ def _lasting(folder: Path) -> Path:
 @network.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List the networks that have a name; a star is at the one that commands mean.
+    """List the named networks; a star marks the one that commands use.
 
     \b
     Example:

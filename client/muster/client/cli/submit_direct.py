@@ -233,7 +233,7 @@ async def _plans(duty: SilenceDuty) -> list[_Plan]:
     at = await duty.chain.now()
     for signed in list(duty.node.journal.unfinished().values()):
         await duty.look_up(signed)
-        # Who asks by hand does not wait for the orchestrator's last chance.
+        # A command by hand does not wait for the orchestrator's last chance.
         batch, step = duty.next_of(signed, duty.own_batch(signed), at, is_refused=True)
         words = _words(duty, signed, batch, step, at)
         plans.append(_Plan(signed, batch, step, _place_of(duty, signed, batch), words))

@@ -128,7 +128,7 @@ class Speaker:
             try:
                 with torch.inference_mode():
                     policy.model.generate(**asked)
-            except Exception as error:  # Whatever it is, the caller's thread raises it.
+            except Exception as error:  # The caller's thread raises it.
                 failures.append(error)
                 streamer.end()
 
