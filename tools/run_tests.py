@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -27,6 +28,9 @@ ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / "runs" / "tests"
 SERVICES = ("tests/unit/client", "tests/unit/app", "tests/unit/orchestrator")
 MODELS = ("tests/unit/inference", "tests/unit/trainer")
+CHAINS = tuple(
+    f"tests/integration/{name}" for name in ("orchestrator", "chain", "contracts", "shardcast")
+)
 TRAINERS = tuple(
     str(path.relative_to(ROOT))
     for path in sorted(ROOT.glob("tests/integration/trainer/test_trainer_*.py"))
@@ -39,9 +43,10 @@ def without(paths: tuple[str, ...]) -> list[str]:
 
 
 PARTS = {
-    "networks": ("tests/integration", *without(TRAINERS)),
+    "networks": ("tests/integration", *without(TRAINERS), *without(CHAINS)),
     "stories": ("tests/e2e", *TRAINERS),
     "services": (*SERVICES, "tests/redteam"),
+    "chains": CHAINS,
     "models": (*MODELS, "tests/conformance"),
     "packages": ("tests/unit", *without(SERVICES), *without(MODELS)),
 }
@@ -168,6 +173,7 @@ def watch(waiting: list[str], options: list[str], running: list[Part], out: Text
     `running` holds those that run now, also when this is interrupted.
     """
     began = shown = time.monotonic()
+    cpu_s = cpu_time_s()
     results = []
     while running or waiting:
         while waiting and len(running) < AT_ONCE:
@@ -178,14 +184,22 @@ def watch(waiting: list[str], options: list[str], running: list[Part], out: Text
             part.abort()
         for part in [part for part in running if part.process.poll() is not None]:
             running.remove(part)
-            results.append(finish(part, now - began, out))
+            # A part's processes count when it has ended: what came since the one before is its own.
+            spent_s, cpu_s = cpu_s, cpu_time_s()
+            results.append(finish(part, now - began, cpu_s - spent_s, out))
         if now - shown > PROGRESS_S and running:
             shown = now
             print(f"{now - began:4.0f} s  {', '.join(p.progress for p in running)}", file=out)
     return results
 
 
-def finish(part: Part, took_s: float, out: TextIO) -> Result:
+def cpu_time_s() -> float:
+    """Return the CPU time of all ended parts, with the processes that they started and awaited."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
+
+
+def finish(part: Part, took_s: float, cpu_s: float, out: TextIO) -> Result:
     """Tell how a part ended, and of one that failed what it printed last."""
     result = result_of(part)
     if part.process.returncode != 0:
@@ -193,7 +207,8 @@ def finish(part: Part, took_s: float, out: TextIO) -> Result:
         result.failed = max(result.failed, 1)
         said = part.log.read_text(errors="replace").splitlines()
         print(*said[-SHOWN_LINES:], sep="\n", file=out)
-    print(f"{took_s:4.0f} s  {part.name}: {summary([result])[7:]}", file=out)
+    counts = summary([result])[7:]
+    print(f"{took_s:4.0f} s  {part.name}: {counts}; {cpu_s:.0f} s of CPU", file=out)
     return result
 
 

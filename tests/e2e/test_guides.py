@@ -1,9 +1,10 @@
 """The guides are true: their shell blocks are run, line by line, as one script.
 
 Journeys begin in an empty folder, with an installed wheel and no file of the checkout. `make test`
-has the owner's and the one that plays everybody, `make test-all` the contributor's long one, too.
-Elsewhere in `make test` are the contributor's five commands and the model's (test_network_story),
-and the auditor's (tests/integration: test_audit_guide, test_slash_guide).
+has the owner's and the deployment, `make test-all` the one that plays everybody and the
+contributor's long one, too. Elsewhere in `make test` are the contributor's five commands and the
+model's (test_network_story), a demo from the wheel (test_wheel), every command of every guide by
+name and options (test_docs_commands), and the auditor's (test_audit_guide, test_slash_guide).
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def run_script(folder: Path, blocks: list[str]) -> str:
     return output
 
 
+@pytest.mark.slow
 def test_the_network_by_hand_pays_the_worker_and_passes_the_audit(empty: Path) -> None:
     output = run_script(empty, blocks_of("devnet.md"))
     assert '"step": 2' in output

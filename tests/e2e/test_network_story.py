@@ -40,7 +40,7 @@ SAYS = {
     "audit lineage": "no contradictions",
 }
 """What the guide's commands print."""
-STORY_TIMEOUT_S = 420
+STORY_TIMEOUT_S = 560
 
 
 @pytest.fixture

@@ -196,7 +196,7 @@ class Network:
         return seen[-1]
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float = 60) -> None:
+async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float = 180) -> None:
     async with asyncio.timeout(timeout_s):
         while not await condition():
             await asyncio.sleep(0.05)

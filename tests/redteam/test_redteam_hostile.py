@@ -1,4 +1,8 @@
-"""A network under attack serves the honest; every hostile client of the page has its test."""
+"""A network under attack serves the honest; every hostile client of the page has its test.
+
+The attacks together need a machine of their own: a process of eleven, one that attacks. `make test`
+has those that need sockets only (test_hostile_sockets), and each by itself.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from muster.lab.redteam.report import PAGE
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 async def test_honest_are_served_and_judged_while_all_attack_together(tmp_path: Path) -> None:
     with PostgresServer() as server:
         story = await play(tmp_path, attack, seconds=15, database_url=server.create())

@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
-import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "orchestrator"))
 
@@ -104,8 +103,7 @@ async def honest(url: str, tries: list[tuple[str, int, float]]) -> int:
     return len(done)
 
 
-@pytest.mark.parametrize("is_attacked", [False, True])
-async def test_honest_are_served_while_sockets_attack(tmp_path: Path, is_attacked: bool) -> None:
+async def test_honest_are_served_while_sockets_attack(tmp_path: Path) -> None:
     tries: list[tuple[str, int, float]] = []
     crowds = [
         (body(), [f"127.1.{n}.1" for n in range(3)], 6),
@@ -121,9 +119,8 @@ async def test_honest_are_served_while_sockets_attack(tmp_path: Path, is_attacke
             attacks = [
                 tasks.create_task(hold(url, attack, sources=sources, each=each))
                 for attack, sources, each in crowds
-                if is_attacked
             ]
-            await asyncio.sleep(5 * is_attacked)
+            await asyncio.sleep(5)
             outcomes = await honest(url, tries)
             async with httpx.AsyncClient() as reader, reader.stream("GET", f"{url}/live") as page:
                 assert page.status_code == 200

@@ -300,7 +300,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) ->
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize(
+    "count", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 4))]
+)
 async def test_killed_trainer_ends_with_the_very_same_policy(
     tmp_path: Path, undisturbed: World, moment: str, count: int
 ) -> None:

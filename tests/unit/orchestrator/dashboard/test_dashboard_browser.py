@@ -243,9 +243,7 @@ Object.getOwnPropertyDescriptor(Navigator.prototype, "language").get.call(naviga
     ("locale", "own", "number", "mark"),
     [
         ("C", "en-US@posix", "1,234.5", "."),
-        ("en_US", "en-US", "1,234.5", "."),
         ("de_DE", "de-DE", "1.234,5", ","),
-        ("zh_CN", "zh-CN", "1,234.5", "."),
     ],
 )
 async def test_charts_speak_the_language_of_the_browser(
