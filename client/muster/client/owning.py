@@ -1,7 +1,7 @@
 """What the owner of a run, and anybody else, can do to it: checked, worded, as transactions.
 
 Every function returns an Act, or raises ConfigError (NotYet: later) that says why there is none.
-Nothing is sent here. `owner_cli` shows an act, asks, and carries it out.
+Nothing is sent here: `muster.client.cli.run` shows an act, asks, and carries it out.
 """
 
 from __future__ import annotations

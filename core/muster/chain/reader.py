@@ -99,11 +99,13 @@ class EventReader:
         from_block: int | None = None,
         known: Sequence[BlockId] = (),
         confirmations: Confirmations = 0,
+        on_logs: Callable[[list[dict[str, Any]]], None] | None = None,
     ) -> None:
         """Start at a block (default: the deployment's), or after blocks that were read before.
 
         A block is read once so many blocks are on top of it, or once it is finalized: the reader
-        never notices a change above it.
+        never notices a change above it. `on_logs` is told the logs of each range of blocks that
+        fits the chain; then all of them are asked of the endpoint, and none read from a file.
         """
         contracts = {n: a for n, a in chain.deployment.contracts.items() if n != "MusterToken"}
         self._rpc = chain.rpc
@@ -117,8 +119,9 @@ class EventReader:
         self._next = max(self._known) + 1 if self._known else self._start
         self._range = Portion(FIRST_SPAN, LONGEST_SPAN)
         self._confirmations = confirmations
+        self._on_logs = on_logs
         self._store: LogStore | None = None
-        if chain.log_file is not None and not known and from_block is None:
+        if on_logs is None and chain.log_file is not None and not known and from_block is None:
             self._store = LogStore(chain.log_file)
         self._is_loaded = self._store is None
         self._told = self._next - 1
@@ -266,6 +269,8 @@ class EventReader:
         events = await self._decode(logs)
         await self._checks.check(first, last, events)
         await self._verify(end)
+        if self._on_logs is not None:
+            self._on_logs(logs)
         self._unread += events
         for event in events:
             self._known[event.block_number] = event.block_hash

@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -47,47 +48,6 @@ class ProofLevel(StrEnum):
     """And no event was left out of any block up to the head."""
 
 
-class Listener(Rpc):
-    """An endpoint whose answers to eth_getLogs are kept."""
-
-    def __init__(self, inner: Rpc) -> None:
-        super().__init__("http://unused")
-        self.masked_url = inner.masked_url
-        self._inner = inner
-        self.logs: dict[tuple[str, int], dict[str, Any]] = {}
-        """By block hash and log index: a poll that was repeated overwrites."""
-
-    async def call(self, method: str, *params: Any) -> Any:
-        """Return a method's result; see `Rpc.call`."""
-        answer = await self._inner.call(method, *params)
-        if method == "eth_getLogs" and isinstance(answer, list):
-            for log in answer:
-                if isinstance(log, dict) and not log.get("removed"):
-                    self._keep(log)
-        return answer
-
-    def _keep(self, log: dict[str, Any]) -> None:
-        try:
-            self.logs[str(log["blockHash"]).lower(), from_hex(log["logIndex"])] = log
-        except (KeyError, TypeError, ValueError):
-            # The reader says what is wrong with it.
-            return
-
-    async def batch(self, calls: Sequence[Call]) -> list[Any]:
-        """Return results in order; see `Rpc.batch`."""
-        return await self._inner.batch(calls)
-
-
-@dataclass(frozen=True, slots=True)
-class _Listening:
-    """The part of a connection that `EventReader` needs."""
-
-    rpc: Rpc
-    deployment: Deployment
-    log_file: None = None
-    """An audit believes no file."""
-
-
 @dataclass(slots=True)
 class RawPoll:
     """A history as one endpoint tells it."""
@@ -99,20 +59,26 @@ class RawPoll:
 
 
 class SourceReader:
-    """Hears a history from one endpoint, poll by poll."""
+    """Hears a history from one endpoint, poll by poll. It believes no file of logs."""
 
     def __init__(self, chain: Chain, *, keeps_logs: bool) -> None:
-        self._listener = Listener(chain.rpc) if keeps_logs else None
-        source = _Listening(self._listener or chain.rpc, chain.deployment)
-        self._reader = EventReader(source)
+        self._keeps_logs = keeps_logs
+        self._reader = EventReader(chain, on_logs=self._keep)
+        # By block hash and log index: a range that is read again overwrites.
+        self._logs: dict[tuple[str, int], Mapping[str, Any]] = {}
 
     async def poll(self) -> RawPoll:
         """Return everything new, with the raw logs if they are kept."""
         poll = await self._reader.poll()
-        if self._listener is None:
-            return RawPoll(poll)
-        logs, self._listener.logs = self._listener.logs, {}
+        logs, self._logs = self._logs, {}
         return RawPoll(poll, _blocks_of(poll, logs))
+
+    def _keep(self, logs: Iterable[Mapping[str, Any]]) -> None:
+        for log in logs if self._keeps_logs else ():
+            # A log that is no event of ours may have any form: it is not compared either.
+            with contextlib.suppress(KeyError, AttributeError):
+                if not log.get("removed"):
+                    self._logs[log["blockHash"].lower(), from_hex(log["logIndex"])] = log
 
 
 def _blocks_of(

@@ -32,7 +32,7 @@ from muster.client.cli.options import (
     run_option,
     yes_option,
 )
-from muster.client.cli.printing import print_json, print_result
+from muster.client.cli.printing import print_result
 from muster.client.cli.trap import trap
 from muster.client.disputes.cases import phase_of
 from muster.client.preflight import require_cold, require_gas
@@ -354,10 +354,8 @@ async def _send(
     async with await Chain.connect(*endpoint(options), key=key) as chain:
         assert chain.account is not None  # connected with a key
         receipt = await act(chain, chain.account, options)
-    if options["as_json"]:
-        print_json({"account": chain.account, "transaction": receipt.tx_hash})
-    else:
-        click.echo(receipt.tx_hash)
+    found = {"account": chain.account, "transaction": receipt.tx_hash}
+    print_result(found, options["as_json"], receipt.tx_hash)
 
 
 async def _amount(

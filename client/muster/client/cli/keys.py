@@ -93,10 +93,7 @@ def wallet_show(file: Path, as_json: bool) -> None:
 
 
 def _print_address(address: str, file: Path, as_json: bool) -> None:
-    if as_json:
-        print_json({"address": address, "keystore": str(file)})
-    else:
-        click.echo(address)
+    print_result({"address": address, "keystore": str(file)}, as_json, address)
 
 
 WORKER_FILE, NODE_FILE = "worker.json", "node.json"

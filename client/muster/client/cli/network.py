@@ -100,10 +100,8 @@ def add(
     )
     current = known.current or name
     file = write_profiles(Profiles(current=current, networks={**known.networks, name: profile}))
-    if as_json:
-        print_json(describe(name, profile, is_current=current == name))
-    else:
-        click.echo(f"{name} is chain {profile.chain_id}, in {file}")
+    described = describe(name, profile, is_current=current == name)
+    print_result(described, as_json, f"{name} is chain {profile.chain_id}, in {file}")
 
 
 async def _chain_id(rpc: str, deployments: Path) -> int:
@@ -166,10 +164,7 @@ def use(name: str, as_json: bool) -> None:
     if name != DEVNET:
         known_profile(known, name)
     file = write_profiles(Profiles(current=name, networks=known.networks))
-    if as_json:
-        print_json({"current": name})
-    else:
-        click.echo(f"{name} is the current network, in {file}")
+    print_result({"current": name}, as_json, f"{name} is the current network, in {file}")
 
 
 @network.command()
@@ -223,10 +218,7 @@ def remove(name: str, as_json: bool) -> None:
     )
     if profile.deployments == joined_folder(name):
         shutil.rmtree(profile.deployments, ignore_errors=True)
-    if as_json:
-        print_json({"removed": name})
-    else:
-        click.echo(f"{name} is forgotten")
+    print_result({"removed": name}, as_json, f"{name} is forgotten")
 
 
 def joined_folder(name: str) -> Path:

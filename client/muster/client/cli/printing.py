@@ -26,10 +26,12 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value))
 
 
-def print_result(value: Any, as_json: bool, facts: Mapping[str, Any] | None = None) -> None:
-    """Print what a command found: for programs as JSON, for people the facts that word it."""
+def print_result(value: Any, as_json: bool, facts: Mapping[str, Any] | str | None = None) -> None:
+    """Print the result of a command: as JSON, or for people the facts or the line that word it."""
     if as_json:
         print_json(value)
+    elif isinstance(facts, str):
+        click.echo(facts)
     else:
         print_facts(value if facts is None else facts)
 
