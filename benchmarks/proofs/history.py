@@ -122,10 +122,10 @@ def measure(name: str) -> Case:
     asked = [prompt for prompt in prompts for _ in range(PATHS)]
     (eos,) = engine.eos_token_ids
     tokens_PT, worker, hidden = decode(engine, asked, eos)
-    prefills = engine.prefill(list(zip(asked, map(tuple, tokens_PT.tolist()), strict=True)))
-    validator = np.stack([prefill.logits_TV for prefill in prefills])
+    computed = engine.recompute(list(zip(asked, map(tuple, tokens_PT.tolist()), strict=True)))
+    validator = np.stack([each.logits_TV for each in computed])
     head = engine.forward.head.weight.detach().float().numpy().T
-    bits = np.stack([prefill.hidden_TH for prefill in prefills]).astype(np.uint32) << 16
+    bits = np.stack([each.hidden_TH for each in computed]).astype(np.uint32) << 16
     exact = (hidden @ head, bits.view(np.float32) @ head) if dtype == "bfloat16" else None
     random = np.random.default_rng(3)
     margin = known["sampler"]["margin"]

@@ -5,15 +5,16 @@ Importing the package does not import torch; `muster.inference.transformers_engi
 use for; `muster.inference.dialogue` does.
 """
 
-from muster.inference.engine import Completion, InferenceEngine, Prefill, Request
+from muster.inference.engine import Completion, Examined, InferenceEngine, Request, Sample
 from muster.inference.sampling import ReplayResult, gumbel_noise, replay
 
 __all__ = [
     "Completion",
+    "Examined",
     "InferenceEngine",
-    "Prefill",
     "ReplayResult",
     "Request",
+    "Sample",
     "gumbel_noise",
     "replay",
 ]

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from muster.inference import substitutes
-from muster.inference.engine import Completion, Prefill, Request
+from muster.inference.engine import Completion, Request
+from muster.inference.examining import Recomputed
 from muster.inference.measuring import Bench, Work
 from muster.inference.substitutes import Substitution
 from muster.toploc.calibration import Kind
@@ -50,7 +51,7 @@ class Attacker:
         self._seed = seed
         self.honest = bench.generate(requests)
         _, self._compared = next(bench.parts(self.honest))
-        self._prefills = bench.recompute(self._compared)
+        self._own = bench.recompute(self._compared)
 
     def quick(self) -> Iterator[Attack]:
         """Yield the cheats that tell most for little time."""
@@ -159,12 +160,12 @@ class Attacker:
         """Return per completion the mean log-probability of its tokens."""
         found = []
         for _, part in self._bench.parts(Work(self._requests, made)):
-            for prefill, completion in zip(
+            for computed, completion in zip(
                 self._bench.recompute(part), part.completions, strict=True
             ):
-                peaks = prefill.logits_TV.max(axis=1, keepdims=True)
-                norm = np.log(np.exp(prefill.logits_TV - peaks).sum(axis=1)) + peaks[:, 0]
-                chosen = prefill.logits_TV[np.arange(len(norm)), list(completion.tokens)]
+                peaks = computed.logits_TV.max(axis=1, keepdims=True)
+                norm = np.log(np.exp(computed.logits_TV - peaks).sum(axis=1)) + peaks[:, 0]
+                chosen = computed.logits_TV[np.arange(len(norm)), list(completion.tokens)]
                 found.append(float((chosen - norm).mean()))
         return found
 
@@ -178,7 +179,7 @@ class Attacker:
 
     def _strength(self, bench: Bench) -> float:
         changed = bench.recompute(self._compared)
-        return divergence(self._prefills, changed, self._bench.recipe.sampling.temperature)
+        return divergence(self._own, changed, self._bench.recipe.sampling.temperature)
 
     def _delivered(
         self, made: Sequence[Completion], *, whole: bool = False
@@ -189,7 +190,9 @@ class Attacker:
         return Work(self._requests, made), is_different
 
 
-def divergence(policy: Sequence[Prefill], other: Sequence[Prefill], temperature: float) -> float:
+def divergence(
+    policy: Sequence[Recomputed], other: Sequence[Recomputed], temperature: float
+) -> float:
     """Return the mean KL divergence of another model's next-token law from the policy's, in nats
     per token, at a temperature.
     """

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from muster.inference.engine import InferenceEngine, Request, prefill_parts
+from muster.inference.engine import InferenceEngine, Request
 from muster.protocol.recipe import ProofRecipe
 from muster.protocol.rollouts import Spans
 from muster.tasks import Environment, Problem, Reply, Undecided, dialogue_of
 from muster.tasks.verifier import Question, Turn, ask_all
-from muster.toploc import build_proofs
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +147,8 @@ def _play_turn(engine: InferenceEngine, live: list[_Play], proof: ProofRecipe) -
 
 def _prove(engine: InferenceEngine, plays: list[_Play], proof: ProofRecipe) -> None:
     samples = [(each.request.prompt_tokens, each.tokens) for each in plays]
-    for part in prefill_parts(samples, engine.vocab_size):
-        for each, prefill in zip(plays[part], engine.prefill(samples[part]), strict=True):
-            each.proofs = build_proofs(
-                prefill.hidden_TH, chunk_tokens=proof.chunk_tokens, topk=proof.topk
-            )
+    for each, proofs in zip(plays, engine.prove(samples, proof=proof), strict=True):
+        each.proofs = proofs
 
 
 # Following

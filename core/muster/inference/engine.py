@@ -1,12 +1,13 @@
 """What a worker and a validator ask of an inference engine, and what every engine refuses.
 
-No torch here: hidden states cross this seam as bfloat16 patterns, logits as float32 arrays. Axes:
-T completion tokens, H hidden units, V vocabulary.
+No torch here, and no tensor crosses this seam: an engine that examines samples says what it found,
+some tens of bytes a token. Hidden states and logits stay where they are computed. Axes: T
+completion tokens, S shares of a sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,11 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.protocol.errors import SampleUnfit
-from muster.protocol.ids import PolicyVersion
+from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.recipe import ProofRecipe
-
-PREFILL_VALUES = 1 << 26
-"""Logits computed in one prefill: 256 MiB of float32."""
+from muster.toploc import ChunkResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +47,76 @@ class Completion:
     """TOPLOC proofs, one per chunk of completion tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """What the policy computes for a given completion; row t predicts completion token t."""
+# Examining
 
-    hidden_TH: npt.NDArray[np.uint16]
-    """Rows after the final norm, as bfloat16 patterns."""
-    logits_TV: npt.NDArray[np.float32]
-    """Logits, before temperature."""
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A sample's part of a block of hidden states whose projections are wanted."""
+
+    seed: Hash32
+    """What the directions follow from, see `muster.toploc.projections`."""
+    first: int
+    """The block's row at which the sample's first one stands."""
+    tokens: int
+    """Rows of the whole block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Redraw:
+    """Other choices at the same rows, which calibration compares machines by."""
+
+    seed: int
+    """64-bit sampling seed."""
+    tokens: tuple[int, ...]
+    """[T]: what was chosen under it. The rows stay those of the sample's own completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A completion to examine, as its worker claims it."""
+
+    prompt_tokens: tuple[int, ...]
+    """The whole prompt."""
+    completion_tokens: tuple[int, ...]
+    """The completion; noise positions count from its first token."""
+    seed: int
+    """64-bit sampling seed."""
+    proofs: Sequence[bytes]
+    """Its TOPLOC proofs, one per chunk."""
+    shares: tuple[Share, ...] = ()
+    """The projections to take part in."""
+    redraws: tuple[Redraw, ...] = ()
+    """Other choices to replay. With any, the probability of EOS is measured too."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replayed:
+    """Choices against those that the noise yields under the engine's logits."""
+
+    margins_T: npt.NDArray[np.float32]
+    """`max - chosen` in units of `logit / T`; inf for an id outside the vocabulary and for scores
+    that are not finite."""
+    expected_T: npt.NDArray[np.int64]
+    """The tokens that sampling yields."""
+    is_likelier_T: npt.NDArray[np.bool_]
+    """Whether the chosen token's logit is above the expected one's."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Examined:
+    """What the policy's forward pass shows of a sample."""
+
+    replayed: Replayed
+    """The sample's own choices."""
+    chunks: tuple[ChunkResult, ...]
+    """Each proof against the hidden states."""
+    projections: npt.NDArray[np.float64]
+    """[S, VALUES]: what the sample's rows add to each share's block, before scaling."""
+    redrawn: tuple[Replayed, ...] = ()
+    """Its redraws, in their order."""
+    ends_T: npt.NDArray[np.float64] | None = None
+    """Probability that the next token is an EOS; None without redraws."""
 
 
 class InferenceEngine(Protocol):
@@ -83,9 +144,21 @@ class InferenceEngine(Protocol):
     def generate(self, requests: Sequence[Request], *, proof: ProofRecipe) -> list[Completion]:
         """Return the completions in the order asked; raises EngineError."""
 
-    def prefill(self, samples: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Prefill]:
-        """Return the prefill of every (prompt, completion); raises SampleUnfit on a token id
-        outside the vocabulary, an empty part and a sample beyond the model's context.
+    def examine(
+        self, samples: Sequence[Sample], *, proof: ProofRecipe, temperature: float
+    ) -> list[Examined]:
+        """Return what the policy shows of every sample.
+
+        Raises SampleUnfit on a token id outside the vocabulary, an empty part and a sample beyond
+        the model's context, and ProofError for hidden states that are no numbers and for proofs
+        that do not parse.
+        """
+
+    def prove(
+        self, samples: Sequence[tuple[Sequence[int], Sequence[int]]], *, proof: ProofRecipe
+    ) -> list[list[bytes]]:
+        """Return the TOPLOC proofs of every (prompt, completion), whoever wrote the completion;
+        raises EngineError as `generate` does, and SampleUnfit as `examine` does.
         """
 
     def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
@@ -95,21 +168,6 @@ class InferenceEngine(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a completion without EOS and special tokens."""
-
-
-def prefill_parts(
-    samples: Sequence[tuple[Sequence[int], Sequence[int]]], vocab_size: int
-) -> Iterator[slice]:
-    """Yield runs of samples whose padded logits stay within PREFILL_VALUES, or of one sample."""
-    first = longest = 0
-    for i, (prompt, completion) in enumerate(samples):
-        tokens = len(prompt) + len(completion)
-        if i > first and max(longest, tokens) * (i + 1 - first) * vocab_size > PREFILL_VALUES:
-            yield slice(first, i)
-            first, longest = i, 0
-        longest = max(longest, tokens)
-    if samples:
-        yield slice(first, len(samples))
 
 
 def require_samplable(request: Request) -> None:

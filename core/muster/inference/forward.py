@@ -1,13 +1,16 @@
 """A transformers model's own forward pass: what it is given, what it yields, a decode through it.
 
-Any architecture goes this way. A hook on the head sees exactly the rows that the head is given, so
-models that scale or cap their logits need no special case. Axes: R rows, L width, N kept positions,
-H hidden units, V vocabulary.
+Any architecture goes this way. A hook on the head sees exactly the rows that the head is given, and
+can end a pass there. It can as well give the head other rows: then the model's own code makes their
+logits, whatever it does beside multiplying. So models that scale or cap their logits need no
+special case. Axes: R rows, L width, N kept positions, B rows of a block, H hidden units, V
+vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +18,9 @@ import numpy.typing as npt
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
+from transformers.utils import ModelOutput
+
+from muster.protocol.errors import EngineError
 
 Tokens = Sequence[int]
 Predicted: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -28,25 +34,19 @@ ROOM = 64
 
 
 def plan_prefill(
-    samples: Sequence[tuple[Tokens, Tokens]], max_rows: int, max_tokens: int, max_logit_rows: int
+    samples: Sequence[tuple[Tokens, Tokens]], max_rows: int, max_tokens: int
 ) -> list[list[int]]:
     """Return batches of positions: like lengths together, so that little is computed for padding.
 
-    A batch computes logits for (rows x window) positions, where the window reaches from its
-    shortest prompt's end to its longest sample's end; `max_logit_rows` bounds that, `max_tokens`
-    the tokens with padding (one row always fits).
+    `max_tokens` bounds the tokens of a batch with padding, which its activations grow with; one
+    sample always fits.
     """
-    spans = [(len(prompt), len(prompt) + len(completion)) for prompt, completion in samples]
+    lengths = [len(prompt) + len(completion) for prompt, completion in samples]
     batches: list[list[int]] = []
-    first, last = 0, 0
-    for i in sorted(range(len(samples)), key=lambda i: (spans[i][1], spans[i][0])):
-        prompt, end = spans[i]
-        first, last = min(first, prompt), max(last, end)
+    for i in sorted(range(len(samples)), key=lambda i: (lengths[i], len(samples[i][0]))):
         rows = len(batches[-1]) + 1 if batches else max_rows + 1
-        is_full = rows > max_rows or rows * last > max_tokens
-        if is_full or rows * (last - first) > max_logit_rows:
+        if rows > max_rows or rows * lengths[i] > max_tokens:
             batches.append([])
-            first, last = prompt, end
         batches[-1].append(i)
     return batches
 
@@ -80,17 +80,33 @@ def pad_right(rows: Sequence[Tokens]) -> npt.NDArray[np.int64]:
 # --------------------------------------------------------------------------------- computing
 
 
+_PROBE = (1, 0, 2, 5, 3)
+"""Tokens that the ways to the logits are compared on, modulo the vocabulary."""
+
+
+class _HeadReached(Exception):
+    """Ends a forward pass whose logits nobody wants."""
+
+
 class Forward:
-    """Calls a model; made once per model, because it hooks its head."""
+    """Calls a model; made once per model, because it hooks its head. One thread at a time.
+
+    Raises EngineError unless the model's logits follow from what its head is given.
+    """
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.head: torch.nn.Module = model.get_output_embeddings()
-        self.head.register_forward_pre_hook(self._see)
+        self.head.register_forward_pre_hook(self._at_head)
         weight: torch.Tensor = self.head.weight
         self.vocab_size, self.hidden_size = weight.shape
         self.device = weight.device
         self._seen = torch.empty(0)
+        self._given: torch.Tensor | None = None
+        self._ends_at_head = False
+        self._output_type: type[ModelOutput] | None = None
+        with torch.inference_mode():
+            self._try_head()
 
     def __call__(
         self,
@@ -114,13 +130,90 @@ class Forward:
             use_cache=cache is not None,
             logits_to_keep=keep,
         )
-        return self._seen, output.logits.float()
+        return self._take_seen(), output.logits.float()
+
+    def hidden(
+        self,
+        tokens_RL: npt.NDArray[np.int64],
+        *,
+        keep: int | torch.Tensor,
+        mask: npt.NDArray[np.int64] | None = None,
+        positions_RL: npt.NDArray[np.int64] | None = None,
+    ) -> torch.Tensor:
+        """Return the hidden states alone, see `__call__`: the pass ends before the head."""
+        self._ends_at_head = True
+        try:
+            with suppress(_HeadReached):
+                self(tokens_RL, keep=keep, mask=mask, positions_RL=positions_RL)
+        finally:
+            self._ends_at_head = False
+        return self._take_seen()
+
+    def logits(self, hidden_BH: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits [B, V] of hidden states as the head is given them."""
+        # One token each: were the decoder run, no row would be beyond the model's context.
+        tokens_B1 = torch.zeros(len(hidden_BH), 1, dtype=torch.int64, device=self.device)
+        self._given = hidden_BH[:, None]
+        try:
+            with self._skipping_decoder(self._given):
+                output = self.model(input_ids=tokens_B1, use_cache=False, logits_to_keep=0)
+        finally:
+            self._given = None
+        logits: torch.Tensor = output.logits[:, 0].float()
+        return logits
+
+    def _try_head(self) -> None:
+        """Find out whether `logits` needs the decoder: not where the model goes on without it."""
+        outputs: list[Any] = []
+        decoder = self.model.base_model
+        hook = decoder.register_forward_hook(
+            lambda _module, _inputs, output: outputs.append(output)
+        )
+        probe = np.array([[token % self.vocab_size for token in _PROBE]])
+        hidden, logits = self(probe, keep=len(_PROBE))
+        hook.remove()
+        found = type(outputs[0]) if outputs and decoder is not self.model else None
+        for output_type in (found, None):
+            self._output_type = output_type
+            with suppress(AttributeError, TypeError, ValueError):
+                # Rounding in the model's own format, where the same product has another shape.
+                limit = 2 * torch.finfo(hidden.dtype).eps * float(logits.nan_to_num().abs().max())
+                found_NV = self.logits(hidden[0])
+                if torch.allclose(found_NV, logits[0], rtol=0, atol=limit, equal_nan=True):
+                    return
+        raise EngineError(
+            f"{type(self.model).__name__} computes logits from more than its head is given",
+            hint="a sampler's replay needs a model whose head follows its decoder",
+        )
+
+    @contextmanager
+    def _skipping_decoder(self, hidden: torch.Tensor) -> Iterator[None]:
+        output_type, decoder = self._output_type, self.model.base_model
+        if output_type is None:
+            yield
+            return
+        decoder.forward = lambda *_args, **_kwargs: output_type(last_hidden_state=hidden)
+        try:
+            yield
+        finally:
+            del decoder.forward
 
     def _place(self, array: npt.NDArray[np.int64] | None) -> torch.Tensor | None:
         return None if array is None else torch.from_numpy(array).to(self.device)
 
-    def _see(self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    def _take_seen(self) -> torch.Tensor:
+        seen, self._seen = self._seen, torch.empty(0)
+        return seen
+
+    def _at_head(
+        self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor] | None:
+        if self._given is not None:
+            return (self._given,)
         self._seen = inputs[0]
+        if self._ends_at_head:
+            raise _HeadReached
+        return None
 
 
 def to_patterns(hidden: torch.Tensor) -> npt.NDArray[np.uint16]:

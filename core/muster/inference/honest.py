@@ -1,4 +1,9 @@
-"""The honest matrix: every worker's way against every validator's. Axes: N tokens, V vocabulary."""
+"""The honest matrix: every worker's way against every validator's.
+
+Margins are nearly all zero, and it takes many draws to see how large the rest may be. So one
+worker's tokens are drawn again under fresh noise, as the reference would choose them, and every
+validator replays those choices too. Axes: T completion tokens.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from muster.inference.engine import Prefill, Request
+from muster.inference.engine import Examined, Redraw, Request
 from muster.inference.measuring import (
     VALIDATORS,
     WORKERS,
@@ -16,13 +21,15 @@ from muster.inference.measuring import (
     Errors,
     Party,
     Plan,
+    Work,
     one_token,
 )
+from muster.protocol.encoding import abi_words, keccak
 from muster.toploc import ChunkResult
 
 _MOST_REDRAWS = 16
 _REDRAWN_VALUES = 1 << 22
-"""Noise values drawn per part and way, but for one draw at least."""
+"""Noise values drawn per way, but for one draw at least."""
 
 
 @dataclass(slots=True)
@@ -33,7 +40,7 @@ class Honest:
     """Per pair of ways."""
     redrawn: dict[str, list[npt.NDArray[np.float32]]] = field(default_factory=dict)
     """Margins of single tokens per pair of ways, the noise drawn afresh."""
-    shifts: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    shifts: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Per pair, how the probability of EOS differs: sums over tokens, signed and absolute."""
 
     def add(self, pair: str, errors: Errors) -> None:
@@ -55,8 +62,8 @@ class Honest:
 
     def leans(self) -> list[float]:
         """Return how far every pair's choices lean to EOS or from it: 0 evenly, 1 always."""
-        sums = [np.sum(shifts, axis=0) for shifts in self.shifts.values()]
-        return [float(abs(signed) / absolute) for signed, absolute in sums if absolute > 0]
+        sums = self.shifts.values()
+        return [abs(signed) / absolute for signed, absolute in sums if absolute > 0]
 
 
 def measure_honest(
@@ -70,70 +77,71 @@ def measure_honest(
         for way in party.ways(WORKERS[plan.profile])
     }
     made["one token only"] = bench.generate(one_token(requests))
-    honest, ends = Honest(), sorted(bench.engine.eos_token_ids)
-    for worker, work in made.items():
-        for start, part in bench.parts(work):
-            reference = bench.recompute(part)
-            for party in parties:
-                for way in party.ways(VALIDATORS[plan.profile]):
-                    few = part if way.samples is None else part[: max(0, way.samples - start)]
-                    if not few.completions:
-                        continue
-                    prefills = party.recompute(few, way)
-                    pair = f"{worker}, validated {_label(party, parties)}{way.name}"
-                    honest.add(pair, party.compare(few, prefills))
-                    if worker == next(iter(made)):
-                        # One worker's tokens are as good as any: the margins are redrawn.
-                        temperature = plan.recipe.sampling.temperature
-                        redrawn = redrawn_margins(reference, prefills, temperature, seed=plan.seed)
-                        honest.redrawn.setdefault(pair, []).append(redrawn)
-                        shift = end_shift(reference, prefills, temperature, ends)
-                        honest.shifts.setdefault(pair, []).append(shift)
+    honest = Honest()
+    for number, (worker, work) in enumerate(made.items()):
+        # One worker's tokens are as good as any: only the first one's margins are redrawn.
+        reference = None if number else _Reference(bench, work, seed=plan.seed)
+        for party in parties:
+            for way in party.ways(VALIDATORS[plan.profile]):
+                few = work[: way.samples]
+                found = party.examine(
+                    few, way, reference.redraws[: len(few.requests)] if reference else ()
+                )
+                pair = f"{worker}, validated {_label(party, parties)}{way.name}"
+                honest.add(pair, Errors.of(found))
+                if reference:
+                    honest.redrawn[pair] = [
+                        drawn.margins_T for each in found for drawn in each.redrawn
+                    ]
+                    honest.shifts[pair] = reference.shift(found)
     return honest
+
+
+class _Reference:
+    """What the reference chooses at the rows of some work, and how likely an EOS is to it."""
+
+    def __init__(self, bench: Bench, work: Work, *, seed: int) -> None:
+        tokens = sum(len(completion.tokens) for completion in work.completions)
+        draws = _REDRAWN_VALUES // (tokens * bench.engine.vocab_size)
+        draws = min(_MOST_REDRAWS, max(1, draws))
+        asked = [
+            tuple(Redraw(_seed(seed, place, draw), completion.tokens) for draw in range(draws))
+            for place, completion in enumerate(work.completions)
+        ]
+        found = bench.examine(work, redraws=asked)
+        self.redraws = [
+            tuple(
+                Redraw(redraw.seed, tuple(drawn.expected_T.tolist()))
+                for redraw, drawn in zip(redraws, each.redrawn, strict=True)
+            )
+            for redraws, each in zip(asked, found, strict=True)
+        ]
+        self._found = found
+
+    def shift(self, validator: Sequence[Examined]) -> tuple[float, float]:
+        """Return `end_shift` from the reference to another's findings."""
+        return end_shift(_ends(self._found[: len(validator)]), _ends(validator))
+
+
+def _seed(seed: int, place: int, draw: int) -> int:
+    return int.from_bytes(keccak(abi_words(seed, place, draw, 3))[:8], "big")
+
+
+def _ends(found: Sequence[Examined]) -> npt.NDArray[np.float64]:
+    return np.concatenate([each.ends_T for each in found if each.ends_T is not None])
 
 
 def _label(party: Party, parties: Sequence[Party]) -> str:
     return "" if len(parties) == 1 else f"{party.name} "
 
 
-def redrawn_margins(
-    worker: Sequence[Prefill], validator: Sequence[Prefill], temperature: float, *, seed: int
-) -> npt.NDArray[np.float32]:
-    """Return the margins of choices under one party's logits, replayed under another's.
-
-    The noise is drawn afresh, several times per token where that is cheap: honest margins are
-    nearly all zero, and it takes many draws to see how large the rest may be.
-    """
-    random, scale = np.random.default_rng(seed), np.float32(temperature)
-    own_NV = np.concatenate([prefill.logits_TV for prefill in worker[: len(validator)]]) / scale
-    other_NV = np.concatenate([prefill.logits_TV for prefill in validator]) / scale
-    found = []
-    for _ in range(min(_MOST_REDRAWS, max(1, _REDRAWN_VALUES // own_NV.size))):
-        noise_NV = random.gumbel(size=own_NV.shape).astype(np.float32)
-        chosen_N = (own_NV + noise_NV).argmax(axis=1)
-        scores_NV = other_NV + noise_NV
-        found.append(scores_NV.max(axis=1) - scores_NV[np.arange(len(chosen_N)), chosen_N])
-    return np.concatenate(found)
-
-
 def end_shift(
-    worker: Sequence[Prefill], validator: Sequence[Prefill], temperature: float, ends: Sequence[int]
+    own_N: npt.NDArray[np.float64], other_N: npt.NDArray[np.float64]
 ) -> tuple[float, float]:
     """Return the sums over tokens of the difference of the probability of EOS, signed and absolute:
     how many more tokens become EOS here than there, and how many flip at all.
 
     Less than a flip in a billion tokens is rounding that no choice ever shows.
     """
-    own, other = (
-        np.concatenate([_end_odds(p.logits_TV / np.float32(temperature), ends) for p in prefills])
-        for prefills in (worker[: len(validator)], validator)
-    )
-    shift = np.where(np.abs(own - other) > 1e-9, own - other, 0.0)
+    shift = np.where(np.abs(own_N - other_N) > 1e-9, own_N - other_N, 0.0)
     return float(shift.sum()), float(np.abs(shift).sum())
-
-
-def _end_odds(scaled_TV: npt.NDArray[np.float32], ends: Sequence[int]) -> npt.NDArray[np.float64]:
-    exact = scaled_TV.astype(np.float64)
-    weights = np.exp(exact - exact.max(axis=1, keepdims=True))
-    odds: npt.NDArray[np.float64] = weights[:, list(ends)].sum(axis=1) / weights.sum(axis=1)
-    return odds

@@ -2,7 +2,7 @@
 
 Whatever two honest parties may do differently is a way here, because limits are chosen from the
 worst pair. `muster.inference.calibrate` compares them; nothing here applies limits. Axes: R rows, L
-width, T completion tokens, H hidden units, V vocabulary.
+width, T completion tokens, H hidden units.
 """
 
 from __future__ import annotations
@@ -18,16 +18,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from muster.inference.engine import Completion, InferenceEngine, Prefill, Request
+from muster.inference.blocks import examine_rows
+from muster.inference.engine import (
+    Completion,
+    Examined,
+    InferenceEngine,
+    Redraw,
+    Request,
+    Sample,
+)
+from muster.inference.examining import Recomputed
 from muster.inference.forgers import Chunks
-from muster.inference.forward import Forward, Tokens, WholeBatch, pad_left, to_patterns
-from muster.inference.sampling import replay
+from muster.inference.forward import Forward, Tokens, WholeBatch, pad_left
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.recipe import Recipe
-from muster.toploc import ChunkResult, build_proofs_many, verify_proofs_many
+from muster.toploc import ChunkResult
 
 _PART_LOGITS = 1 << 26
-"""Logits held at a time: 256 MiB, and as much a few times more where two prefills are compared."""
+"""Logits held at a time where two models are compared: 256 MiB for each."""
 
 
 # ---------------------------------------------------------------------------------------- ways
@@ -178,6 +186,13 @@ class Work:
         asked = [request.prompt_tokens for request in self.requests]
         return list(zip(asked, [c.tokens for c in self.completions], strict=True))
 
+    def samples(self, redraws: Sequence[tuple[Redraw, ...]] = ()) -> list[Sample]:
+        """Return what a validator examines; `redraws` are each sample's, none at all if empty."""
+        rows = zip(
+            self.requests, self.completions, redraws or [()] * len(self.requests), strict=True
+        )
+        return [Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs, (), d) for r, c, d in rows]
+
 
 @dataclass(frozen=True, slots=True)
 class Errors:
@@ -187,6 +202,12 @@ class Errors:
     """Distances of the proofs."""
     margins: list[npt.NDArray[np.float32]]
     """Margins of the choices."""
+
+    @staticmethod
+    def of(examined: Sequence[Examined]) -> Errors:
+        """Return the errors among what was found."""
+        chunks = [list(each.chunks) for each in examined]
+        return Errors(chunks, [each.replayed.margins_T for each in examined])
 
     def all_chunks(self) -> list[ChunkResult]:
         """Return the chunks of every sample."""
@@ -224,26 +245,12 @@ class Party:
         asked = requests[: way.samples]
         return Work(asked, self.engine.generate(asked, proof=self.recipe.proof))
 
-    def recompute(self, work: Work, _way: Way = PLAIN) -> list[Prefill]:
-        """Return what a validator computes for work."""
-        return self.engine.prefill(work.pairs)
-
-    def compare(self, work: Work, prefills: Sequence[Prefill]) -> Errors:
-        """Return how far work is from its recomputation."""
-        proof = self.recipe.proof
-        chunks = verify_proofs_many(
-            [prefill.hidden_TH for prefill in prefills],
-            [completion.proofs for completion in work.completions],
-            chunk_tokens=proof.chunk_tokens,
-            topk=proof.topk,
-        )
-        replayed = replay(
-            [prefill.logits_TV for prefill in prefills],
-            [completion.tokens for completion in work.completions],
-            [request.seed for request in work.requests],
-            self.recipe.sampling.temperature,
-        )
-        return Errors(chunks, list(replayed.margins))
+    def examine(
+        self, work: Work, _way: Way = PLAIN, redraws: Sequence[tuple[Redraw, ...]] = ()
+    ) -> list[Examined]:
+        """Return what a validator finds in work."""
+        proof, temperature = self.recipe.proof, self.recipe.sampling.temperature
+        return self.engine.examine(work.samples(redraws), proof=proof, temperature=temperature)
 
 
 class Bench(Party):
@@ -263,19 +270,39 @@ class Bench(Party):
         with computing(self.engine, way):
             return super().generate(requests, way)
 
-    def recompute(self, work: Work, way: Way = PLAIN) -> list[Prefill]:
-        """Return what a validator computes for work."""
+    def examine(
+        self, work: Work, way: Way = PLAIN, redraws: Sequence[tuple[Redraw, ...]] = ()
+    ) -> list[Examined]:
+        """Return what a validator finds in work."""
         with computing(self.engine, way):
             if way.path == "prefill":
-                return self.engine.prefill(work.pairs)
-            forward = self.engine.forward
+                return super().examine(work, way, redraws)
             run = _padded_left if way.path == "padded left" else _decoded
+            samples, found = work.samples(redraws), []
             with torch.inference_mode():
-                return [
-                    prefill
-                    for start in range(0, len(work.pairs), way.max_rows)
-                    for prefill in run(forward, work.pairs[start : start + way.max_rows])
-                ]
+                for start in range(0, len(samples), way.max_rows):
+                    places = slice(start, start + way.max_rows)
+                    hidden = run(self.engine.forward, work[places].pairs)
+                    found += self._examine_rows(samples[places], hidden)
+        return found
+
+    def _examine_rows(
+        self, samples: Sequence[Sample], hidden: Sequence[torch.Tensor]
+    ) -> list[Examined]:
+        engine, recipe = self.engine, self.recipe
+        return examine_rows(
+            samples,
+            hidden,
+            engine.forward.logits,
+            vocab_size=engine.vocab_size,
+            eos=engine.eos_token_ids,
+            proof=recipe.proof,
+            temperature=recipe.sampling.temperature,
+        )
+
+    def recompute(self, work: Work) -> list[Recomputed]:
+        """Return hidden states and logits of one of the `parts` of some work."""
+        return self.engine.recompute(work.pairs)
 
     def parts(self, work: Work) -> Iterator[tuple[int, Work]]:
         """Yield the work in parts whose logits fit into memory, each with its first place."""
@@ -290,19 +317,15 @@ class Bench(Party):
 
     def measure(self, work: Work) -> Errors:
         """Return how far work is from its recomputation in the plain way."""
-        found = [self.compare(part, self.recompute(part)) for _, part in self.parts(work)]
-        return sum(found[1:], found[0])
+        return Errors.of(self.examine(work))
 
     def hidden_states(self, work: Work) -> list[npt.NDArray[np.uint16]]:
         """Return what proofs of the work would be about, sample by sample."""
-        return [p.hidden_TH for _, part in self.parts(work) for p in self.recompute(part)]
+        return [found.hidden_TH for _, part in self.parts(work) for found in self.recompute(part)]
 
     def prove(self, work: Work) -> list[Completion]:
         """Return the completions with true proofs, whatever the tokens came from."""
-        proof = self.recipe.proof
-        built = build_proofs_many(
-            self.hidden_states(work), chunk_tokens=proof.chunk_tokens, topk=proof.topk
-        )
+        built = self.engine.prove(work.pairs, proof=self.recipe.proof)
         pairs = zip(work.completions, built, strict=True)
         return [Completion(completion.tokens, proofs) for completion, proofs in pairs]
 
@@ -331,25 +354,20 @@ class Bench(Party):
         return [chunks for chunks in shaped if len(np.unique(chunks.prompts_B % 2)) == 2]
 
 
-def _padded_left(forward: Forward, samples: Sequence[tuple[Tokens, Tokens]]) -> list[Prefill]:
+def _padded_left(forward: Forward, samples: Sequence[tuple[Tokens, Tokens]]) -> list[torch.Tensor]:
     """Prefill as libraries do that pad every batch on the left."""
     tokens_RL, mask_RL = pad_left([(*prompt, *completion[:-1]) for prompt, completion in samples])
     positions = None if mask_RL is None else np.maximum(mask_RL.cumsum(axis=1) - 1, 0)
     longest = max(len(completion) for _, completion in samples)
-    hidden, logits = forward(tokens_RL, keep=longest, mask=mask_RL, positions_RL=positions)
-    patterns, scores = to_patterns(hidden), logits.cpu().numpy()
-    return [
-        Prefill(patterns[row, longest - len(c) :], scores[row, longest - len(c) :])
-        for row, (_, c) in enumerate(samples)
-    ]
+    hidden = forward.hidden(tokens_RL, keep=longest, mask=mask_RL, positions_RL=positions)
+    return [rows[longest - len(c) :] for rows, (_, c) in zip(hidden, samples, strict=True)]
 
 
-def _decoded(forward: Forward, samples: Sequence[tuple[Tokens, Tokens]]) -> list[Prefill]:
+def _decoded(forward: Forward, samples: Sequence[tuple[Tokens, Tokens]]) -> list[torch.Tensor]:
     """Feed the completion token by token, as a worker does; one sample at a time."""
     made = []
     for prompt, completion in samples:
         rows = WholeBatch(forward, 1, len(completion))
         steps = [rows.admit([tuple(prompt)]), *(rows.step(np.array([t])) for t in completion[:-1])]
-        hidden, logits = (torch.cat(parts) for parts in zip(*steps, strict=True))
-        made.append(Prefill(to_patterns(hidden), logits.cpu().numpy()))
+        made.append(torch.cat([hidden for hidden, _ in steps]))
     return made

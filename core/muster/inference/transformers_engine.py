@@ -19,8 +19,17 @@ import psutil
 import torch
 
 from muster.inference import decode_loop
+from muster.inference.blocks import examine_rows
 from muster.inference.decode_loop import DecodingRows
-from muster.inference.engine import Completion, Prefill, Request, require_fits, require_samplable
+from muster.inference.engine import (
+    Completion,
+    Examined,
+    Request,
+    Sample,
+    require_fits,
+    require_samplable,
+)
+from muster.inference.examining import Recomputed
 from muster.inference.forward import (
     Forward,
     Tokens,
@@ -36,18 +45,19 @@ from muster.inference.sampler import Sampler
 from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
+from muster.toploc import build_proofs_many
 
 logger = logging.getLogger(__name__)
-
-_LOGITS_PER_BATCH = 1 << 26
-"""Logits that one prefill batch may hold: 256 MiB."""
 
 _CPU_TOKENS = 1 << 11
 """Tokens of one prefill batch on a CPU: beyond, activations leave its caches, and a fifth more time
 is spent (width 256)."""
 
 _DEVICE_TOKENS = 1 << 16
-"""Tokens of one prefill batch on an accelerator: bounds its activations."""
+"""Most tokens of one prefill batch on an accelerator."""
+
+_DEVICE_ACTIVATIONS = 2 << 30
+"""Bytes of a layer's activations in one prefill batch there, or in one sample."""
 
 
 class TransformersEngine:
@@ -150,7 +160,7 @@ class TransformersEngine:
 
     def generate(self, requests: Sequence[Request], *, proof: ProofRecipe) -> list[Completion]:
         """Return the completions in the order asked."""
-        with self._computing() as (policy, forward):
+        with self._computing() as (policy, forward), _sound():
             for request in requests:
                 require_samplable(request)
                 self._require_fits(request.prompt_tokens, request.max_new_tokens)
@@ -162,18 +172,70 @@ class TransformersEngine:
                 self._rows_for(requests), requests, sampler, eos=is_eos_V, proof=proof
             )
 
-    def prefill(self, samples: Sequence[tuple[Tokens, Tokens]]) -> list[Prefill]:
-        """Return per sample the hidden states and logits that predict its completion tokens."""
-        with self._computing() as (_, forward):
-            for prompt, completion in samples:
-                self._require_fits(prompt, len(completion), completion)
-            made: dict[int, Prefill] = {}
-            tokens = _CPU_TOKENS if forward.device.type == "cpu" else _DEVICE_TOKENS
-            logit_rows = _LOGITS_PER_BATCH // forward.vocab_size
-            for batch in plan_prefill(samples, self.max_rows, tokens, logit_rows):
-                prefills = _prefill_batch(forward, [samples[i] for i in batch])
-                made.update(zip(batch, prefills, strict=True))
+    def examine(
+        self, samples: Sequence[Sample], *, proof: ProofRecipe, temperature: float
+    ) -> list[Examined]:
+        """Return what the policy shows of every sample."""
+        made: dict[int, Examined] = {}
+        with self._computing() as (policy, forward):
+            pairs = [(each.prompt_tokens, each.completion_tokens) for each in samples]
+            for batch, hidden in self._prefilled(pairs):
+                found = examine_rows(
+                    [samples[i] for i in batch],
+                    hidden,
+                    forward.logits,
+                    vocab_size=forward.vocab_size,
+                    eos=policy.eos_token_ids,
+                    proof=proof,
+                    temperature=temperature,
+                )
+                made.update(zip(batch, found, strict=True))
         return [made[i] for i in range(len(samples))]
+
+    def prove(
+        self, samples: Sequence[tuple[Tokens, Tokens]], *, proof: ProofRecipe
+    ) -> list[list[bytes]]:
+        """Return the TOPLOC proofs of every (prompt, completion)."""
+        made: dict[int, list[bytes]] = {}
+        with self._computing(), _sound():
+            for batch, hidden in self._prefilled(samples):
+                built = build_proofs_many(hidden, chunk_tokens=proof.chunk_tokens, topk=proof.topk)
+                made.update(zip(batch, built, strict=True))
+        return [made[i] for i in range(len(samples))]
+
+    def recompute(self, samples: Sequence[tuple[Tokens, Tokens]]) -> list[Recomputed]:
+        """Return hidden states and logits of samples that are small enough to hold; calibration
+        compares models by them.
+        """
+        made: dict[int, Recomputed] = {}
+        with self._computing() as (_, forward):
+            for batch, hidden in self._prefilled(samples):
+                for i, hidden_TH in zip(batch, hidden, strict=True):
+                    logits_TV = forward.logits(hidden_TH).cpu().numpy()
+                    made[i] = Recomputed(to_patterns(hidden_TH), logits_TV)
+        return [made[i] for i in range(len(samples))]
+
+    def _prefilled(
+        self, samples: Sequence[tuple[Tokens, Tokens]]
+    ) -> Iterator[tuple[list[int], list[torch.Tensor]]]:
+        """Yield batches: places of samples, and the hidden states [T, H] of each.
+
+        Raises SampleUnfit, before anything is computed.
+        """
+        _, forward = self._loaded()
+        for prompt, completion in samples:
+            self._require_fits(prompt, len(completion), completion)
+        for batch in plan_prefill(samples, self.max_rows, self._batch_tokens()):
+            yield batch, _prefill_batch(forward, [samples[i] for i in batch])
+
+    def _batch_tokens(self) -> int:
+        policy, forward = self._loaded()
+        if forward.device.type == "cpu":
+            return _CPU_TOKENS
+        config = policy.model.config.get_text_config()
+        inner = getattr(config, "intermediate_size", None) or 4 * forward.hidden_size
+        values = 4 * inner + 8 * forward.hidden_size
+        return min(_DEVICE_TOKENS, _DEVICE_ACTIVATIONS // (values * self._dtype.itemsize))
 
     def _loaded(self) -> tuple[LoadedPolicy, Forward]:
         if self._policy is None or self._forward is None or self._version is None:
@@ -195,9 +257,7 @@ class TransformersEngine:
             policy, forward = self._loaded()
             try:
                 yield policy, forward
-            except ProofError as error:
-                raise EngineError(f"the policy computes nonsense: {error}") from error
-            except EngineError:
+            except (EngineError, ProofError):
                 raise
             except (RuntimeError, MemoryError) as error:
                 raise EngineError(f"inference failed: {error}") from error
@@ -214,16 +274,25 @@ def _free_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _prefill_batch(forward: Forward, samples: Sequence[tuple[Tokens, Tokens]]) -> list[Prefill]:
+@contextmanager
+def _sound() -> Iterator[None]:
+    """Say that the engine failed where its own work cannot be proven."""
+    try:
+        yield
+    except ProofError as error:
+        raise EngineError(f"the policy computes nonsense: {error}") from error
+
+
+def _prefill_batch(
+    forward: Forward, samples: Sequence[tuple[Tokens, Tokens]]
+) -> list[torch.Tensor]:
     # Padding follows the tokens, where causal attention never looks, so no mask is needed.
     tokens_RL = pad_right([(*prompt, *completion[:-1]) for prompt, completion in samples])
     first = min(len(prompt) for prompt, _ in samples) - 1
     window = torch.arange(first, tokens_RL.shape[1], device=forward.device)
-    hidden, logits = forward(tokens_RL, keep=window)
-    patterns, scores = to_patterns(hidden), logits.cpu().numpy()
-    prefills = []
-    for row, (prompt, completion) in enumerate(samples):
+    hidden_RNH = forward.hidden(tokens_RL, keep=window)
+    rows = []
+    for hidden_NH, (prompt, completion) in zip(hidden_RNH, samples, strict=True):
         start = len(prompt) - 1 - first
-        kept = slice(start, start + len(completion))
-        prefills.append(Prefill(patterns[row, kept], scores[row, kept]))
-    return prefills
+        rows.append(hidden_NH[start : start + len(completion)])
+    return rows

@@ -1,4 +1,4 @@
-"""The validator's path in the suite: one prefill, then proofs and choices against limits.
+"""The validator's path in the suite: what an engine finds, against limits.
 
 The limits are the least that any calibration has: what passes here passes everywhere.
 """
@@ -10,12 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 from conformance_policy import HIDDEN, VOCABULARY
 
-from muster.inference.engine import Completion, InferenceEngine, Prefill, Request
+from muster.inference.engine import Completion, Examined, InferenceEngine, Request, Sample
 from muster.inference.limits import FLOORS, chunk_limits, sampler_limits
 from muster.inference.measuring import NumberFormat
-from muster.inference.sampling import replay
 from muster.protocol.recipe import ProofRecipe
-from muster.toploc import ChunkResult, verify_proofs_many
+from muster.toploc import ChunkResult
 from muster.toploc.calibration import CalibratedModel, Calibration
 
 PROOF = ProofRecipe()
@@ -38,38 +37,30 @@ def least_limits(dtype: NumberFormat) -> Calibration:
     )
 
 
-def prefill_of(
+def examined(
     engine: InferenceEngine, requests: Sequence[Request], made: Sequence[Completion]
-) -> list[Prefill]:
-    """Return what an engine recomputes of completions."""
-    return engine.prefill(
-        [(r.prompt_tokens, c.tokens) for r, c in zip(requests, made, strict=True)]
-    )
+) -> list[Examined]:
+    """Return what an engine finds in completions; all requests have the first one's temperature."""
+    samples = [
+        Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs)
+        for r, c in zip(requests, made, strict=True)
+    ]
+    return engine.examine(samples, proof=PROOF, temperature=requests[0].temperature)
 
 
 def verdicts(
     dtype: NumberFormat,
+    engine: InferenceEngine,
     requests: Sequence[Request],
     made: Sequence[Completion],
-    prefills: Sequence[Prefill],
 ) -> list[str]:
-    """Return per sample "accepted", "proofs" or "sampling": the check that failed first.
-
-    All requests have the first one's temperature.
-    """
+    """Return per sample "accepted", "proofs" or "sampling": the check that failed first."""
     limits = least_limits(dtype)
-    chunks = verify_proofs_many([p.hidden_TH for p in prefills], [c.proofs for c in made])
-    replayed = replay(
-        [p.logits_TV for p in prefills],
-        [c.tokens for c in made],
-        [r.seed for r in requests],
-        requests[0].temperature,
-    )
     return [
         "proofs"
-        if not all(limits.chunk_passes(result) for result in results)
+        if not all(map(limits.chunk_passes, found.chunks))
         else "accepted"
-        if limits.sampler_passes(margins_T)
+        if limits.sampler_passes(found.replayed.margins_T)
         else "sampling"
-        for results, margins_T in zip(chunks, replayed.margins, strict=True)
+        for found in examined(engine, requests, made)
     ]

@@ -15,15 +15,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conformance_policy import CONTEXT, EOS, HIDDEN, VOCABULARY
 from conformance_reference import Reference
 from conformance_subjects import Subject
-from conformance_validator import PROOF, prefill_of, verdicts
+from conformance_validator import PROOF, least_limits, verdicts
 
-from muster.inference.engine import Completion, InferenceEngine, Request
-from muster.protocol.errors import EngineError
-from muster.protocol.ids import PolicyVersion
+from muster.inference.engine import Completion, InferenceEngine, Redraw, Request, Sample, Share
+from muster.inference.sampling import gumbel_noise
+from muster.protocol.errors import EngineError, SampleUnfit
+from muster.protocol.ids import Hash32, PolicyVersion
 from muster.toploc import verify_proofs_many
+from muster.toploc.chunks import to_patterns
+from muster.toploc.projections import SAME, distance, fingerprint, project
 
 
 def drawn(count: int, *, limit: int = 40, group: int = 1, seed: int = 0) -> list[Request]:
@@ -68,15 +72,13 @@ def test_temperature_divides_the_logits(
     requests = [replace(r, temperature=temperature) for r in drawn(4, limit=16)]
     made = engine.generate(requests, proof=PROOF)
     assert_right(subject, reference, requests, made)
-    prefills = prefill_of(engine, requests, made)
-    assert set(verdicts(subject.dtype, requests, made, prefills)) == {"accepted"}
+    assert set(verdicts(subject.dtype, engine, requests, made)) == {"accepted"}
 
 
 def test_the_engine_accepts_its_own_work(subject: Subject, engine: InferenceEngine) -> None:
     requests = drawn(16, group=4)
     made = engine.generate(requests, proof=PROOF)
-    prefills = prefill_of(engine, requests, made)
-    assert verdicts(subject.dtype, requests, made, prefills) == ["accepted"] * 16
+    assert verdicts(subject.dtype, engine, requests, made) == ["accepted"] * 16
 
 
 def test_another_engine_accepts_its_work(
@@ -84,8 +86,7 @@ def test_another_engine_accepts_its_work(
 ) -> None:
     requests = drawn(16, group=4)
     made = engine.generate(requests, proof=PROOF)
-    prefills = prefill_of(other, requests, made)
-    assert verdicts(subject.dtype, requests, made, prefills) == ["accepted"] * 16
+    assert verdicts(subject.dtype, other, requests, made) == ["accepted"] * 16
 
 
 def test_it_accepts_the_work_of_another_engine(
@@ -93,16 +94,14 @@ def test_it_accepts_the_work_of_another_engine(
 ) -> None:
     requests = drawn(16, group=4)
     made = other.generate(requests, proof=PROOF)
-    prefills = prefill_of(engine, requests, made)
-    assert verdicts(subject.dtype, requests, made, prefills) == ["accepted"] * 16
+    assert verdicts(subject.dtype, engine, requests, made) == ["accepted"] * 16
 
 
 def test_it_rejects_tokens_of_another_seed(subject: Subject, engine: InferenceEngine) -> None:
     requests = drawn(8)
     made = engine.generate(requests, proof=PROOF)
     others = [replace(request, seed=request.seed ^ 1) for request in requests]
-    prefills = prefill_of(engine, requests, made)
-    assert verdicts(subject.dtype, others, made, prefills) == ["sampling"] * 8
+    assert verdicts(subject.dtype, engine, others, made) == ["sampling"] * 8
 
 
 def test_it_rejects_proofs_of_another_policy(
@@ -111,23 +110,71 @@ def test_it_rejects_proofs_of_another_policy(
     requests = drawn(8)
     made = engine.generate(requests, proof=PROOF)
     engine.load_policy(policies[1], PolicyVersion(1))
-    prefills = prefill_of(engine, requests, made)
-    assert verdicts(subject.dtype, requests, made, prefills) == ["proofs"] * 8
+    assert verdicts(subject.dtype, engine, requests, made) == ["proofs"] * 8
 
 
-def test_prefill_row_t_is_what_token_t_was_chosen_by(
+def test_findings_of_token_t_are_those_of_the_row_it_was_chosen_by(
     subject: Subject, engine: InferenceEngine, reference: Reference
 ) -> None:
-    requests = drawn(6)
+    # Choices of another noise: margins of every size, at the rows of the sample's own tokens.
+    requests, proof = drawn(6), PROOF
     expected = [reference.complete(request) for request in requests]
-    made = [Completion(e.tokens, []) for e in expected]
-    tolerance = 1e-3 if subject.dtype == "float32" else 0.25
-    for prefill, truth in zip(prefill_of(engine, requests, made), expected, strict=True):
-        hidden_TH = (prefill.hidden_TH.astype(np.uint32) << 16).view(np.float32)
-        # Rounding to bfloat16 is 2^-9 of a value; float32 engines differ by no more than that.
-        assert hidden_TH == pytest.approx(truth.hidden_TH, rel=2**-8, abs=tolerance)
-        assert prefill.logits_TV.dtype == np.float32
-        assert prefill.logits_TV == pytest.approx(truth.logits_TV, abs=tolerance)
+    proofs = engine.prove(
+        [(r.prompt_tokens, e.tokens) for r, e in zip(requests, expected, strict=True)], proof=proof
+    )
+    limits = least_limits(subject.dtype)
+    tolerance, exponent_limit = (2e-3, 8) if subject.dtype == "float32" else (0.5, 32)
+    samples = [
+        Sample(r.prompt_tokens, e.tokens, r.seed ^ 1, made, redraws=(Redraw(r.seed, e.tokens),))
+        for r, e, made in zip(requests, expected, proofs, strict=True)
+    ]
+    for sample, found, truth in zip(
+        samples, engine.examine(samples, proof=proof, temperature=0.7), expected, strict=True
+    ):
+        logits_TV = truth.logits_TV / np.float32(0.7)
+        tokens, rows = list(truth.tokens), np.arange(len(truth.tokens))
+        for seed, replayed in ((sample.seed, found.replayed), (sample.seed ^ 1, found.redrawn[0])):
+            scores_TV = logits_TV + gumbel_noise([seed] * len(rows), rows, VOCABULARY)
+            margins_T = scores_TV.max(axis=1) - scores_TV[rows, tokens]
+            assert replayed.margins_T == pytest.approx(margins_T, abs=tolerance)
+            kept = scores_TV[rows, replayed.expected_T]
+            assert kept == pytest.approx(scores_TV.max(axis=1), abs=tolerance)
+        gap_T = truth.logits_TV[rows, tokens] - truth.logits_TV[rows, found.replayed.expected_T]
+        is_clear_T = np.abs(gap_T) > tolerance
+        assert (found.replayed.is_likelier_T == (gap_T > 0))[is_clear_T].all()
+        odds_T = torch.tensor(logits_TV).softmax(dim=1)[:, EOS].numpy()
+        assert found.ends_T == pytest.approx(odds_T, abs=tolerance)
+        (results,) = verify_proofs_many([truth.hidden_TH], [sample.proofs])
+        assert all(r.exponent_mismatches <= exponent_limit for r in results)
+        assert all(map(limits.chunk_passes, found.chunks))
+
+
+def test_projections_are_of_the_rows_of_each_sample(
+    engine: InferenceEngine, reference: Reference
+) -> None:
+    requests, seed = drawn(2, limit=8), Hash32(bytes(range(32)))
+    made = engine.generate(requests, proof=PROOF)
+    lengths = [len(completion.tokens) for completion in made]
+    shares = [(Share(seed, 0, sum(lengths)),), (Share(seed, lengths[0], sum(lengths)),)]
+    samples = [
+        Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs, shares=of_sample)
+        for r, c, of_sample in zip(requests, made, shares, strict=True)
+    ]
+    found = engine.examine(samples, proof=PROOF, temperature=1.0)
+    sums = np.sum([each.projections[0] for each in found], axis=0)
+    rows = np.concatenate(
+        [
+            reference.predict((*r.prompt_tokens, *c.tokens))[0][len(r.prompt_tokens) - 1 : -1]
+            for r, c in zip(requests, made, strict=True)
+        ]
+    )
+    truth = project(to_patterns(rows), seed)
+    assert distance(fingerprint(sums, sum(lengths), HIDDEN), truth) <= SAME
+    # The samples in the other order are another block.
+    others = [replace(s, shares=o) for s, o in zip(samples, shares[::-1], strict=True)]
+    moved = engine.examine(others, proof=PROOF, temperature=1.0)
+    sums = np.sum([each.projections[0] for each in moved], axis=0)
+    assert distance(fingerprint(sums, sum(lengths), HIDDEN), truth) > SAME
 
 
 def test_proofs_are_of_the_rows_that_chose_the_tokens(
@@ -178,8 +225,7 @@ def test_eos_may_be_the_first_token(
     requests = [Request(prompt, seed, 1.0, 9) for seed in seeds]
     made = engine.generate([*requests, *drawn(3)], proof=PROOF)[:3]
     assert_right(subject, reference, requests, made)
-    prefills = prefill_of(engine, requests, made)
-    assert verdicts(subject.dtype, requests, made, prefills) == ["accepted"] * 3
+    assert verdicts(subject.dtype, engine, requests, made) == ["accepted"] * 3
 
 
 def test_completions_of_one_token_have_a_proof(
@@ -190,8 +236,7 @@ def test_completions_of_one_token_have_a_proof(
     assert_right(subject, reference, requests, made)
     assert [len(c.tokens) for c in made[:4]] == [1] * 4
     assert [len(c.proofs) for c in made[:4]] == [1] * 4
-    prefills = prefill_of(engine, requests, made)
-    assert verdicts(subject.dtype, requests, made, prefills) == ["accepted"] * 6
+    assert verdicts(subject.dtype, engine, requests, made) == ["accepted"] * 6
 
 
 @pytest.mark.parametrize("new_tokens", [1, 8])
@@ -202,15 +247,14 @@ def test_prompt_and_completion_may_fill_the_context(
     requests = [Request(prompt, seed, 1.0, new_tokens) for seed in range(3)]
     made = engine.generate(requests, proof=PROOF)
     assert_right(subject, reference, requests, made)
-    prefills = prefill_of(engine, requests, made)
-    assert verdicts(subject.dtype, requests, made, prefills) == ["accepted"] * 3
+    assert verdicts(subject.dtype, engine, requests, made) == ["accepted"] * 3
 
 
 def test_nothing_may_exceed_the_context(engine: InferenceEngine) -> None:
     with pytest.raises(EngineError, match="context"):
         engine.generate([Request((2,) * (CONTEXT - 7), 1, 1.0, 8)], proof=PROOF)
     with pytest.raises(EngineError, match="context"):
-        engine.prefill([((2,) * (CONTEXT - 7), (3,) * 8)])
+        engine.prove([((2,) * (CONTEXT - 7), (3,) * 8)], proof=PROOF)
 
 
 def test_samples_of_one_prompt_are_those_of_each_alone(
@@ -286,8 +330,7 @@ def test_next_policy_generates_from_its_own_weights_only(
         assert engine.policy_version == version
         made = engine.generate(requests, proof=PROOF)
         assert_right(subject, references[version], requests, made)
-        prefills = prefill_of(engine, requests, made)
-        assert verdicts(subject.dtype, requests, made, prefills) == ["accepted"] * 4
+        assert verdicts(subject.dtype, engine, requests, made) == ["accepted"] * 4
 
 
 def test_damaged_policy_leaves_none_and_the_next_one_loads(
@@ -338,16 +381,19 @@ def test_requests_that_cannot_be_served_are_refused(
 @pytest.mark.parametrize(
     "refused", [((), (2,)), ((2,), ()), ((2,), (VOCABULARY,)), ((2,), (-1,)), ((1 << 70,), (2,))]
 )
-def test_prefills_that_cannot_be_computed_are_refused(
+def test_samples_that_cannot_be_computed_are_refused(
     engine: InferenceEngine, refused: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> None:
-    with pytest.raises(EngineError):
-        engine.prefill([refused])
+    with pytest.raises(SampleUnfit):
+        engine.prove([refused], proof=PROOF)
+    with pytest.raises(SampleUnfit):
+        engine.examine([Sample(*refused, 1, [])], proof=PROOF, temperature=1.0)
 
 
 def test_nothing_asked_gives_nothing(engine: InferenceEngine) -> None:
     assert engine.generate([], proof=PROOF) == []
-    assert engine.prefill([]) == []
+    assert engine.prove([], proof=PROOF) == []
+    assert engine.examine([], proof=PROOF, temperature=1.0) == []
 
 
 def test_the_engine_knows_its_policy(engine: InferenceEngine) -> None:

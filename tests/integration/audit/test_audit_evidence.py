@@ -442,7 +442,7 @@ async def test_a_verdict_by_history_is_run_again_with_the_worker_s_other_files(
 
 async def test_a_machine_that_fails_contradicts_nobody(judged: Network, tmp_path: Path) -> None:
     class Full(world.HashEngine):
-        def prefill(self, samples: Any) -> Any:
+        def recompute(self, samples: Any) -> Any:
             raise MemoryError(f"{len(samples)} samples")
 
     history = await history_of(judged)

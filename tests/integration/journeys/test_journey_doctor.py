@@ -113,7 +113,7 @@ class Greedy(world.HashEngine):  # type: ignore[misc, name-defined]
         while len(tokens) < limit and EOS not in tokens:
             _, logits = self._step((*request.prompt_tokens, *tokens))
             tokens.append(int(np.argmax(logits)))
-        hidden = self._prefill(request.prompt_tokens, tokens).hidden_TH
+        hidden = self._recompute(request.prompt_tokens, tokens).hidden_TH
         proofs = build_proofs(hidden, chunk_tokens=proof.chunk_tokens, topk=proof.topk)
         return Completion(tuple(tokens), proofs)
 

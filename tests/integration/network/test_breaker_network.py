@@ -37,7 +37,7 @@ from muster.client.validator.loop import ValidatorLoop
 from muster.client.validator.soundness import Flaw
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.process import run_worker
-from muster.inference import Prefill
+from muster.inference.examining import Recomputed
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.messages import Reason, Ticket, Verdict
@@ -65,9 +65,9 @@ LONG = PARAMETERS.model_copy(
 class DisturbedEngine(world.HashEngine):
     """A prefill whose hidden states have the wrong sign."""
 
-    def prefill(self, samples: Any) -> list[Prefill]:
-        found = super().prefill(samples)
-        return [Prefill(p.hidden_TH ^ np.uint16(0x8000), p.logits_TV) for p in found]
+    def recompute(self, samples: Any) -> list[Recomputed]:
+        found = super().recompute(samples)
+        return [Recomputed(p.hidden_TH ^ np.uint16(0x8000), p.logits_TV) for p in found]
 
 
 def disturbed(_settings: object) -> Any:

@@ -68,11 +68,11 @@ def corrupt(engine: TransformersEngine, seed: int) -> None:
 
 
 class Decaying(TransformersEngine):
-    """Its memory changes between what it generates and what it prefills."""
+    """Its memory changes between what it generates and what it examines."""
 
-    def prefill(self, samples: Any) -> Any:
+    def examine(self, samples: Any, **recipe: Any) -> Any:
         corrupt(self, 0)
-        return super().prefill(samples)
+        return super().examine(samples, **recipe)
 
 
 def test_a_sound_engine_passes_both_items(stage: Stage) -> None:

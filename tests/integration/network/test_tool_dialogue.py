@@ -15,10 +15,10 @@ from muster.inference import Request
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.messages import Reason, Verdict
+from muster.protocol.recipe import ProofRecipe
 from muster.protocol.rollouts import Rollout
 from muster.tasks import python_tool
 from muster.tasks.sandbox import shared_sandbox
-from muster.toploc import build_proofs
 from muster.trainer.base_model import LESSONS, WarmStart, build_base_model
 
 pytestmark = pytest.mark.skipif(
@@ -42,8 +42,7 @@ class Stage:
     def with_tokens(self, number: int, tokens: tuple[int, ...], **changes: object) -> list[Rollout]:
         """Return the rows, one of them with other tokens that are honestly proven."""
         row = self.rows[number]
-        prefill = self.engine.prefill([(row.prompt_tokens, tokens)])[0]
-        proofs = build_proofs(prefill.hidden_TH, chunk_tokens=32, topk=128)
+        (proofs,) = self.engine.prove([(row.prompt_tokens, tokens)], proof=ProofRecipe())
         changed = replace(row, completion_tokens=tokens, proofs=b"".join(proofs), **changes)  # type: ignore[arg-type]
         return [changed if i == number else each for i, each in enumerate(self.rows)]
 

@@ -20,12 +20,11 @@ from transformers import (
     Qwen2MoeConfig,
 )
 
-from muster.inference.engine import Request
-from muster.inference.sampling import gumbel_noise, replay
+from muster.inference.engine import Request, Sample
+from muster.inference.sampling import gumbel_noise
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
-from muster.toploc import verify_proofs_many
 
 COMMON: dict[str, Any] = {
     "vocab_size": len(CHARACTERS) + 2,
@@ -91,13 +90,13 @@ def asked(limit: int = 10) -> list[Request]:
 def test_logits_are_the_model_s_own(folder: Path) -> None:
     samples = [(prompt, (3, 1, 4)) for prompt in PROMPTS]
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    for (prompt, completion), prefill in zip(
-        samples, engine_on(folder).prefill(samples), strict=True
+    for (prompt, completion), computed in zip(
+        samples, engine_on(folder).recompute(samples), strict=True
     ):
         with torch.no_grad():
             logits = model(torch.tensor([[*prompt, *completion]])).logits[0]
         expected = logits[len(prompt) - 1 : -1].numpy()
-        assert prefill.logits_TV == pytest.approx(expected, abs=1e-4)
+        assert computed.logits_TV == pytest.approx(expected, abs=1e-4)
 
 
 def test_tokens_are_those_of_whole_forward_passes(folder: Path) -> None:
@@ -113,24 +112,21 @@ def test_tokens_are_those_of_whole_forward_passes(folder: Path) -> None:
         assert list(completion.tokens) == tokens
 
 
-def test_decoding_agrees_with_prefill(folder: Path) -> None:
+def test_decoding_agrees_with_examining(folder: Path) -> None:
     engine = engine_on(folder)
     made = engine.generate(asked(30), proof=ProofRecipe())
-    prefills = engine.prefill(
-        [(r.prompt_tokens, c.tokens) for r, c in zip(asked(), made, strict=True)]
-    )
-    hidden, proofs = [p.hidden_TH for p in prefills], [c.proofs for c in made]
-    for results in verify_proofs_many(hidden, proofs):
-        assert all(r.exponent_mismatches <= 2 and r.mantissa_error_mean < 0.1 for r in results)
-    replayed = replay(
-        [p.logits_TV for p in prefills], [c.tokens for c in made], [r.seed for r in asked()], 1.0
-    )
-    assert max(m.max() for m in replayed.margins) < 1e-4
+    samples = [
+        Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs)
+        for r, c in zip(asked(), made, strict=True)
+    ]
+    for found in engine.examine(samples, proof=ProofRecipe(), temperature=1.0):
+        assert all(r.exponent_mismatches <= 2 and r.mantissa_error_mean < 0.1 for r in found.chunks)
+        assert found.replayed.margins_T.max() < 1e-4
 
 
 def test_weights_swap_in_place(folder: Path) -> None:
     engine = engine_on(folder)
-    model, before = engine.model, engine.prefill([((1, 2), (3, 4))])[0].logits_TV
+    model, before = engine.model, engine.recompute([((1, 2), (3, 4))])[0].logits_TV
     engine.load_policy(folder, PolicyVersion(1))
-    assert (engine.prefill([((1, 2), (3, 4))])[0].logits_TV == before).all()
+    assert (engine.recompute([((1, 2), (3, 4))])[0].logits_TV == before).all()
     assert engine.model is model or "moe" in model.config.model_type

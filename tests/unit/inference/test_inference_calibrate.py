@@ -17,13 +17,12 @@ from muster.inference import substitutes
 from muster.inference.calibrate import CalibrationRun, calibrate_model
 from muster.inference.engine import Completion, Request
 from muster.inference.limits import FLOORS, Floors
-from muster.inference.measuring import VALIDATORS, WORKERS, Plan
-from muster.inference.sampling import replay
+from muster.inference.measuring import VALIDATORS, WORKERS, Plan, Work
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe, Recipe, SamplingRecipe, TrainingRecipe
-from muster.toploc import Calibration, verify_proofs_many
+from muster.toploc import Calibration
 
 RECIPE = Recipe(
     name="test",
@@ -60,18 +59,15 @@ def strikes(
     completions: list[Completion],
 ) -> int:
     """Samples that a validator would strike."""
-    samples = [(r.prompt_tokens, c.tokens) for r, c in zip(requests, completions, strict=True)]
-    prefills = engine.prefill(samples)
-    chunks = verify_proofs_many([p.hidden_TH for p in prefills], [c.proofs for c in completions])
-    replayed = replay(
-        [p.logits_TV for p in prefills],
-        [c.tokens for c in completions],
-        [r.seed for r in requests],
-        RECIPE.sampling.temperature,
-    )
+    samples = Work(requests, completions).samples()
+    temperature = RECIPE.sampling.temperature
+    found = engine.examine(samples, proof=RECIPE.proof, temperature=temperature)
     return sum(
-        not (all(map(calibration.chunk_passes, results)) and calibration.sampler_passes(m))
-        for results, m in zip(chunks, replayed.margins, strict=True)
+        not (
+            all(map(calibration.chunk_passes, each.chunks))
+            and calibration.sampler_passes(each.replayed.margins_T)
+        )
+        for each in found
     )
 
 

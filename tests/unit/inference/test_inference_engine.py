@@ -1,4 +1,4 @@
-"""The transformers engine against transformers itself, and against its own prefill."""
+"""The transformers engine against transformers itself, and against its own work."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from inference_policy import EOS, build_policy
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from muster.inference.engine import Completion, InferenceEngine, Prefill, Request
+from muster.inference.engine import Completion, Examined, InferenceEngine, Request, Sample
+from muster.inference.examining import Recomputed
 from muster.inference.policy_files import require_supported
-from muster.inference.sampling import gumbel_noise, replay
+from muster.inference.sampling import gumbel_noise
 from muster.inference.transformers_engine import TransformersEngine
-from muster.protocol.errors import EngineError
+from muster.protocol.errors import EngineError, ProofError, SampleUnfit
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import build_proofs, verify_proofs_many
@@ -39,10 +40,17 @@ def requests(
     return [Request(prompts[i // 4], drawn.getrandbits(64), 1.0, limit) for i in range(count)]
 
 
-def pairs(
-    asked: list[Request], made: list[Completion]
-) -> list[tuple[Sequence[int], Sequence[int]]]:
-    return [(r.prompt_tokens, c.tokens) for r, c in zip(asked, made, strict=True)]
+def samples_of(asked: list[Request], made: list[Completion]) -> list[Sample]:
+    return [
+        Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs)
+        for r, c in zip(asked, made, strict=True)
+    ]
+
+
+def examined(
+    engine: TransformersEngine, asked: list[Request], made: list[Completion]
+) -> list[Examined]:
+    return engine.examine(samples_of(asked, made), proof=PROOF, temperature=1.0)
 
 
 def slow_completion(folder: Path, request: Request) -> tuple[list[int], torch.Tensor]:
@@ -91,19 +99,15 @@ def test_tokens_do_not_depend_on_the_batch(
 
 @pytest.mark.parametrize("lengths", [(4,), (1, 2, 7, 9)])
 @pytest.mark.parametrize("max_rows", [1, 3, 256])
-def test_prefill_agrees_with_decoding(
+def test_examining_agrees_with_decoding(
     engine: TransformersEngine, lengths: Sequence[int], max_rows: int
 ) -> None:
     asked = requests(engine, lengths, limit=40)
     made = engine.generate(asked, proof=PROOF)
     engine.max_rows = max_rows
-    prefills = engine.prefill(pairs(asked, made))
-    for results in verify_proofs_many([p.hidden_TH for p in prefills], [c.proofs for c in made]):
-        assert all(r.exponent_mismatches <= 2 and r.mantissa_error_mean < 0.1 for r in results)
-    replayed = replay(
-        [p.logits_TV for p in prefills], [c.tokens for c in made], [r.seed for r in asked], 1.0
-    )
-    assert max(m.max() for m in replayed.margins) < 1e-4
+    for found in examined(engine, asked, made):
+        assert all(r.exponent_mismatches <= 2 and r.mantissa_error_mean < 0.1 for r in found.chunks)
+        assert found.replayed.margins_T.max() < 1e-4
 
 
 def test_a_completion_goes_on_from_any_position(engine: TransformersEngine) -> None:
@@ -128,27 +132,26 @@ def test_text_within_a_sequence_has_nothing_around_it(engine: TransformersEngine
     assert engine.encode("31=13")[-3:] == engine.encode("=13", is_start=False)
 
 
-def test_prefill_rows_predict_the_completion_tokens(
+def test_recomputed_rows_predict_the_completion_tokens(
     engine: TransformersEngine, policy_folder: Path
 ) -> None:
     samples = [((1, 2, 3), (4, 5)), ((6,), (7, 8, 9, 1))]
-    prefills = engine.prefill(samples)
+    found = engine.recompute(samples)
     model = AutoModelForCausalLM.from_pretrained(policy_folder)
-    for (prompt, completion), prefill in zip(samples, prefills, strict=True):
+    for (prompt, completion), computed in zip(samples, found, strict=True):
         with torch.no_grad():
             expected = model(torch.tensor([[*prompt, *completion]])).logits[0]
         rows = expected[len(prompt) - 1 : -1].numpy()
-        assert prefill.logits_TV == pytest.approx(rows, abs=1e-5)
-        assert prefill.hidden_TH.shape == (len(completion), engine.hidden_size)
+        assert computed.logits_TV == pytest.approx(rows, abs=1e-5)
+        assert computed.hidden_TH.shape == (len(completion), engine.hidden_size)
 
 
 def test_replay_catches_tokens_of_another_seed(engine: TransformersEngine) -> None:
     asked = requests(engine, count=64)
     made = engine.generate(asked, proof=PROOF)
-    prefills = engine.prefill(pairs(asked, made))
-    others = [request.seed ^ 1 for request in asked]
-    replayed = replay([p.logits_TV for p in prefills], [c.tokens for c in made], others, 1.0)
-    assert sum(m.max() > 0.001 for m in replayed.margins) > len(asked) / 4
+    others = [replace(request, seed=request.seed ^ 1) for request in asked]
+    found = examined(engine, others, made)
+    assert sum(each.replayed.margins_T.max() > 0.001 for each in found) > len(asked) / 4
 
 
 def test_completion_ends_with_the_first_eos_or_at_the_limit(engine: TransformersEngine) -> None:
@@ -172,8 +175,10 @@ def test_completion_stops_at_its_own_limit(engine: TransformersEngine, limit: in
 def test_one_token_completion_has_a_proof(engine: TransformersEngine) -> None:
     request = Request(engine.encode("3172="), 1, 1.0, 1)
     (completion,) = engine.generate([request], proof=PROOF)
-    (prefill,) = engine.prefill([(request.prompt_tokens, completion.tokens)])
-    assert completion.proofs == build_proofs(prefill.hidden_TH)
+    pair = (request.prompt_tokens, completion.tokens)
+    (computed,) = engine.recompute([pair])
+    assert completion.proofs == build_proofs(computed.hidden_TH)
+    assert engine.prove([pair], proof=PROOF) == [completion.proofs]
     assert len(completion.proofs[0]) == 2 + 2 * 64
 
 
@@ -201,17 +206,17 @@ def test_text_round_trips_without_eos(engine: TransformersEngine) -> None:
 
 def test_nothing_asked_gives_nothing(engine: TransformersEngine) -> None:
     assert engine.generate([], proof=PROOF) == []
-    assert engine.prefill([]) == []
+    assert engine.examine([], proof=PROOF, temperature=1.0) == []
+    assert engine.prove([], proof=PROOF) == engine.recompute([]) == []
 
 
-def test_bfloat16_engine_agrees_with_its_own_prefill(policy_folder: Path) -> None:
+def test_bfloat16_engine_agrees_with_what_it_examines(policy_folder: Path) -> None:
     engine = TransformersEngine("bfloat16")
     engine.load_policy(policy_folder, PolicyVersion(0))
     asked = requests(engine)
     made = engine.generate(asked, proof=PROOF)
-    prefills = engine.prefill(pairs(asked, made))
-    for results in verify_proofs_many([p.hidden_TH for p in prefills], [c.proofs for c in made]):
-        assert all(r.exponent_mismatches <= 16 and r.mantissa_error_mean < 4 for r in results)
+    for found in examined(engine, asked, made):
+        assert all(r.exponent_mismatches <= 16 and r.mantissa_error_mean < 4 for r in found.chunks)
 
 
 def test_engine_satisfies_the_protocol(engine: TransformersEngine) -> None:
@@ -243,11 +248,13 @@ def test_requests_that_cannot_be_served_are_refused(
 @pytest.mark.parametrize(
     "sample", [((), (1,)), ((1,), ()), ((1,), (19,)), ((1,), (-1,)), ((1,) * 100, (1,) * 29)]
 )
-def test_prefill_refuses_what_the_policy_cannot_compute(
+def test_examining_refuses_what_the_policy_cannot_compute(
     engine: TransformersEngine, sample: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> None:
     with pytest.raises(EngineError):
-        engine.prefill([sample])
+        engine.prove([sample], proof=PROOF)
+    with pytest.raises(SampleUnfit):
+        engine.examine([Sample(*sample, 1, [])], proof=PROOF, temperature=1.0)
 
 
 def test_engine_without_policy_refuses() -> None:
@@ -263,8 +270,8 @@ def changed_copy(folder: Path, target: Path, factor: float) -> Path:
     return target
 
 
-def sole_prefill(engine: TransformersEngine) -> Prefill:
-    return engine.prefill([((1, 2, 3), (4, 5))])[0]
+def alone(engine: TransformersEngine) -> Recomputed:
+    return engine.recompute([((1, 2, 3), (4, 5))])[0]
 
 
 def test_next_version_is_swapped_in_place(
@@ -277,7 +284,7 @@ def test_next_version_is_swapped_in_place(
     fresh.load_policy(folder, PolicyVersion(1))
     assert engine.model is before
     assert engine.policy_version == 1
-    assert (sole_prefill(engine).logits_TV == sole_prefill(fresh).logits_TV).all()
+    assert (alone(engine).logits_TV == alone(fresh).logits_TV).all()
 
 
 def test_tied_weights_stay_tied_after_a_swap(
@@ -294,10 +301,10 @@ def test_other_configuration_is_loaded_anew(
     folder = shutil.copytree(policy_folder, tmp_path / "other")
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 0.1'))
-    before, logits = engine.model, sole_prefill(engine).logits_TV
+    before, logits = engine.model, alone(engine).logits_TV
     engine.load_policy(folder, PolicyVersion(1))
     assert engine.model is not before
-    assert not np.allclose(sole_prefill(engine).logits_TV, logits)
+    assert not np.allclose(alone(engine).logits_TV, logits)
 
 
 def break_weights(folder: Path, how: str) -> None:
@@ -329,7 +336,7 @@ def test_damaged_weights_are_refused_and_nothing_stays_loaded(
         engine.load_policy(folder, PolicyVersion(1))
     assert engine.policy_version is None
     with pytest.raises(EngineError, match="no policy is loaded"):
-        engine.prefill([((1,), (2,))])
+        engine.prove([((1,), (2,))], proof=PROOF)
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
@@ -352,6 +359,12 @@ def test_policy_that_computes_nan_is_refused(policy_folder: Path, tmp_path: Path
     )
     with pytest.raises(EngineError, match="computes nonsense"):
         engine.generate([Request((1, 2), 1, 1.0, 3)], proof=PROOF)
+    with pytest.raises(EngineError, match="computes nonsense"):
+        engine.prove([((1, 2), (3,))], proof=PROOF)
+    # Of a stranger's sample, the engine itself does not know whose fault that is.
+    sample = Sample((1, 2), (3,), 1, build_proofs(np.ones((1, 64), np.float32)))
+    with pytest.raises(ProofError, match="NaN"):
+        engine.examine([sample], proof=PROOF, temperature=1.0)
 
 
 def test_untied_head_is_supported(tmp_path: Path) -> None:
@@ -370,7 +383,7 @@ def test_failure_inside_the_model_is_an_engine_error(
 
     monkeypatch.setattr(engine.model, "forward", explode)
     with pytest.raises(EngineError, match="inference failed: out of memory"):
-        engine.prefill([((1,), (2,))])
+        engine.prove([((1,), (2,))], proof=PROOF)
 
 
 def test_model_without_a_head_is_refused() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import DynamicCache, MistralConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, DynamicCache, MistralConfig, OPTConfig, Qwen3Config
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from muster.inference import forward
 from muster.inference.decode_loop import plan_decode
 from muster.inference.forward import (
+    Forward,
     GrowingLayer,
     distinct,
     growing_cache,
@@ -19,6 +23,7 @@ from muster.inference.forward import (
     pad_right,
     plan_prefill,
 )
+from muster.protocol.errors import EngineError
 
 rows = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=20)
 
@@ -32,23 +37,21 @@ def test_decode_plan_puts_equal_prompts_side_by_side() -> None:
     assert plan_decode([[2, 2], [1], [3, 3], [2, 2]]) == [1, 0, 3, 2]
 
 
-@given(rows, st.integers(1, 8), st.integers(1, 60), st.integers(1, 30))
+@given(rows, st.integers(1, 8), st.integers(1, 60))
 def test_prefill_plan_holds_every_sample_once(
-    prompts: list[list[int]], max_rows: int, max_tokens: int, max_logit_rows: int
+    prompts: list[list[int]], max_rows: int, max_tokens: int
 ) -> None:
     samples = [(prompt, prompt[::-1]) for prompt in prompts]
-    batches = plan_prefill(samples, max_rows, max_tokens, max_logit_rows)
+    batches = plan_prefill(samples, max_rows, max_tokens)
     assert sorted(i for batch in batches for i in batch) == list(range(len(prompts)))
     for batch in batches:
-        first = min(len(samples[i][0]) for i in batch)
         last = max(len(samples[i][0]) + len(samples[i][1]) for i in batch)
-        assert len(batch) == 1 or len(batch) * (last - first) <= max_logit_rows
         assert len(batch) == 1 or len(batch) * last <= max_tokens
         assert len(batch) <= max_rows
 
 
 def test_prefill_plan_of_nothing_is_empty() -> None:
-    assert plan_prefill([], 8, 8, 8) == plan_decode([]) == []
+    assert plan_prefill([], 8, 8) == plan_decode([]) == []
 
 
 def test_distinct_prompts_keep_their_order() -> None:
@@ -111,3 +114,72 @@ def test_a_token_is_written_into_room_that_is_there() -> None:
 def test_layers_with_a_window_stay_as_they_are() -> None:
     cache = growing_cache(MistralConfig(num_hidden_layers=2, sliding_window=4))
     assert [type(layer) for layer in cache.layers] == [DynamicSlidingWindowLayer] * 2
+
+
+# The head, given rows
+
+
+def opt() -> Any:
+    """A model whose own code goes round its base model, and projects what the head is given."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "ffn_dim": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
+    config = OPTConfig(
+        **sizes,
+        vocab_size=11,
+        word_embed_proj_dim=8,
+        max_position_embeddings=16,
+        tie_word_embeddings=False,
+    )
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+TOKENS = np.array([[1, 2, 3, 4, 5, 6]])
+
+
+def test_logits_of_rows_are_the_model_s_own_where_its_decoder_cannot_be_left_out() -> None:
+    forward = Forward(opt())
+    with torch.inference_mode():
+        hidden, logits = forward(TOKENS, keep=6)
+        assert torch.equal(forward.hidden(TOKENS, keep=6), hidden)
+        # Rows in another order, and more than the model has positions.
+        rows = [5, 0, 3, 3] * 8
+        assert torch.allclose(forward.logits(hidden[0, rows]), logits[0, rows], atol=1e-6)
+
+
+def test_the_decoder_is_not_run_for_logits_where_it_can_be_left_out() -> None:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=11,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+    )
+    model = AutoModelForCausalLM.from_config(config).eval()
+    forward = Forward(model)
+    ran: list[str] = []
+    model.model.layers[0].register_forward_hook(lambda *_: ran.append("layer"))
+    model.lm_head.register_forward_hook(lambda *_: ran.append("head"))
+    with torch.inference_mode():
+        hidden = forward.hidden(TOKENS, keep=6)
+        assert ran == ["layer"]
+        forward.logits(hidden[0])
+        assert ran == ["layer", "head"]
+        forward(TOKENS, keep=6)
+        assert ran == ["layer", "head"] * 2
+
+
+def test_a_model_whose_logits_depend_on_more_than_the_head_is_given_is_refused() -> None:
+    model = opt()
+    own = model.forward
+
+    def biased(**arguments: Any) -> Any:
+        output = own(**arguments)
+        output.logits = output.logits + arguments["input_ids"].sum()
+        return output
+
+    model.forward = biased
+    with pytest.raises(EngineError, match="from more than its head is given"):
+        Forward(model)

@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from muster.inference.engine import Sample
+from muster.inference.sampling import replay
 from muster.inference.vllm.capture import ChosenRows, HiddenStates, PromptRows
+from muster.inference.vllm.frames import Facts
 from muster.protocol.errors import ProofError
+from muster.protocol.recipe import ProofRecipe
 from muster.toploc import build_proofs
 
 H = 40
@@ -165,14 +169,21 @@ def test_extension_watches_every_step_only_while_told_to() -> None:
     extension.muster_rest()
 
 
-def test_extension_computes_logits_from_the_kept_rows() -> None:
-    extension = HiddenStates()
+def test_extension_examines_the_kept_rows() -> None:
+    extension, proof = HiddenStates(), ProofRecipe(chunk_tokens=2, topk=8)
     extension.model_runner = Runner()
     extension.muster_prefill({"a": (1, 4)})
     own = rows_of(4)
     extension.muster_capture.add("a", 0, own)
-    hidden, logits = extension.muster_rows("a", 1, 3)
-    assert hidden.shape == (2, H)
-    assert torch.equal(torch.from_numpy(logits), own[2:4, :3] * 2)
+    proofs = extension.muster_build("a", proof)
+    assert proofs == build_proofs(own[1:], chunk_tokens=2, topk=8)
+    facts = Facts(H, 3, frozenset({2}), 64)
+    sample = Sample((1, 2), (0, 1, 2), 7, proofs)
+    found = extension.muster_examine("a", sample, facts, proof, 0.5)
+    logits = (own[1:, :3] * 2).numpy()
+    replayed = replay([logits], [(0, 1, 2)], [7], 0.5)
+    assert found.replayed.margins_T.tolist() == replayed.margins[0].tolist()
+    assert found.replayed.expected_T.tolist() == replayed.expected[0].tolist()
+    assert [chunk.exponent_mismatches for chunk in found.chunks] == [0, 0]
     extension.muster_drop("a")
     extension.muster_rest()

@@ -6,17 +6,24 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import vllm_double
 
-from muster.inference.engine import InferenceEngine, Request
+from muster.inference.engine import (
+    Examined,
+    InferenceEngine,
+    Redraw,
+    Request,
+    Sample,
+    Share,
+)
 from muster.inference.vllm.engine import Patience, VllmEngine
-from muster.protocol.errors import EngineError
-from muster.protocol.ids import PolicyVersion
+from muster.protocol.errors import EngineError, ProofError
+from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.recipe import ProofRecipe
 
 PROOF = ProofRecipe()
@@ -73,13 +80,61 @@ def test_answers_come_in_the_order_asked_with_their_proofs(opened: Open) -> None
     assert [completion.tokens for completion in made] == EXPECTED
     assert {tuple(completion.proofs) for completion in made} == {(b"a", b"bc")}
     assert engine.encode("ab") == (97, 98)
-    assert engine.generate([], proof=PROOF) == engine.prefill([]) == []
+    assert engine.generate([], proof=PROOF) == engine.prove([], proof=PROOF) == []
+    assert engine.examine([], proof=PROOF, temperature=1.0) == []
 
 
-def test_prefills_are_put_together_from_parts(opened: Open) -> None:
-    prefills = opened().prefill([((1,), (5, 6, 7)), ((1, 2), (8,))])
-    assert [prefill.logits_TV[:, 0].tolist() for prefill in prefills] == [[5, 6, 7], [8]]
-    assert [prefill.hidden_TH.shape for prefill in prefills] == [(3, 4), (1, 4)]
+SAMPLES = [
+    Sample((1,), (5, 6, 7), 9, [b"abc", b"d"]),
+    Sample(
+        (1, 2),
+        (8,),
+        2**64 - 1,
+        [b"ab"],
+        (Share(Hash32(bytes(range(32))), 3, 70),),
+        (Redraw(4, (9,)), Redraw(0, (3,))),
+    ),
+]
+
+
+def assert_findings(found: Sequence[Examined]) -> None:
+    for sample, each in zip(SAMPLES, found, strict=True):
+        expected = vllm_double.found_in(sample)
+        assert each.chunks == expected.chunks
+        assert each.projections.tolist() == expected.projections.tolist()
+        pairs = [(each.replayed, expected.replayed)]
+        pairs += zip(each.redrawn, expected.redrawn, strict=True)
+        for got, wanted in pairs:
+            assert got.margins_T.tolist() == wanted.margins_T.tolist()
+            assert got.expected_T.tolist() == wanted.expected_T.tolist()
+            assert got.is_likelier_T.tolist() == wanted.is_likelier_T.tolist()
+        assert (each.ends_T is None) == (expected.ends_T is None)
+    assert found[1].ends_T == pytest.approx([0.5])
+
+
+def test_findings_come_in_the_order_asked(opened: Open) -> None:
+    assert_findings(opened().examine(SAMPLES, proof=PROOF, temperature=0.6))
+
+
+def test_proofs_come_in_the_order_asked(opened: Open) -> None:
+    pairs = [((1,), (5, 6, 7)), ((1, 2), (8,))]
+    assert opened().prove(pairs, proof=PROOF) == [[b"\5\6\7"], [b"\x08"]]
+
+
+@pytest.mark.parametrize("failure", ["forgets", "finds too little"])
+def test_missing_findings_are_asked_for_again(opened: Open, tmp_path: Path, failure: str) -> None:
+    engine = opened(f"once {failure}")
+    assert_findings(engine.examine(SAMPLES, proof=PROOF, temperature=0.6))
+    assert (tmp_path / "asked").read_text() == "examine\n" * 2
+
+
+def test_samples_without_numbers_are_no_failure_of_the_process(opened: Open) -> None:
+    engine = opened("once finds nonsense")
+    before = engine.pid
+    with pytest.raises(ProofError, match="NaN"):
+        engine.examine(SAMPLES, proof=PROOF, temperature=0.6)
+    assert_findings(engine.examine(SAMPLES, proof=PROOF, temperature=0.6))
+    assert engine.pid == before
 
 
 def test_engine_satisfies_the_protocol(opened: Open) -> None:
@@ -108,11 +163,6 @@ def test_what_was_answered_before_a_failure_is_not_asked_again(
     assert tokens(engine) == EXPECTED
     # Samples 3 and 2 were answered; the second process was asked for 0 and 1 alone.
     assert (tmp_path / "asked").read_text() == "generate\n" * 2
-
-
-def test_missing_rows_of_a_prefill_are_asked_again(opened: Open) -> None:
-    (prefill,) = opened("once forgets rows").prefill([((1,), (5, 6, 7))])
-    assert prefill.logits_TV[:, 0].tolist() == [5, 6, 7]
 
 
 def test_signs_of_life_keep_a_slow_process(opened: Open) -> None:

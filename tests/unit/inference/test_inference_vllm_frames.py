@@ -7,13 +7,15 @@ import socket
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import vllm_double
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.inference.engine import Completion, Request
+from muster.inference.engine import Completion, Redraw, Request, Sample, Share
 from muster.inference.vllm import frames
 from muster.inference.vllm.frames import (
     MAX_BODY_BYTES,
@@ -24,6 +26,7 @@ from muster.inference.vllm.frames import (
     ChannelSilent,
     Frame,
 )
+from muster.protocol.ids import Hash32
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=9).map(tuple)
 REQUESTS = st.lists(
@@ -37,6 +40,32 @@ REQUESTS = st.lists(
     ),
     min_size=1,
 )
+SEEDS = st.integers(0, 2**64 - 1)
+SHARES = st.builds(
+    Share,
+    st.binary(min_size=32, max_size=32).map(Hash32),
+    st.integers(0, 99),
+    st.integers(1, 99),
+)
+
+
+@st.composite
+def sample(draw: st.DrawFn) -> Sample:
+    tokens = draw(TOKENS)
+    others = st.lists(st.integers(0, 2**31 - 1), min_size=len(tokens), max_size=len(tokens)).map(
+        tuple
+    )
+    return Sample(
+        draw(TOKENS),
+        tokens,
+        draw(SEEDS),
+        draw(st.lists(st.binary(max_size=9))),
+        tuple(draw(st.lists(SHARES, max_size=3))),
+        tuple(draw(st.lists(st.builds(Redraw, SEEDS, others), max_size=3))),
+    )
+
+
+SAMPLES = sample()
 Ends = tuple[Channel, socket.socket]
 
 
@@ -117,8 +146,15 @@ def test_requests_round_trip(requests: list[Request]) -> None:
 
 
 @given(st.lists(st.tuples(TOKENS, TOKENS)))
-def test_samples_round_trip(samples: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
-    assert frames.samples_of(carried(frames.prefill_frame(samples))) == samples
+def test_pairs_round_trip(pairs: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
+    assert frames.pairs_of(carried(frames.prove_frame(pairs, 32, 128))) == pairs
+
+
+@given(st.lists(SAMPLES))
+def test_samples_round_trip(samples: list[Sample]) -> None:
+    frame = carried(frames.examine_frame(samples, 32, 128, 0.7))
+    assert frames.samples_of(frame) == samples
+    assert (frame.header["proof"], frame.header["temperature"]) == ([32, 128], 0.7)
 
 
 @given(st.integers(0, 3), TOKENS, st.lists(st.binary(max_size=9)))
@@ -148,22 +184,31 @@ def test_completion_that_answers_something_else_is_caught(lie: dict[str, object]
         frames.completion_of(Frame({**frame.header, **lie}, frame.body), [9] * 4)
 
 
-def test_rows_round_trip() -> None:
-    hidden = np.arange(6, dtype=np.uint16).reshape(2, 3)
-    logits = np.linspace(-1, 1, 10, dtype=np.float32).reshape(2, 5)
-    place, start, patterns, scores = frames.rows_of(
-        carried(frames.rows_frame(7, 4, hidden, logits)), 3, 5
-    )
-    assert (place, start) == (7, 4)
-    assert patterns.tolist() == hidden.tolist()
-    assert scores.tolist() == logits.tolist()
+@given(SAMPLES, st.integers(0, 3))
+def test_findings_round_trip(sample: Sample, place: int) -> None:
+    found = vllm_double.found_in(sample)
+    frame = carried(frames.examined_frame(place, found))
+    got_place, got = frames.examined_of(frame, [sample] * 4)
+    assert got_place == place
+    assert repr(got) == repr(found)
 
 
-@pytest.mark.parametrize("lie", [{"rows": 1}, {"rows": 0}, {"rows": -2}, {"start": "x"}])
-def test_rows_of_another_size_are_caught(lie: dict[str, object]) -> None:
-    frame = frames.rows_frame(0, 0, np.zeros((2, 3), np.uint16), np.zeros((2, 5), np.float32))
+@pytest.mark.parametrize("lie", [{"place": 4}, {"place": -1}, {"place": None}, {"place": 0}])
+def test_findings_of_something_else_are_caught(lie: dict[str, object]) -> None:
+    sample = Sample((1,), (2, 3), 4, [b"a"])
+    asked = [replace(sample, completion_tokens=(2,)), sample, sample, sample]
+    frame = frames.examined_frame(3, vllm_double.found_in(sample))
+    assert frames.examined_of(frame, asked)[0] == 3
     with pytest.raises(ChannelBroken):
-        frames.rows_of(Frame({**frame.header, **lie}, frame.body), 3, 5)
+        frames.examined_of(Frame({**frame.header, **lie}, frame.body), asked)
+
+
+def test_chunks_that_are_no_numbers_are_caught() -> None:
+    sample = Sample((1,), (2, 3), 4, [b"a"])
+    frame = frames.examined_frame(0, vllm_double.found_in(sample))
+    body = frame.body[:18] + np.full(6, np.nan).tobytes()
+    with pytest.raises(ChannelBroken, match="no numbers"):
+        frames.examined_of(Frame(frame.header, body), [sample])
 
 
 @pytest.mark.parametrize(

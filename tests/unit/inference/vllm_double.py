@@ -18,8 +18,6 @@ HIDDEN, VOCAB, EOS, CONTEXT = 4, 11, 10, 64
 
 
 def answers(frame: Any, folder: Path) -> Iterator[Any]:
-    import numpy as np
-
     from muster.inference.engine import Completion
     from muster.inference.vllm import frames
     from muster.inference.vllm.frames import Frame
@@ -43,14 +41,21 @@ def answers(frame: Any, folder: Path) -> Iterator[Any]:
     how = mode.removeprefix("always ").removeprefix("once ")
     if frame.kind == "encode":
         yield Frame({"kind": "done", "tokens": list(frame.body)})
-    elif frame.kind == "prefill":
-        for place, (_, completion) in enumerate(frames.samples_of(frame)):
-            rows = len(completion) - (fails and how == "forgets rows")
-            hidden = np.full((rows, HIDDEN), completion[0], np.uint16)
-            logits = np.tile(np.array(completion[:rows], np.float32)[:, None], (1, VOCAB))
-            for start in range(0, rows, 2):
-                part = slice(start, start + 2)
-                yield frames.rows_frame(place, start, hidden[part], logits[part])
+    elif frame.kind == "prove":
+        for place, (_, completion) in reversed(list(enumerate(frames.pairs_of(frame)))):
+            yield frames.completion_frame(place, Completion(completion, [bytes(completion)]))
+        yield Frame({"kind": "done"})
+    elif frame.kind == "examine":
+        samples = frames.samples_of(frame)
+        for place, sample in reversed(list(enumerate(samples))):
+            if fails and place == 0 and how == "finds nonsense":
+                yield Frame({"kind": "nonsense", "message": "hidden states hold NaN"})
+                return
+            answer = frames.examined_frame(place, found_in(sample))
+            if fails and place == 0 and how == "finds too little":
+                answer = Frame(answer.header, answer.body[:-1])
+            if not (fails and place == 0 and how == "forgets"):
+                yield answer
         yield Frame({"kind": "done"})
     elif frame.kind == "generate":
         requests = frames.requests_of(frame)
@@ -63,6 +68,26 @@ def answers(frame: Any, folder: Path) -> Iterator[Any]:
             if not (fails and how == "forgets" and place == 0):
                 yield frames.completion_frame(place, Completion(tokens, [b"a", b"bc"]))
         yield Frame({"kind": "done"})
+
+
+def found_in(sample: Any) -> Any:
+    """Return findings that tell what they are of."""
+    import numpy as np
+
+    from muster.inference.engine import Examined, Replayed
+    from muster.toploc import ChunkResult
+
+    def replayed(seed: int, tokens: tuple[int, ...]) -> Replayed:
+        ids = np.array(tokens)
+        return Replayed((ids / 4 + seed).astype(np.float32), ids[::-1], ids % 2 == 0)
+
+    return Examined(
+        replayed(sample.seed, sample.completion_tokens),
+        tuple(ChunkResult(len(p), 0.5, 2.0**64, 3, 4, 5) for p in sample.proofs),
+        np.array([[share.first] * 8 for share in sample.shares], np.float64).reshape(-1, 8),
+        tuple(replayed(redraw.seed, redraw.tokens) for redraw in sample.redraws),
+        np.array(sample.completion_tokens) / 16 if sample.redraws else None,
+    )
 
 
 def failure(how: str) -> Iterator[Any]:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 
@@ -28,16 +29,16 @@ from muster.client.validator.checks import (
 from muster.client.validator.replay import Replay, replay_rows
 from muster.inference import InferenceEngine
 from muster.inference.dialogue import Claimed, Followed, follow
+from muster.inference.engine import Share
 from muster.protocol.checking import block_seed, split_blocks
 from muster.protocol.errors import MusterError, ProofError, SampleUnfit
-from muster.protocol.ids import Address
+from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict
 from muster.protocol.recipe import Recipe, SamplingRecipe
 from muster.protocol.rollouts import Bounds, Rollout, count_units
 from muster.tasks import TaskSet, runs_completions
 from muster.toploc import Calibration
-from muster.toploc.chunks import Patterns
-from muster.toploc.projections import project
+from muster.toploc.projections import fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -126,9 +127,9 @@ def examine(
         finding = check_turns(rows, limit, eos) if runs_text else completions()
     if finding:
         return Judgement(finding, units)
-    fingerprinter = _Fingerprinter(claim, seats, [len(row.completion_tokens) for row in rows])
+    blocks = _Blocks(claim, seats, [len(row.completion_tokens) for row in rows])
     try:
-        replays = replay_rows(rows, engine, rules.recipe, fingerprinter.take)
+        replays = replay_rows(rows, engine, rules.recipe, blocks.shares())
     except SampleUnfit as error:
         return Judgement(_without_prefill(error), units)
     except ProofError as error:
@@ -138,7 +139,8 @@ def examine(
     if runs_text and not finding:
         finding = completions()
     is_nonsense = any(len(r.margins) and not np.isfinite(r.margins).any() for r in replays)
-    return Judgement(finding, units, tuple(replays), fingerprinter.fingerprints(), is_nonsense)
+    fingerprints = blocks.fingerprints(replays, engine.hidden_size)
+    return Judgement(finding, units, tuple(replays), fingerprints, is_nonsense)
 
 
 def _check_completions(
@@ -165,11 +167,10 @@ def _check_completions(
     )
 
 
-class _Fingerprinter:
-    """Takes what validators' fingerprints of a submission must be, from its rows in order.
+class _Blocks:
+    """The blocks of a submission's rows, and what validators' fingerprints of them must be.
 
-    The hidden states of one block are held at a time, whatever the size of the submission. Nothing
-    is computed without seats.
+    Nothing is projected without seats.
     """
 
     def __init__(self, claim: Claim, seats: Sequence[Address], lengths: Sequence[int]) -> None:
@@ -177,30 +178,40 @@ class _Fingerprinter:
         self._seats = tuple(seats) if policy is not None else ()
         self._beacon = policy.beacon if policy is not None else b""
         self._leaf = claim.submission.leaf()
-        self._ends = {rows.stop for rows in split_blocks(lengths)}
-        self._rows = 0
-        self._blocks = 0
-        self._held: list[Patterns] = []
-        self._found: dict[Address, list[bytes]] = {seat: [] for seat in self._seats}
+        self._lengths = lengths
+        self._blocks = split_blocks(lengths)
 
-    def take(self, hidden_TH: Patterns) -> None:
-        """Take the hidden states of the next row."""
-        if not self._seats:
-            return
-        self._rows += 1
-        self._held.append(hidden_TH)
-        if self._rows in self._ends:
-            self._finish_block(np.concatenate(self._held))
+    def shares(self) -> list[tuple[Share, ...]]:
+        """Return every row's part of its block, for each seat."""
+        return [
+            tuple(Share(seed, first, tokens) for seed in seeds)
+            for block, rows in enumerate(self._blocks)
+            for tokens, seeds in [(self._tokens(rows), self._seeds(block))]
+            for first in accumulate((self._lengths[row] for row in rows[:-1]), initial=0)
+        ]
 
-    def _finish_block(self, hidden_TH: Patterns) -> None:
-        for seat, parts in self._found.items():
-            seed = block_seed(seat, self._beacon, self._leaf, self._blocks)  # type: ignore[arg-type]
-            parts.append(project(hidden_TH, seed))
-        self._held, self._blocks = [], self._blocks + 1
+    def fingerprints(self, replays: Sequence[Replay], width: int) -> dict[Address, bytes]:
+        """Return each seat's fingerprints of the whole submission, from what its rows add."""
+        return {
+            seat: b"".join(
+                fingerprint(
+                    np.sum([replays[row].projections[place] for row in rows], axis=0),
+                    self._tokens(rows),
+                    width,
+                )
+                for rows in self._blocks
+            )
+            for place, seat in enumerate(self._seats)
+        }
 
-    def fingerprints(self) -> dict[Address, bytes]:
-        """Return each seat's fingerprints of the whole submission."""
-        return {seat: b"".join(parts) for seat, parts in self._found.items()}
+    def _tokens(self, rows: range) -> int:
+        return sum(self._lengths[row] for row in rows)
+
+    def _seeds(self, block: int) -> list[Hash32]:
+        return [
+            block_seed(seat, self._beacon, self._leaf, block)  # type: ignore[arg-type]
+            for seat in self._seats
+        ]
 
 
 def _without_prefill(error: MusterError) -> Finding:

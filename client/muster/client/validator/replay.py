@@ -1,31 +1,30 @@
-"""One prefill of a submission, measured for checks 6 and 7: proofs against hidden states, tokens
-against noise.
+"""What an engine finds in a submission's rows, as checks 6 and 7 take it: proofs against hidden
+states, tokens against noise.
 
-Axes: T completion tokens, V vocabulary.
+Axes: T completion tokens, S shares of a row in fingerprinted blocks.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from muster.inference import InferenceEngine, replay
-from muster.inference.engine import Prefill, prefill_parts
+from muster.inference import Examined, InferenceEngine, Sample
+from muster.inference.engine import Share
 from muster.protocol.errors import EngineError, SampleUnfit
 from muster.protocol.recipe import ProofRecipe, Recipe
 from muster.protocol.rollouts import Rollout, sampled_places
-from muster.toploc import ChunkResult, split_proofs, verify_proofs_many
-from muster.toploc.chunks import Patterns
+from muster.toploc import ChunkResult, split_proofs
 from muster.toploc.history import MOST_FLIPS, Flip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """What the prefill of one sample shows."""
+    """What the policy's forward pass shows of one sample."""
 
     chunks: tuple[ChunkResult, ...]
     """Each proof against the hidden states."""
@@ -36,76 +35,60 @@ class Replay:
     """Prompt and completion: samples that are alike in both have the same hidden states."""
     flips: tuple[Flip, ...] = ()
     """The first tokens that are not what the noise yields here."""
+    projections: tuple[tuple[float, ...], ...] = ()
+    """[S, VALUES]: what the row adds to each share's block, see `muster.toploc.projections`."""
 
 
 def replay_rows(
     rows: Sequence[Rollout],
     engine: InferenceEngine,
     recipe: Recipe,
-    on_hidden: Callable[[Patterns], None] | None = None,
+    shares: Sequence[tuple[Share, ...]] = (),
 ) -> list[Replay]:
     """Return the replay of every row under the loaded policy; proofs must be canonical.
 
-    `on_hidden` is shown the hidden states of every row, in order.
+    `shares` are each row's parts of fingerprinted blocks; none at all if empty. Where memory is
+    short, one half is examined after the other.
     """
-    replays: list[Replay] = []
-    samples = [(row.prompt_tokens, row.completion_tokens) for row in rows]
-    for chosen in prefill_parts(samples, engine.vocab_size):
-        replays += _replay_part(rows[chosen], engine, recipe, on_hidden)
-    return replays
+    samples = [
+        Sample(
+            row.prompt_tokens,
+            row.completion_tokens,
+            row.sampling_seed,
+            split_row_proofs(row, recipe.proof, engine.hidden_size),
+            of_row,
+        )
+        for row, of_row in zip(rows, shares or [()] * len(rows), strict=True)
+    ]
+    found = _examine(samples, engine, recipe)
+    return [_replay(row, each, engine.eos_token_ids) for row, each in zip(rows, found, strict=True)]
 
 
-def _replay_part(
-    rows: Sequence[Rollout],
-    engine: InferenceEngine,
-    recipe: Recipe,
-    on_hidden: Callable[[Patterns], None] | None,
-) -> list[Replay]:
-    """Return the replay of rows at once, or of one half after the other where memory is short."""
+def _examine(samples: Sequence[Sample], engine: InferenceEngine, recipe: Recipe) -> list[Examined]:
+    temperature = recipe.sampling.temperature
     try:
-        hidden, replays = _replay_at_once(rows, engine, recipe)
+        return engine.examine(samples, proof=recipe.proof, temperature=temperature)
     except SampleUnfit:
         raise
     except (EngineError, MemoryError):
-        if len(rows) == 1:
+        if len(samples) == 1:
             raise
-    else:
-        if on_hidden is not None:
-            for hidden_TH in hidden:
-                on_hidden(hidden_TH)
-        return replays
     gc.collect()
-    halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
-    return [each for half in halves for each in _replay_part(half, engine, recipe, on_hidden)]
+    half = len(samples) // 2
+    return [
+        each for part in (samples[:half], samples[half:]) for each in _examine(part, engine, recipe)
+    ]
 
 
-def _replay_at_once(
-    rows: Sequence[Rollout], engine: InferenceEngine, recipe: Recipe
-) -> tuple[list[Patterns], list[Replay]]:
-    samples = [(row.prompt_tokens, row.completion_tokens) for row in rows]
-    prefills = engine.prefill(samples)
-    hidden = [prefill.hidden_TH for prefill in prefills]
-    chunks = verify_proofs_many(
-        hidden,
-        [split_row_proofs(row, recipe.proof, engine.hidden_size) for row in rows],
-        chunk_tokens=recipe.proof.chunk_tokens,
-        topk=recipe.proof.topk,
+def _replay(row: Rollout, found: Examined, eos: frozenset[int]) -> Replay:
+    sampled = sampled_places(len(row.completion_tokens), row.replies)
+    return Replay(
+        found.chunks,
+        found.replayed.margins_T[sampled],
+        (row.prompt_tokens, row.completion_tokens),
+        _flips(row, found, sampled, eos),
+        tuple(map(tuple, found.projections.tolist())),
     )
-    replayed = replay(
-        [prefill.logits_TV for prefill in prefills],
-        [row.completion_tokens for row in rows],
-        [row.sampling_seed for row in rows],
-        recipe.sampling.temperature,
-    )
-    replays = []
-    for row, prefill, found, margins_T, expected_T in zip(
-        rows, prefills, chunks, replayed.margins, replayed.expected, strict=True
-    ):
-        sampled = sampled_places(len(margins_T), row.replies)
-        flips = _flips(row, prefill, expected_T, sampled, engine.eos_token_ids)
-        tokens = (row.prompt_tokens, row.completion_tokens)
-        replays.append(Replay(tuple(found), margins_T[sampled], tokens, flips))
-    return hidden, replays
 
 
 def split_row_proofs(row: Rollout, proof: ProofRecipe, hidden_size: int) -> list[bytes]:
@@ -120,21 +103,15 @@ def split_row_proofs(row: Rollout, proof: ProofRecipe, hidden_size: int) -> list
 
 
 def _flips(
-    row: Rollout,
-    prefill: Prefill,
-    expected_T: npt.NDArray[np.int64],
-    sampled: Sequence[int],
-    eos: frozenset[int],
+    row: Rollout, found: Examined, sampled: Sequence[int], eos: frozenset[int]
 ) -> tuple[Flip, ...]:
     """Return where the model's tokens are not the replay's, the first of them."""
-    tokens_T = np.asarray(row.completion_tokens, np.int64)
+    tokens_T, expected_T = np.asarray(row.completion_tokens, np.int64), found.replayed.expected_T
     places = np.array(sampled)
     flipped = places[tokens_T[places] != expected_T[places]][:MOST_FLIPS]
-    found = []
-    for place, chosen, expected in zip(
-        flipped, tokens_T[flipped], expected_T[flipped], strict=True
-    ):
-        is_likelier = prefill.logits_TV[place, chosen] > prefill.logits_TV[place, expected]
-        to_end = (int(chosen) in eos) - (int(expected) in eos)
-        found.append(Flip(int(chosen), int(expected), to_end, 1 if is_likelier else -1))
-    return tuple(found)
+    columns = (tokens_T[flipped], expected_T[flipped], found.replayed.is_likelier_T[flipped])
+    flips = []
+    for chosen, expected, is_likelier in zip(*(c.tolist() for c in columns), strict=True):
+        to_end = (chosen in eos) - (expected in eos)
+        flips.append(Flip(chosen, expected, to_end, 1 if is_likelier else -1))
+    return tuple(flips)

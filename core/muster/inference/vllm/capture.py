@@ -6,8 +6,9 @@ Everything here rests on names private to one version of vLLM, which is why that
 
 Generation takes the very rows whose logits tokens are chosen from, one per token, whatever the
 scheduler did: a prompt prefilled in parts or found in the prefix cache, a batch that changes at
-every step, a request preempted and computed again. A prefill takes rows by position. Axes: R
-requests of a step, N tokens of a step, H hidden units, V vocabulary.
+every step, a request preempted and computed again. A prefill takes rows by position; what they show
+is found here, and no row leaves the worker. Axes: R requests of a step, N tokens of a step, H
+hidden units.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from muster.inference.forward import to_patterns, to_rows
+from muster.inference.blocks import examine_rows
+from muster.inference.engine import Examined, Sample
+from muster.inference.forward import to_rows
+from muster.inference.vllm.frames import Facts
 from muster.protocol.errors import ProofError
-from muster.toploc import IncrementalBuilder
+from muster.protocol.recipe import ProofRecipe
+from muster.toploc import IncrementalBuilder, build_proofs
 
 
 class HiddenStates:
@@ -69,14 +73,31 @@ class HiddenStates:
         """Keep rows of requests from now on: from one position up to, not including, another."""
         self.muster_capture = PromptRows(spans)
 
-    def muster_rows(
-        self, request: str, start: int, stop: int
-    ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.float32]]:
-        """Return hidden states and logits of some kept rows."""
+    def muster_examine(
+        self,
+        request: str,
+        sample: Sample,
+        facts: Facts,
+        proof: ProofRecipe,
+        temperature: float,
+    ) -> Examined:
+        """Return what a request's kept rows show of the sample; raises ProofError."""
         with torch.inference_mode():
-            hidden_NH = self.muster_capture.rows(request)[start:stop]
-            logits_NV = self.model_runner.model.compute_logits(hidden_NH)
-        return to_patterns(hidden_NH), logits_NV.float().cpu().numpy()
+            (found,) = examine_rows(
+                [sample],
+                [self.muster_capture.rows(request)],
+                self.model_runner.model.compute_logits,
+                vocab_size=facts.vocab_size,
+                eos=facts.eos_token_ids,
+                proof=proof,
+                temperature=temperature,
+            )
+        return found
+
+    def muster_build(self, request: str, proof: ProofRecipe) -> list[bytes]:
+        """Return the proofs of a request's kept rows; raises ProofError."""
+        rows_TH = self.muster_capture.rows(request)
+        return build_proofs(rows_TH, chunk_tokens=proof.chunk_tokens, topk=proof.topk)
 
     def muster_drop(self, request: str) -> None:
         """Forget a request's rows."""

@@ -2,7 +2,6 @@
 
 Owns which policy is loaded, and what happens when the process fails: it is started again, given the
 policy again, and asked again for what is missing; nobody outside notices but by the time it takes.
-Axes: T completion tokens, H hidden units, V vocabulary.
 """
 
 from __future__ import annotations
@@ -16,9 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
-import numpy as np
-
-from muster.inference.engine import Completion, Prefill, Request, require_fits, require_samplable
+from muster.inference.engine import (
+    Completion,
+    Examined,
+    Request,
+    Sample,
+    require_fits,
+    require_samplable,
+)
 from muster.inference.vllm import frames
 from muster.inference.vllm.frames import ChannelBroken, Facts, Frame, Tokens
 from muster.inference.vllm.process import (
@@ -29,7 +33,7 @@ from muster.inference.vllm.process import (
     find_python,
     process_environment,
 )
-from muster.protocol.errors import EngineError
+from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
 
@@ -156,15 +160,31 @@ class VllmEngine:
                 self._retrying(lambda: self._generate(requests, proof, made))
         return [made[i] for i in range(len(requests))]
 
-    def prefill(self, samples: Sequence[tuple[Tokens, Tokens]]) -> list[Prefill]:
-        """Return per sample the hidden states and logits that predict its completion tokens."""
+    def examine(
+        self, samples: Sequence[Sample], *, proof: ProofRecipe, temperature: float
+    ) -> list[Examined]:
+        """Return what the policy shows of every sample."""
         with self._lock:
             facts = self._facts()
-            for prompt, completion in samples:
-                _require_fits(facts, prompt, len(completion), completion)
-            made: list[Prefill] = []
-            for part in frames.parts([len(p) + len(c) for p, c in samples]):
-                made += self._retrying(partial(self._prefill, samples[part], facts))
+            pairs = [(sample.prompt_tokens, sample.completion_tokens) for sample in samples]
+            made: list[Examined] = []
+            for part in _parts(facts, pairs):
+                found: dict[int, Examined] = {}
+                ask = partial(self._examine, samples[part], proof, temperature, found)
+                self._retrying(ask)
+                made += [found[place] for place in range(len(found))]
+        return made
+
+    def prove(
+        self, samples: Sequence[tuple[Tokens, Tokens]], *, proof: ProofRecipe
+    ) -> list[list[bytes]]:
+        """Return the TOPLOC proofs of every (prompt, completion)."""
+        with self._lock:
+            made: list[list[bytes]] = []
+            for part in _parts(self._facts(), samples):
+                found: dict[int, Completion] = {}
+                self._retrying(partial(self._prove, samples[part], proof, found))
+                made += [found[place].proofs for place in range(len(found))]
         return made
 
     def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
@@ -216,35 +236,53 @@ class VllmEngine:
         asked = [requests[place] for place in places]
         limits = [request.max_new_tokens for request in asked]
         question = frames.generate_frame(asked, proof.chunk_tokens, proof.topk)
+        self._take(question, limits, places, made)
+        _require_all(len(made), len(requests))
+
+    def _examine(
+        self,
+        samples: Sequence[Sample],
+        proof: ProofRecipe,
+        temperature: float,
+        made: dict[int, Examined],
+    ) -> None:
+        """Add the findings that `made` lacks to it."""
+        self._hold()
+        places = [place for place in range(len(samples)) if place not in made]
+        asked = [samples[place] for place in places]
+        question = frames.examine_frame(asked, proof.chunk_tokens, proof.topk, temperature)
+        for frame in self._current.ask(question, self._patience.silence_s):
+            if frame.kind == "examined":
+                place, found = frames.examined_of(frame, asked)
+                made[places[place]] = found
+        _require_all(len(made), len(samples))
+
+    def _prove(
+        self,
+        samples: Sequence[tuple[Tokens, Tokens]],
+        proof: ProofRecipe,
+        made: dict[int, Completion],
+    ) -> None:
+        """Add the proven completions that `made` lacks to it."""
+        self._hold()
+        places = [place for place in range(len(samples)) if place not in made]
+        asked = [samples[place] for place in places]
+        question = frames.prove_frame(asked, proof.chunk_tokens, proof.topk)
+        self._take(question, [len(completion) for _, completion in asked], places, made)
+        _require_all(len(made), len(samples))
+
+    def _take(
+        self,
+        question: Frame,
+        limits: Sequence[int],
+        places: Sequence[int],
+        made: dict[int, Completion],
+    ) -> None:
+        """Add the completions that answer a question, each at its place."""
         for frame in self._current.ask(question, self._patience.silence_s):
             if frame.kind == "completion":
                 place, completion = frames.completion_of(frame, limits)
                 made[places[place]] = completion
-        if len(made) != len(requests):
-            raise ProcessLost(f"{len(made)} of {len(requests)} samples were answered")
-
-    def _prefill(self, samples: Sequence[tuple[Tokens, Tokens]], facts: Facts) -> list[Prefill]:
-        self._hold()
-        made = [
-            Prefill(
-                np.empty((len(completion), facts.hidden_size), np.uint16),
-                np.empty((len(completion), facts.vocab_size), np.float32),
-            )
-            for _, completion in samples
-        ]
-        missing = sum(len(completion) for _, completion in samples)
-        for frame in self._current.ask(frames.prefill_frame(samples), self._patience.silence_s):
-            if frame.kind == "rows":
-                place, start, hidden_RH, logits_RV = frames.rows_of(
-                    frame, facts.hidden_size, facts.vocab_size
-                )
-                rows = slice(start, start + len(hidden_RH))
-                made[place].hidden_TH[rows] = hidden_RH
-                made[place].logits_TV[rows] = logits_RV
-                missing -= len(hidden_RH)
-        if missing:
-            raise ProcessLost(f"{missing} rows of a prefill are missing")
-        return made
 
     def _last(self, question: Frame, silence_s: float) -> Frame:
         *_, done = self._current.ask(question, silence_s)
@@ -312,7 +350,7 @@ class _CurrentProcess:
         self._is_asked = True
         try:
             yield from self.process.ask(question, silence_s=silence_s)
-        except EngineError:
+        except (EngineError, ProofError):
             self._is_asked = False
             raise
         self._is_asked = False
@@ -328,6 +366,18 @@ class _CurrentProcess:
         """End a process that still answers a question."""
         if self._is_asked:
             self.drop()
+
+
+def _require_all(answered: int, asked: int) -> None:
+    if answered != asked:
+        raise ProcessLost(f"{answered} of {asked} samples were answered")
+
+
+def _parts(facts: Facts, samples: Sequence[tuple[Tokens, Tokens]]) -> Iterator[slice]:
+    """Yield what one frame may ask about; raises SampleUnfit before anything is asked."""
+    for prompt, completion in samples:
+        _require_fits(facts, prompt, len(completion), completion)
+    return frames.parts([len(prompt) + len(completion) for prompt, completion in samples])
 
 
 def _require_fits(facts: Facts, prompt: Tokens, new_tokens: int, completion: Tokens = ()) -> None:

@@ -3,12 +3,13 @@
     engine -> process           process -> engine, per question
     open, encode, decode        done, or refused, or broken
     generate                    completion per sample, alive now and then, done
-    prefill                     rows per part of a sample, alive now and then, done
+    prove                       completion per sample, alive now and then, done
+    examine                     examined per sample, alive now and then, done, or nonsense
 
-A frame is a JSON header and raw bytes: token ids as int32, hidden states as bfloat16 patterns,
-logits as float32, all little-endian. Both ends run this code. Neither trusts the other's lengths: a
-frame beyond the bounds is an error before anything is allocated, and every wait has a deadline.
-Nothing is ever unpickled. Axes: R rows, H hidden units, V vocabulary.
+A frame is a JSON header and raw bytes, little-endian: token ids as int32, proofs, and what was
+found, some tens of bytes a token. Hidden states and logits do not leave the process. Both ends run
+this code. Neither trusts the other's lengths: a frame beyond the bounds is an error before anything
+is allocated, and every wait has a deadline. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -18,16 +19,24 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from muster.inference.engine import Completion, Request
+from muster.inference.engine import (
+    Completion,
+    Examined,
+    Redraw,
+    Replayed,
+    Request,
+    Sample,
+    Share,
+)
+from muster.protocol.ids import Hash32
+from muster.toploc import ChunkResult
+from muster.toploc.projections import VALUES
 
-ROWS_BYTES = 32 << 20
-"""Hidden states and logits that one frame holds, or one row of them."""
 BATCH_TOKENS = 1 << 20
 """Tokens asked about in one frame, or one sample."""
 MAX_HEADER_BYTES = 16 << 20
@@ -250,54 +259,146 @@ def _split(body: bytes, start: int, sizes: Sequence[int]) -> Iterator[bytes]:
         start += size
 
 
-# ---------------------------------------------------------------------------------------- prefill
+# -------------------------------------------------------------------------------------- examining
 
 
-def prefill_frame(samples: Sequence[tuple[Tokens, Tokens]]) -> Frame:
-    """Return the question for prefills."""
+def prove_frame(samples: Sequence[tuple[Tokens, Tokens]], chunk_tokens: int, topk: int) -> Frame:
+    """Return the question for proofs of completions; each is answered by a completion frame."""
     header = {
-        "kind": "prefill",
+        "kind": "prove",
         "prompts": [len(prompt) for prompt, _ in samples],
         "completions": [len(completion) for _, completion in samples],
+        "proof": [chunk_tokens, topk],
     }
     return Frame(header, pack(part for sample in samples for part in sample))
 
 
-def samples_of(frame: Frame) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return what `prefill_frame` was made of."""
+def pairs_of(frame: Frame) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return the samples that `prove_frame` was made of."""
     pairs = zip(frame.header["prompts"], frame.header["completions"], strict=True)
     rows = unpack(frame.body, [length for pair in pairs for length in pair])
     return list(zip(rows[::2], rows[1::2], strict=True))
 
 
-def rows_frame(
-    place: int, start: int, hidden_RH: npt.NDArray[np.uint16], logits_RV: npt.NDArray[np.float32]
+def examine_frame(
+    samples: Sequence[Sample], chunk_tokens: int, topk: int, temperature: float
 ) -> Frame:
-    """Return a part of one sample's prefill, from row `start` on."""
-    header = {"kind": "rows", "place": place, "start": start, "rows": len(hidden_RH)}
-    body = hidden_RH.astype("<u2").tobytes() + logits_RV.astype("<f4").tobytes()
-    return Frame(header, body)
+    """Return the question for what samples show."""
+    header = {
+        "kind": "examine",
+        "samples": [
+            {
+                "prompt": len(sample.prompt_tokens),
+                "tokens": len(sample.completion_tokens),
+                "seed": sample.seed,
+                "proofs": [len(proof) for proof in sample.proofs],
+                "shares": [(s.seed.hex(), s.first, s.tokens) for s in sample.shares],
+                "redraws": [redraw.seed for redraw in sample.redraws],
+            }
+            for sample in samples
+        ],
+        "proof": [chunk_tokens, topk],
+        "temperature": temperature,
+    }
+    ids = pack(
+        row
+        for sample in samples
+        for row in (
+            sample.prompt_tokens,
+            sample.completion_tokens,
+            *(redraw.tokens for redraw in sample.redraws),
+        )
+    )
+    return Frame(header, ids + b"".join(proof for sample in samples for proof in sample.proofs))
 
 
-def rows_of(
-    frame: Frame, hidden_size: int, vocab_size: int
-) -> tuple[int, int, npt.NDArray[np.uint16], npt.NDArray[np.float32]]:
-    """Return place, start, hidden states and logits of a frame; raises ChannelBroken."""
+def samples_of(frame: Frame) -> list[Sample]:
+    """Return the samples that `examine_frame` was made of."""
+    asked = frame.header["samples"]
+    lengths = [[each["prompt"], *[each["tokens"]] * (1 + len(each["redraws"]))] for each in asked]
+    ids = 4 * sum(map(sum, lengths))
+    rows = iter(unpack(frame.body[:ids], [length for of_sample in lengths for length in of_sample]))
+    proofs = _split(frame.body, ids, [size for each in asked for size in each["proofs"]])
+    return [
+        Sample(
+            prompt_tokens=next(rows),
+            completion_tokens=next(rows),
+            seed=each["seed"],
+            proofs=[next(proofs) for _ in each["proofs"]],
+            shares=tuple(
+                Share(Hash32(bytes.fromhex(seed)), first, tokens)
+                for seed, first, tokens in each["shares"]
+            ),
+            redraws=tuple(Redraw(seed, next(rows)) for seed in each["redraws"]),
+        )
+        for each in asked
+    ]
+
+
+def examined_frame(place: int, found: Examined) -> Frame:
+    """Return one sample's answer."""
+    parts = [
+        column.astype(kind).tobytes()
+        for each in (found.replayed, *found.redrawn)
+        for column, kind in (
+            (each.margins_T, "<f4"),
+            (each.expected_T, "<i4"),
+            (each.is_likelier_T, "u1"),
+        )
+    ]
+    chunks = np.array([astuple(chunk) for chunk in found.chunks], "<f8")
+    parts += [chunks.tobytes(), found.projections.astype("<f8").tobytes()]
+    if found.ends_T is not None:
+        parts.append(found.ends_T.astype("<f8").tobytes())
+    return Frame({"kind": "examined", "place": place}, b"".join(parts))
+
+
+def examined_of(frame: Frame, samples: Sequence[Sample]) -> tuple[int, Examined]:
+    """Return the place and findings of a frame; raises ChannelBroken unless it answers one of the
+    samples asked about, in full.
+    """
     try:
-        place, start, rows = (int(frame.header[name]) for name in ("place", "start", "rows"))
+        place = int(frame.header["place"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ChannelBroken(f"rows do not parse: {error}") from None
-    split = 2 * rows * hidden_size
-    if rows < 1 or len(frame.body) != split + 4 * rows * vocab_size:
-        raise ChannelBroken(f"{len(frame.body)} bytes are not {rows} rows")
-    hidden_RH = np.frombuffer(frame.body, "<u2", rows * hidden_size).reshape(rows, -1)
-    logits_RV = np.frombuffer(frame.body, "<f4", offset=split).reshape(rows, -1)
-    return place, start, hidden_RH, logits_RV
+        raise ChannelBroken(f"findings do not parse: {error}") from None
+    if not 0 <= place < len(samples):
+        raise ChannelBroken(f"findings are of sample {place} of {len(samples)}")
+    sample = samples[place]
+    tokens, draws = len(sample.completion_tokens), 1 + len(sample.redraws)
+    ends = tokens if sample.redraws else 0
+    kinds = ["<f4", "<i4", "u1"] * draws + ["<f8"] * 3
+    counts = [tokens] * 3 * draws
+    counts += [_CHUNK_FIELDS * len(sample.proofs), VALUES * len(sample.shares), ends]
+    sizes = [np.dtype(kind).itemsize * n for kind, n in zip(kinds, counts, strict=True)]
+    if sum(sizes) != len(frame.body):
+        raise ChannelBroken(f"{len(frame.body)} bytes are not the findings of {tokens} tokens")
+    columns = [
+        np.frombuffer(part, kind)
+        for part, kind in zip(_split(frame.body, 0, sizes), kinds, strict=True)
+    ]
+    *replays, chunks, projections, odds = columns
+    replayed = [
+        Replayed(margins.astype(np.float32), expected.astype(np.int64), is_likelier != 0)
+        for margins, expected, is_likelier in zip(*(replays[i::3] for i in range(3)), strict=True)
+    ]
+    return place, Examined(
+        replayed=replayed[0],
+        chunks=tuple(_chunk(row) for row in chunks.reshape(-1, _CHUNK_FIELDS).tolist()),
+        projections=projections.reshape(-1, VALUES).astype(np.float64),
+        redrawn=tuple(replayed[1:]),
+        ends_T=odds.astype(np.float64) if sample.redraws else None,
+    )
 
 
-def rows_per_frame(hidden_size: int, vocab_size: int) -> int:
-    """Return how many rows of a prefill one frame takes."""
-    return max(1, ROWS_BYTES // (2 * hidden_size + 4 * vocab_size))
+_CHUNK_FIELDS = len(fields(ChunkResult))
+
+
+def _chunk(row: list[float]) -> ChunkResult:
+    exponents, mean, median, signs, points, decoys = row
+    try:
+        return ChunkResult(int(exponents), mean, median, int(signs), int(points), int(decoys))
+    except (ValueError, OverflowError) as error:
+        raise ChannelBroken(f"a chunk's findings are no numbers: {error}") from None
 
 
 def parts(samples: Sequence[int]) -> Iterator[slice]:

@@ -2,7 +2,8 @@
 
 A thread reads; it ends the process the moment the other end is closed, also in the middle of a
 batch, so that no vLLM outlives its worker. What goes wrong is told as `refused` (the question
-cannot be served, the process can go on) or `broken` (the process must not go on).
+cannot be served, the process can go on), `nonsense` (what is examined holds no numbers) or `broken`
+(the process must not go on).
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from muster.inference.vllm.frames import (
     ChannelBroken,
     Frame,
     completion_frame,
+    examined_frame,
+    pairs_of,
     requests_of,
-    rows_frame,
     samples_of,
     unpack,
 )
@@ -73,7 +75,8 @@ class Host:
         answers: dict[str, Callable[[Frame], Iterator[Frame]]] = {
             "open": self._open,
             "generate": self._generate,
-            "prefill": self._prefill,
+            "prove": self._prove,
+            "examine": self._examine,
             "encode": self._encode,
             "decode": self._decode,
         }
@@ -81,7 +84,11 @@ class Host:
             for frame in answers[question.kind](question):
                 self._channel.send(frame)
         except ProofError as error:
-            self._tell("refused", f"the policy computes nonsense: {error}")
+            if question.kind == "examine":
+                # No failure of the engine's: the samples, or the policy, are to blame.
+                self._tell("nonsense", str(error))
+            else:
+                self._tell("refused", f"the policy computes nonsense: {error}")
         except EngineError as error:
             self._tell("refused", str(error), error.hint)
         except Exception as error:  # whatever vLLM raises: the engine starts another process
@@ -112,16 +119,22 @@ class Host:
         yield Frame({"kind": "done", "in_place": in_place, **self._policy.facts.to_header()})
 
     def _generate(self, question: Frame) -> Iterator[Frame]:
-        chunk_tokens, topk = question.header["proof"]
-        proof = ProofRecipe(chunk_tokens=chunk_tokens, topk=topk)
-        made = self._held().generate(requests_of(question), proof, tick=self._tick)
-        for place, completion in made:
-            yield completion_frame(place, completion)
+        requests, proof = requests_of(question), _proof_of(question)
+        for place, made in self._held().generate(requests, proof, tick=self._tick):
+            yield completion_frame(place, made)
         yield Frame({"kind": "done"})
 
-    def _prefill(self, question: Frame) -> Iterator[Frame]:
-        for rows in self._held().prefill(samples_of(question), tick=self._tick):
-            yield rows_frame(*rows)
+    def _prove(self, question: Frame) -> Iterator[Frame]:
+        pairs, proof = pairs_of(question), _proof_of(question)
+        for place, made in self._held().prove(pairs, proof, tick=self._tick):
+            yield completion_frame(place, made)
+        yield Frame({"kind": "done"})
+
+    def _examine(self, question: Frame) -> Iterator[Frame]:
+        samples, proof = samples_of(question), _proof_of(question)
+        temperature = float(question.header["temperature"])
+        for found in self._held().examine(samples, proof, temperature, tick=self._tick):
+            yield examined_frame(*found)
         yield Frame({"kind": "done"})
 
     def _encode(self, question: Frame) -> Iterator[Frame]:
@@ -138,3 +151,8 @@ class Host:
         if self._policy is None:
             raise EngineError("no policy is open")
         return self._policy
+
+
+def _proof_of(question: Frame) -> ProofRecipe:
+    chunk_tokens, topk = question.header["proof"]
+    return ProofRecipe(chunk_tokens=chunk_tokens, topk=topk)

@@ -1,7 +1,6 @@
-"""One policy in vLLM: opening a folder, swapping its weights, generating, prefilling.
+"""One policy in vLLM: opening a folder, swapping its weights, generating, examining.
 
-Runs in vLLM's process, and drives vLLM's engine step by step in the caller's thread. Axes: R rows,
-H hidden units, V vocabulary.
+Runs in vLLM's process, and drives vLLM's engine step by step in the caller's thread.
 """
 
 from __future__ import annotations
@@ -12,14 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from muster.inference.engine import Completion, Request
+from muster.inference.engine import Completion, Examined, Request, Sample
 from muster.inference.policy_files import eos_token_ids, fingerprint
-from muster.inference.vllm.frames import Facts, Tokens, rows_per_frame
+from muster.inference.vllm.frames import Facts, Tokens
 from muster.protocol.errors import EngineError
 from muster.protocol.recipe import ProofRecipe
 
@@ -27,9 +24,6 @@ CPU_CACHE_BYTES = 4 << 30
 """Most that keys and values take on a CPU, unless one sample needs more."""
 _CPU_BLOCK_TOKENS = 32
 """Positions of a block of the cache on a CPU, the fewest it can: samples share whole blocks."""
-
-Rows = tuple[int, int, npt.NDArray[np.uint16], npt.NDArray[np.float32]]
-"""A sample's place, the first row, hidden states [R, H], logits [R, V]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +102,41 @@ class HostedPolicy:
         finally:
             self._call("muster_rest")
 
-    def prefill(
-        self, samples: Sequence[tuple[Tokens, Tokens]], *, tick: Callable[[], None]
-    ) -> Iterator[Rows]:
-        """Yield the rows that predict every sample's completion, part by part."""
+    def prove(
+        self,
+        samples: Sequence[tuple[Tokens, Tokens]],
+        proof: ProofRecipe,
+        *,
+        tick: Callable[[], None],
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yield every sample's place and its completion with proofs, in the order they end."""
+        for place, name in self._prefilled(samples, tick):
+            proofs = self._call("muster_build", name, proof)
+            yield place, Completion(tuple(samples[place][1]), proofs)
+
+    def examine(
+        self,
+        samples: Sequence[Sample],
+        proof: ProofRecipe,
+        temperature: float,
+        *,
+        tick: Callable[[], None],
+    ) -> Iterator[tuple[int, Examined]]:
+        """Yield every sample's place and what it shows, in the order they end."""
+        pairs = [(sample.prompt_tokens, sample.completion_tokens) for sample in samples]
+        for place, name in self._prefilled(pairs, tick):
+            asked = (name, samples[place], self.facts, proof, temperature)
+            yield place, self._call("muster_examine", *asked)
+
+    def _prefilled(
+        self, samples: Sequence[tuple[Tokens, Tokens]], tick: Callable[[], None]
+    ) -> Iterator[tuple[int, str]]:
+        """Yield every sample's place and vLLM's name while its rows are kept."""
         asked = [((*prompt, *completion[:-1]), _prefilled()) for prompt, completion in samples]
         try:
             for ended in self._run(asked, tick, lambda names: self._keep_rows(names, samples)):
                 for place, name, _ in ended:
-                    yield from self._rows(place, name, len(samples[place][1]))
+                    yield place, name
                     self._call("muster_drop", name)
         finally:
             self._call("muster_rest")
@@ -125,12 +145,6 @@ class HostedPolicy:
         starts = [len(prompt) - 1 for prompt, _ in samples]
         ends = [start + len(s[1]) for start, s in zip(starts, samples, strict=True)]
         self._call("muster_prefill", dict(zip(names, zip(starts, ends, strict=True), strict=True)))
-
-    def _rows(self, place: int, name: str, count: int) -> Iterator[Rows]:
-        size = rows_per_frame(self.facts.hidden_size, self.facts.vocab_size)
-        for start in range(0, count, size):
-            hidden, logits = self._call("muster_rows", name, start, min(start + size, count))
-            yield place, start, hidden, logits
 
     def _run(
         self,

@@ -27,7 +27,7 @@ from muster.inference.vllm.frames import (
     ChannelSilent,
     Frame,
 )
-from muster.protocol.errors import EngineError
+from muster.protocol.errors import EngineError, ProofError
 
 logger = logging.getLogger(__name__)
 
@@ -201,8 +201,9 @@ class EngineProcess:
     def ask(self, question: Frame, *, silence_s: float) -> Iterator[Frame]:
         """Yield the answer's frames, "done" last; between two at most `silence_s` pass.
 
-        Raises EngineError when the question is refused, and ProcessLost, after which the process is
-        of no more use. To leave the answer unread makes it so too.
+        Raises EngineError when the question is refused, ProofError when what is examined holds no
+        numbers, and ProcessLost, after which the process is of no more use. To leave the answer
+        unread makes it so too.
         """
         try:
             self._channel.send(question, within_s=SEND_S)
@@ -212,6 +213,8 @@ class EngineProcess:
                     raise EngineError(
                         str(frame.header.get("message")), hint=frame.header.get("hint")
                     )
+                if frame.kind == "nonsense":
+                    raise ProofError(str(frame.header.get("message")), reason="hidden")
                 if frame.kind == "broken":
                     raise ProcessLost(str(frame.header.get("message")))
                 if frame.kind != "alive":

@@ -92,14 +92,14 @@ def _hidden_prompts(stage: Stage, rows: Rows, random: Random) -> Rows:
 
 def _forged(forger: Forger) -> Alter:
     def alter(stage: Stage, rows: Rows, random: Random) -> Rows:
-        prefills = stage.engine.prefill([(r.prompt_tokens, r.completion_tokens) for r in rows])
+        computed = stage.engine.recompute([(r.prompt_tokens, r.completion_tokens) for r in rows])
         shapes: defaultdict[int, list[int]] = defaultdict(list)
         for place, row in enumerate(rows):
             shapes[len(row.completion_tokens)].append(place)
         changed = list(rows)
         for places in shapes.values():
             chunks = Chunks(
-                np.stack([prefills[i].hidden_TH for i in places]),
+                np.stack([computed[i].hidden_TH for i in places]),
                 np.array([rows[i].completion_tokens for i in places]),
                 np.array([rows[i].group for i in places]),
                 stage.recipe.proof,

@@ -222,7 +222,7 @@ class HonestMatrix:
         struck = {}
         for validator in panel.validators:
             party = self._party(validator)
-            errors = party.compare(work, party.recompute(work, _whole(validator.way)))
+            errors = Errors.of(party.examine(work, _whole(validator.way)))
             struck[validator.name] = _struck(limits, errors)
         strikes = {name: int(is_struck.sum()) for name, is_struck in struck.items()}
         return Judged(

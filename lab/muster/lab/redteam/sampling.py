@@ -83,8 +83,8 @@ class Chooser(Worker):
         noise = gumbel_noise(seeds, [position] * len(active), stage.engine.vocab_size)
 
         def scores() -> list[Scores]:
-            prefills = stage.engine.prefill(pairs)
-            return [p.logits_TV[-1] / scale + g for p, g in zip(prefills, noise, strict=True)]
+            computed = stage.engine.recompute(pairs)
+            return [c.logits_TV[-1] / scale + g for c, g in zip(computed, noise, strict=True)]
 
         own = scores()
         if self._draft is None:

@@ -39,7 +39,6 @@ from muster.protocol.rollouts import Bounds, Rollout, count_units, decode_rollou
 from muster.settings.options import find_preset
 from muster.tasks import Graded, Problem, verify
 from muster.tasks.toys import make_sort
-from muster.toploc import build_proofs_many
 from muster.trainer.base_model import WarmStart, build_base_model
 
 if TYPE_CHECKING:
@@ -319,13 +318,9 @@ def retold(stage: Stage, rows: Sequence[Rollout], tokens: Sequence[Sequence[int]
     changed = [replace(row, completion_tokens=tuple(tokens_T)) for row, tokens_T in said]
     pairs = [(row.prompt_tokens, row.completion_tokens) for row in changed]
     try:
-        prefills = stage.engine.prefill(pairs)
+        built = stage.engine.prove(pairs, proof=stage.recipe.proof)
     except EngineError:
         return changed
-    proof = stage.recipe.proof
-    built = build_proofs_many(
-        [p.hidden_TH for p in prefills], chunk_tokens=proof.chunk_tokens, topk=proof.topk
-    )
     return [
         replace(row, proofs=b"".join(proofs), task_reward=stage.grade(row))
         for row, proofs in zip(changed, built, strict=True)

@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from muster.inference import Completion, Prefill, Request, gumbel_noise
+from muster.inference import Completion, Examined, Request, Sample, gumbel_noise
+from muster.inference.examining import Recomputed, examine_whole
 from muster.protocol.errors import PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.recipe import ProofRecipe
 from muster.protocol.rollouts import ANY, Bounds, Rollout, decode_rollouts
-from muster.toploc import build_proofs
+from muster.toploc import build_proofs, build_proofs_many
 
 ALPHABET = "0123456789= "
 EOS = len(ALPHABET)
@@ -81,9 +82,25 @@ class SimulatedEngine:
         """Return completions with proofs."""
         return [self._generate(request, proof) for request in requests]
 
-    def prefill(self, samples: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Prefill]:
-        """Return what the policy computes for completions."""
-        return [self._prefill(prompt, completion) for prompt, completion in samples]
+    def examine(
+        self, samples: Sequence[Sample], *, proof: ProofRecipe, temperature: float
+    ) -> list[Examined]:
+        """Return what the policy shows of every sample."""
+        computed = self.recompute([(s.prompt_tokens, s.completion_tokens) for s in samples])
+        return examine_whole(
+            samples, computed, eos=self.eos_token_ids, proof=proof, temperature=temperature
+        )
+
+    def prove(
+        self, samples: Sequence[tuple[Sequence[int], Sequence[int]]], *, proof: ProofRecipe
+    ) -> list[list[bytes]]:
+        """Return the proofs of completions."""
+        hidden = [computed.hidden_TH for computed in self.recompute(samples)]
+        return build_proofs_many(hidden, chunk_tokens=proof.chunk_tokens, topk=proof.topk)
+
+    def recompute(self, samples: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Recomputed]:
+        """Return what the policy computes of completions."""
+        return [self._recompute(prompt, completion) for prompt, completion in samples]
 
     def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
         """Return a text's tokens."""
@@ -106,10 +123,10 @@ class SimulatedEngine:
         proofs = build_proofs(np.stack(hidden), chunk_tokens=proof.chunk_tokens, topk=proof.topk)
         return Completion(tuple(tokens), proofs)
 
-    def _prefill(self, prompt: Sequence[int], completion: Sequence[int]) -> Prefill:
+    def _recompute(self, prompt: Sequence[int], completion: Sequence[int]) -> Recomputed:
         steps = [self._step((*prompt, *completion[:i])) for i in range(len(completion))]
         hidden, logits = zip(*steps, strict=True)
-        return Prefill(np.stack(hidden), np.stack(logits))
+        return Recomputed(np.stack(hidden), np.stack(logits))
 
     def _step(self, tokens: tuple[int, ...]) -> Hidden:
         return _step((self.name, self.policy_version, tokens))

@@ -131,7 +131,7 @@ def regraded(problem: Problem, row: Rollout, tokens: tuple[int, ...]) -> Rollout
     assert isinstance(grade, Graded)
     proofs = b"".join(
         build_proofs(
-            engine._prefill(row.prompt_tokens, tokens).hidden_TH,
+            engine._recompute(row.prompt_tokens, tokens).hidden_TH,
             chunk_tokens=RECIPE.proof.chunk_tokens,
             topk=RECIPE.proof.topk,
         )

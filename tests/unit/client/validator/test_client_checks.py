@@ -34,7 +34,7 @@ from muster.client.validator.checks import (
 )
 from muster.client.validator.judging import Judgement, Rules, examine, outcome_record, unread
 from muster.client.validator.replay import Replay
-from muster.inference import Prefill
+from muster.inference.examining import Recomputed
 from muster.lab.simulator.machines import EOS
 from muster.protocol.errors import SampleUnfit, ValidatorDisturbed
 from muster.protocol.ids import PolicyVersion, Step
@@ -334,8 +334,8 @@ def transplanted(*numbers: int) -> list[Rollout]:
     forger = HashEngine(PolicyVersion(99))
     for number in numbers:
         row = rows[number]
-        prefill = forger.prefill([(row.prompt_tokens, row.completion_tokens)])[0]
-        proofs = build_proofs(prefill.hidden_TH, chunk_tokens=4, topk=8)
+        computed = forger.recompute([(row.prompt_tokens, row.completion_tokens)])[0]
+        proofs = build_proofs(computed.hidden_TH, chunk_tokens=4, topk=8)
         rows[number] = replace(row, proofs=b"".join(proofs))
     return rows
 
@@ -348,8 +348,8 @@ def resampled(*numbers: int) -> list[Rollout]:
         row = rows[number]
         # Blanks are never the gold standard, so the reward is 0.
         tokens = (11, 11, 11, 11, 11, 11)
-        prefill = engine.prefill([(row.prompt_tokens, tokens)])[0]
-        proofs = build_proofs(prefill.hidden_TH, chunk_tokens=4, topk=8)
+        computed = engine.recompute([(row.prompt_tokens, tokens)])[0]
+        proofs = build_proofs(computed.hidden_TH, chunk_tokens=4, topk=8)
         rows[number] = replace(
             row, completion_tokens=tokens, proofs=b"".join(proofs), task_reward=0.0
         )
@@ -402,7 +402,7 @@ def test_rollouts_of_another_policy_are_fraud() -> None:
 
 def test_rollouts_that_cannot_be_prefilled_are_rejected() -> None:
     class Failing(HashEngine):
-        def prefill(self, _samples: object) -> list[Prefill]:
+        def recompute(self, _samples: object) -> list[Recomputed]:
             raise SampleUnfit("beyond the context")
 
     judgement = examine(HONEST, ROWS, RULES, Failing(VERSION))
@@ -473,6 +473,6 @@ def test_flips_say_what_was_chosen_instead_of_what_and_whether_it_ends() -> None
     flip, eos = forged.flips[0], HashEngine.vocab_size - 1
     assert (flip.chosen, flip.expected) == (kept[first], sampled[first])
     assert flip.to_end == (kept[first] == eos) - (sampled[first] == eos)
-    (prefill,) = HashEngine(VERSION).prefill([forged.tokens])
-    is_likelier = prefill.logits_TV[first, kept[first]] > prefill.logits_TV[first, sampled[first]]
+    (computed,) = HashEngine(VERSION).recompute([forged.tokens])
+    is_likelier = computed.logits_TV[first, kept[first]] > computed.logits_TV[first, sampled[first]]
     assert flip.to_likelier == (1 if is_likelier else -1)

@@ -92,8 +92,8 @@ def found(judgement: Judgement) -> tuple[Verdict, Reason]:
 
 def proven(row: Rollout, tokens: tuple[int, ...], **changes: object) -> Rollout:
     """Return the row with other completion tokens, honestly proven."""
-    prefill = HashEngine(VERSION).prefill([(row.prompt_tokens, tokens)])[0]
-    proofs = build_proofs(prefill.hidden_TH, chunk_tokens=4, topk=8)
+    computed = HashEngine(VERSION).recompute([(row.prompt_tokens, tokens)])[0]
+    proofs = build_proofs(computed.hidden_TH, chunk_tokens=4, topk=8)
     return replace(row, completion_tokens=tokens, proofs=b"".join(proofs), **changes)  # type: ignore[arg-type]
 
 
@@ -394,8 +394,8 @@ def test_proofs_of_a_dialogue_are_those_of_one_prefill(install: Install) -> None
         )
         if one.replies
     )
-    prefill = engine.prefill([(request.prompt_tokens, played.tokens)])[0]
-    assert played.proofs == build_proofs(prefill.hidden_TH, chunk_tokens=32, topk=128)
+    computed = engine.recompute([(request.prompt_tokens, played.tokens)])[0]
+    assert played.proofs == build_proofs(computed.hidden_TH, chunk_tokens=32, topk=128)
 
 
 def test_an_environment_is_part_of_who_grades() -> None:

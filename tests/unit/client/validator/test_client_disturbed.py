@@ -26,7 +26,7 @@ from worlds.validator_bench import ACCEPTED, Bench, PlainDecoder, make_entry
 from muster.client.disputes.rerun import recompute
 from muster.client.outage import SURVIVED
 from muster.client.validator.judging import examine
-from muster.inference import Prefill
+from muster.inference.examining import Recomputed
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import EngineError, SampleUnfit
 from muster.protocol.ids import PolicyVersion
@@ -78,9 +78,9 @@ class Strained(HashEngine):
         super().__init__(version)
         self.machine = machine
 
-    def prefill(self, samples: Any) -> list[Prefill]:
+    def recompute(self, samples: Any) -> list[Recomputed]:
         self.machine.strain()
-        return super().prefill(samples)
+        return super().recompute(samples)
 
     def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
         self.machine.strain()
@@ -181,11 +181,11 @@ def test_where_memory_is_short_smaller_parts_give_the_same_fingerprints() -> Non
     class Small(HashEngine):
         largest = 0
 
-        def prefill(self, samples: Any) -> list[Prefill]:
+        def recompute(self, samples: Any) -> list[Recomputed]:
             if len(samples) > 1:
                 raise EngineError("inference failed: out of memory")
             self.largest = max(self.largest, len(samples))
-            return super().prefill(samples)
+            return super().recompute(samples)
 
     seats, small = [address_of(VALIDATOR_KEY)], Small(VERSION)
     claim = CLAIM
@@ -197,7 +197,7 @@ def test_where_memory_is_short_smaller_parts_give_the_same_fingerprints() -> Non
 
 def test_a_sample_that_fits_no_machine_is_rejected() -> None:
     class Narrow(HashEngine):
-        def prefill(self, samples: Any) -> list[Prefill]:
+        def recompute(self, samples: Any) -> list[Recomputed]:
             raise SampleUnfit(f"{len(samples)} samples are beyond the context")
 
     found = examine(CLAIM, ROWS, RULES, Narrow(VERSION)).finding  # type: ignore[arg-type]
@@ -210,11 +210,11 @@ class Nonsense(HashEngine):
 
     of: tuple[int, ...] | None = None
 
-    def prefill(self, samples: Any) -> list[Prefill]:
-        made = super().prefill(samples)
-        for (_, completion), prefill in zip(samples, made, strict=True):
+    def recompute(self, samples: Any) -> list[Recomputed]:
+        made = super().recompute(samples)
+        for (_, completion), computed in zip(samples, made, strict=True):
             if self.of is None or tuple(completion) == self.of:
-                prefill.hidden_TH[:] = 0x7FC0
+                computed.hidden_TH[:] = 0x7FC0
         return made
 
 

@@ -36,7 +36,7 @@ from muster.client.validator.soundness import (
     judge_generated,
     pausing,
 )
-from muster.inference import Prefill
+from muster.inference.examining import Recomputed
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ChainUnreachable, ContractRevert, ValidatorDisturbed
@@ -53,11 +53,11 @@ class Disturbed(HashEngine):
     prefills_wrongly = False
     is_another = False
 
-    def prefill(self, samples: Any) -> list[Prefill]:
-        found = super().prefill(samples)
+    def recompute(self, samples: Any) -> list[Recomputed]:
+        found = super().recompute(samples)
         if not self.prefills_wrongly:
             return found
-        return [Prefill(p.hidden_TH ^ np.uint16(0x8000), p.logits_TV) for p in found]
+        return [Recomputed(p.hidden_TH ^ np.uint16(0x8000), p.logits_TV) for p in found]
 
     def _step(self, tokens: tuple[int, ...]) -> Any:
         return super()._step((*tokens, 1) if self.is_another else tokens)

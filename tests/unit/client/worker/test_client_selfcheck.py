@@ -21,7 +21,8 @@ from muster.client.worker.selfcheck import (
     require_sound,
     require_sound_policy,
 )
-from muster.inference import Prefill, Request
+from muster.inference import Request
+from muster.inference.examining import Recomputed
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.rollouts import Rollout
@@ -80,13 +81,13 @@ class Dear(Endless):
         self.token_s, self.call_s, self.seconds = token_s, call_s, 0.0
         self.lengths: list[int] = []
 
-    def prefill(self, samples: Any) -> list[Prefill]:
+    def recompute(self, samples: Any) -> list[Recomputed]:
         self.seconds += self.call_s
         for prompt, completion in samples:
             n = len(prompt) + len(completion)
             self.seconds += self.token_s * n * (1 + n / 8192)
             self.lengths.append(len(completion))
-        return super().prefill(samples)
+        return super().recompute(samples)
 
     def check(self, rows: list[Rollout], generating_s: float) -> int:
         clock = lambda: self.seconds  # noqa: E731
