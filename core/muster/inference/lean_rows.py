@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ _NEXT = ((2, 4, 1), (3, 0, 2), (0, 1, 5))
 """Tokens that each row takes, modulo the vocabulary: two rows share a prompt, one is shorter."""
 
 _LEAST_CONTEXT = 8
+
+_SIZES = (1.0, 16.0, 256.0)
+"""Factors of the hidden state that heads are compared on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,29 +209,45 @@ def lean_model(model: Any, forward: Forward) -> LeanModel | None:
         return None
     try:
         lean = LeanModel(model)
-        error = _worst_error(lean, forward)
+        with torch.inference_mode():
+            pairs = list(_pairs(lean, forward))
+            error, head_error = _worst_error(pairs), _head_error(lean, forward, pairs[0][1])
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as failure:
         logger.warning("decoding through the model's own forward pass: %s", failure)
         return None
     # A layer computed otherwise is off by its whole size, 64 layers of bfloat16 by some percent.
-    limit = 1e-3 if lean.dtype == torch.float32 else 0.1
-    if not error <= limit:
+    is_exact = lean.dtype == torch.float32
+    limit, head_limit = (1e-3, 1e-5) if is_exact else (0.1, 0.02)
+    if not error <= limit or not head_error <= head_limit:
         logger.warning(
-            "decoding through the model's own forward pass: the lean one is off by %.2g", error
+            "decoding through the model's own forward pass: the lean one is off by %.2g, its head "
+            "by %.2g",
+            error,
+            head_error,
         )
         return None
     return lean
 
 
-def _worst_error(lean: LeanModel, forward: Forward) -> float:
+_Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+
+
+def _worst_error(pairs: Sequence[_Pair]) -> float:
     """Return the largest relative error of any hidden state of a short decode."""
-    with torch.inference_mode():
-        return max(
-            float((ours_H - own_H).norm() / own_H.norm()) for ours_H, own_H in _pairs(lean, forward)
-        )
+    return max(float((ours_H - own_H).norm() / own_H.norm()) for ours_H, own_H in pairs)
 
 
-def _pairs(lean: LeanModel, forward: Forward) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _head_error(lean: LeanModel, forward: Forward, hidden_H: torch.Tensor) -> float:
+    """Return the relative error of logits, of states of several sizes: a model that caps its logits
+    does little to small ones.
+    """
+    sizes_B1 = torch.tensor(_SIZES, device=hidden_H.device)[:, None]
+    hidden_BH = (sizes_B1 * hidden_H).to(lean.dtype)
+    ours_BV, own_BV = lean.logits(hidden_BH), forward.logits(hidden_BH)
+    return float(((ours_BV - own_BV).norm(dim=1) / own_BV.norm(dim=1)).max())
+
+
+def _pairs(lean: LeanModel, forward: Forward) -> Iterator[_Pair]:
     prompts = [tuple(t % forward.vocab_size for t in prompt) for prompt in _PROMPTS]
     lean_rows = LeanRows(lean, len(prompts), _LEAST_CONTEXT)
     rows = [list(prompt) for prompt in prompts]

@@ -325,3 +325,23 @@ def test_untied_and_tied_policies_swap_in_place(tmp_path: Path) -> None:
         engine.load_policy(folder, PolicyVersion(1))
         assert engine.model is model
         assert decodes_lean(engine)
+
+
+@pytest.mark.parametrize("cap", [0.5, 30.0])
+def test_a_head_that_caps_its_logits_is_not_decoded_lean(
+    cap: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, _ = built(KNOWN["llama"])
+    own = model.forward
+
+    def capped(**arguments: Any) -> Any:
+        output = own(**arguments)
+        output.logits = cap * torch.tanh(output.logits / cap)
+        return output
+
+    model.forward = capped
+    with caplog.at_level(logging.WARNING):
+        assert lean_model(model, Forward(model)) is None
+    assert "its head by" in caplog.text
+    model.forward = own
+    assert lean_model(model, Forward(model)) is not None
