@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := adapter asynchrony audit blobs calibration dashboard delta diloco forgers gas history hostile index inference orchestrator redteam resume rpc-faults shardcast simulator sync tasks toploc trainer worker
+BENCHES := adapter asynchrony audit blobs calibration dashboard delta diloco forgers gas history hostile index inference orchestrator redteam resume rpc-faults shardcast simulator size sync tasks toploc trainer worker
 
 .PHONY: setup vllm lock check fmt test test-vllm test-all audit coverage-contracts mutate-contracts mutate demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
 
@@ -174,6 +174,10 @@ bench-history: setup
 # A quarter of an hour of one core: networks of up to 10,000 workers. ARGS="--up-to 1000" for minutes.
 bench-simulator: setup
 	$(BIN)/python -m benchmarks.orchestrator.simulator $(ARGS)
+
+# Half an hour of one core, 5 GB.
+bench-size: setup
+	$(BIN)/python -m benchmarks.inference.size $(ARGS)
 
 bench-tasks: setup
 	$(BIN)/python -m benchmarks.tasks.tasks
