@@ -25,13 +25,20 @@ from packaging.tags import sys_tags
 TOPLOC = Path("core/muster/toploc/native")
 SHARDCAST = Path("core/muster/shardcast/native")
 TASKS = Path("core/muster/tasks/native")
-FOLDERS = {TOPLOC: "TOPLOC proofs", SHARDCAST: "weight deltas", TASKS: "hashes of task sets"}
+INFERENCE = Path("core/muster/inference/native")
+FOLDERS = {
+    TOPLOC: "TOPLOC proofs",
+    SHARDCAST: "weight deltas",
+    TASKS: "hashes of task sets",
+    INFERENCE: "choices of tokens",
+}
 """What is computed in Python where a folder's library is missing."""
 DATA = {
     "configs": "muster/settings/presets",
 }
 """Where a wheel has what a checkout has elsewhere; an editable installation would copy it."""
 FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"]
+LIBRARIES = ["-lm"]
 PLAIN = ["-DWIDEST_VECTORS="]
 """For compilers that cannot make code for several instruction sets at once."""
 
@@ -86,7 +93,7 @@ def compile_kernel(folder: Path) -> Path:
 def try_compiler(command: list[str], folder: Path, made: Path) -> str | None:
     """Make a library that loads; return what failed, None for nothing."""
     digest = f'-DSOURCE_DIGEST="{source_digest(folder)}"'
-    asked = [*command, digest, str(main_source(folder)), "-o", str(made)]
+    asked = [*command, digest, str(main_source(folder)), "-o", str(made), *LIBRARIES]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     if done.returncode:
         return f"{command[0]} failed: {done.stderr.strip() or done.returncode}"

@@ -2,86 +2,151 @@
 
 A token is the argmax of `logit / T + g`, with Gumbel noise g a pure function of (sample seed,
 position, token id): exact sampling from the softmax that anyone can repeat. Specified in
-docs/protocol.md section 5. Numpy only; `muster.inference.sampler` holds the same arithmetic for
-accelerators.
+docs/protocol.md section 5. `tools/build_kernel.py` compiles native/choices.c when the package is
+installed: it finds the few tokens of a row that can win it, whose scores numpy then computes;
+without it numpy computes those of all, to the same bytes. `muster.inference.sampler` holds the same
+arithmetic for accelerators.
 
 The replay needs the logits of one prefill and nothing else. The margin of a token is how much its
 `logit / T + g` misses the maximum by: 0 for the token that sampling yields under these logits,
 small where other arithmetic turned a close choice, large for a token that was chosen otherwise.
-Axes: R rows, P positions, T completion tokens of one sample, N of all samples, V vocabulary.
+Axes: R rows, T completion tokens of one sample, B rows of a replay, V vocabulary, C candidates.
 """
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from muster.protocol.compiled import load_library
 
 Noise = npt.NDArray[np.float32]
 Integers: TypeAlias = "Sequence[int] | npt.NDArray[Any]"
 TokenIds = npt.NDArray[np.int64]
 
 _Words = npt.NDArray[np.uint32]
+_Longs = npt.NDArray[np.uint64]
+
+FOLDER = Path(__file__).parent / "native"
 
 BLOCK_ELEMENTS = 1 << 16
 """Noise values computed per pass, one row at least: intermediates of 2 MiB stay in a core's cache,
 which halves the time."""
 
+_MOST = 8
+_FOUND = np.dtype(
+    [("id", "i8", _MOST), ("hash", "u4", _MOST), ("scaled", "f4", _MOST), ("found", "i8")]
+)
+_TILE = 1024
+"""As in native/choices.c: what it hands back of a row, and how many ids it looks at together."""
+
 
 def gumbel_noise(seeds: Integers, positions: Integers, vocab: int) -> Noise:
     """Return [R, V] noise: row r is for completion position `positions[r]` of seed `seeds[r]`."""
-    k0_R, k1_R = _keys(np.array(seeds, np.uint64), np.array(positions, np.uint64))
+    k0_R, k1_R = row_keys(seeds, positions)
     noise = np.empty((len(k0_R), vocab), np.float32)
     for rows in blocks(len(k0_R), vocab):
         noise[rows] = _to_gumbel(_hash(k0_R[rows], k1_R[rows], vocab))
     return noise
 
 
-def noise_block(seeds: Integers, firsts: Integers, count: int, vocab: int) -> Noise:
-    """Return [R, P, V] noise of `count` positions of every seed, from its first one on."""
-    positions_RP = np.array(firsts, np.uint64)[:, None] + np.arange(count, dtype=np.uint64)
-    every_seed = np.repeat(np.array(seeds, np.uint64), count)
-    rows = gumbel_noise(every_seed, positions_RP.ravel(), vocab)
-    return rows.reshape(len(positions_RP), count, vocab)
-
-
 def token_hashes(seeds: Integers, positions: Integers, vocab: int) -> _Words:
     """Return [R, V] the 32-bit integers that the noise is made of."""
-    return _hash(*_keys(np.array(seeds, np.uint64), np.array(positions, np.uint64)), vocab)
+    return _hash(*row_keys(seeds, positions), vocab)
 
 
 def token_noise(seeds: Integers, positions: Integers, tokens: Integers) -> Noise:
     """Return [R] the noise of one token per row; ids are taken modulo 2^32."""
-    k0_R, k1_R = _keys(np.array(seeds, np.uint64), np.array(positions, np.uint64))
+    k0_R, k1_R = row_keys(seeds, positions)
     ids_R = np.array(tokens, np.int64).astype(np.uint32)
     return _to_gumbel(_mix(_mix(ids_R ^ k0_R) + k1_R))
-
-
-def choose(logits_RV: Noise, noise_RV: Noise, temperature_R: Noise) -> TokenIds:
-    """Return per row the smallest id that maximises `logit / T + g` in float32."""
-    choice: TokenIds = (scaled(logits_RV, temperature_R) + noise_RV).argmax(axis=1)
-    return choice
 
 
 def winners(
     logits_RV: Noise, seeds: Integers, positions: Integers, temperature_R: Noise
 ) -> tuple[TokenIds, Noise]:
-    """Return `choose` under the rows' own noise, and the score of each choice.
+    """Return per row the smallest id that maximises `logit / T + g` in float32, and its score.
 
-    Holds the noise of one block at a time. The score of a row with NaN is NaN.
+    Takes float32 logits and temperatures. The score of a row with NaN is NaN. Holds one block of
+    scores beyond what it takes. Releases the GIL. Raises ValueError unless every row has its own
+    seed, position and temperature.
     """
-    k0_R, k1_R = _keys(np.array(seeds, np.uint64), np.array(positions, np.uint64))
-    ids_R = np.empty(len(k0_R), np.int64)
-    scores_R = np.empty(len(k0_R), np.float32)
+    seeds_R, positions_R = np.array(seeds, np.uint64), np.array(positions, np.uint64)
+    if not len(logits_RV) == len(seeds_R) == len(positions_R) == len(temperature_R):
+        counts = f"{len(seeds_R)} seeds, {len(positions_R)} positions, {len(temperature_R)}"
+        raise ValueError(f"{len(logits_RV)} rows of logits, {counts} temperatures")
+    kernel = load_kernel()
+    if kernel is None:
+        return _winners_of_all(logits_RV, seeds_R, positions_R, temperature_R)
+    logits_RV = np.ascontiguousarray(logits_RV, np.float32)
+    found_R = _find(kernel, logits_RV, seeds_R, positions_R, temperature_R)
+    most = found_R["found"].max(initial=1)
+    scores_RC = _to_gumbel(found_R["hash"][:, :most])
+    scores_RC += found_R["scaled"][:, :most]
+    ids_R, scores_R = found_R["id"][:, 0].copy(), scores_RC[:, 0]
+    if most > 1:
+        scores_R = scores_RC.max(axis=1)
+        is_best_RC = scores_RC == scores_R[:, None]
+        ids_R = np.where(is_best_RC, found_R["id"][:, :most], logits_RV.shape[1]).min(axis=1)
+    untold = np.flatnonzero(found_R["found"] == 0)
+    for part in blocks(len(untold), logits_RV.shape[1]):
+        rows = untold[part]
+        ids_R[rows], scores_R[rows] = _winners_of_all(
+            logits_RV[rows], seeds_R[rows], positions_R[rows], temperature_R[rows]
+        )
+    return ids_R, scores_R
+
+
+def _find(
+    kernel: ctypes.CDLL,
+    logits_RV: Noise,
+    seeds_R: _Longs,
+    positions_R: _Longs,
+    temperature_R: Noise,
+) -> npt.NDArray[np.void]:
+    """Return per row, as _FOUND, the tokens that can win it; none where the kernel cannot tell."""
+    rows, vocab = logits_RV.shape
+    found_R = np.zeros(rows, _FOUND)
+    largest = np.empty(vocab // _TILE + 1, np.float32)
+    temperature_R = np.ascontiguousarray(temperature_R, np.float32)
+    arrays = (seeds_R, positions_R, temperature_R, largest, found_R)
+    kernel.muster_choices_find(
+        logits_RV.ctypes.data, rows, vocab, *(array.ctypes.data for array in arrays)
+    )
+    return found_R
+
+
+def _winners_of_all(
+    logits_RV: Noise, seeds_R: _Longs, positions_R: _Longs, temperature_R: Noise
+) -> tuple[TokenIds, Noise]:
+    k0_R, k1_R = row_keys(seeds_R, positions_R)
+    ids_R, scores_R = np.empty(len(k0_R), np.int64), np.empty(len(k0_R), np.float32)
     for rows in blocks(*logits_RV.shape):
         scores = _to_gumbel(_hash(k0_R[rows], k1_R[rows], logits_RV.shape[1]))
         scores += scaled(logits_RV[rows], temperature_R[rows])
         ids_R[rows] = scores.argmax(axis=1)
         scores_R[rows] = scores[np.arange(len(scores)), ids_R[rows]]
     return ids_R, scores_R
+
+
+@cache
+def load_kernel(folder: Path = FOLDER) -> ctypes.CDLL | None:
+    """Return the kernel in a folder, or None: not compiled, or not from the sources there."""
+    library = load_library(folder / "choices.so", "muster_choices_source", what="choices of tokens")
+    if library is None or sys.byteorder != "little":
+        return None
+    address, size = ctypes.c_void_p, ctypes.c_size_t
+    library.muster_choices_find.argtypes = [address, size, size, *[address] * 5]
+    library.muster_choices_find.restype = None
+    return library
 
 
 def scaled(logits_RV: Noise, temperature_R: Noise) -> Noise:
@@ -96,9 +161,9 @@ def blocks(rows: int, vocab: int, elements: int | None = None) -> Iterator[slice
         yield slice(start, start + size)
 
 
-def _keys(
-    seeds_R: npt.NDArray[np.uint64], positions_R: npt.NDArray[np.uint64]
-) -> tuple[_Words, _Words]:
+def row_keys(seeds: Integers, positions: Integers) -> tuple[_Words, _Words]:
+    """Return per row the two words that, with an id, make its hash."""
+    seeds_R, positions_R = np.array(seeds, np.uint64), np.array(positions, np.uint64)
     high = (seeds_R >> np.uint64(32)).astype(np.uint32)
     low = seeds_R.astype(np.uint32)
     position = positions_R.astype(np.uint32)
@@ -172,48 +237,26 @@ def replay(
     memory beyond the logits is bounded by one block of `BLOCK_ELEMENTS` scores. Never
     raises on what a peer may claim: tokens may be any integers.
     """
-    lengths = [len(t) for t in tokens]
-    total = sum(lengths)
-    margins_N, expected_N = np.empty(total, np.float32), np.empty(total, np.int64)
-    if total:
-        seeds_N = np.repeat(np.array(seeds, np.uint64), lengths)
-        positions_N = np.concatenate([np.arange(n, dtype=np.uint64) for n in lengths])
-        tokens_N = np.concatenate([np.asarray(t, np.int64) for t in tokens])
-        for at, logits_BV in _joined_blocks(logits):
-            margins_N[at], expected_N[at] = replay_block(
-                logits_BV, tokens_N[at], seeds_N[at], positions_N[at], temperature
-            )
-    cuts = np.cumsum(lengths)[: len(lengths) - 1]
-    margins, expected = np.split(margins_N, cuts), np.split(expected_N, cuts)
-    return ReplayResult(tuple(margins[: len(lengths)]), tuple(expected[: len(lengths)]))
-
-
-def _joined_blocks(logits: Sequence[Noise]) -> Iterator[tuple[slice, Noise]]:
-    """Yield all samples' rows in order, joined or cut to blocks, with their places among all."""
-    held: list[Noise] = []
-    rows = start = 0
-    for logits_TV in logits:
-        size = max(1, BLOCK_ELEMENTS // logits_TV.shape[1])
-        for first in range(0, len(logits_TV), size):
-            part = logits_TV[first : first + size]
-            if rows + len(part) > size:
-                yield slice(start, start + rows), _join(held)
-                held, start, rows = [], start + rows, 0
-            held.append(part)
-            rows += len(part)
-    if held:
-        yield slice(start, start + rows), _join(held)
-
-
-def _join(parts: list[Noise]) -> Noise:
-    return np.asarray(parts[0] if len(parts) == 1 else np.concatenate(parts), np.float32)
+    margins, expected = [], []
+    for logits_TV, tokens_T, seed in zip(logits, tokens, seeds, strict=True):
+        count = len(tokens_T)
+        margins_T, expected_T = replay_block(
+            np.asarray(logits_TV, np.float32),
+            np.asarray(tokens_T, np.int64),
+            np.full(count, seed, np.uint64),
+            np.arange(count, dtype=np.uint64),
+            temperature,
+        )
+        margins.append(margins_T)
+        expected.append(expected_T)
+    return ReplayResult(tuple(margins), tuple(expected))
 
 
 def replay_block(
     logits_BV: Noise,
     tokens_B: TokenIds,
-    seeds_B: npt.NDArray[np.uint64],
-    positions_B: npt.NDArray[np.uint64],
+    seeds_B: _Longs,
+    positions_B: _Longs,
     temperature: float,
 ) -> tuple[Noise, TokenIds]:
     """Return per row the token's margin and the id that sampling yields.

@@ -166,7 +166,7 @@ class TransformersEngine:
                 self._require_fits(request.prompt_tokens, request.max_new_tokens)
             if not requests:
                 return []
-            sampler = Sampler(requests, forward.vocab_size, forward.device)
+            sampler = Sampler(requests)
             is_eos_V = np.isin(np.arange(forward.vocab_size), sorted(policy.eos_token_ids))
             return decode_loop.generate(
                 self._rows_for(requests), requests, sampler, eos=is_eos_V, proof=proof

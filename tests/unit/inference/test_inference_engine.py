@@ -190,15 +190,6 @@ def test_temperatures_may_differ_in_a_batch(engine: TransformersEngine) -> None:
     assert [c.tokens for c in together] == apart
 
 
-def test_noise_made_step_by_step_gives_the_same_tokens(
-    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = requests(engine)
-    expected = engine.generate(asked, proof=PROOF)
-    monkeypatch.setattr("muster.inference.sampler._AHEAD_ELEMENTS", 0)
-    assert engine.generate(asked, proof=PROOF) == expected
-
-
 def test_text_round_trips_without_eos(engine: TransformersEngine) -> None:
     assert engine.decode((*engine.encode("3172="), EOS)) == "3172="
     assert engine.eos_token_ids == frozenset({EOS})

@@ -22,7 +22,7 @@ seeds_64 = st.integers(0, 2**64 - 1)
 def sampled(seed: int, tokens: int = 12, vocab: int = VOCAB) -> tuple[Logits, list[int]]:
     logits = np.random.default_rng(0).standard_normal((tokens, vocab)).astype(np.float32)
     noise = gumbel_noise([seed] * tokens, range(tokens), vocab)
-    return logits, sampling.choose(logits, noise, np.full(tokens, T, np.float32)).tolist()
+    return logits, (logits / np.float32(T) + noise).argmax(axis=1).tolist()
 
 
 def margins_of(logits: Logits, tokens: list[int], seed: int) -> Logits:
@@ -86,13 +86,9 @@ def test_impossible_token_is_infinitely_far_and_excludes_no_other() -> None:
     assert margins_of(logits, tokens, 5)[4] == 0
 
 
-@pytest.mark.parametrize("block", [1, 50, 64, 1 << 20])
-def test_many_samples_are_replayed_as_one_by_one(
-    block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_samples_are_replayed_as_one_by_one() -> None:
     samples = [(*sampled(seed, tokens=seed + 1), seed ^ (seed & 1)) for seed in range(9)]
     alone = [replay([logits], [tokens], [seed], T) for logits, tokens, seed in samples]
-    monkeypatch.setattr(sampling, "BLOCK_ELEMENTS", block)
     together = replay(*(list(column) for column in zip(*samples, strict=True)), T)
     for i, one in enumerate(alone):
         assert together.margins[i].tolist() == one.margins[0].tolist()
@@ -131,8 +127,6 @@ def test_torch_chooses_the_same(seed: int, temperature: float, block: int) -> No
     temperatures = np.full(8, temperature, np.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler, "DEVICE_ELEMENTS", block)
-        ids = sampler.device_choices(
-            torch.from_numpy(logits), [seed] * 8, range(8), torch.from_numpy(temperatures)
-        )
+        ids = sampler.device_choices(torch.from_numpy(logits), [seed] * 8, range(8), temperatures)
     ours, _ = sampling.winners(logits, [seed] * 8, range(8), temperatures)
     assert ids.tolist() == ours.tolist()

@@ -19,14 +19,6 @@ def requests() -> list[Request]:
     return [Request((1,), 2**63 + i, t, 6, position=5 * i) for i, t in enumerate(temperatures)]
 
 
-def chosen(position: int, *, on_device: bool = False) -> list[int]:
-    choosing = Sampler(requests(), VOCAB, torch.device("cpu"))
-    if on_device:
-        # The accelerator's path, which runs on a CPU as well.
-        choosing._on_cpu = False
-    return choose(choosing, ROWS, [position] * len(ROWS))
-
-
 def choose(choosing: Sampler, rows: list[int], positions: list[int]) -> list[int]:
     # A row's logits depend on its request and position, whoever is beside it.
     logits = [
@@ -37,25 +29,17 @@ def choose(choosing: Sampler, rows: list[int], positions: list[int]) -> list[int
 
 
 @pytest.mark.parametrize("position", range(6))
-def test_choices_on_an_accelerator_are_those_of_the_cpu(position: int) -> None:
-    assert chosen(position, on_device=True) == chosen(position)
-
-
-@pytest.mark.parametrize("position", range(6))
-def test_choices_without_noise_made_ahead_are_the_same(
+def test_choices_on_an_accelerator_are_those_of_the_cpu(
     position: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = chosen(position)
-    monkeypatch.setattr(sampler, "_AHEAD_ELEMENTS", 0)
-    assert chosen(position) == expected
+    expected = choose(Sampler(requests()), ROWS, [position] * len(ROWS))
+    # The accelerator's path runs on a CPU as well.
+    monkeypatch.setattr(sampler, "choices", sampler.device_choices)
+    assert choose(Sampler(requests()), ROWS, [position] * len(ROWS)) == expected
 
 
-@pytest.mark.parametrize("ahead", [0, 2, 3, 16])
-def test_rows_that_join_and_leave_keep_their_noise(
-    ahead: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampler, "_MOST_AHEAD", ahead)
-    choosing = Sampler(requests(), VOCAB, torch.device("cpu"))
+def test_rows_that_join_and_leave_keep_their_noise() -> None:
+    choosing = Sampler(requests())
     found = []
     for rows, positions in [
         ([0, 2], [0, 0]),
@@ -71,12 +55,12 @@ def test_rows_that_join_and_leave_keep_their_noise(
 
 
 def chosen_alone(row: int, position: int) -> int:
-    return choose(Sampler(requests(), VOCAB, torch.device("cpu")), [row], [position])[0]
+    return choose(Sampler(requests()), [row], [position])[0]
 
 
 def test_noise_belongs_to_the_request_and_not_to_its_place() -> None:
-    alone = Sampler(requests()[2:3], VOCAB, torch.device("cpu"))
-    together = Sampler(requests(), VOCAB, torch.device("cpu"))
+    alone = Sampler(requests()[2:3])
+    together = Sampler(requests())
     logits, position = torch.zeros(1, VOCAB), np.array([4])
     assert alone.choose(np.array([0]), logits, position) == together.choose(
         np.array([2]), logits, position

@@ -1,4 +1,4 @@
-"""Verifiable sampling in vLLM: a logits processor adds the noise, greedy selection does the rest.
+"""Verifiable sampling in vLLM: a logits processor chooses, greedy selection follows it.
 
 Specified in docs/protocol.md section 5; `muster.inference.sampling` has the arithmetic. Runs in
 vLLM's process. Axes: R rows of the batch, V vocabulary.
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from muster.inference import sampler, sampling
+from muster.inference import sampler
 
 ARGUMENT = "muster_sampling"
 """The extra argument of a request that holds its seed, temperature and first position."""
@@ -31,7 +31,7 @@ class _Sample(NamedTuple):
 
 
 class SeededGumbel(LogitsProcessor):  # type: ignore[misc]  # vLLM is not installed beside mypy
-    """Turns logits into `logit / T + noise`, for the requests that carry a seed."""
+    """Makes the token that sampling yields the largest, for the requests that carry a seed."""
 
     def __init__(self, _config: Any, _device: torch.device, _is_pin_memory: bool) -> None:
         self._samples: dict[int, _Sample] = {}
@@ -60,22 +60,20 @@ class SeededGumbel(LogitsProcessor):  # type: ignore[misc]  # vLLM is not instal
                 samples[source] = replaced
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits [R, V] with the noise of every row's next position, in place."""
-        rows = sorted(self._samples)
-        for part in sampling.blocks(len(rows), logits.shape[1]):
-            self._apply(logits, rows[part])
-        return logits
+        """Return float32 logits [R, V] with infinity at every row's next token, in place.
 
-    def _apply(self, logits_RV: torch.Tensor, rows: list[int]) -> None:
+        A row with NaN keeps it: greedy selection and sampling both take the first.
+        """
+        rows = sorted(self._samples)
+        if not rows:
+            return logits
         samples = [self._samples[row] for row in rows]
-        seeds, positions = [s.seed for s in samples], [s.start + len(s.tokens) for s in samples]
-        vocab, device = logits_RV.shape[1], logits_RV.device
-        if device.type == "cpu":
-            noise = torch.from_numpy(
-                sampling.gumbel_noise(np.array(seeds, np.uint64), positions, vocab)
-            )
-        else:
-            noise = sampler.device_noise(seeds, positions, vocab, device=device)
-        temperature = torch.tensor([s.temperature for s in samples], device=device)
-        chosen = torch.tensor(rows, device=device)
-        logits_RV[chosen] = noise.add_(logits_RV[chosen] / temperature[:, None])
+        rows_S = torch.tensor(rows, device=logits.device)
+        tokens_S = sampler.choices(
+            logits if len(rows) == len(logits) else logits[rows_S],
+            [s.seed for s in samples],
+            [s.start + len(s.tokens) for s in samples],
+            np.array([s.temperature for s in samples], np.float32),
+        )
+        logits[rows_S, tokens_S] = torch.inf
+        return logits
