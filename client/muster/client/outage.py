@@ -124,7 +124,11 @@ def _dependency(error: MusterError) -> str:
 
 
 class Steps:
-    """Takes steps on chain. One that fails is tried again later, and reported once."""
+    """Takes steps on chain. One that fails is tried again later, and reported once.
+
+    A refusal without a reason is only reported when the next try is refused as well. Of several who
+    send at the same moment one succeeds, and a busy endpoint may not say why the others failed.
+    """
 
     def __init__(self, clock: Callable[[], float], *, retry_s: float, overtaken: Set[str]) -> None:
         """`retry_s` is the shortest time between two tries of a step; `overtaken` are the refusals
@@ -135,6 +139,7 @@ class Steps:
         self._overtaken = overtaken
         self._not_before: dict[tuple[object, str], float] = {}
         self._reported = set[tuple[object, str]]()
+        self._unexplained = set[tuple[object, str]]()
 
     def is_due(self, about: object, what: str) -> bool:
         """Return whether a step was not tried just before."""
@@ -154,10 +159,19 @@ class Steps:
             fields |= {"error": str(error)} | ({"hint": error.hint} if error.hint else {})
             if isinstance(error, ContractRevert) and error.name in self._overtaken:
                 logger.debug(f"{what} was overtaken", extra=fields)
+            elif self._is_first_unexplained(about, what, error):
+                logger.debug(f"{what} was refused without a reason", extra=fields)
             else:
                 is_refused = isinstance(error, ContractRevert)
                 said = f"{what} {'was refused' if is_refused else 'has to wait'}"
                 self.report(about, said, **fields)
+
+    def _is_first_unexplained(self, about: object, what: str, error: MusterError) -> bool:
+        is_unexplained = isinstance(error, ContractRevert) and error.name == error.NO_REASON
+        is_first = (about, what) not in self._unexplained
+        if is_unexplained:
+            self._unexplained.add((about, what))
+        return is_unexplained and is_first
 
     def report(self, about: object, what: str, **fields: object) -> None:
         """Warn about something once."""

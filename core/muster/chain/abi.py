@@ -314,7 +314,7 @@ def decode_revert(data: bytes, *, tx: str | None = None) -> ContractRevert:
     An unknown selector is shown as such; no bytes at all is what `assert`-less failures leave.
     """
     if len(data) < 4:
-        return ContractRevert("without a reason", tx=tx, hint="it may have run out of gas")
+        return ContractRevert(ContractRevert.NO_REASON, tx=tx, hint="it may have run out of gas")
     known = error_table().get(data[:4])
     if known is None:
         return ContractRevert(

@@ -86,8 +86,11 @@ class ContractRevert(ChainError):
     """A call or transaction reverted.
 
     `name` and `args_` are the decoded custom error (`name` is the bare selector when the ABI does
-    not know it), `tx` is the transaction hash when one was sent.
+    not know it, and `NO_REASON` when there are no bytes: it ran out of gas, or the endpoint did not
+    say), `tx` is the transaction hash when one was sent.
     """
+
+    NO_REASON = "without a reason"
 
     def __init__(
         self,

@@ -443,6 +443,20 @@ async def test_draw_that_another_was_first_with_is_no_failure(
     assert warnings(caplog) == ["jury: draw was refused"]
 
 
+async def test_refusal_without_a_reason_is_tried_again_before_it_is_told(
+    room: Courtroom, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Jurors draw at the same moment; a busy endpoint may not say that another was first."""
+    room.court.error = ContractRevert(ContractRevert.NO_REASON)
+    await room.serve()
+    assert warnings(caplog) == []
+    await room.serve(3)
+    assert warnings(caplog) == ["jury: draw was refused"]
+    room.court.error = None
+    await room.serve()
+    assert room.court.sent == ["draw"]
+
+
 async def test_a_juror_is_told_how_to_get_what_it_misses(
     room: Courtroom, caplog: pytest.LogCaptureFixture
 ) -> None:
