@@ -79,15 +79,14 @@ async def client(folder: Path, signer: str, relays: list[str]) -> None:
     """Fetch every version as soon as a relay offers it."""
     async with Fetcher(relays, folder, keep=1, parallel=PARALLEL) as fetcher:
         say(url=None)
-        have = -1
+        have = PolicyVersion(-1)
         while True:
-            newest = await fetcher.newest(RUN, after=have, wait_s=10)
-            if newest is None:
+            found = await fetcher.newest(RUN, trust_signer(signer), after=have, wait_s=10)
+            if found is None:
                 continue
-            root = await fetcher.root_of(RUN, newest, trust_signer(signer))
-            await fetcher.fetch(RUN, newest, root)
-            have = newest
-            say(version=newest, time_s=time.time())
+            have, root = found
+            await fetcher.fetch(RUN, have, root)
+            say(version=have, time_s=time.time())
 
 
 PARALLEL = 4

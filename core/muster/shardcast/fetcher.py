@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 MAX_PARENTS = 16
 """Manifests of versions that deltas start from, remembered by root."""
 
+GRACE_S = 1.0
+"""How long other relays may still offer a newer version than the newest that was shown."""
 MAX_CHAIN = 64
 """Deltas in a row that are looked at; beyond, the files are fetched."""
 DELTA_FILE = "delta"
@@ -110,27 +112,58 @@ class Fetcher:
         await self.close()
 
     async def newest(
-        self, run_id: RunId, *, after: int = -1, wait_s: int = 0
-    ) -> PolicyVersion | None:
-        """Return the newest version that any relay offers, None when none is above `after`.
+        self, run_id: RunId, trust: Trust, *, after: int = -1, wait_s: int = 0
+    ) -> tuple[PolicyVersion, Hash32] | None:
+        """Return the newest version above `after` that a relay offers and `trust` believes, and its
+        root; None when there is none.
 
-        Answers as soon as one relay has something newer, at most `wait_s` seconds later. A relay
-        may say anything: only `root_of` tells whether the version exists.
+        Every relay is asked, for at most `wait_s` seconds, and shows the manifest of what it
+        offers: an invented version is no answer. Others have GRACE_S to offer a newer one, or any,
+        once one was believed or most have answered. So a relay that says nothing holds nobody up,
+        and one that hides versions decides only where no other answers in that time.
         """
-        asked = [
-            asyncio.create_task(self._client.versions(url, run_id, after=after, wait_s=wait_s))
+        asked = {
+            asyncio.create_task(self._offer(url, run_id, trust, after, wait_s))
             for url in self._scores.urls
-        ]
+        }
+        left, loop = len(asked), asyncio.get_running_loop()
+        said = 0
+        ends_s: float | None = None
+        best: tuple[PolicyVersion, Hash32] | None = None
         try:
-            for answer in asyncio.as_completed(asked):
-                listed = await answer
-                if not isinstance(listed, Fault) and listed and listed[0] > after:
-                    return listed[0]
-            return None
+            while asked and (ends_s is None or loop.time() < ends_s):
+                timeout = None if ends_s is None else ends_s - loop.time()
+                done, asked = await asyncio.wait(
+                    asked, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                )
+                for offer in (task.result() for task in done):
+                    if isinstance(offer, Fault):
+                        left -= 1
+                        continue
+                    said += 1
+                    best = max(filter(None, (best, offer)), default=None)
+                if ends_s is None and (best is not None or 2 * said > left):
+                    ends_s = loop.time() + GRACE_S
+            return best
         finally:
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
+
+    async def _offer(
+        self, url: str, run_id: RunId, trust: Trust, after: int, wait_s: int
+    ) -> tuple[PolicyVersion, Hash32] | Fault | None:
+        """Return the newest version that a relay shows to be true; None when it offers none."""
+        listed = await self._client.versions(url, run_id, after=after, wait_s=wait_s)
+        if isinstance(listed, Fault):
+            return listed
+        if not listed or listed[0] <= after:
+            return None
+        trusted = await trust(run_id, listed[0])
+        if trusted is None:
+            return Fault.LIED
+        shown = await self._client.signed_manifest(url, run_id, listed[0], trusted)
+        return shown if isinstance(shown, Fault) else (listed[0], keccak(shown[0]))
 
     async def root_of(self, run_id: RunId, version: PolicyVersion, trust: Trust) -> Hash32:
         """Return the root of a version that `trust` believes, from whichever relay shows it.

@@ -20,7 +20,7 @@ from muster.shardcast.manifest import (
     require_file_name,
 )
 from muster.shardcast.store import ChunkStore
-from muster.shardcast.trust import sign_root, trust_signer
+from muster.shardcast.trust import Trust, sign_root, trust_signer
 
 FIRST_RUN = RunId(1)
 """The number of the run where there is only one."""
@@ -86,17 +86,27 @@ async def fetch(
     if (signer is None) == (root is None) or (root is not None and version is None):
         raise ConfigError("say whom to trust: a signer, or a version and its root")
     async with Fetcher(relays, cache, reserve=reserve, token=token, wait_s=wait_s) as fetcher:
-        if version is None:
-            version = await fetcher.newest(run_id, wait_s=wait_s)
-        if version is None:
-            raise PolicyUnavailable(
-                f"no relay offers a version of run {run_id}",
-                hint="check that the relays are running and reach the origin",
-            )
         if root is None:
             assert signer is not None
-            root = await fetcher.root_of(run_id, version, trust_signer(signer))
+            trust = trust_signer(signer)
+            if version is None:
+                version, root = await _newest(fetcher, run_id, trust, wait_s)
+            else:
+                root = await fetcher.root_of(run_id, version, trust)
+        assert version is not None  # it comes with a root
         return await fetcher.fetch(run_id, version, root, progress=progress)
+
+
+async def _newest(
+    fetcher: Fetcher, run_id: RunId, trust: Trust, wait_s: int
+) -> tuple[PolicyVersion, Hash32]:
+    found = await fetcher.newest(run_id, trust, wait_s=wait_s)
+    if found is None:
+        raise PolicyUnavailable(
+            f"no relay offers a version of run {run_id} that the signer signed",
+            hint="check that the relays are running and reach the origin",
+        )
+    return found
 
 
 # What the paths stand for
