@@ -1,4 +1,4 @@
-"""What examining costs at the size that users have: Qwen3-0.6B's shape, 151,936 tokens, bfloat16.
+"""Examining, choosing and decoding at users' size: Qwen3-0.6B's shape, 151,936 tokens, bfloat16.
 
 Random weights. One thread, CPU time of the whole process; memory of a process of its own.
 
@@ -9,6 +9,7 @@ Random weights. One thread, CPU time of the whole process; memory of a process o
   layers, in one run.
 * `seam_bytes_per_token`: bytes of question and answer, headers and all, that vLLM's engine and its
   process would exchange about those samples, with fingerprints of seven validators.
+* `choice_ratio`, `generate_ratio_hf`, `generate_ratio_hf_800`: `benchmarks.inference.decoding`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import torch
 from benchmarks import report
+from benchmarks.inference import decoding
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -41,6 +43,8 @@ VOCAB, EOS = 151_936, 151_645
 PROOF = ProofRecipe()
 LONG, PROMPT = 16_000, 64
 SAMPLES, TOKENS, SEATS = 8, 64, 7
+WIDTHS = (100, 800)
+"""Positions at which a step of decoding is measured."""
 ROUNDS = 3
 
 
@@ -116,9 +120,8 @@ def examine_long(folder: Path, tokens: int) -> dict[str, float]:
     return {"tokens": tokens, "gb": above / 1e9, "cpu_s": time.process_time() - started}
 
 
-def examine_short(folder: Path) -> Examination:
+def examine_short(engine: TransformersEngine) -> Examination:
     """Return what 8 samples show, and what that costs beside generating them."""
-    engine = engine_on(folder)
     prompt = tuple(range(10, 10 + PROMPT))
     asked = [Request(prompt, seed, 1.0, TOKENS) for seed in range(SAMPLES)]
     seconds = []
@@ -169,18 +172,39 @@ def main() -> None:
     long = examine_long_alone(args.tokens)
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), layers=28)
-        short = examine_short(Path(folder))
+        engine = engine_on(Path(folder))
+        short = examine_short(engine)
+        steps = {
+            width: decoding.measure_generation(engine, Path(folder), width) for width in WIDTHS
+        }
+    choices = decoding.measure_choices(VOCAB)
     report.print_table(
         f"{SAMPLES} samples of {TOKENS} tokens, CPU s",
         ["generate", "examine", "ratio"],
         [[f"{g:.2f}", f"{e:.2f}", f"{e / g:.3f}"] for g, e in short.seconds],
     )
+    report.print_table(
+        f"noise and choice of a row of {VOCAB:,}, CPU us",
+        ["logits", "plain", "compiled", "ratio"],
+        [
+            [kind, f"{row['plain']:.0f}", f"{row['compiled']:.0f}", f"{row['ratio']:.1f}"]
+            for kind, row in choices.items()
+        ],
+    )
     metrics = {
         "examine_gb_16k": long["gb"],
         "examine_over_generate_8x64": short.ratio,
         "seam_bytes_per_token": seam_bytes_per_token(short),
+        "choice_ratio": min(row["ratio"] for row in choices.values()),
+        "generate_ratio_hf": steps[100]["ratio"],
+        "generate_ratio_hf_800": steps[800]["ratio"],
     }
-    detail = {"long": long, "generate_and_examine_s": short.seconds}
+    detail = {
+        "long": long,
+        "generate_and_examine_s": short.seconds,
+        "choices_us": choices,
+        "steps": steps,
+    }
     report.write("size", metrics, detail, measured_on=report.machine())
 
 

@@ -115,17 +115,6 @@ class LeanRows:
         mask: torch.Tensor,
     ) -> torch.Tensor:
         model, rows = self._model, len(queries)
-        if model.dtype == torch.bfloat16 and model.device.type == "cpu":
-            # Its kernel takes half as long for single queries.
-            mixed = F.scaled_dot_product_attention(
-                queries[:, :, None],
-                keys,
-                values,
-                attn_mask=mask,
-                scale=model.scale,
-                enable_gqa=True,
-            )
-            return mixed.reshape(rows, -1)
         # Query heads of one key head stand where positions usually do: nothing is repeated.
         grouped = queries.reshape(rows, model.key_heads, -1, model.head_size)
         mixed = F.scaled_dot_product_attention(
