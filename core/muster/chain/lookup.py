@@ -60,7 +60,6 @@ class SubmissionPlace:
     """Where a submission is."""
 
     batch: BatchView
-    """Its batch."""
     position: int
     """Its place there."""
 

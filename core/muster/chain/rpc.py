@@ -423,7 +423,6 @@ class LatestBlock:
     number: int
     """Its height."""
     hash: Hash32
-    """Its hash."""
     timestamp: int
     """Its time."""
 

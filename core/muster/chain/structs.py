@@ -280,7 +280,6 @@ class Standing:
     verdict: Verdict
     """The verdict that stands."""
     reason: Reason
-    """Its reason."""
     closes_at: int
     """When its challenge window closes."""
     is_final: bool
@@ -355,4 +354,3 @@ class BlockId:
     number: int
     """Its height."""
     hash: Hash32
-    """Its hash."""

@@ -227,7 +227,6 @@ class StreamItem:
     position: int
     """Its place there."""
     record: OutcomeRecord
-    """The record."""
 
 
 @dataclass(slots=True)

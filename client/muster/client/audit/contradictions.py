@@ -156,9 +156,7 @@ class Contradiction:
     tx: str | None = None
     """The transaction, where one made it so."""
     block: int | None = None
-    """The block."""
     batch_id: int | None = None
-    """The batch."""
     position: int | None = None
     """The place there."""
 
@@ -204,7 +202,6 @@ class NotRerun:
     """An outcome that was to be run again and could not be: neither borne out nor contradicted."""
 
     batch_id: int
-    """Its batch."""
     position: int
     """Its place there."""
     why: str

@@ -65,7 +65,6 @@ class KnownBundle(NamedTuple):
     path: Path
     """The file."""
     batch_id: int
-    """The batch."""
     file_hash: Hash32
     """The submission's file."""
 

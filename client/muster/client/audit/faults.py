@@ -34,7 +34,6 @@ class DoubleOutcome:
     """Two different outcomes of one batch, signed by one validator."""
 
     batch: BatchView
-    """The batch."""
     account: Address
     """The validator."""
     statements: tuple[tuple[Hash32, bytes], tuple[Hash32, bytes]]

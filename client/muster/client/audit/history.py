@@ -190,7 +190,6 @@ class WatchLine:
     what: str
     """outcome, slash, claim, policy or rewritten."""
     block: int
-    """The block."""
     text: str
     """In words."""
     tx: str | None = None

@@ -43,7 +43,6 @@ class Ingredient:
     version: int | None
     """The version whose step consumed it; None when no manifest at hand tells."""
     batch_id: int
-    """Its batch."""
     position: int
     """Its place there."""
     file_sha256: str
@@ -53,7 +52,6 @@ class Ingredient:
     policy_version: int
     """The policy that generated it."""
     units: int
-    """Its units."""
     use: str
     """offered: training took it, and nobody at hand says what the filters left of it. With the
     trainer's log: trained (on `trained_samples` of it), dropped (filters left nothing of it),
@@ -61,7 +59,6 @@ class Ingredient:
     before), stale (too old a policy). overturned: taken like an offered one, and a jury said later
     that it should not have been accepted."""
     samples: int
-    """Its samples."""
     trained_samples: int | None
     """Those that were trained on, by the trainer's log; None without one."""
     dropped: Mapping[str, int]
@@ -91,9 +88,7 @@ class Lineage:
     """A version with everything that went into it."""
 
     run_id: RunId
-    """The run."""
     version: int
-    """The version."""
     ancestors: tuple[Ancestor, ...]
     """From version 0 to it."""
     ingredients: tuple[Ingredient, ...]

@@ -180,7 +180,6 @@ class AuditReport:
     """Everything an audit finds."""
 
     chain_id: int
-    """The chain."""
     block: int
     """The block up to which it was read."""
     runs: tuple[RunReport, ...]
