@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from muster.tasks.toys import make_sort
 from muster.telemetry import KeyValueFormatter
 from muster.trainer.learn.learner import Learner
 from muster.trainer.loop import Parts, Trainer
-from muster.trainer.measure.evaluate import Evaluator
+from muster.trainer.measure.evaluate import Evaluation, Evaluator
 from muster.trainer.measure.metrics import MetricsLog, MetricsPoster
 from muster.trainer.publish.policies import BASE, PolicyShelf
 from muster.trainer.publish.publisher import Publisher
@@ -209,6 +210,27 @@ async def test_first_and_last_policy_are_evaluated(world: World) -> None:
     assert (0, 20.0) in [
         (s, f["eval_problems"]) for s, f in world.sink.posted if "eval_problems" in f
     ]
+
+
+async def test_ranks_hear_from_the_leader_during_an_evaluation(world: World) -> None:
+    beaten = threading.Event()
+
+    class Waiting(Evaluator):
+        """Ends its evaluation when something else was done in the thread of tensors."""
+
+        def evaluate(self, folder: Path, version: PolicyVersion) -> Evaluation:
+            loop.call_soon_threadsafe(lambda: beats.append(loop.create_task(beat())))
+            assert beaten.wait(10)
+            return super().evaluate(folder, version)
+
+    async def beat() -> None:
+        await compute.run(beaten.set)
+
+    loop, compute = asyncio.get_running_loop(), ComputeThread()
+    beats: list[asyncio.Task[None]] = []
+    evaluator = Waiting(make_sort(2, 1), TransformersEngine(), world.recipe)
+    await world.train(1, evaluator=evaluator, compute=compute)
+    assert len(beats) == 2
 
 
 async def test_evaluation_is_not_repeated_after_a_restart(world: World) -> None:

@@ -13,12 +13,14 @@ import pytest
 from click.testing import CliRunner
 from trainer_fakes import KEY, Feed, make_recipe
 
+from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, ContractRevert, EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.seeds import ticket_seed
 from muster.tasks import TaskSet
+from muster.tasks.toys import make_sort
 from muster.trainer.base_model import LESSONS, Lesson
 from muster.trainer.chain_ports import ChainAnchor, ChainLedger
 from muster.trainer.cli import run_base_model
@@ -197,6 +199,17 @@ def test_unusable_evaluation_set_is_refused(tmp_path: Path, content: bytes | Non
     assembly = _Assembly(settings, RUN, make_recipe(), nothing, nothing, KEY)
     with pytest.raises((ConfigError, EncodingError)):
         assembly._evaluator()
+
+
+def test_evaluations_compute_in_the_passes_number_format(tmp_path: Path) -> None:
+    make_sort(2, 1).write(tmp_path / "held-out.jsonl")
+    settings = _settings(tmp_path, eval_set=tmp_path / "held-out.jsonl", compute_dtype="bfloat16")
+    nothing: Any = None
+    evaluator = _Assembly(settings, RUN, make_recipe(), nothing, nothing, KEY)._evaluator()
+    assert evaluator is not None
+    engine = evaluator._engine
+    assert isinstance(engine, TransformersEngine)
+    assert engine.dtype == "bfloat16"
 
 
 def test_ready_file_has_the_origin_s_url(tmp_path: Path) -> None:

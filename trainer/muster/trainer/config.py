@@ -92,8 +92,8 @@ class TrainerSettings(Settings):
     """Number format of published weights; `base` for the one that each weight has in the base
     model. An adapter's is float32 then."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of forward and backward passes; weights, gradients and optimiser stay in
-    float32."""
+    """Number format of forward and backward passes and of evaluations; weights, gradients and
+    optimiser stay in float32."""
     micro_batch_tokens: Annotated[int, Field(ge=1)] = 16_384
     """Tokens that go through the model together; changes memory and speed, not the gradient."""
     alarm_window: Annotated[int, Field(ge=0, le=1000)] = 8

@@ -270,7 +270,12 @@ class Trainer:
             return
         await asyncio.wrap_future(self._saved)
         folder = parts.shelf.path(version)
-        evaluation = await parts.compute.run(parts.evaluator.evaluate, folder, version)
+        # Not the thread of tensors: the ranks hear from it while they wait.
+        thread = ComputeThread()
+        try:
+            evaluation = await thread.run(parts.evaluator.evaluate, folder, version)
+        finally:
+            thread.close()
         self._tell(version, evaluation_entry(evaluation))
         reward = round(evaluation.reward.value, 4)
         logger.info("evaluated", extra={"policy_version": version, "reward": reward})

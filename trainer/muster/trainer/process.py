@@ -346,7 +346,9 @@ class _Assembly:
             return None
         task_set = TaskSet.open(settings.eval_set)
         check_task_set(task_set)
-        engine = TransformersEngine("float32", threads=settings.threads, device=settings.device)
+        engine = TransformersEngine(
+            settings.compute_dtype, threads=settings.threads, device=settings.device
+        )
         return Evaluator(task_set, engine, self.recipe, samples=settings.eval_samples)
 
 
