@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := adapter asynchrony audit blobs calibration dashboard delta diloco forgers gas history hostile index inference orchestrator redteam resume rpc-faults shardcast simulator size sync tasks toploc trainer worker
+BENCHES := adapter asynchrony audit blobs calibration dashboard delta diloco export forgers gas history hostile index inference orchestrator redteam resume rpc-faults shardcast simulator size sync tasks toploc trainer worker
 
 .PHONY: setup vllm lock check fmt test test-vllm test-all audit coverage-contracts mutate-contracts mutate demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
 
@@ -187,6 +187,10 @@ bench-toploc: setup benchmarks/.envs/toploc/.installed
 
 bench-diloco: setup
 	$(BIN)/python -m benchmarks.training.diloco $(ARGS)
+
+# 103 M parameters; ARGS='--shapes mid q06' takes Qwen3-0.6B's shape too, and 9 GB.
+bench-export: setup
+	$(BIN)/python -m benchmarks.training.export $(ARGS)
 
 bench-delta: setup
 	$(BIN)/python -m benchmarks.training.delta
