@@ -9,13 +9,10 @@ Random weights. One thread, CPU time of the whole process; memory of a process o
   layers, in one run.
 * `seam_bytes_per_token`: bytes of question and answer, headers and all, that vLLM's engine and its
   process would exchange about those samples, with fingerprints of seven validators.
-<<<<<<< HEAD
 * `choice_ratio`, `generate_ratio_hf`, `generate_ratio_hf_800`: `benchmarks.inference.decoding`.
-=======
 
 In the detail `export_peak_gb_mid` is what the end of a training step takes above training
 (`benchmarks.training.export`).
->>>>>>> fcd1b5b (benchmarks: what the end of a training step takes above training)
 """
 
 from __future__ import annotations
@@ -33,11 +30,8 @@ from pathlib import Path
 
 import torch
 from benchmarks import report
-<<<<<<< HEAD
 from benchmarks.inference import decoding
-=======
 from benchmarks.training.export import in_a_process
->>>>>>> fcd1b5b (benchmarks: what the end of a training step takes above training)
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -214,15 +208,8 @@ def main() -> None:
         "generate_and_examine_s": short.seconds,
         "choices_us": choices,
         "steps": steps,
-    }
-<<<<<<< HEAD
-=======
-    detail = {
-        "long": long,
-        "generate_and_examine_s": short.seconds,
         "export_peak_gb_mid": in_a_process("mid")["peak_bytes"] / 1e9,
     }
->>>>>>> fcd1b5b (benchmarks: what the end of a training step takes above training)
     report.write("size", metrics, detail, measured_on=report.machine())
 
 
