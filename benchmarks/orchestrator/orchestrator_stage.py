@@ -25,6 +25,7 @@ from orchestrator_fakes import RUN, Network
 
 from muster.orchestrator.clock import ChainClock
 from muster.orchestrator.db.database import open_database
+from muster.orchestrator.db.query import plain
 from muster.orchestrator.leadership import Leadership
 from muster.orchestrator.projection import Projection
 from muster.orchestrator.server import serve_until_stopped
@@ -90,7 +91,7 @@ async def fill(places: list[Path | str], history: History, submissions: int) -> 
     for database in databases:
         await report_training(database)
         if database.is_shared:
-            await database.search(("CHECKPOINT", ()))
+            await database.search(plain("CHECKPOINT"))
         await database.close()
     # In service the disk has long had the past; here it would still be written beside the load.
     os.sync()

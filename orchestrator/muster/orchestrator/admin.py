@@ -18,9 +18,12 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel, ConfigDict
+from sqlalchemy import bindparam, update
 
 from muster.api.answers import AccountAddress
 from muster.orchestrator.db import statements
+from muster.orchestrator.db.query import Query
+from muster.orchestrator.db.tables import IS_UNFILLED, leases
 from muster.orchestrator.http.errors import add_error_handlers, refuse
 from muster.orchestrator.http.requests import ServicesDep
 from muster.orchestrator.services import Services
@@ -30,9 +33,11 @@ logger = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/admin")
 
-_END_LEASES = (
-    "UPDATE leases SET deadline = ? WHERE node = ? AND is_filled = false AND deadline >= ?"
-    " RETURNING id"
+_END_LEASES = Query(
+    update(leases)
+    .where(leases.c.node == bindparam("node"), IS_UNFILLED, leases.c.deadline >= bindparam("now"))
+    .values(deadline=bindparam("ended"))
+    .returning(leases.c.id)
 )
 
 
@@ -85,7 +90,7 @@ async def drop_lease(node: AccountAddress, services: ServicesDep) -> dict[str, A
     """End a node's lease now, so that it gets another ticket; the signed one stays good in time."""
     now = services.chain_clock.now()
     async with services.database.transaction() as asked:
-        [ended] = await asked.ask((_END_LEASES, (now - 1, node, now)))
+        [ended] = await asked.ask(_END_LEASES(node=node, now=now, ended=now - 1))
     dropped = len(ended)
     logger.warning("lease dropped by the owner", extra={"node": node, "count": dropped})
     return {"dropped": dropped}

@@ -12,17 +12,21 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from orchestrator_bench import Bench
 from orchestrator_fakes import ACCEPTED, RUN, Network, escrow_of, slash_of
+from sqlalchemy import bindparam
 
 from muster.chain import Offence
 from muster.chain.structs import SlashSubject
 from muster.orchestrator.db.database import Database
-from muster.orchestrator.db.statements import Statement, continue_numbers
+from muster.orchestrator.db.query import Query, Statement
+from muster.orchestrator.db.statements import continue_numbers
+from muster.orchestrator.db.tables import metadata
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, Step, to_address
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, Verdict
@@ -286,9 +290,15 @@ async def store_rows(history: History, database: Database) -> None:
 
 def insert(table: str, row: dict[str, Any]) -> Statement:
     """Write a row down; documents are JSON."""
-    columns, marks = ", ".join(f'"{name}"' for name in row), ", ".join("?" * len(row))
-    values = (json.dumps(v) if isinstance(v, dict) else v for v in row.values())
-    return f"INSERT INTO {table} ({columns}) VALUES ({marks})", tuple(values)
+    values = {k: json.dumps(v) if isinstance(v, dict) else v for k, v in row.items()}
+    return _insertion(table, tuple(row))(**values)
+
+
+@cache
+def _insertion(table: str, names: tuple[str, ...]) -> Query:
+    return Query(
+        metadata.tables[table].insert().values({name: bindparam(name) for name in names}).inline()
+    )
 
 
 def _beats(history: History, bench: Bench) -> Iterator[dict[str, Any]]:

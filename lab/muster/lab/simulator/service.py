@@ -12,6 +12,7 @@ from muster.lab.simulator.connection import ChainConnection
 from muster.lab.simulator.scenario import CALIBRATION, RUN, Scenario
 from muster.orchestrator.clock import ChainClock
 from muster.orchestrator.db.database import Database, open_database
+from muster.orchestrator.db.query import plain
 from muster.orchestrator.db.statements import SubmissionRow, in_batch
 from muster.orchestrator.loop import run as run_orchestrator
 from muster.orchestrator.services import Services, build_services
@@ -21,6 +22,8 @@ from muster.protocol.messages import Submission
 
 if TYPE_CHECKING:
     from muster.lab.simulator.network import Stage
+
+_RECEIVED = plain("SELECT file_hash, received_at FROM submissions")
 
 
 class Service:
@@ -65,7 +68,7 @@ class Service:
     async def uploads(self) -> dict[Hash32, float]:
         """Return the virtual time at which each file came."""
         assert self._database is not None
-        [rows] = await self._database.search(("SELECT file_hash, received_at FROM submissions", ()))
+        [rows] = await self._database.search(_RECEIVED)
         return {Hash32(name): at - EPOCH for name, at in rows}
 
     async def close(self) -> None:
@@ -75,7 +78,7 @@ class Service:
 
     async def _composed(self, root: Hash32) -> list[Submission]:
         assert self._database is not None
-        [rows] = await self._database.search(in_batch(root))
+        [rows] = await self._database.search(in_batch(root=root))
         return [SubmissionRow(*row).claim for row in rows]
 
 

@@ -73,7 +73,7 @@ class StatusBuilder:
         leasing_step = await self.leases.collecting_step()
         [[(received,)], latest] = await self.database.ask(
             statements.received_submissions(),
-            statements.submissions("ORDER BY sequence DESC LIMIT ?", SHOWN_SUBMISSIONS),
+            statements.latest_submissions(SHOWN_SUBMISSIONS),
         )
         committed, judged = projection.batch_counts
         return RunStatus(

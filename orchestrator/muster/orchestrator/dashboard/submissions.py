@@ -10,8 +10,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sqlalchemy import bindparam, select
+
 from muster.chain import BatchView, SubmissionPlace
-from muster.orchestrator.db.statements import SubmissionRow, submissions
+from muster.orchestrator.db.query import Query
+from muster.orchestrator.db.statements import (
+    SubmissionRow,
+    at_position,
+    by_file,
+    latest_submissions,
+)
+from muster.orchestrator.db.tables import submissions
 from muster.orchestrator.projection import Judged
 from muster.orchestrator.services import Services
 from muster.protocol.encoding import hex0x
@@ -24,8 +33,12 @@ SCAN = 20_000
 """Outcomes looked at for one page, at most."""
 MAX_RECEIVED = 100
 """Received files that a search by some digits looks at."""
-_RECEIVED = (
-    "SELECT file_hash FROM submissions WHERE file_hash BETWEEN ? AND ? ORDER BY file_hash LIMIT ?"
+_FILE_HASH = submissions.c.file_hash
+_RECEIVED = Query(
+    select(_FILE_HASH)
+    .where(_FILE_HASH.between(bindparam("first"), bindparam("last")))
+    .order_by(_FILE_HASH)
+    .limit(bindparam("limit"))
 )
 
 
@@ -112,17 +125,10 @@ async def list_submissions(services: Services, wanted: Wanted) -> Listing:
     """Return a page of submissions."""
     if wanted.verdict is not None:
         return _list_judged(services, wanted, wanted.verdict)
-    conditions = {
-        "worker = ?": wanted.worker,
-        "step = ?": wanted.step,
-        "sequence < ?": wanted.before,
-    }
-    filters = {sql: value for sql, value in conditions.items() if value is not None}
-    where = f"WHERE {' AND '.join(filters)}" if filters else ""
-    query = f"{where} ORDER BY sequence DESC LIMIT ?"
-    [found] = await services.database.search(
-        submissions(query, *filters.values(), wanted.limit + 1)
+    latest = latest_submissions(
+        wanted.limit + 1, worker=wanted.worker, step=wanted.step, before=wanted.before
     )
+    [found] = await services.database.search(latest)
     rows = [SubmissionRow(*row) for row in found]
     shown = rows[: wanted.limit]
     older = shown[-1].sequence if len(rows) > len(shown) else None
@@ -149,7 +155,7 @@ def _list_judged(services: Services, wanted: Wanted, verdict: Verdict) -> Listin
 
 async def find_submission(services: Services, file_hash: Hash32) -> Detail | None:
     """Return one submission; None when neither the database nor the chain has it."""
-    [rows] = await services.database.ask(submissions("WHERE file_hash = ?", file_hash))
+    [rows] = await services.database.ask(by_file(file_hash=file_hash))
     row = SubmissionRow(*rows[0]) if rows else None
     outcome = services.projection.judged(file_hash)
     if row is not None:
@@ -181,7 +187,7 @@ async def find_submission(services: Services, file_hash: Hash32) -> Detail | Non
 async def received_files(services: Services, digits: str) -> list[Hash32]:
     """Return the received files whose hashes begin with these digits; a few are enough."""
     first, last = (Hash32(bytes.fromhex(digits.ljust(64, fill))) for fill in "0f")
-    [rows] = await services.database.search((_RECEIVED, (first, last, MAX_RECEIVED)))
+    [rows] = await services.database.search(_RECEIVED(first=first, last=last, limit=MAX_RECEIVED))
     return [Hash32(found) for (found,) in rows]
 
 
@@ -195,7 +201,7 @@ async def lines_at(services: Services, places: Sequence[SubmissionPlace]) -> lis
             lines.append(_line_of_outcome(services, outcome))
             continue
         [rows] = await services.database.search(
-            submissions("WHERE batch_root = ? AND position = ?", batch.root, place.position)
+            at_position(root=batch.root, position=place.position)
         )
         lines += [_line_of_row(services, SubmissionRow(*row)) for row in rows]
     return lines

@@ -5,22 +5,35 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
+from sqlalchemy import bindparam, func, literal_column, select
+from sqlalchemy.dialects.postgresql import insert
+
 from muster.orchestrator.db.database import Database
-from muster.orchestrator.db.statements import Statement
+from muster.orchestrator.db.query import Query, Statement
+from muster.orchestrator.db.tables import metrics
 from muster.orchestrator.intake.files import FileStore
 
-_NEWER = "SELECT step, figures, revision FROM metrics WHERE revision > ? ORDER BY step"
-_NEXT = "SELECT coalesce(max(revision), -1) + 1 FROM metrics"
-_OF_STEP = "SELECT figures FROM metrics WHERE step = ?"
+_NEWER = Query(
+    select(metrics.c.step, metrics.c.figures, metrics.c.revision)
+    .where(metrics.c.revision > bindparam("revision"))
+    .order_by(metrics.c.step)
+)
+_NEXT = Query(
+    select(func.coalesce(func.max(metrics.c.revision), literal_column("-1")) + literal_column("1"))
+)()
+_OF_STEP = Query(select(metrics.c.figures).where(metrics.c.step == bindparam("step")))
+_row = insert(metrics).values({each.name: bindparam(each.name) for each in metrics.c})
+_KEEP = Query(
+    _row.on_conflict_do_update(
+        index_elements=["step"],
+        set_={"figures": _row.excluded.figures, "revision": _row.excluded.revision},
+    )
+)
 
 
 def keep_figures(step: int, figures: Mapping[str, float], revision: int) -> Statement:
     """Write a step's figures down, in place of earlier ones."""
-    return (
-        "INSERT INTO metrics (step, figures, revision) VALUES (?, ?, ?) ON CONFLICT (step)"
-        " DO UPDATE SET figures = excluded.figures, revision = excluded.revision",
-        (step, json.dumps(figures), revision),
-    )
+    return _KEEP(step=step, figures=json.dumps(figures), revision=revision)
 
 
 class TrainingMetrics:
@@ -46,7 +59,7 @@ class TrainingMetrics:
 
     async def load(self) -> None:
         """Read what was reported before the start, or to other replicas since the last time."""
-        [rows] = await self._database.search((_NEWER, (self._revision,)))
+        [rows] = await self._database.search(_NEWER(revision=self._revision))
         for step, figures, revision in rows:
             self._take(step, json.loads(figures), revision)
         if rows:
@@ -56,7 +69,7 @@ class TrainingMetrics:
         """Keep the figures of a step."""
         await self._files.keep_metrics(step, dict(figures))
         async with self._database.transaction() as asked:
-            [(revision,)], known = await asked.ask((_NEXT, ()), (_OF_STEP, (step,)))
+            [(revision,)], known = await asked.ask(_NEXT, _OF_STEP(step=step))
             merged = {**(json.loads(known[0][0]) if known else {}), **figures}
             await asked.ask(keep_figures(step, merged, revision))
         self._take(step, merged, revision)

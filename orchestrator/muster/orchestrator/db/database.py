@@ -1,8 +1,8 @@
 """The orchestrator's database: a SQLite file by default, PostgreSQL where replicas share one.
 
 It is an index over the chain and the files folder and holds nothing that cannot be rebuilt or done
-without; see `muster.orchestrator.intake.rebuild`. Whoever asks it does so in SQL that both take
-(`statements.py`), on what is committed; changes are transactions:
+without; see `muster.orchestrator.intake.rebuild`. It is asked in statements that both understand
+(`query.py`), about what is committed; changes are transactions:
 
     ask          a few rows, by an index
     search       what may be many rows: it makes nobody wait

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 from muster.orchestrator.db.database import Database
 from muster.orchestrator.db.failures import RowError
-from muster.orchestrator.db.statements import Statement
+from muster.orchestrator.db.query import Statement
 from muster.protocol.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class GroupCommit:
         taken, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
         if not self._database.is_shared:
             return taken
-        return sorted(taken, key=lambda each: repr(each.writes[0]))
+        return sorted(taken, key=lambda each: repr(each.writes[0].values))
 
     def _is_resting(self, request: _Request) -> bool:
         """Tell, and refuse, a request of a caller whose rows were not taken a moment ago."""

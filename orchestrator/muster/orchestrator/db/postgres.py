@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import bindparam, func, select
+
 from muster.orchestrator.db.failures import UNHOLDABLE, RowError, failure
-from muster.orchestrator.db.statements import Asked, Rows, Statement
+from muster.orchestrator.db.query import Asked, Query, Rows, Statement, plain
 from muster.protocol.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ waits for files. More wait for one.
 """
 STATEMENT_TIMEOUT_S = 30
 """How long a statement may take, waiting for locks included."""
-_LOCK: Statement = ("SELECT pg_advisory_xact_lock(?)", (WRITER_LOCK,))
+_LOCK = Query(select(func.pg_advisory_xact_lock(bindparam("key"))))(key=WRITER_LOCK)
 
 
 class PostgresDatabase:
@@ -77,7 +78,7 @@ class PostgresDatabase:
         ):
             asked = _Pipeline(connection, self.place)
             if lock_ms is not None:
-                await asked.send((f"SET LOCAL lock_timeout = {lock_ms}", ()))
+                await asked.send(plain(f"SET LOCAL lock_timeout = {lock_ms}"))
             if is_exclusive:
                 await asked.send(_LOCK)
             yield asked
@@ -159,20 +160,13 @@ class _Pipeline:
         """Send statements, then wait for the rows of all; without rows, for nothing yet."""
         cursors = [await self.send(statement) for statement in statements]
         return [
-            await cursor.fetchall() if _translated(sql)[1] else []
-            for cursor, (sql, _) in zip(cursors, statements, strict=True)
+            await cursor.fetchall() if each.sql.has_rows else []
+            for cursor, each in zip(cursors, statements, strict=True)
         ]
 
     async def send(self, statement: Statement) -> psycopg.AsyncCursor[Any]:
         """Send a statement with whatever is asked next."""
-        sql, values = statement
         try:
-            return await self._connection.execute(_translated(sql)[0], values)
+            return await self._connection.execute(statement.sql.postgresql, statement.values)
         except UNHOLDABLE as error:
             raise failure(self._url, error) from error
-
-
-@lru_cache(maxsize=256)
-def _translated(sql: str) -> tuple[Any, bool]:
-    """Return SQL with PostgreSQL's placeholders, and whether it answers rows."""
-    return sql.replace("?", "%s"), sql.lstrip().startswith("SELECT") or "RETURNING" in sql

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from muster.orchestrator.db.failures import UNHOLDABLE, failure, unusable
-from muster.orchestrator.db.statements import Asked, Rows, Statement
+from muster.orchestrator.db.query import Asked, Rows, Statement, plain
 from muster.protocol.errors import StorageError
 
 LOG_BYTES = 8 << 20
@@ -24,7 +24,8 @@ _CACHE_KIB = 512
 
 The operating system keeps the file, too: pages over 1,000,000 submissions take as long with either.
 """
-_CHECKPOINT: Statement = ("PRAGMA wal_checkpoint(PASSIVE)", ())
+_CHECKPOINT = plain("PRAGMA wal_checkpoint(PASSIVE)")
+_CHECK = plain("PRAGMA quick_check(1)")
 
 
 class SqliteDatabase:
@@ -47,7 +48,7 @@ class SqliteDatabase:
 
     async def check(self) -> None:
         """Raise StorageError when the file is damaged."""
-        [[(verdict,)]] = await self.search(("PRAGMA quick_check(1)", ()))
+        [[(verdict,)]] = await self.search(_CHECK)
         if verdict != "ok":
             raise unusable(self.place, StorageError(str(verdict)))
 
@@ -121,12 +122,12 @@ class _Connection:
 
     def run_all(self, statements: tuple[Statement, ...]) -> list[Rows]:
         """Do the same."""
-        return [self.run(sql, values) for sql, values in statements]
+        return [self.run(each.sql.sqlite, each.values) for each in statements]
 
-    def run(self, sql: str, values: tuple[object, ...] = ()) -> Rows:
+    def run(self, sql: str, values: Mapping[str, object] | None = None) -> Rows:
         """Run one statement; return its rows."""
         try:
-            return self._connection.execute(sql, values).fetchall()
+            return self._connection.execute(sql, values or {}).fetchall()
         except (sqlite3.Error, *UNHOLDABLE) as error:
             raise failure(self._path, error) from error
 

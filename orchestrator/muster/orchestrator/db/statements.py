@@ -1,30 +1,30 @@
-"""The statements of several services, in SQL that SQLite and PostgreSQL take, `?` for values.
+"""The statements of several services. Those of one service stand beside it.
 
-An index alone answers those of leases and uploads. Statements of one service stand beside it.
+An index alone answers those of leases and uploads.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import lru_cache
+
+from sqlalchemy import ColumnElement, bindparam, false, func, literal_column, select, true, update
+from sqlalchemy.dialects.postgresql import insert
 
 from muster.api.answers import BatchEntry
-from muster.protocol.ids import Address, Hash32, Step
+from muster.orchestrator.db.query import Query, Statement, columns
+from muster.orchestrator.db.tables import (
+    IS_UNFILLED,
+    IS_WAITING,
+    batches,
+    hardware,
+    identity,
+    leases,
+    submissions,
+)
+from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import Submission, Ticket
-
-Statement = tuple[str, tuple[object, ...]]
-"""SQL, and its values."""
-Rows = Sequence[tuple[Any, ...]]
-"""The answer to a statement; empty for one that answers nothing."""
-
-
-class Asked(Protocol):
-    """A transaction, or a connection."""
-
-    async def ask(self, *statements: Statement) -> list[Rows]:
-        """Run statements in order, in one round trip; return the rows of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,173 +54,212 @@ class SubmissionRow:
         return Submission.from_json(json.loads(self.submission))
 
 
-def submissions(condition: str, *values: object) -> Statement:
-    """Submissions that meet a condition, which may also order and limit them: SubmissionRows."""
-    return (
-        "SELECT sequence, file_hash, worker, submission, signature, ticket, ticket_signature,"
-        f" received_at, size_bytes, batch_root, position FROM submissions {condition}",
-        values,
-    )
+_SUBMISSION = select(*columns(submissions, SubmissionRow))
+_OF_FILE = submissions.c.file_hash == bindparam("file_hash")
+_IN_BATCH = submissions.c.batch_root == bindparam("root")
+_OF_SLOT = [submissions.c[name] == bindparam(name) for name in ("worker", "step", "index")]
+_LEASE_OF_SLOT = [leases.c[name] == bindparam(name) for name in ("worker", "step", "index")]
+_IS_DUE_LATER = leases.c.deadline >= bindparam("now")
+_IS_FRESH = leases.c.policy_version >= bindparam("oldest")
+
+by_file = Query(_SUBMISSION.where(_OF_FILE))
+"""The submission with a `file_hash`: SubmissionRows, as from all that follow."""
+by_leaf = Query(_SUBMISSION.where(submissions.c.leaf == bindparam("leaf")))
+"""The submission with a `leaf`."""
+in_batch = Query(_SUBMISSION.where(_IN_BATCH).order_by(submissions.c.position))
+"""The submissions of the batch with a `root`, in order."""
+at_position = Query(_SUBMISSION.where(_IN_BATCH, submissions.c.position == bindparam("position")))
+"""The submission at a `position` of the batch with a `root`."""
+_in_slot = Query(_SUBMISSION.where(*_OF_SLOT))
 
 
 def in_slot(claim: Submission) -> Statement:
     """The submission that has the same slot."""
-    slot = (claim.worker, claim.step, claim.index)
-    return submissions('WHERE worker = ? AND step = ? AND "index" = ?', *slot)
+    return _in_slot(worker=claim.worker, step=claim.step, index=claim.index)
 
 
-def in_batch(root: Hash32) -> Statement:
-    """The submissions of a batch, in order."""
-    return submissions("WHERE batch_root = ? ORDER BY position", root)
+def latest_submissions(
+    limit: int,
+    *,
+    worker: Address | None = None,
+    step: int | None = None,
+    before: int | None = None,
+) -> Statement:
+    """The latest submissions, of one worker, one step, and received `before` that number."""
+    given = {"worker": worker, "step": step, "before": before}
+    filters = {name: value for name, value in given.items() if value is not None}
+    return _latest(tuple(filters))(limit=limit, **filters)
 
 
-def open_leases(*, now: int, oldest: int) -> Statement:
-    """How many tickets wait for their submission, of policies from `oldest` on."""
-    return (
-        "SELECT count(*) FROM leases"
-        " WHERE is_filled = false AND deadline >= ? AND policy_version >= ?",
-        (now, oldest),
+@lru_cache
+def _latest(filters: tuple[str, ...]) -> Query:
+    conditions: dict[str, ColumnElement[bool]] = {
+        "worker": submissions.c.worker == bindparam("worker"),
+        "step": submissions.c.step == bindparam("step"),
+        "before": submissions.c.sequence < bindparam("before"),
+    }
+    found = _SUBMISSION.where(*(conditions[name] for name in filters))
+    return Query(found.order_by(submissions.c.sequence.desc()).limit(bindparam("limit")))
+
+
+_count_leases = select(func.count()).select_from(leases)
+open_leases = Query(_count_leases.where(IS_UNFILLED, _IS_DUE_LATER, _IS_FRESH))
+"""How many tickets wait for their submission, of policies from `oldest` on."""
+unfilled = Query(_count_leases.where(IS_UNFILLED, _IS_DUE_LATER))
+"""How many tickets wait for their submission, of whatever policy."""
+holders = Query(
+    select(leases.c.worker, func.count())
+    .where(IS_UNFILLED, _IS_DUE_LATER, _IS_FRESH)
+    .group_by(leases.c.worker)
+)
+"""The workers that hold the tickets of `open_leases`, and how many each."""
+unfilled_leases = Query(
+    select(leases.c.deadline, leases.c.policy_version, leases.c.ticket, leases.c.signature)
+    .where(
+        leases.c.worker == bindparam("worker"),
+        IS_UNFILLED,
+        leases.c.deadline >= bindparam("since"),
     )
-
-
-def unfilled(*, now: int) -> Statement:
-    """How many tickets wait for their submission, of whatever policy."""
-    return "SELECT count(*) FROM leases WHERE is_filled = false AND deadline >= ?", (now,)
-
-
-def holders(*, now: int, oldest: int) -> Statement:
-    """The workers that hold those tickets, and how many each."""
-    return (
-        "SELECT worker, count(*) FROM leases"
-        " WHERE is_filled = false AND deadline >= ? AND policy_version >= ? GROUP BY worker",
-        (now, oldest),
+    .order_by(leases.c.id)
+)
+"""A `worker`'s tickets that wait for their submission and are due at `since` or later."""
+last_tickets = Query(
+    select(
+        *(leases.c.step, leases.c.index, leases.c.deadline),
+        *(submissions.c.received_at, submissions.c.units, submissions.c.file_hash),
     )
-
-
-def waiting_workers() -> Statement:
-    """The workers whose submissions are in no batch, and how many each."""
-    return "SELECT worker, count(*) FROM submissions WHERE batch_root IS NULL GROUP BY worker", ()
-
-
-def received_submissions() -> Statement:
-    """How many submissions were received; batches know their sizes, so few rows are read."""
-    return (
-        "SELECT (SELECT coalesce(sum(count), 0) FROM batches)"
-        " + (SELECT count(*) FROM submissions WHERE batch_root IS NULL)",
-        (),
+    .select_from(
+        leases.outerjoin(
+            submissions,
+            (submissions.c.worker == leases.c.worker)
+            & (submissions.c.step == leases.c.step)
+            & (submissions.c.index == leases.c.index),
+        )
     )
-
-
-def waiting_submissions() -> Statement:
-    """How many submissions are in no batch."""
-    return "SELECT count(*) FROM submissions WHERE batch_root IS NULL", ()
-
-
-def unfilled_leases(worker: Address, *, since: int) -> Statement:
-    """A worker's tickets that wait for their submission and are due at `since` or later."""
-    return (
-        "SELECT deadline, policy_version, ticket, signature FROM leases"
-        " WHERE worker = ? AND is_filled = false AND deadline >= ? ORDER BY id",
-        (worker, since),
+    .where(leases.c.worker == bindparam("worker"))
+    .order_by(leases.c.deadline.desc(), leases.c.id.desc())
+    .limit(bindparam("limit"))
+)
+"""A `worker`'s last tickets, newest first: slots, when they were due and filled, and by what."""
+slots = Query(
+    select(leases.c.step, leases.c.index)
+    .where(leases.c.worker == bindparam("worker"), leases.c.step >= bindparam("since"))
+    .union_all(
+        select(submissions.c.step, submissions.c.index).where(
+            submissions.c.worker == bindparam("worker"), submissions.c.step >= bindparam("since")
+        )
     )
+)
+"""The steps and numbers of a `worker`'s slots, of steps from `since` on."""
+hardware_report = Query(select(hardware.c.report).where(hardware.c.node == bindparam("node")))
+"""What a `node` said that its machine has."""
 
-
-def waiting_units(worker: Address) -> Statement:
-    """The units of a worker's submissions that are in no batch."""
-    return "SELECT sum(units) FROM submissions WHERE worker = ? AND batch_root IS NULL", (worker,)
-
-
-def units_in_batch(root: Hash32) -> Statement:
-    """The units of every worker in a batch."""
-    return (
-        "SELECT worker, sum(units) FROM submissions WHERE batch_root = ? GROUP BY worker",
-        (root,),
+_count_waiting = select(func.count()).select_from(submissions).where(IS_WAITING)
+waiting_submissions = Query(_count_waiting)
+"""How many submissions are in no batch."""
+waiting_workers = Query(
+    select(submissions.c.worker, func.count()).where(IS_WAITING).group_by(submissions.c.worker)
+)
+"""The workers whose submissions are in no batch, and how many each."""
+waiting_units = Query(
+    select(func.sum(submissions.c.units)).where(
+        submissions.c.worker == bindparam("worker"), IS_WAITING
     )
-
-
-def slots(worker: Address, *, since: Step) -> Statement:
-    """The steps and numbers of a worker's slots, of steps from `since` on."""
-    return (
-        'SELECT step, "index" FROM leases WHERE worker = ? AND step >= ?'
-        " UNION ALL "
-        'SELECT step, "index" FROM submissions WHERE worker = ? AND step >= ?',
-        (worker, since, worker, since),
+)
+"""The units of a `worker`'s submissions that are in no batch."""
+received_submissions = Query(
+    select(
+        select(func.coalesce(func.sum(batches.c.count), literal_column("0"))).scalar_subquery()
+        + _count_waiting.scalar_subquery()
     )
+)
+"""How many submissions were received; batches know their sizes, so few rows are read."""
+units_in_batch = Query(
+    select(submissions.c.worker, func.sum(submissions.c.units))
+    .where(_IN_BATCH)
+    .group_by(submissions.c.worker)
+)
+"""The units of every worker in the batch with a `root`."""
+first_waiting = Query(
+    select(submissions.c.submission)
+    .where(IS_WAITING)
+    .order_by(submissions.c.sequence)
+    .limit(bindparam("limit"))
+)
+"""The claims that wait longest for a batch, as JSON text."""
+
+_BATCH = select(batches.c.root, batches.c.count, batches.c.units)
+all_batches = Query(_BATCH)
+"""All batches that were composed."""
+open_batches = Query(_BATCH.where(~batches.c.is_judged))
+"""Batches whose outcomes are not known to be on chain."""
+judge_batch = Query(
+    update(batches).where(batches.c.root == bindparam("root")).values(is_judged=true())
+)
+"""Write down that the outcomes of the batch with a `root` are on chain."""
+set_unfunded = Query(update(identity).values(is_unfunded=bindparam("is_unfunded")))
+"""Write down whether the run could pay for the batch that was to be committed last."""
+is_unfunded = Query(select(identity.c.is_unfunded))
+"""Whether the run could not pay for the batch that was to be committed last."""
+
+_new_lease = Query(
+    insert(leases)
+    .values({c.name: bindparam(c.name) for c in leases.c if c.name not in ("id", "is_filled")})
+    .values(is_filled=false())
+    .inline()
+)
+_claim_in_slot = Query(select(submissions.c.submission).where(*_OF_SLOT))
+_slot_of_file = Query(
+    select(submissions.c.worker, submissions.c.step, submissions.c.index).where(_OF_FILE)
+)
+_ticket = Query(select(leases.c.ticket, leases.c.signature).where(*_LEASE_OF_SLOT))
+_fill = Query(update(leases).where(*_LEASE_OF_SLOT).values(is_filled=true()))
+_SUBMITTED = [
+    *("file_hash", "worker", "step", "index", "units", "leaf", "submission", "signature"),
+    *("ticket", "ticket_signature", "received_at", "size_bytes"),
+]
 
 
 def new_lease(node: Address, ticket: Ticket, text: str, signature: bytes) -> Statement:
     """Write a ticket down; `text` is its JSON form."""
-    return (
-        'INSERT INTO leases (node, worker, step, "index", deadline, ticket, signature,'
-        " is_filled, policy_version) VALUES (?, ?, ?, ?, ?, ?, ?, false, ?)",
-        (
-            node,
-            ticket.worker,
-            ticket.step,
-            ticket.index,
-            ticket.deadline,
-            text,
-            signature,
-            ticket.policy_version,
-        ),
+    return _new_lease(
+        node=node,
+        worker=ticket.worker,
+        step=ticket.step,
+        index=ticket.index,
+        deadline=ticket.deadline,
+        ticket=text,
+        signature=signature,
+        policy_version=ticket.policy_version,
     )
-
-
-def open_batches() -> Statement:
-    """Batches whose outcomes are not known to be on chain."""
-    return "SELECT root, count, units FROM batches WHERE is_judged = false", ()
-
-
-def batches() -> Statement:
-    """All batches that were composed."""
-    return "SELECT root, count, units FROM batches", ()
-
-
-def judge_batch(root: Hash32) -> Statement:
-    """Write down that a batch's outcomes are on chain."""
-    return "UPDATE batches SET is_judged = true WHERE root = ?", (root,)
-
-
-def set_unfunded(is_unfunded: bool) -> Statement:
-    """Write down whether the run could pay for the batch that was to be committed last."""
-    return "UPDATE identity SET is_unfunded = ?", (is_unfunded,)
-
-
-def is_unfunded() -> Statement:
-    """Whether the run could not pay for the batch that was to be committed last."""
-    return "SELECT is_unfunded FROM identity", ()
 
 
 def claim_in_slot(claim: Submission) -> Statement:
     """The claim, as JSON text, that a submission's slot has."""
-    return (
-        'SELECT submission FROM submissions WHERE worker = ? AND step = ? AND "index" = ?',
-        (claim.worker, claim.step, claim.index),
-    )
+    return _claim_in_slot(worker=claim.worker, step=claim.step, index=claim.index)
 
 
 def slot_of_file(claim: Submission) -> Statement:
     """The slot that has a submission's file."""
-    return (
-        'SELECT worker, step, "index" FROM submissions WHERE file_hash = ?',
-        (claim.file_hash,),
-    )
+    return _slot_of_file(file_hash=claim.file_hash)
 
 
 def ticket_for(claim: Submission) -> Statement:
     """The ticket that a submission fills, as JSON text, with its signature."""
-    return (
-        'SELECT ticket, signature FROM leases WHERE worker = ? AND step = ? AND "index" = ?',
-        (claim.worker, claim.step, claim.index),
-    )
+    return _ticket(worker=claim.worker, step=claim.step, index=claim.index)
 
 
 def fill(claim: Submission) -> Statement:
     """Write down that a submission's ticket waits no more."""
-    return (
-        'UPDATE leases SET is_filled = true WHERE worker = ? AND step = ? AND "index" = ?',
-        (claim.worker, claim.step, claim.index),
-    )
+    return _fill(worker=claim.worker, step=claim.step, index=claim.index)
+
+
+def _taking(*names: str) -> Query:
+    row = insert(submissions).values({name: bindparam(name) for name in names})
+    return Query(row.on_conflict_do_nothing().returning(submissions.c.sequence))
+
+
+_new_submission, _numbered_submission = _taking(*_SUBMITTED), _taking("sequence", *_SUBMITTED)
 
 
 def new_submission(entry: BatchEntry, size_bytes: int, sequence: int | None = None) -> Statement:
@@ -229,77 +268,55 @@ def new_submission(entry: BatchEntry, size_bytes: int, sequence: int | None = No
     """
     claim, ticket = entry.submission, entry.ticket
     assert ticket is not None  # who has none commits its work itself
-    numbered = ("sequence, ", "?, ", (sequence,)) if sequence else ("", "", ())
-    return (
-        f'INSERT INTO submissions ({numbered[0]}file_hash, worker, step, "index", units, leaf,'
-        " submission, signature, ticket, ticket_signature, received_at, size_bytes)"
-        f" VALUES ({numbered[1]}?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-        " ON CONFLICT DO NOTHING RETURNING sequence",
-        (
-            *numbered[2],
-            claim.file_hash,
-            claim.worker,
-            claim.step,
-            claim.index,
-            claim.units,
-            claim.leaf(),
-            json.dumps(claim.to_json()),
-            entry.signature,
-            json.dumps(ticket.to_json()),
-            entry.ticket_signature,
-            entry.received_at,
-            size_bytes,
-        ),
+    row: dict[str, object] = {
+        "file_hash": claim.file_hash,
+        "worker": claim.worker,
+        "step": claim.step,
+        "index": claim.index,
+        "units": claim.units,
+        "leaf": claim.leaf(),
+        "submission": json.dumps(claim.to_json()),
+        "signature": entry.signature,
+        "ticket": json.dumps(ticket.to_json()),
+        "ticket_signature": entry.ticket_signature,
+        "received_at": entry.received_at,
+        "size_bytes": size_bytes,
+    }
+    if sequence is None:
+        return _new_submission(**row)
+    return _numbered_submission(sequence=sequence, **row)
+
+
+continue_numbers = Query(
+    select(
+        func.setval(
+            func.pg_get_serial_sequence(
+                literal_column("'submissions'"), literal_column("'sequence'")
+            ),
+            func.max(submissions.c.sequence),
+        )
     )
-
-
-def continue_numbers() -> Statement:
-    """Let PostgreSQL number the next submission after those that were written with their numbers;
-    SQLite counts from the highest there is.
-    """
-    return (
-        "SELECT setval(pg_get_serial_sequence('submissions', 'sequence'), max(sequence))"
-        " FROM submissions",
-        (),
-    )
-
-
-def first_waiting(count: int) -> Statement:
-    """The claims that wait longest for a batch, as JSON text."""
-    return (
-        "SELECT submission FROM submissions WHERE batch_root IS NULL ORDER BY sequence LIMIT ?",
-        (count,),
-    )
+)
+"""Let PostgreSQL number the next submission after those that were written with their numbers;
+SQLite counts from the highest there is.
+"""
+_new_batch = Query(
+    insert(batches)
+    .values({name: bindparam(name) for name in ("root", "count", "units")})
+    .values(is_judged=false())
+)
+_put_into_batch = Query(
+    update(submissions)
+    .where(_OF_FILE)
+    .values(batch_root=bindparam("batch_root"), position=bindparam("position"))
+)
 
 
 def new_batch(root: Hash32, *, count: int, units: int) -> Statement:
     """Write a composition down."""
-    return (
-        "INSERT INTO batches (root, count, units, is_judged) VALUES (?, ?, ?, false)",
-        (root, count, units),
-    )
+    return _new_batch(root=root, count=count, units=units)
 
 
 def put_into_batch(claim: Submission, root: Hash32, position: int) -> Statement:
     """Write down a submission's place in a batch."""
-    return (
-        "UPDATE submissions SET batch_root = ?, position = ? WHERE file_hash = ?",
-        (root, position, claim.file_hash),
-    )
-
-
-def hardware_report(node: Address) -> Statement:
-    """What a node said that its machine has."""
-    return "SELECT report FROM hardware WHERE node = ?", (node,)
-
-
-def last_tickets(worker: Address, *, count: int) -> Statement:
-    """A worker's last tickets, newest first: slots, when they were due and filled, and by what."""
-    return (
-        'SELECT leases.step, leases."index", leases.deadline, received_at, units, file_hash'
-        " FROM leases LEFT JOIN submissions"
-        " ON submissions.worker = leases.worker AND submissions.step = leases.step"
-        ' AND submissions."index" = leases."index"'
-        " WHERE leases.worker = ? ORDER BY leases.deadline DESC, leases.id DESC LIMIT ?",
-        (worker, count),
-    )
+    return _put_into_batch(file_hash=claim.file_hash, batch_root=root, position=position)

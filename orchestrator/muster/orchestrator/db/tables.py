@@ -25,18 +25,12 @@ from sqlalchemy import (
     text,
     true,
 )
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import Dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from muster.orchestrator.db.statements import Statement
+from muster.orchestrator.db.query import DIALECTS, Statement, plain
 
 VERSION = 1
 """Goes up with every change of a table."""
-DIALECTS: dict[str, Dialect] = {
-    "sqlite": sqlite.dialect(),
-    "postgresql": postgresql.dialect(),  # type: ignore[no-untyped-call]
-}
 metadata = MetaData()
 
 _NUMBER = BigInteger().with_variant(Integer(), "sqlite")
@@ -218,8 +212,8 @@ metrics = Table(
     _column("revision", _NUMBER),
 )
 
-_IS_UNFILLED, _IS_WAITING = text("is_filled = false"), text("batch_root IS NULL")
-"""In the words of the statements, or SQLite does not see that an index answers them."""
+IS_UNFILLED, IS_WAITING = ~leases.c.is_filled, submissions.c.batch_root.is_(None)
+"""Statements say it with these, too, or SQLite does not see that an index answers them."""
 INDEXES = (
     Index("ix_leases_deadline", leases.c.deadline),
     Index("ix_leases_worker_deadline", leases.c.worker, leases.c.deadline),
@@ -227,8 +221,8 @@ INDEXES = (
     Index(
         "ix_leases_unfilled",
         *(leases.c.worker, leases.c.deadline),
-        sqlite_where=_IS_UNFILLED,
-        postgresql_where=_IS_UNFILLED,
+        sqlite_where=IS_UNFILLED,
+        postgresql_where=IS_UNFILLED,
     ),
     Index("ix_batches_is_judged", batches.c.is_judged),
     Index("ix_submissions_batch_root_position", submissions.c.batch_root, submissions.c.position),
@@ -239,16 +233,16 @@ INDEXES = (
     Index(
         "ix_submissions_waiting",
         submissions.c.worker,
-        sqlite_where=_IS_WAITING,
-        postgresql_where=_IS_WAITING,
+        sqlite_where=IS_WAITING,
+        postgresql_where=IS_WAITING,
     ),
     Index("ix_nonces_seen_at", nonces.c.seen_at),
     Index("ix_metrics_revision", metrics.c.revision),
 )
 """In the order in which they are made: of two that answer as well, SQLite takes the later one."""
-SCHEMA_VERSION: tuple[Statement, ...] = (
-    ("CREATE TABLE IF NOT EXISTS schema_version (number INTEGER)", ()),
-    ("SELECT number FROM schema_version", ()),
+SCHEMA_VERSION = (
+    plain("CREATE TABLE IF NOT EXISTS schema_version (number INTEGER)"),
+    plain("SELECT number FROM schema_version"),
 )
 """Asks which tables a database has; answers no row when it has none."""
 
@@ -258,4 +252,4 @@ def creation(kind: str) -> list[Statement]:
     dialect = DIALECTS[kind]
     made = [str(CreateTable(table).compile(dialect=dialect)) for table in metadata.sorted_tables]
     made += [str(CreateIndex(index).compile(dialect=dialect)) for index in INDEXES]
-    return [(sql, ()) for sql in (*made, f"INSERT INTO schema_version VALUES ({VERSION})")]
+    return [plain(sql) for sql in (*made, f"INSERT INTO schema_version VALUES ({VERSION})")]

@@ -12,7 +12,7 @@ from muster.api.client import REASON_HEADER
 from muster.api.requests import MAX_FILE_BYTES, MAX_HEADER_JSON_BYTES, HeartbeatBody, LeaseBody
 from muster.api.signing import SUBMISSION_HEADER, SUBMISSION_SIGNATURE_HEADER, signature_bytes
 from muster.orchestrator.db.database import Database
-from muster.orchestrator.db.statements import SubmissionRow, submissions
+from muster.orchestrator.db.statements import SubmissionRow, by_file
 from muster.orchestrator.http.errors import refuse
 from muster.orchestrator.http.requests import (
     ServicesDep,
@@ -127,7 +127,7 @@ async def state_of(
             verdict=judged.verdict,
             reason=judged.reason,
         )
-    [rows] = await database.ask(submissions("WHERE file_hash = ?", file_hash))
+    [rows] = await database.ask(by_file(file_hash=file_hash))
     if not rows:
         raise refuse("submission_unknown", "no submission with this file hash was received")
     row = SubmissionRow(*rows[0])

@@ -11,25 +11,40 @@ import hashlib
 from collections import deque
 from collections.abc import Callable
 
+from sqlalchemy import bindparam, delete, select, tuple_
+from sqlalchemy.dialects.postgresql import insert
+
 from muster.api.signing import NONCE_LIFE_S, SignedHeaders
 from muster.chain import MemberView
 from muster.orchestrator.db.database import Database
 from muster.orchestrator.db.group import GroupCommit
-from muster.orchestrator.db.statements import Statement
+from muster.orchestrator.db.query import Query, Statement
+from muster.orchestrator.db.tables import nonces
 from muster.orchestrator.http.errors import TooMany, refuse
 from muster.orchestrator.projection import Projection
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address
 
-_INSERT = """
-INSERT INTO nonces (signer, nonce, seen_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1
-"""
-_ALL = "SELECT signer, nonce, seen_at FROM nonces ORDER BY seen_at"
-_DELETE = """
-DELETE FROM nonces WHERE (signer, nonce) IN (
-    SELECT signer, nonce FROM nonces WHERE seen_at < ? LIMIT ?
-) RETURNING 1
-"""
+_SIGNER, _SEEN_AT = nonces.c.signer, nonces.c.seen_at
+_KEEP = Query(
+    insert(nonces)
+    .values({each.name: bindparam(each.name) for each in nonces.c})
+    .on_conflict_do_nothing()
+    .returning(_SIGNER)
+)
+_ALL = Query(select(_SIGNER, nonces.c.nonce, _SEEN_AT).order_by(_SEEN_AT))()
+_OLD = nonces.alias()
+_DELETE = Query(
+    delete(nonces)
+    .where(
+        tuple_(_SIGNER, nonces.c.nonce).in_(
+            select(_OLD.c.signer, _OLD.c.nonce)
+            .where(_OLD.c.seen_at < bindparam("before"))
+            .limit(bindparam("limit"))
+        )
+    )
+    .returning(_SIGNER)
+)
 
 _SPAN_S = 60
 """Nonces are forgotten together with those of the same so many seconds."""
@@ -58,7 +73,7 @@ class NonceStore:
     async def load(self) -> None:
         """Read the nonces that still count, and forget the others."""
         await self.purge()
-        [rows] = await self._database.search((_ALL, ()))
+        [rows] = await self._database.search(_ALL)
         for signer, nonce, seen_at in rows:
             self._remember(_key(signer, nonce), seen_at)
 
@@ -84,8 +99,8 @@ class NonceStore:
     async def keep(self, headers: SignedHeaders, *writes: Statement) -> None:
         """Write a taken nonce down, and the caller's rows in the same transaction."""
         signer = headers.address
-        row = (signer, headers.nonce, int(self._clock()))
-        if not await self._group.add((_INSERT, row), *writes, caller=signer):
+        row = _KEEP(signer=signer, nonce=headers.nonce, seen_at=int(self._clock()))
+        if not await self._group.add(row, *writes, caller=signer):
             # Another replica had it.
             raise _reused()
 
@@ -95,7 +110,7 @@ class NonceStore:
         deleted = _PURGED_ROWS
         while deleted == _PURGED_ROWS:
             async with self._database.transaction(is_exclusive=False) as asked:
-                [rows] = await asked.ask((_DELETE, (oldest, _PURGED_ROWS)))
+                [rows] = await asked.ask(_DELETE(before=oldest, limit=_PURGED_ROWS))
             deleted = len(rows)
 
     def _was_seen(self, key: bytes, oldest: int) -> bool:

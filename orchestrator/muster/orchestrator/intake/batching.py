@@ -18,7 +18,8 @@ from muster.chain import BatchView, LeasedWork
 from muster.orchestrator.clock import loop_time
 from muster.orchestrator.db import statements
 from muster.orchestrator.db.database import Database
-from muster.orchestrator.db.statements import Rows, Statement, SubmissionRow
+from muster.orchestrator.db.query import Rows, Statement
+from muster.orchestrator.db.statements import SubmissionRow
 from muster.orchestrator.intake.files import FileStore, StoredBatch
 from muster.orchestrator.ports import ChainPort
 from muster.orchestrator.projection import Projection
@@ -68,7 +69,7 @@ class Batching:
         """Find the compositions that are not on chain: at start, after a reorg, or when this
         replica becomes the one that commits.
         """
-        [rows] = await self.database.search(statements.batches())
+        [rows] = await self.database.search(statements.all_batches())
         found = {Hash32(root): Composition(Hash32(root), *size) for root, *size in rows}
         # What is composed while the database answers is kept too, and comes last.
         for root, composition in self._uncommitted.items():
@@ -118,7 +119,8 @@ class Batching:
             return
         async with self.database.transaction() as asked:
             await asked.ask(
-                *map(statements.judge_batch, judged), statements.set_unfunded(self.is_unfunded)
+                *(statements.judge_batch(root=root) for root in judged),
+                statements.set_unfunded(is_unfunded=self.is_unfunded),
             )
 
     def outstanding(self, waiting: int) -> int:
@@ -158,7 +160,7 @@ class Batching:
 
     async def contents(self, batch: BatchView) -> BatchContents | None:
         """Return a batch's submissions in order; none when they are not known here."""
-        [rows] = await self.database.search(statements.in_batch(batch.root))
+        [rows] = await self.database.search(statements.in_batch(root=batch.root))
         entries = [_entry(SubmissionRow(*row)) for row in rows]
         if not entries and batch.work is not None:
             entries = [_direct_entry(batch, batch.work)]
@@ -173,7 +175,7 @@ class Batching:
         batch = self.projection.batch_with_root(leaf)
         if batch is not None and batch.work is not None:
             return _direct_entry(batch, batch.work)
-        [rows] = await self.database.ask(statements.submissions("WHERE leaf = ?", leaf))
+        [rows] = await self.database.ask(statements.by_leaf(leaf=leaf))
         return _entry(SubmissionRow(*rows[0])) if rows else None
 
     async def evidence(self, batch_id: int, position: int) -> tuple[Submission, bytes] | None:
@@ -207,7 +209,7 @@ class Batching:
         return composition
 
     async def _waiting(self) -> list[Submission]:
-        [rows] = await self.database.ask(statements.first_waiting(self.batch_limit))
+        [rows] = await self.database.ask(statements.first_waiting(limit=self.batch_limit))
         return [Submission.from_json(json.loads(claim)) for (claim,) in rows]
 
     async def _keep(self, root: Hash32, submissions: list[Submission]) -> None:

@@ -17,7 +17,7 @@ from muster.chain import MemberView
 from muster.orchestrator.db import statements
 from muster.orchestrator.db.database import Database
 from muster.orchestrator.db.group import GroupedCalls
-from muster.orchestrator.db.statements import Rows
+from muster.orchestrator.db.query import Rows
 from muster.orchestrator.http.errors import refuse
 from muster.orchestrator.intake.files import FileStore, Received, StoredSubmission
 from muster.orchestrator.outcomes.doubles import Doubles

@@ -12,10 +12,14 @@ import json
 import logging
 from collections.abc import Iterable
 
+from sqlalchemy import bindparam, select
+from sqlalchemy.dialects.postgresql import insert
+
 from muster.orchestrator.dashboard.training import keep_figures
 from muster.orchestrator.db import statements
 from muster.orchestrator.db.database import Database
-from muster.orchestrator.db.statements import Asked
+from muster.orchestrator.db.query import Asked, Query, Statement
+from muster.orchestrator.db.tables import identity, leases, submissions
 from muster.orchestrator.intake.batching import composition_rows
 from muster.orchestrator.intake.files import FileStore, StoredBatch, StoredSubmission
 from muster.orchestrator.outcomes.doubles import keep_double
@@ -28,6 +32,16 @@ from muster.protocol.messages import Submission, Ticket
 
 logger = logging.getLogger(__name__)
 
+_IDENTITY = Query(
+    select(identity.c.created_at, identity.c.run_id, identity.c.chain_id, identity.c.ledger)
+)()
+_FIRST_TICKET = Query(select(leases.c.ticket).order_by(leases.c.id).limit(1))()
+_ANY = Query(select(submissions.c.sequence).limit(1))()
+_CLAIM = Query(
+    insert(identity).values(
+        {name: bindparam(name) for name in ("run_id", "chain_id", "ledger", "created_at")}
+    )
+)
 TOGETHER = 1000
 """Submissions that are written in one round trip."""
 
@@ -41,12 +55,9 @@ async def claim_database(
     """
     wanted = (projection.run_id, chain_id, ledger)
     async with database.transaction() as asked:
-        held, tickets = await asked.ask(
-            ("SELECT created_at, run_id, chain_id, ledger FROM identity", ()),
-            ("SELECT ticket FROM leases ORDER BY id LIMIT 1", ()),
-        )
+        held, tickets = await asked.ask(_IDENTITY, _FIRST_TICKET)
         if not held:
-            await asked.ask((_CLAIM, (*wanted, now)))
+            await asked.ask(_claim(*wanted, now))
             return now
     created_at, *found = held[0]
     if tuple(found) != wanted:
@@ -57,13 +68,14 @@ async def claim_database(
     return int(created_at)
 
 
-_CLAIM = "INSERT INTO identity (run_id, chain_id, ledger, created_at) VALUES (?, ?, ?, ?)"
+def _claim(run_id: int, chain_id: int, ledger: str, created_at: int) -> Statement:
+    return _CLAIM(run_id=run_id, chain_id=chain_id, ledger=ledger, created_at=created_at)
 
 
 async def rebuild(database: Database, files: FileStore, projection: Projection) -> int:
     """Fill an empty database; returns how many submissions it recovered."""
     async with database.transaction() as asked:
-        [rows] = await asked.ask(("SELECT 1 FROM submissions LIMIT 1", ()))
+        [rows] = await asked.ask(_ANY)
         if rows:
             return 0
         batches = list(files.batches())

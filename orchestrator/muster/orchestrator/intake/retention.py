@@ -12,8 +12,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sqlalchemy import bindparam, false, select, update
+
 from muster.chain import SlashState
 from muster.orchestrator.db.database import Database
+from muster.orchestrator.db.query import Query
+from muster.orchestrator.db.tables import submissions
 from muster.orchestrator.intake.files import FileStore
 from muster.orchestrator.ports import Constants
 from muster.orchestrator.projection import Judged, Projection
@@ -24,11 +28,20 @@ logger = logging.getLogger(__name__)
 
 PAGE = 500
 """Submissions looked at together."""
-_PAGE = (
-    "SELECT sequence, file_hash, leaf, batch_root FROM submissions"
-    " WHERE has_file = true AND sequence > ? ORDER BY sequence LIMIT ?"
+_PAGE = Query(
+    select(
+        *(submissions.c.sequence, submissions.c.file_hash),
+        *(submissions.c.leaf, submissions.c.batch_root),
+    )
+    .where(submissions.c.has_file, submissions.c.sequence > bindparam("after"))
+    .order_by(submissions.c.sequence)
+    .limit(bindparam("limit"))
 )
-_DROPPED = "UPDATE submissions SET has_file = false WHERE file_hash = ?"
+_DROPPED = Query(
+    update(submissions)
+    .where(submissions.c.file_hash == bindparam("file_hash"))
+    .values(has_file=false())
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +128,7 @@ class Retention:
         return judged.verdict is Verdict.ACCEPTED and is_fresh
 
     async def _page(self, *, after: int) -> list[Held]:
-        [rows] = await self.database.search((_PAGE, (after, PAGE)))
+        [rows] = await self.database.search(_PAGE(after=after, limit=PAGE))
         return [
             Held(number, Hash32(name), frozenset(Hash32(root) for root in roots if root))
             for number, name, *roots in rows
@@ -125,4 +138,4 @@ class Retention:
         if not dropped:
             return
         async with self.database.transaction() as asked:
-            await asked.ask(*((_DROPPED, (file_hash,)) for file_hash in dropped))
+            await asked.ask(*(_DROPPED(file_hash=each) for each in dropped))

@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from sqlalchemy import bindparam, select
+from sqlalchemy.dialects.postgresql import insert
+
 from muster.orchestrator.db.database import Database
-from muster.orchestrator.db.statements import Rows, Statement
+from muster.orchestrator.db.query import Query, Rows, Statement
+from muster.orchestrator.db.tables import hardware
 from muster.orchestrator.http.errors import refuse
 from muster.orchestrator.leases.allowance import Past
 from muster.protocol.eip712 import Domain, digest, recover
@@ -27,11 +31,14 @@ CHALLENGES = 3
 """Tickets by the best of which a machine is measured: one may fall into a bad moment."""
 RETEST_S = 3600
 """A machine that was too slow gets another ticket after this time."""
-_UPSERT = """
-INSERT INTO hardware (node, report, signature, report_hash) VALUES (?, ?, ?, ?)
-ON CONFLICT (node) DO UPDATE SET
-    report = excluded.report, signature = excluded.signature, report_hash = excluded.report_hash
-"""
+_row = insert(hardware).values({each.name: bindparam(each.name) for each in hardware.c})
+_KEEP = Query(
+    _row.on_conflict_do_update(
+        index_elements=["node"],
+        set_={name: _row.excluded[name] for name in ("report", "signature", "report_hash")},
+    )
+)
+_ALL = Query(select(hardware.c.node, hardware.c.report))()
 
 
 class Unfit(StrEnum):
@@ -103,7 +110,7 @@ class Hardware:
 
     async def load(self) -> None:
         """Read what was said before the start."""
-        [rows] = await self._database.search(("SELECT node, report FROM hardware", ()))
+        [rows] = await self._database.search(_ALL)
         for node, report in rows:
             self._reports[Address(node)] = HardwareReport.from_json(json.loads(report))
 
@@ -117,8 +124,12 @@ class Hardware:
         if (signer, report.node, report.run_id) != (node, node, self._run_id):
             raise refuse("bad_hardware_report", "the report is another node's, or for another run")
         self._reports[node] = report
-        text = json.dumps(report.to_json())
-        return _UPSERT, (node, text, signature, bytes(report.struct_hash()))
+        return _KEEP(
+            node=node,
+            report=json.dumps(report.to_json()),
+            signature=signature,
+            report_hash=report.struct_hash(),
+        )
 
     def wants(self, node: Address) -> bool:
         """Return whether the run asks something of machines, and this one has said nothing."""

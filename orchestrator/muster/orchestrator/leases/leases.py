@@ -55,7 +55,7 @@ from muster.chain import CheckpointView, MemberView
 from muster.orchestrator.db import statements
 from muster.orchestrator.db.database import Database
 from muster.orchestrator.db.group import GroupedCalls
-from muster.orchestrator.db.statements import Asked, Rows, Statement
+from muster.orchestrator.db.query import Asked, Rows, Statement
 from muster.orchestrator.intake.batching import Batching
 from muster.orchestrator.leases.allowance import (
     HISTORY,
@@ -270,7 +270,7 @@ class Leases:
     async def _read_batches(self, asked: Asked, now: int) -> None:
         unknown = self.unit_cap.unknown_batches(now)
         if unknown:
-            found = await asked.ask(*map(statements.units_in_batch, unknown))
+            found = await asked.ask(*(statements.units_in_batch(root=root) for root in unknown))
             for root, units in zip(unknown, found, strict=True):
                 self.unit_cap.note_batch(root, units)
 
@@ -369,11 +369,11 @@ class Account:
         from `since` on.
         """
         return [
-            statements.unfilled_leases(worker.address, since=counts_from),
-            statements.waiting_units(worker.address),
-            statements.slots(worker.address, since=since),
-            statements.last_tickets(worker.address, count=HISTORY),
-            statements.hardware_report(worker.node),
+            statements.unfilled_leases(worker=worker.address, since=counts_from),
+            statements.waiting_units(worker=worker.address),
+            statements.slots(worker=worker.address, since=since),
+            statements.last_tickets(worker=worker.address, limit=HISTORY),
+            statements.hardware_report(node=worker.node),
         ]
 
     @classmethod

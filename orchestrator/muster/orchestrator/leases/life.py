@@ -23,9 +23,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sqlalchemy import bindparam, literal_column, select
+from sqlalchemy.dialects.postgresql import insert
+
 from muster.chain import MemberView, WorkerStatus
 from muster.orchestrator.db.database import Database
-from muster.orchestrator.db.statements import Statement
+from muster.orchestrator.db.query import Query, Statement
+from muster.orchestrator.db.tables import heartbeats
 from muster.protocol.ids import Address, PolicyVersion
 
 UNHEALTHY_SHARE = 4
@@ -116,17 +120,22 @@ class Lives:
 CLOCK_SKEW_S = 30
 """How far the clocks of two replicas may be apart."""
 
-_UPSERT = """
-INSERT INTO heartbeats (node, policy_version, state, software, seen_at, count)
-VALUES (?, ?, ?, ?, ?, 1)
-ON CONFLICT (node) DO UPDATE SET
-    policy_version = excluded.policy_version,
-    state = excluded.state,
-    software = excluded.software,
-    seen_at = excluded.seen_at,
-    count = heartbeats.count + 1
-"""
-_SINCE = "SELECT node, policy_version, state, software, seen_at FROM heartbeats WHERE seen_at >= ?"
+_SAID = ("policy_version", "state", "software", "seen_at")
+_row = insert(heartbeats).values({name: bindparam(name) for name in ("node", *_SAID)})
+_BEAT = Query(
+    _row.values(count=literal_column("1")).on_conflict_do_update(
+        index_elements=["node"],
+        set_={
+            **{name: _row.excluded[name] for name in _SAID},
+            "count": heartbeats.c.count + literal_column("1"),
+        },
+    )
+)
+_SINCE = Query(
+    select(*(heartbeats.c[name] for name in ("node", *_SAID))).where(
+        heartbeats.c.seen_at >= bindparam("since")
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +168,7 @@ class Heartbeats:
 
     async def load(self) -> None:
         """Read what was heard before the start, or by other replicas since the last time."""
-        [found] = await self._database.search((_SINCE, (self._read_from,)))
+        [found] = await self._database.search(_SINCE(since=self._read_from))
         for node, number, state, software, seen_at in found:
             version = None if number is None else PolicyVersion(number)
             self._note(Address(node), Heartbeat(version, state, software, seen_at))
@@ -171,7 +180,13 @@ class Heartbeats:
         """Note a heartbeat; returns the row to write together with the request's nonce."""
         heartbeat = Heartbeat(policy_version, state, software, int(self._clock()))
         self._note(node, heartbeat)
-        return _UPSERT, (node, policy_version, state, software, heartbeat.seen_at)
+        return _BEAT(
+            node=node,
+            policy_version=policy_version,
+            state=state,
+            software=software,
+            seen_at=heartbeat.seen_at,
+        )
 
     def _note(self, node: Address, heartbeat: Heartbeat) -> None:
         known = self._latest.get(node)

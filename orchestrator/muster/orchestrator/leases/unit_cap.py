@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from muster.chain import MemberView
-from muster.orchestrator.db.statements import Rows
+from muster.orchestrator.db.query import Rows
 from muster.orchestrator.intake.batching import Batching
 from muster.orchestrator.ports import Constants
 from muster.orchestrator.projection import Projection

@@ -12,10 +12,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from sqlalchemy import Table, bindparam, delete, select, update
+from sqlalchemy.dialects.postgresql import insert
+
 from muster.api.answers import BatchChecking, CheckingAnswer, CheckReportAnswer, Watched
 from muster.chain import BatchView
 from muster.orchestrator.db.database import Database
-from muster.orchestrator.db.statements import Asked, Statement
+from muster.orchestrator.db.query import Asked, Query, columns
+from muster.orchestrator.db.tables import check_reports, checkings
 from muster.orchestrator.http.errors import refuse, unknown_batch
 from muster.orchestrator.projection import Projection
 from muster.protocol.checking import (
@@ -36,23 +40,6 @@ COUNTED_BATCHES = 200
 """Newest judged batches that the summary counts."""
 PROOF_DUE_S = 120
 """So long after a batch's outcomes its proofs are not missed: twice a validator's longest pause."""
-
-
-_COMMIT = (
-    "INSERT INTO checkings (batch_id, validator, batch_root, records_hash, fingerprints_hash,"
-    " signature, committed_at) VALUES (?, ?, ?, ?, ?, ?, ?)"
-)
-_REVEAL = (
-    "UPDATE checkings SET fingerprints = ?, revealed_at = ? WHERE batch_id = ? AND validator = ?"
-)
-_REPORT = (
-    "INSERT INTO check_reports (batch_id, validator, reporter, compared, failed, signature,"
-    " reported_at) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1"
-)
-_REVEALED = (
-    "SELECT batch_id, validator, batch_root FROM checkings"
-    " WHERE batch_id >= ? AND revealed_at IS NOT NULL"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +65,52 @@ class _Reported:
     compared: int
     failed: int
     signature: bytes
+
+
+_COMMITTED = (
+    *("batch_id", "validator", "batch_root", "records_hash", "fingerprints_hash", "signature"),
+    "committed_at",
+)
+_COMMIT = Query(insert(checkings).values({name: bindparam(name) for name in _COMMITTED}))
+_IN_BATCH = checkings.c.batch_id == bindparam("batch_id")
+_OF_ONE = (_IN_BATCH, checkings.c.validator == bindparam("validator"))
+_REVEAL = Query(
+    update(checkings)
+    .where(*_OF_ONE)
+    .values(fingerprints=bindparam("fingerprints"), revealed_at=bindparam("revealed_at"))
+)
+_REPORT = Query(
+    insert(check_reports)
+    .values({each.name: bindparam(each.name) for each in check_reports.c})
+    .on_conflict_do_nothing()
+    .returning(check_reports.c.batch_id)
+)
+_HELD = select(*columns(checkings, _Held))
+_HELD_BY = Query(_HELD.where(*_OF_ONE))
+_HELD_OF_BATCH = Query(_HELD.where(_IN_BATCH).limit(bindparam("limit")))
+_REPORTED = select(*columns(check_reports, _Reported))
+_REPORTED_OF_BATCH = Query(
+    _REPORTED.where(check_reports.c.batch_id == bindparam("batch_id")).limit(bindparam("limit"))
+)
+_REPORTED_SINCE = Query(_REPORTED.where(check_reports.c.batch_id >= bindparam("first")))
+_REVEALED_SINCE = Query(
+    select(checkings.c.batch_id, checkings.c.validator, checkings.c.batch_root).where(
+        checkings.c.batch_id >= bindparam("first"), checkings.c.revealed_at.is_not(None)
+    )
+)
+_MOST_ROWS = 1000
+"""Commitments and reports of one batch that are shown."""
+
+
+def _forget(table: Table) -> Query:
+    """Delete what is known of one validator in a batch, and of batches before the `first` kept."""
+    of_one = (table.c.batch_id == bindparam("batch_id")) & (
+        table.c.validator == bindparam("validator")
+    )
+    return Query(delete(table).where(of_one | (table.c.batch_id < bindparam("first"))))
+
+
+_FORGET = (_forget(checkings), _forget(check_reports))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -110,13 +143,18 @@ class ProofsOfChecking:
             if batch.records is not None:
                 raise refuse("checking_late", f"batch {batch_id} has its outcomes already")
             # An earlier one is about a batch whose number is another's after a reorganisation.
-            forgotten = "batch_id = ? AND validator = ? OR batch_id < ?"
-            values = (batch_id, validator, batch_id - KEPT_BATCHES)
-            committed = (batch.root, *hashes, signature, int(self.clock()))
+            of_one = {"batch_id": batch_id, "validator": validator}
+            records_hash, of_fingerprints = hashes
             await asked.ask(
-                (f"DELETE FROM checkings WHERE {forgotten}", values),
-                (f"DELETE FROM check_reports WHERE {forgotten}", values),
-                (_COMMIT, (batch_id, validator, *committed)),
+                *(forget(**of_one, first=batch_id - KEPT_BATCHES) for forget in _FORGET),
+                _COMMIT(
+                    **of_one,
+                    batch_root=batch.root,
+                    records_hash=records_hash,
+                    fingerprints_hash=of_fingerprints,
+                    signature=signature,
+                    committed_at=int(self.clock()),
+                ),
             )
 
     async def reveal(self, validator: Address, batch_id: int, packed: bytes) -> None:
@@ -134,8 +172,8 @@ class ProofsOfChecking:
             if held is None or (held.batch_root, held.fingerprints_hash) != committed:
                 raise refuse("bad_fingerprints", "these are not the fingerprints committed to")
             if held.fingerprints is None:
-                shown = (packed, int(self.clock()), batch_id, validator)
-                await asked.ask((_REVEAL, shown))
+                shown = {"fingerprints": packed, "revealed_at": int(self.clock())}
+                await asked.ask(_REVEAL(batch_id=batch_id, validator=validator, **shown))
 
     async def report(self, reporter: Address, report: CheckReport, signature: bytes) -> None:
         """Keep what one validator found about another's fingerprints; its first word stands."""
@@ -150,9 +188,16 @@ class ProofsOfChecking:
             shown = (batch.root, report.fingerprints_hash)
             if about is None or (about.batch_root, about.fingerprints_hash) != shown:
                 raise refuse("bad_report", "the report is about fingerprints that nobody showed")
-            counts = (report.compared, report.failed, signature, int(self.clock()))
-            values = (report.batch_id, report.validator, reporter, *counts)
-            [is_first] = await asked.ask((_REPORT, values))
+            said = _REPORT(
+                batch_id=report.batch_id,
+                validator=report.validator,
+                reporter=reporter,
+                compared=report.compared,
+                failed=report.failed,
+                signature=signature,
+                reported_at=int(self.clock()),
+            )
+            [is_first] = await asked.ask(said)
         if report.failed and is_first:
             fields = {"batch": report.batch_id, "validator": report.validator}
             logger.warning(
@@ -171,8 +216,8 @@ class ProofsOfChecking:
                 batch_id=batch_id, batch_root=batch.root, commitments=[], reports=[]
             )
         found, reported = await self.database.search(
-            _held_where("batch_id = ? LIMIT 1000", batch_id),
-            _reports_where("batch_id = ? LIMIT 1000", batch_id),
+            _HELD_OF_BATCH(batch_id=batch_id, limit=_MOST_ROWS),
+            _REPORTED_OF_BATCH(batch_id=batch_id, limit=_MOST_ROWS),
         )
         rows = [row for row in (_Held(*each) for each in found) if row.batch_root == batch.root]
         about, reports = {row.validator for row in rows}, [_Reported(*row) for row in reported]
@@ -198,7 +243,7 @@ class ProofsOfChecking:
         roots = {b.batch_id: b.root for b in judged}
         first = min(roots, default=0)
         shown, reported = await self.database.search(
-            (_REVEALED, (first,)), _reports_where("batch_id >= ?", first)
+            _REVEALED_SINCE(first=first), _REPORTED_SINCE(first=first)
         )
         proofs = {(number, who) for number, who, root in shown if roots.get(number) == root}
         found = (_Reported(*row) for row in reported)
@@ -222,24 +267,8 @@ class ProofsOfChecking:
 
 
 async def _held(asked: Asked, batch_id: int, validator: Address) -> _Held | None:
-    [rows] = await asked.ask(_held_where("batch_id = ? AND validator = ?", batch_id, validator))
+    [rows] = await asked.ask(_HELD_BY(batch_id=batch_id, validator=validator))
     return _Held(*rows[0]) if rows else None
-
-
-def _held_where(condition: str, *values: object) -> Statement:
-    return (
-        "SELECT validator, batch_root, records_hash, fingerprints_hash, signature, committed_at,"
-        f" fingerprints FROM checkings WHERE {condition}",
-        values,
-    )
-
-
-def _reports_where(condition: str, *values: object) -> Statement:
-    return (
-        "SELECT batch_id, validator, reporter, compared, failed, signature FROM check_reports"
-        f" WHERE {condition}",
-        values,
-    )
 
 
 def _summarise(

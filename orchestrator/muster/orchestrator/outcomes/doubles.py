@@ -12,10 +12,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from sqlalchemy import bindparam, select
+from sqlalchemy.dialects.postgresql import insert
+
 from muster.chain import BatchView, Offence, OutcomeProof
 from muster.orchestrator.db import statements
 from muster.orchestrator.db.database import Database
-from muster.orchestrator.db.statements import Asked, Statement, SubmissionRow
+from muster.orchestrator.db.query import Asked, Query, Statement
+from muster.orchestrator.db.statements import SubmissionRow
+from muster.orchestrator.db.tables import doubles
 from muster.orchestrator.intake.files import FileStore, StoredDouble
 from muster.orchestrator.ports import FaultsPort
 from muster.orchestrator.projection import Projection
@@ -30,7 +35,14 @@ WITHHELD = keccak(b"")
 MAX_DIRECT = 500
 """Submissions that workers committed themselves and that are compared with ours, the latest."""
 
-_ALL = "SELECT offence, owner, tag, signed FROM doubles"
+_OF_KEY = [doubles.c[name] == bindparam(name) for name in ("offence", "owner", "tag")]
+_KEPT = Query(select(doubles.c.tag).where(*_OF_KEY))
+_KEEP = Query(
+    insert(doubles)
+    .values({each.name: bindparam(each.name) for each in doubles.c})
+    .on_conflict_do_nothing()
+)
+_ALL = Query(select(doubles.c.offence, doubles.c.owner, doubles.c.tag, doubles.c.signed))()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +183,7 @@ class Doubles:
 
     async def to_report(self) -> list[Double]:
         """Return what can be proven now and was not, each offence once."""
-        [rows] = await self._database.search((_ALL, ()))
+        [rows] = await self._database.search(_ALL)
         kept = [_Kept(what, who, tag, json.loads(signed)) for what, who, tag, signed in rows]
         found = [*self._outcomes(kept), *self._shown(), *await self._submissions(kept)]
         done = {(s.owner, s.offence, s.tag) for s in self._projection.slashes}
@@ -261,17 +273,15 @@ class Doubles:
 
 
 async def _is_kept(asked: Asked, key: tuple[str, str, int]) -> bool:
-    sql = "SELECT 1 FROM doubles WHERE offence = ? AND owner = ? AND tag = ?"
-    return bool((await asked.ask((sql, key)))[0])
+    offence, owner, tag = key
+    [rows] = await asked.ask(_KEPT(offence=offence, owner=owner, tag=tag))
+    return bool(rows)
 
 
 def keep_double(kept: StoredDouble) -> Statement:
     """Write down what somebody signed twice, unless it is."""
-    return (
-        "INSERT INTO doubles (offence, owner, tag, signed) VALUES (?, ?, ?, ?)"
-        " ON CONFLICT DO NOTHING",
-        (kept.offence, kept.owner, kept.tag, json.dumps(kept.signed)),
-    )
+    signed = json.dumps(kept.signed)
+    return _KEEP(offence=kept.offence, owner=kept.owner, tag=kept.tag, signed=signed)
 
 
 def shown_by(batch: BatchView, validator: Address) -> list[SignedRecords]:

@@ -16,13 +16,13 @@ from functools import lru_cache
 from muster.api.answers import BatchContents
 from muster.chain import Batch, BatchView, ChainView
 from muster.orchestrator.db.database import Database
-from muster.orchestrator.db.statements import Asked
+from muster.orchestrator.db.query import Asked
 from muster.orchestrator.http.errors import refuse, unknown_batch
 from muster.orchestrator.intake.batching import Batching
 from muster.orchestrator.intake.files import FileStore, StoredOutcomes
 from muster.orchestrator.metrics import REAUDITS
 from muster.orchestrator.outcomes.doubles import Doubles, SignedRecords, shown_by
-from muster.orchestrator.outcomes.store import OutcomesRow, handed_in, keep, outcomes_of
+from muster.orchestrator.outcomes.store import OutcomesRow, handed_in_by, keep, outcomes_of
 from muster.orchestrator.projection import Projection
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.encoding import keccak
@@ -235,7 +235,7 @@ class OutcomeCollector:
 
 
 async def _held(asked: Asked, batch_id: int, validator: Address) -> OutcomesRow | None:
-    [rows] = await asked.ask(handed_in("batch_id = ? AND validator = ?", batch_id, validator))
+    [rows] = await asked.ask(handed_in_by(batch_id=batch_id, validator=validator))
     return OutcomesRow(*rows[0]) if rows else None
 
 

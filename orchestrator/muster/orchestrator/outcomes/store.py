@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+
+from sqlalchemy import BindParameter, bindparam, select
+from sqlalchemy.dialects.postgresql import insert
 
 from muster.chain import BatchView
 from muster.orchestrator.db.database import Database
-from muster.orchestrator.db.statements import Statement
+from muster.orchestrator.db.query import Query, Statement, columns
+from muster.orchestrator.db.tables import outcomes
 from muster.protocol.ids import Address, Hash32
 
 _LONGEST = 512
@@ -32,31 +37,35 @@ class OutcomesRow:
         return self.batch_root == batch.root
 
 
-def handed_in(condition: str, *values: object) -> Statement:
-    """The handed-in outcomes that meet a condition: OutcomesRows."""
-    return (
-        "SELECT batch_id, validator, records, signature, received_at, batch_root FROM outcomes"
-        f" WHERE {condition}",
-        values,
+_OUTCOMES = select(*columns(outcomes, OutcomesRow))
+handed_in_by = Query(
+    _OUTCOMES.where(
+        outcomes.c.batch_id == bindparam("batch_id"),
+        outcomes.c.validator == bindparam("validator"),
     )
+)
+"""A `validator`'s outcomes of a batch: OutcomesRows."""
+_row = insert(outcomes).values({each.name: bindparam(each.name) for each in outcomes.c})
+_KEEP = Query(
+    _row.on_conflict_do_update(
+        index_elements=["batch_id", "validator"],
+        set_={
+            name: _row.excluded[name]
+            for name in ("records", "signature", "received_at", "batch_root")
+        },
+    )
+)
 
 
 def keep(row: OutcomesRow) -> Statement:
     """Write a validator's outcomes down, in place of earlier ones."""
-    return (
-        "INSERT INTO outcomes (batch_id, validator, records, signature, received_at, batch_root)"
-        " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (batch_id, validator) DO UPDATE SET"
-        " records = excluded.records, signature = excluded.signature,"
-        " received_at = excluded.received_at, batch_root = excluded.batch_root",
-        (
-            row.batch_id,
-            row.validator,
-            row.records,
-            row.signature,
-            row.received_at,
-            row.batch_root,
-        ),
-    )
+    return _KEEP(**asdict(row))
+
+
+@lru_cache
+def _of_batches(count: int) -> Query:
+    ids: list[BindParameter[int]] = [bindparam(f"id_{number}") for number in range(count)]
+    return Query(_OUTCOMES.where(outcomes.c.batch_id.in_(ids)))
 
 
 async def outcomes_of(database: Database, batches: Sequence[BatchView]) -> list[OutcomesRow]:
@@ -65,8 +74,8 @@ async def outcomes_of(database: Database, batches: Sequence[BatchView]) -> list[
     wanted, found = list(by_id), list[OutcomesRow]()
     for start in range(0, len(wanted), _LONGEST):
         ids = _padded(wanted[start : start + _LONGEST])
-        marks = ", ".join("?" * len(ids))
-        [rows] = await database.search(handed_in(f"batch_id IN ({marks})", *ids))
+        values = {f"id_{number}": batch_id for number, batch_id in enumerate(ids)}
+        [rows] = await database.search(_of_batches(len(ids))(**values))
         found += [OutcomesRow(*row) for row in rows]
     return [row for row in found if row.is_of(by_id[row.batch_id])]
 

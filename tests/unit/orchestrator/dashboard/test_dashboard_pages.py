@@ -46,6 +46,7 @@ from muster.orchestrator.dashboard.network import MAX_ANSWER_BYTES, RelayWatch
 from muster.orchestrator.dashboard.page import ago, compact, percent, shorten, tokens, visible
 from muster.orchestrator.dashboard.sample_reader import choose
 from muster.orchestrator.dashboard.submissions import Wanted, list_submissions
+from muster.orchestrator.db.query import plain
 from muster.orchestrator.settle.settlement import Payments
 from muster.protocol.errors import ChainUnreachable
 from muster.protocol.ids import Address, Hash32
@@ -278,7 +279,7 @@ async def test_list_of_a_worker_holds_only_its_own(site: Site) -> None:
 @pytest.mark.parametrize("index", ["worker", "step"])
 async def test_lists_are_read_from_an_index(site: Site, index: str) -> None:
     query = f"SELECT * FROM submissions WHERE {index} = 1 ORDER BY sequence DESC LIMIT 51"
-    [plan] = await site.bench.services.database.ask((f"EXPLAIN QUERY PLAN {query}", ()))
+    [plan] = await site.bench.services.database.ask(plain(f"EXPLAIN QUERY PLAN {query}"))
     assert [row[3] for row in plan] == [
         f"SEARCH submissions USING INDEX ix_submissions_{index}_sequence ({index}=?)"
     ]

@@ -14,21 +14,21 @@ from muster.chain import BatchView
 from muster.orchestrator.dashboard.training import keep_figures
 from muster.orchestrator.db.database import open_database
 from muster.orchestrator.db.failures import RowError
-from muster.orchestrator.db.statements import Rows, Statement
+from muster.orchestrator.db.query import Rows, Statement, plain
 from muster.orchestrator.outcomes.store import OutcomesRow, keep, outcomes_of
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Address, Hash32
 
-STEPS: Statement = ("SELECT step FROM metrics ORDER BY step", ())
+STEPS = plain("SELECT step FROM metrics ORDER BY step")
 
 
 def write(step: int) -> Statement:
-    return "INSERT INTO metrics (step, figures, revision) VALUES (?, '{}', 0)", (step,)
+    return plain("INSERT INTO metrics (step, figures, revision) VALUES (:step, '{}', 0)", step=step)
 
 
 def write_new(step: int) -> Statement:
-    sql, values = write(step)
-    return f"{sql} ON CONFLICT DO NOTHING RETURNING step", values
+    sql = f"{write(step).sql.sqlite} ON CONFLICT DO NOTHING RETURNING step"
+    return plain(sql, step=step)
 
 
 async def steps(bench: Bench) -> list[int]:
@@ -73,7 +73,7 @@ async def test_statement_that_fails_is_a_storage_error_and_the_next_goes_on(benc
         async with database.transaction() as asked:
             await asked.ask(write(1), write(1))
     with pytest.raises(StorageError, match="nowhere"):
-        await database.ask(("SELECT 1 FROM nowhere", ()))
+        await database.ask(plain("SELECT 1 FROM nowhere"))
     async with database.transaction() as asked:
         await asked.ask(write(2))
     assert await steps(bench) == [2]
@@ -108,7 +108,7 @@ async def test_database_keeps_its_rows_when_reopened(tmp_path: Path) -> None:
         await database.close()
     database = await open_database(path)
     assert await database.ask(STEPS) == [[(1,), (2,)]]
-    assert await database.ask(("PRAGMA journal_mode", ())) == [[("wal",)]]
+    assert await database.ask(plain("PRAGMA journal_mode")) == [[("wal",)]]
     await database.close()
 
 
@@ -136,10 +136,10 @@ async def test_opening_fails_with_a_hint_when_the_file_is_unusable(
     database = await open_database(path)
     if kind == "newer":
         async with database.transaction() as asked:
-            await asked.ask(("UPDATE schema_version SET number = 9999", ()))
+            await asked.ask(plain("UPDATE schema_version SET number = 9999"))
     elif kind == "older":
         async with database.transaction() as asked:
-            await asked.ask(("DROP TABLE schema_version", ()))
+            await asked.ask(plain("DROP TABLE schema_version"))
     await database.close()
     content = path.read_bytes()
     if kind == "text":
@@ -189,7 +189,7 @@ async def test_outcomes_of_however_many_batches_take_few_statements(
     search, statements = database.search, set[str]()
 
     async def noting(statement: Statement) -> list[Rows]:
-        statements.add(statement[0])
+        statements.add(statement.sql.sqlite)
         return await search(statement)
 
     monkeypatch.setattr(database, "search", noting)

@@ -29,7 +29,7 @@ from muster.lab.redteam.hostile.strings import SPOILED, send_spoiled, spoil
 from muster.orchestrator.db import group as group_commit
 from muster.orchestrator.db.failures import RowError
 from muster.orchestrator.db.group import REST_S, GroupCommit
-from muster.orchestrator.db.statements import Statement
+from muster.orchestrator.db.query import Statement, plain
 from muster.orchestrator.http.signers import NonceStore
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ApiError, StorageError
@@ -162,17 +162,20 @@ async def test_no_message_makes_a_data_error(tmp_path: Path) -> None:
 
 def heartbeat(name: str, value: object = 1) -> tuple[Statement, Statement]:
     """A nonce and a heartbeat as a request writes them, of which `value` may be spoiled."""
-    first = (
-        "INSERT INTO nonces (signer, nonce, seen_at) VALUES (?, ?, 1)"
-        " ON CONFLICT DO NOTHING RETURNING 1"
+    first = plain(
+        "INSERT INTO nonces (signer, nonce, seen_at) VALUES (:signer, :nonce, 1)"
+        " ON CONFLICT DO NOTHING RETURNING 1",
+        signer=name,
+        nonce=os.urandom(32),
     )
-    second = "INSERT INTO heartbeats (node, state, software, seen_at, count) VALUES (?, ?, ?, ?, 1)"
-    seen_at = value if isinstance(value, int) else 1
-    state = "taken" if value == "taken" else str(value)
-    return (first, (name, os.urandom(32))), (
-        second,
-        ("taken" if value == "taken" else name, state, "muster", seen_at),
+    second = plain(
+        "INSERT INTO heartbeats (node, state, software, seen_at, count)"
+        " VALUES (:node, :state, 'muster', :seen_at, 1)",
+        node="taken" if value == "taken" else name,
+        state="taken" if value == "taken" else str(value),
+        seen_at=value if isinstance(value, int) else 1,
     )
+    return first, second
 
 
 @asynccontextmanager
@@ -187,7 +190,7 @@ async def committing(
 
 
 async def nodes(bench: Bench) -> set[str]:
-    rows = await bench.services.database.ask(("SELECT node FROM heartbeats", ()))
+    rows = await bench.services.database.ask(plain("SELECT node FROM heartbeats"))
     return {node for (node,) in rows[0]}
 
 
@@ -259,9 +262,9 @@ async def test_transaction_tells_a_row_from_an_outage(bench: Bench) -> None:
     database = bench.services.database
 
     async def write(signer: str, seen_at: int) -> None:
-        sql = "INSERT INTO nonces (signer, nonce, seen_at) VALUES (?, ?, ?)"
+        sql = "INSERT INTO nonces (signer, nonce, seen_at) VALUES (:signer, :nonce, :seen_at)"
         async with database.transaction() as asked:
-            await asked.ask((sql, (signer, b"", seen_at)))
+            await asked.ask(plain(sql, signer=signer, nonce=b"", seen_at=seen_at))
 
     await write("x", 1)
     for signer, seen_at in (("\ud800", 1), ("y", 1 << 63), ("x", 1)):

@@ -10,13 +10,14 @@ from orchestrator_bench import Bench, delete_database, open_bench
 from orchestrator_fakes import NOW, Network
 
 from muster.api.signing import EMPTY_BODY_HASH, NONCE_LIFE_S, SignedHeaders, sign_request
+from muster.orchestrator.db.query import plain
 from muster.orchestrator.http.signers import NonceStore
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32
 
 BODY = b'{"run_id":1,"policy_version":0,"state":"idle","software":"muster 0.1"}'
-NONCES = ("SELECT count(*) FROM nonces", ())
+NONCES = plain("SELECT count(*) FROM nonces")
 
 
 def beat(bench: Bench, *, nonce: bytes = b"\x01" * 32, **changes: object) -> dict[str, str]:
@@ -72,7 +73,7 @@ async def test_heartbeat_counts_for_the_signer_whatever_the_body_says(bench: Ben
 async def test_heartbeats_are_stored_with_their_count(bench: Bench) -> None:
     for number in range(3):
         assert await send(bench, beat(bench, nonce=bytes([number]) * 32)) == "ok"
-    stored = ("SELECT count, state, software, seen_at FROM heartbeats", ())
+    stored = plain("SELECT count, state, software, seen_at FROM heartbeats")
     assert await bench.services.database.ask(stored) == [[(3, "idle", "muster 0.1", NOW)]]
 
 

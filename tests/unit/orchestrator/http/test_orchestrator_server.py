@@ -23,6 +23,7 @@ from orchestrator_fakes import RUN, submission_for
 from muster.api import Lease, OrchestratorApi
 from muster.api.requests import MAX_FILE_BYTES
 from muster.orchestrator.cli import orchestrator
+from muster.orchestrator.db.query import plain
 from muster.orchestrator.http.connections import MOST_PIPELINED
 from muster.orchestrator.server import serve_until_stopped
 from muster.protocol.errors import ApiError, StorageError
@@ -241,7 +242,7 @@ async def test_port_in_use_is_reported(tmp_path: Path) -> None:
 async def test_process_fails_with_one_error_when_its_database_does(tmp_path: Path) -> None:
     async with open_bench(tmp_path, port=0) as bench:
         async with bench.services.database.transaction() as asked:
-            await asked.ask(("DROP TABLE submissions", ()))
+            await asked.ask(plain("DROP TABLE submissions"))
         with pytest.raises(StorageError, match="no such table"):
             await serve_until_stopped(bench.services, bench.network.chain)
 

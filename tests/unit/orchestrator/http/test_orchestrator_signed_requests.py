@@ -28,6 +28,7 @@ from muster.api.signing import (
     SIGNATURE_HEADER,
     sign_request,
 )
+from muster.orchestrator.db.query import plain
 from muster.protocol.eip712 import Domain, address_of
 from muster.protocol.ids import Hash32
 
@@ -199,7 +200,7 @@ async def test_nonce_of_a_stranger_is_not_remembered(bench: Bench) -> None:
     for _ in range(2):
         refused = await send(bench, signed_by(bench, nonce, key=stranger))
         assert refused == (403, "worker_not_active")
-    assert await bench.services.database.ask(("SELECT count(*) FROM nonces", ())) == [[(0,)]]
+    assert await bench.services.database.ask(plain("SELECT count(*) FROM nonces")) == [[(0,)]]
 
 
 async def test_nonce_is_used_before_a_body_is_read(bench: Bench) -> None:

@@ -8,7 +8,8 @@ from orchestrator_fakes import RUN, Network, submission_for
 
 from muster.api import Lease
 from muster.chain import LeasedWork
-from muster.orchestrator.db.statements import Rows, Statement, SubmissionRow, submissions
+from muster.orchestrator.db.query import Rows, Statement, plain
+from muster.orchestrator.db.statements import SubmissionRow, latest_submissions
 from muster.orchestrator.loop import commit_once
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ApiError, ChainUnreachable, ContractRevert, TransactionLost
@@ -138,8 +139,8 @@ async def test_submissions_wait_again_when_the_process_died_while_composing(
         # As if only the composition's file had been written.
         async with bench.services.database.transaction() as asked:
             await asked.ask(
-                ("UPDATE submissions SET batch_root = NULL, position = NULL", ()),
-                ("DELETE FROM batches", ()),
+                plain("UPDATE submissions SET batch_root = NULL, position = NULL"),
+                plain("DELETE FROM batches"),
             )
     async with open_bench(tmp_path, network) as bench:
         await bench.upload(1, b"two")
@@ -213,7 +214,7 @@ async def test_composition_is_on_disk_before_the_commitment_is_sent(bench: Bench
     bench.network.chain.ledger.fail_next = ChainUnreachable("no answer")
     await bench.commit()
     (stored,) = bench.services.files.batches()
-    [[only]] = await bench.services.database.ask(submissions(""))
+    [[only]] = await bench.services.database.ask(latest_submissions(2))
     row = SubmissionRow(*only)
     assert row.batch_root == stored.root
     assert stored.file_hashes == [row.file_hash]

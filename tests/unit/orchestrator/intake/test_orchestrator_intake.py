@@ -14,6 +14,7 @@ from muster.api import Lease
 from muster.api.requests import MAX_FILE_BYTES
 from muster.api.signing import SUBMISSION_HEADER, SUBMISSION_SIGNATURE_HEADER, sign_request
 from muster.chain import WorkerStatus
+from muster.orchestrator.db.query import plain
 from muster.protocol.encoding import canonical_json, file_hash, hex0x
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
@@ -262,6 +263,6 @@ async def test_uploads_that_come_together_are_decided_one_by_one(bench: Bench) -
     assert sorted(answers) == ["ok", "ok", "ok", "slot_taken"]
     assert answers[1:3] == ["ok", "ok"]
     kept = {stored.submission.file_hash for stored in bench.services.files.submissions()}
-    [rows] = await bench.services.database.ask(("SELECT file_hash FROM submissions", ()))
+    [rows] = await bench.services.database.ask(plain("SELECT file_hash FROM submissions"))
     assert {file_hash for (file_hash,) in rows} == kept
     assert len(kept) == 3

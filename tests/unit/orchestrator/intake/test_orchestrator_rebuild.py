@@ -9,6 +9,7 @@ from orchestrator_fakes import RUN, Network
 
 from muster.api import Lease, NoWork
 from muster.api.client import ATTEMPTS
+from muster.orchestrator.db.query import plain
 from muster.orchestrator.intake.files import StoredBatch
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import StorageError
@@ -72,7 +73,7 @@ async def test_uploads_are_numbered_on_when_the_database_is_deleted(tmp_path: Pa
     delete_database(tmp_path)
     async with open_bench(tmp_path, network, start_s=1) as bench:
         await bench.upload(1, b"another")
-        [rows] = await bench.services.database.ask(("SELECT sequence FROM submissions", ()))
+        [rows] = await bench.services.database.ask(plain("SELECT sequence FROM submissions"))
     assert sorted(number for (number,) in rows) == list(range(1, 2 * ATTEMPTS + 2))
 
 

@@ -14,6 +14,7 @@ from orchestrator_bench import Bench, open_bench
 from orchestrator_fakes import RUN, Network, submission_for
 
 from muster.api import HeartbeatAnswer, Lease, NoWork
+from muster.orchestrator.db.query import plain
 from muster.orchestrator.leases.hardware import (
     CHALLENGES,
     RETEST_S,
@@ -137,7 +138,7 @@ async def test_a_report_outlives_a_restart_with_its_hash(tmp_path: Path) -> None
     async with open_bench(tmp_path, network, start_s=1) as second:
         assert second.services.hardware.reports == {said.node: said}
         assert isinstance(await ask(second), Lease)
-        [rows] = await second.services.database.ask(("SELECT report_hash FROM hardware", ()))
+        [rows] = await second.services.database.ask(plain("SELECT report_hash FROM hardware"))
     assert rows == [(said.struct_hash(),)]
 
 

@@ -10,6 +10,7 @@ from orchestrator_fakes import RUN, Network
 
 from muster.api import Lease, NoWork
 from muster.chain import WorkerStatus
+from muster.orchestrator.db.query import plain
 from muster.orchestrator.leases.leases import INDEX_BLOCK, Account, capacity, next_step
 from muster.protocol.eip712 import address_of, digest, recover
 from muster.protocol.errors import ApiError
@@ -115,7 +116,7 @@ async def test_indices_of_a_step_are_drawn_within_a_block_and_never_twice(tmp_pa
     async with open_bench(tmp_path, Network(training=training)) as bench:
         for number in range(INDEX_BLOCK + 2):
             await bench.run_through(0, b"%d" % number)
-        [rows] = await bench.services.database.ask(('SELECT "index" FROM leases ORDER BY id', ()))
+        [rows] = await bench.services.database.ask(plain('SELECT "index" FROM leases ORDER BY id'))
     drawn = [index for (index,) in rows]
     assert sorted(drawn[:INDEX_BLOCK]) == list(range(INDEX_BLOCK))
     assert drawn[:INDEX_BLOCK] != sorted(drawn[:INDEX_BLOCK])
@@ -152,7 +153,7 @@ async def test_expired_ticket_frees_its_capacity_but_not_its_slot(bench: Bench) 
 async def test_slot_that_reached_the_chain_without_us_is_skipped(bench: Bench) -> None:
     submission = await bench.run_through(0)
     async with bench.services.database.transaction() as asked:
-        await asked.ask(("DELETE FROM submissions", ()), ("DELETE FROM leases", ()))
+        await asked.ask(plain("DELETE FROM submissions"), plain("DELETE FROM leases"))
     again = await ticket(bench)
     assert again is not None
     assert again.step == submission.step
