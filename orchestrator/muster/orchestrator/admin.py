@@ -41,12 +41,10 @@ _END_LEASES = Query(
 )
 
 
-class _Order(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class LogLevel(_Order):
+class LogLevel(BaseModel):
     """How much is logged."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"]
     """Of the standard library."""

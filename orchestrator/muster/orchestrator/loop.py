@@ -39,7 +39,7 @@ from muster.orchestrator.outcomes.outcomes import Agreed
 from muster.orchestrator.ports import ReaderPort
 from muster.orchestrator.services import Services
 from muster.orchestrator.settle.breaker import LOOK_INTERVAL_S
-from muster.orchestrator.settle.settlement import Place
+from muster.orchestrator.settle.settlement import OutcomePlace
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError, ChainError, ContractRevert, StorageError
 
@@ -334,7 +334,7 @@ async def guard_once(services: Services, backoff: Backoff) -> None:
     await _transact(services, "pause_slashing", run.slashing_paused_until, pause, backoff)
 
 
-async def _execute_fraud(services: Services, place: Place) -> None:
+async def _execute_fraud(services: Services, place: OutcomePlace) -> None:
     evidence = await services.batching.evidence(*place)
     if evidence is None:
         logger.warning("a fraud has no submission here to prove it with", extra={"place": place})
@@ -346,12 +346,12 @@ async def _execute_fraud(services: Services, place: Place) -> None:
     logger.info("fraud executed", extra={"worker": submission.worker, "batch": place[0]})
 
 
-async def _finalise_fraud(services: Services, place: Place) -> None:
+async def _finalise_fraud(services: Services, place: OutcomePlace) -> None:
     proof = services.settlement.proof(place)
     await services.chain.once(_named("finalise", place, proof)).ledger.finalise_fraud(proof)
 
 
-def _named(what: str, place: Place, proof: OutcomeProof) -> str:
+def _named(what: str, place: OutcomePlace, proof: OutcomeProof) -> str:
     """Return the name of an action about an outcome: by content, as a reorg can move numbers."""
     return f"{what} fraud in batch {place[0]} at {place[1]}: {hex0x(keccak(proof.record))}"
 

@@ -49,7 +49,7 @@ class VersionLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class NetworkHealth:
     """The network at a glance."""
 
     head: int | None
@@ -92,7 +92,7 @@ class Health:
     """Newest policy version on chain."""
 
 
-async def read_health(services: Services, relays: list[RelayStatus]) -> Health:
+async def read_health(services: Services, relays: list[RelayStatus]) -> NetworkHealth:
     """Return how the network does."""
     projection, health = services.projection, services.chain_health
     open_leases, waiting = await count_queues(services.database, services.chain_clock.now())
@@ -100,7 +100,7 @@ async def read_health(services: Services, relays: list[RelayStatus]) -> Health:
     now = services.clock()
     beats = services.heartbeats.latest
     alive = [beat for beat in beats.values() if now - beat.seen_at <= ALIVE_S]
-    return Health(
+    return NetworkHealth(
         head=health.head,
         chain_time=services.chain_clock.now(),
         read_ago_s=None if health.read_at is None else now - health.read_at,

@@ -59,7 +59,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SubmissionLine:
     """One submission in a list."""
 
     submission_id: str
@@ -90,17 +90,17 @@ class Line:
 class Listing:
     """A page of submissions."""
 
-    lines: list[Line]
+    lines: list[SubmissionLine]
     """Latest first."""
     older: int | None
     """Cursor of the next page; None at the end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Detail:
+class SubmissionDetail:
     """Everything known of one submission."""
 
-    line: Line
+    line: SubmissionLine
     """What lists show."""
     position: int | None
     """Its place in the batch."""
@@ -142,7 +142,7 @@ def _list_judged(services: Services, wanted: Wanted, verdict: Verdict) -> Listin
         worker = projection.view.workers.get(wanted.worker)
         judged = () if worker is None else projection.judged_of(worker.worker_id)
     at = len(judged) if wanted.before is None else min(wanted.before, len(judged))
-    stop, lines = max(0, at - SCAN), list[Line]()
+    stop, lines = max(0, at - SCAN), list[SubmissionLine]()
     while at > stop and len(lines) < wanted.limit:
         at -= 1
         outcome = judged[at]
@@ -153,7 +153,7 @@ def _list_judged(services: Services, wanted: Wanted, verdict: Verdict) -> Listin
     return Listing(lines, at or None)
 
 
-async def find_submission(services: Services, file_hash: Hash32) -> Detail | None:
+async def find_submission(services: Services, file_hash: Hash32) -> SubmissionDetail | None:
     """Return one submission; None when neither the database nor the chain has it."""
     [rows] = await services.database.ask(by_file(file_hash=file_hash))
     row = SubmissionRow(*rows[0]) if rows else None
@@ -170,7 +170,7 @@ async def find_submission(services: Services, file_hash: Hash32) -> Detail | Non
         # Its worker took it out of a batch that nobody judged.
         if submission.file_hash == file_hash:
             batch, position = services.projection.batch(own), 0
-    return Detail(
+    return SubmissionDetail(
         line=line,
         position=position,
         size_bytes=row.size_bytes if row else None,
@@ -191,7 +191,7 @@ async def received_files(services: Services, digits: str) -> list[Hash32]:
     return [Hash32(found) for (found,) in rows]
 
 
-async def lines_at(services: Services, places: Sequence[SubmissionPlace]) -> list[Line]:
+async def lines_at(services: Services, places: Sequence[SubmissionPlace]) -> list[SubmissionLine]:
     """Return the submissions at some places; those without outcome from the database."""
     lines = []
     for place in places[:PAGE]:
@@ -221,16 +221,16 @@ def _final_at(services: Services, batch: BatchView | None, verdict: Verdict | No
     return batch.posted_at + window_s
 
 
-async def _is_paid(services: Services, line: Line) -> bool | None:
+async def _is_paid(services: Services, line: SubmissionLine) -> bool | None:
     if line.verdict is not Verdict.ACCEPTED:
         return None
     return await services.payments.is_paid(line.worker, line.step, line.index)
 
 
-def _line_of_row(services: Services, row: SubmissionRow) -> Line:
+def _line_of_row(services: Services, row: SubmissionRow) -> SubmissionLine:
     outcome, claim = services.projection.judged(row.file_hash), row.claim
     batch = row.batch_root and services.projection.batch_with_root(row.batch_root)
-    return Line(
+    return SubmissionLine(
         submission_id=hex0x(row.file_hash),
         worker=row.worker,
         step=claim.step,
@@ -246,9 +246,9 @@ def _line_of_row(services: Services, row: SubmissionRow) -> Line:
     )
 
 
-def _line_of_outcome(services: Services, outcome: Judged) -> Line:
+def _line_of_outcome(services: Services, outcome: Judged) -> SubmissionLine:
     record, view = outcome.record, services.projection.view
-    return Line(
+    return SubmissionLine(
         submission_id=hex0x(record.file_hash),
         worker=view.worker_by_id[record.worker_id].address,
         step=record.step,

@@ -23,7 +23,7 @@ STATES = tuple(state.value for state in WorkerState)
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RankingKey:
     """A way to rank workers."""
 
     title: str
@@ -41,15 +41,17 @@ def _seen_at(services: Services, worker: MemberView) -> int:
     return 0 if beat is None else beat.seen_at
 
 
-ORDERS: dict[str, Order] = {
-    "units": Order("units", lambda s, w: _tally(s, w).units),
-    "accepted": Order("accepted", lambda s, w: _tally(s, w).accepted),
-    "rejected": Order("rejected", lambda s, w: _tally(s, w).rejected + _tally(s, w).incomplete),
-    "fraud": Order("fraud", lambda s, w: _tally(s, w).fraud),
-    "paid": Order("paid", lambda s, w: s.projection.paid_wei(w.address)),
-    "stake": Order("stake", lambda _, w: w.active_wei),
-    "seen": Order("last seen", _seen_at),
-    "joined": Order("newest", lambda _, w: w.worker_id),
+ORDERS: dict[str, RankingKey] = {
+    "units": RankingKey("units", lambda s, w: _tally(s, w).units),
+    "accepted": RankingKey("accepted", lambda s, w: _tally(s, w).accepted),
+    "rejected": RankingKey(
+        "rejected", lambda s, w: _tally(s, w).rejected + _tally(s, w).incomplete
+    ),
+    "fraud": RankingKey("fraud", lambda s, w: _tally(s, w).fraud),
+    "paid": RankingKey("paid", lambda s, w: s.projection.paid_wei(w.address)),
+    "stake": RankingKey("stake", lambda _, w: w.active_wei),
+    "seen": RankingKey("last seen", _seen_at),
+    "joined": RankingKey("newest", lambda _, w: w.worker_id),
 }
 """What workers can be ranked by."""
 

@@ -21,7 +21,7 @@ from muster.orchestrator.db.database import Database
 from muster.orchestrator.outcomes.store import outcomes_of
 from muster.orchestrator.ports import Constants
 from muster.orchestrator.projection import Judged, Projection
-from muster.protocol.breaker import CorrelatedFailure, correlated_failure
+from muster.orchestrator.settle.correlation import CorrelatedFailure, correlated_failure
 from muster.protocol.encoding import canonical_json, hex0x, keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Hash32
@@ -30,11 +30,11 @@ from muster.protocol.recipe import BreakerRecipe
 
 logger = logging.getLogger(__name__)
 
-Standing = tuple[OutcomeRecord, Verdict]
+StandingOutcome = tuple[OutcomeRecord, Verdict]
 """An outcome and the verdict that stands for it."""
 EVIDENCE = "evidence"
 """The folder, in the files folder."""
-MAX_PLACES = 10_000
+MAX_FRAUDS = 10_000
 """Frauds that the evidence of a pause lists."""
 MAX_LOOKED = 20_000
 """Most outcomes of the window that one look reads, the newest: a look must stay cheap."""
@@ -138,7 +138,7 @@ class Breaker:
     def _stands(self, judged: Judged) -> Verdict:
         return self.projection.standing_verdict(judged)
 
-    async def _waiting(self) -> list[Standing]:
+    async def _waiting(self) -> list[StandingOutcome]:
         """Return what seated validators handed in about batches that have no outcomes yet."""
         since = self._since()
         waiting = [
@@ -153,7 +153,7 @@ class Breaker:
         packed = [row.records for row in rows if row.validator in seated]
         return [(record, record.verdict) for data in packed for record in _unpacked(data)]
 
-    def _document(self, failure: CorrelatedFailure, waiting: list[Standing]) -> bytes:
+    def _document(self, failure: CorrelatedFailure, waiting: list[StandingOutcome]) -> bytes:
         frauds = [
             [each.batch_id, each.position, each.record.worker_id, hex0x(each.record.file_hash)]
             for each in self._posted()
@@ -173,7 +173,7 @@ class Breaker:
             "workers_seen": failure.seen,
             "window": [self._since(), self.now()],
             "limits": json.loads(self.limits.model_dump_json()),
-            "frauds_posted": frauds[:MAX_PLACES],
+            "frauds_posted": frauds[:MAX_FRAUDS],
             # Not which: validators that have yet to judge them would know what the others found.
             "frauds_handed_in": unposted,
         }

@@ -23,7 +23,7 @@ from muster.protocol.ids import Address, RunId, Step
 from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.messages import Verdict
 
-Place = tuple[int, int]
+OutcomePlace = tuple[int, int]
 """Batch id and position of an outcome."""
 
 
@@ -42,7 +42,7 @@ class Settlement:
         """Seconds during which an outcome may be challenged."""
         return self._constants.challenge_s
 
-    def to_execute(self, failing_check: int | None = None) -> list[Place]:
+    def to_execute(self, failing_check: int | None = None) -> list[OutcomePlace]:
         """Return the outcomes whose standing verdict is fraud and that are to be executed now.
 
         None while slashing is paused: the ledger would refuse. Frauds that many failures alike
@@ -67,7 +67,7 @@ class Settlement:
             and not self._waits(place, failing_check)
         ]
 
-    def _waits(self, place: Place, failing_check: int | None) -> bool:
+    def _waits(self, place: OutcomePlace, failing_check: int | None) -> bool:
         """Return whether a fraud verdict is doubtful and can still be overturned.
 
         It is while many fail its check, and from a pause about it until its challenge window, which
@@ -89,11 +89,11 @@ class Settlement:
         closes_at = run.fraud_closes_at(batch.posted_at, self.challenge_window_s)
         return self._now() < closes_at or self._is_disputed(place)
 
-    def _is_disputed(self, place: Place) -> bool:
+    def _is_disputed(self, place: OutcomePlace) -> bool:
         cases = self._projection.view.cases.values()
         return any((c.batch_id, c.position) == place and not c.closed for c in cases)
 
-    def _filed(self, place: Place) -> tuple[Address, Offence, int] | None:
+    def _filed(self, place: OutcomePlace) -> tuple[Address, Offence, int] | None:
         """Return what a fraud is filed under: a slot costs once, whatever its batch."""
         view = self._projection.view
         record = (view.batches[place[0]].records or ())[place[1]]
@@ -109,7 +109,7 @@ class Settlement:
         offence = Offence.EXACT_FRAUD if is_exact else Offence.FRAUD
         return worker.address, offence, record.step << 32 | record.index
 
-    def to_finalise(self) -> list[Place]:
+    def to_finalise(self) -> list[OutcomePlace]:
         """Return the executed frauds that nobody can challenge any more, with stake in escrow."""
         view = self._projection.view
         disputed = {(c.batch_id, c.position) for c in view.cases.values() if not c.closed}
@@ -137,7 +137,7 @@ class Settlement:
         case = self._projection.view.cases.get(summons_of(batch_id))
         return case is not None and not case.closed
 
-    def proof(self, place: Place) -> OutcomeProof:
+    def proof(self, place: OutcomePlace) -> OutcomeProof:
         """Return an outcome with its Merkle proof."""
         batch_id, position = place
         return self._projection.view.batches[batch_id].prove(position)

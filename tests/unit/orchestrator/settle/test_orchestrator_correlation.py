@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.protocol.breaker import CorrelatedFailure, correlated_failure
+from muster.orchestrator.settle.correlation import CorrelatedFailure, correlated_failure
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict

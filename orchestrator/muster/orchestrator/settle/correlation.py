@@ -1,5 +1,5 @@
-"""The correlated-failure breaker: whether so many independent workers fail one check that it, not
-they, is the likelier cause.
+"""Correlated failures: so many independent workers fail one check that the check, not they, is the
+likelier cause.
 
 Pure: outcomes in, a finding or None out. Attackers come alone or as a crowd of one owner's wallets;
 a wrong calibration, a broken verifier or a disturbed validator hits everybody. So wallets are
