@@ -29,7 +29,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from muster.orchestrator.db.query import DIALECTS, Statement, plain
 
-VERSION = 1
+VERSION = 2
 """Goes up with every change of a table."""
 metadata = MetaData()
 
