@@ -145,7 +145,7 @@ def _set_chain(services: Services) -> None:
 
 async def _set_validators(services: Services) -> None:
     seated, outcomes = services.projection.run.validators, services.outcomes
-    # Who left its seat is not to be reported absent for ever.
+    # A validator that left its seat must not be reported absent for ever.
     metrics.VALIDATOR_SIGNED_SECONDS.clear()
     metrics.VALIDATOR_ABSENT.clear()
     due = await outcomes.calls(limit=MAX_PLANNED)

@@ -260,7 +260,7 @@ async def settle_once(services: Services, backoff: Backoff) -> None:
     """Execute and finalise what is due."""
     places = services.settlement.to_execute()
     if places:
-        # What was posted a moment ago may be what makes them doubtful.
+        # Outcomes posted a moment ago may make them doubtful.
         failure = await services.breaker.look()
         places = services.settlement.to_execute(failure.check if failure else None)
     for place in places:

@@ -63,7 +63,7 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
                 clock=time.time,
                 chain_clock=chain_clock,
             )
-            # What is loaded by now stays: sparing the collector from it halves the slowest answers.
+            # Objects loaded by now stay: without them the collector halves the slowest answers.
             gc.collect()
             gc.freeze()
             leadership = None

@@ -114,7 +114,7 @@ class Projection:
         self._training = training
         self.head = view.block_number or 0
         """The latest block that was read."""
-        # What the trainer says of its own steps; kept in a reorg, which does not change it.
+        # The trainer's words about its own steps; a reorg does not change them.
         self._step_at: dict[int, Step] = {}
         self._refills: dict[Step, int] = {}
         self.rebuild()

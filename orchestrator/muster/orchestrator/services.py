@@ -176,7 +176,7 @@ class Services:
             unit_cap=UnitCap(projection, self.batching, self.recipe.sampling, constants),
             hardware=self.hardware,
             lives=self.lives,
-            # Who waits asks again after `retry_after_s`; once it did not, nobody waits for it.
+            # A waiting worker asks again after `retry_after_s`; one that does not is forgotten.
             turns=lambda: Turns(patience_s=2 * settings.retry_after_s, clock=time.monotonic),
             training=self.recipe.training,
             key=self.key,

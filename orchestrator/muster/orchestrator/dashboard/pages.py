@@ -1,6 +1,6 @@
 """The dashboard's pages. Anybody may read them: they show nothing that is not public.
 
-What a visitor types is parsed here once; what does not parse is answered by a page that says so.
+A visitor's input is parsed here once; a page says what does not parse.
 """
 
 from __future__ import annotations

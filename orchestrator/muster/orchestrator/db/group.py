@@ -3,8 +3,8 @@
 A signed request must not be answered before its nonce is on disk. One transaction per request would
 bound the process to a few hundred per second; one for all that wait at the same moment does not.
 
-Rows that the database does not take are looked for in halves, and only they are refused. Whose they
-were is refused for a while: looking for them made the others wait.
+Rows that the database does not take are looked for in halves, and only they are refused. Their
+caller is refused for a while: looking for its rows made the others wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_TOGETHER = 1000
 LOCK_MS = 250
 """How long a transaction waits for a row that another replica holds: one commit takes far less."""
 REST_S = 5.0
-"""For how long whose rows were not taken is refused."""
+"""For how long a caller is refused after its rows were not taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class GroupCommit:
             is_exclusive=False, is_quick=True, lock_ms=LOCK_MS
         ) as asked:
             if is_next:
-                # Only now that it is this one's turn: whoever came meanwhile comes along.
+                # Only now, in its turn: requests that came meanwhile come along.
                 group += self._take()
             going = [each for each in group if not self._is_resting(each)]
             found = await asked.ask(*(each.writes[0] for each in going))
@@ -174,9 +174,9 @@ async def in_halves(
 ) -> None:
     """Serve a group; where the database does not take it, halves of it, then halves of those.
 
-    Who fails alone is refused. The first culprit is found before the next is looked for, which may
-    be of the same caller; but what fails only after a time limit is looked for in the wider parts
-    first, so that most of a group waits for one limit.
+    An item that fails alone is refused. The first culprit is found before the next is looked for,
+    which may be of the same caller. A failure that takes a time limit is looked for in the wider
+    parts first, so that most of a group waits for one limit.
     """
     parts = deque([group])
     while parts:
@@ -209,7 +209,7 @@ class GroupedCalls(Generic[T, R]):
         """Return the answer for one."""
         done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, done))
-        # Who was woken by the same event comes along.
+        # Tasks that the same event woke come along.
         await asyncio.sleep(0)
         async with self._turn:
             if not done.done():

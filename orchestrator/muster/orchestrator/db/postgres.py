@@ -130,7 +130,7 @@ class _Connections:
             if isinstance(error, RowError) and is_idle:
                 self._idle.append(connection)
                 return
-            # Whatever is left of it on the server ends with the connection.
+            # The server ends its transaction with the connection.
             await connection.close()
         if isinstance(error, StorageError) and not isinstance(error, RowError):
             # A server that was away has left none of the others open either.

@@ -1,7 +1,7 @@
 """Statements written with SQLAlchemy Core, turned into SQL once, when their modules are imported.
 
-What a name in them means is checked against the tables then. Later a statement is its SQL for both
-databases and a dictionary of values: SQLAlchemy is not asked again.
+Names of tables and columns are checked then. Later a statement is its SQL for both databases and a
+dictionary of values: SQLAlchemy is not asked again.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Take in bytes; while they are no complete headers yet, the deadline stands."""
         if self.transport.is_closing():
             return
-        # What follows a body in one piece is not counted: it is short, or more comes.
+        # Bytes that follow a body in the same piece are not counted: they are few, or more come.
         self._head_bytes += 0 if self._is_in_body else len(data)
         super().data_received(data)
         if self._is_in_body or self.transport.is_closing():

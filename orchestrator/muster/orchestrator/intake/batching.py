@@ -71,7 +71,7 @@ class Batching:
         """
         [rows] = await self.database.search(statements.all_batches())
         found = {Hash32(root): Composition(Hash32(root), *size) for root, *size in rows}
-        # What is composed while the database answers is kept too, and comes last.
+        # Compositions made while the database answers are kept, too, and come last.
         for root, composition in self._uncommitted.items():
             found.setdefault(root, composition)
         self._uncommitted = found

@@ -226,7 +226,7 @@ class Intake:
 
     def _check_deadline(self, submission: Submission, ticket: Ticket) -> None:
         late_s = self.now() - ticket.deadline
-        # What its worker committed directly is judged by that; its file may follow.
+        # Work that its worker committed directly is judged by that; its file may follow.
         if late_s > 0 and self.projection.batch_with_root(submission.leaf()) is None:
             raise refuse(
                 "lease_expired",

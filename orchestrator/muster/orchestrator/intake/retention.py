@@ -2,8 +2,8 @@
 
 A file is evidence while its outcome can be challenged, a case about it is open, or stake slashed
 for it is in escrow; and it is training data while a step may still take it. Where nobody judged its
-batch, jurors may ask for it until nobody can call them any more and the batch is void. What the
-database is rebuilt from stays, so a dropped file's submission and outcome are still known.
+batch, jurors may ask for it until nobody can call them any more and the batch is void. The
+database's sources stay, so a dropped file's submission and outcome are still known.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ by the leases that their stakes still cover (`turns.py`); nobody is queued: who 
 when to ask again.
 
 A request that got here is signed by the node of an Active worker, within its quotas, with a nonce
-that is new. It meets these rules in this order (`lease`, `_decide`, `_fitness`). Who fails a rule
-is told the reason in quotes; without one there is no work for it now:
+that is new. It meets these rules in this order (`lease`, `_decide`, `_fitness`). A worker
+that fails a rule is told the reason in quotes; without one there is no work for it now:
 
      1. owner      tickets are given: "paused"
      2. again      a worker with an open ticket gets that one

@@ -12,8 +12,9 @@ Banned), its *state* is what the orchestrator makes of that and of heartbeats. A
 Active may work; it is in the state `active` while it is also heard of.
 
 Nothing of it is stored: a worker's state follows from its standing on chain and from its node's
-last heartbeat, so that every replica and every restart comes to the same. What is heard before a
-standing began says nothing about it: who was freed, or registered, is discovered until it speaks.
+last heartbeat, so that every replica and every restart comes to the same. A heartbeat from
+before a standing says nothing about it: a worker that was freed, or registered, is discovered until
+it speaks.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class UnitCap:
         final_before = now - self._constants.outcome_deadline_s - self._constants.challenge_s
         unsettled = self._projection.unsettled
         open_ids = {batch.batch_id for batch in unsettled}
-        # What was taken out of a batch counts with that until it is void.
+        # Work taken out of a batch counts with that batch until it is void.
         unjudged = {
             b.root: b
             for b in unsettled

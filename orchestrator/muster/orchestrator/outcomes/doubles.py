@@ -261,7 +261,7 @@ class Doubles:
 
     async def _keep(self, offence: Offence, owner: Address, tag: int, signed: Any) -> None:
         key = (offence.value, owner, tag)
-        # Whoever repeats it makes nobody wait for the disk.
+        # A repetition makes nobody wait for the disk.
         if await _is_kept(self._database, key):
             return
         async with self._database.transaction() as asked:

@@ -1,8 +1,8 @@
 """Outcomes: validators' signed records, checked, kept, and posted once those called agree.
 
 Steps 7 and 8 of one rollout. The orchestrator does not judge; it only refuses records that the
-contract would refuse, or that do not describe the batch. Whose agreement is enough is decided by
-`muster.protocol.schedule`; fewer than the run's quorum never are.
+contract would refuse, or that do not describe the batch. `muster.protocol.schedule` decides
+whose agreement is enough; it is never fewer than the run's quorum.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class OutcomeCollector:
     ) -> None:
         """Keep a validator's outcomes of a batch; a batch that is judged already needs none."""
         batch = self.projection.batch(batch_id)
-        # Who says that nothing can be had needs nothing of us to be believed.
+        # To believe that nothing can be had, nothing of ours is needed.
         contents = None if batch is None or not records else await self.batching.contents(batch)
         if batch is None or (records and contents is None):
             raise unknown_batch(batch_id, read_to=self.projection.view.block_number)
@@ -214,7 +214,7 @@ class OutcomeCollector:
     ) -> tuple[OutcomesRow | None, bool]:
         """Keep outcomes, and return true, unless the validator handed in some before; return those.
 
-        Who could see nothing may find out more later; what was judged stays.
+        A validator that could see nothing may judge later; a judgement stays.
         """
         async with self.database.transaction() as asked:
             held = await _held(asked, batch.batch_id, validator)
