@@ -1,10 +1,10 @@
 """The guides are true: their shell blocks are run, line by line, as one script.
 
 Journeys begin in an empty folder, with an installed wheel and no file of the checkout. `make test`
-has the owner's and the deployment, `make test-all` the one that plays everybody and the
-contributor's long one, too. Elsewhere in `make test` are the contributor's five commands and the
-model's (test_network_story), a demo from the wheel (test_wheel), every command of every guide by
-name and options (test_docs_commands), and the auditor's (test_audit_guide, test_slash_guide).
+has the deployment, `make test-all` the owner's, the one that plays everybody and the contributor's.
+Elsewhere in `make test` are the contributor's five commands and the model's (test_network_story), a
+demo from the wheel (test_wheel), a run's creation (test_run_create), every command of every guide
+by name and options (test_docs_commands), and the auditor's (test_audit_guide, test_slash_guide).
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ def test_the_network_by_hand_pays_the_worker_and_passes_the_audit(empty: Path) -
     assert (empty / "trained" / "README.md").read_text().startswith("---")
 
 
+@pytest.mark.slow
 def test_an_owner_leads_a_run_from_create_to_reclaim(empty: Path) -> None:
     output = run_script(empty, blocks_of("run.md"))
     assert re.search(r"^base model +\d+% right on 16 problems, 4 times each", output, re.M)

@@ -162,6 +162,7 @@ def _rewards(folder: Path, model: Path, rate: float, guard: Guard) -> tuple[list
     return rewards, sent_back
 
 
+@pytest.mark.slow
 def test_run_that_collapses_is_saved_by_a_rollback(tmp_path: Path, warm_model: Path) -> None:
     lost, _ = _rewards(tmp_path / "lost", warm_model, 3e-3, Guard())
     saved, sent_back = _rewards(tmp_path / "saved", warm_model, 3e-3, Guard(action="rollback"))
