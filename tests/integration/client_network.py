@@ -17,6 +17,7 @@ from muster.app.devnet.anvil import Anvil
 from muster.chain import Chain, ChainView, RunConfig, RunTerms, read_view
 from muster.client.connections import EngineFactory
 from muster.client.juror.process import run_juror
+from muster.client.relay.mirroring import RelaySettings, serve_relay
 from muster.client.settings import JurorSettings, NodeSettings, ValidatorSettings, WorkerSettings
 from muster.client.stake import join_bench, join_run, take_from_faucet, take_seat
 from muster.client.validator.loop import ValidatorLoop
@@ -316,3 +317,26 @@ async def _orchestrator(
     finally:
         process.cancel()
         await asyncio.wait([process])
+
+
+@asynccontextmanager
+async def relay_of(network: Network) -> AsyncIterator[str]:
+    ready = network.folder / "relay-ready"
+    settings = RelaySettings(
+        run=network.run_id,
+        upstream=(network.origin,),
+        rpc=network.anvil.rpc_url,
+        deployments=network.folder / "deployments",
+        store=network.folder / "relay",
+        port=0,
+        ready_file=ready,
+        poll_s=0.05,
+        keep_going=True,
+    )
+    async with running(serve_relay(settings)) as [task]:
+        async with asyncio.timeout(20):
+            while not ready.exists():
+                if task.done():
+                    task.result()
+                await asyncio.sleep(0.02)
+        yield ready.read_text().strip()

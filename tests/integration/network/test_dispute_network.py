@@ -23,9 +23,9 @@ from client_network import (
     Network,
     eventually,
     open_network,
+    relay_of,
     running,
 )
-from test_silence_network import relay_of
 
 from muster.chain import BatchView, CaseView, ChainView, Offence
 from muster.client.audit.history import HistorySource, read

@@ -8,8 +8,7 @@ paid.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from client_network import (
     Network,
     eventually,
     open_network,
+    relay_of,
     running,
 )
 
@@ -32,7 +32,6 @@ from muster.api import NoWork
 from muster.app.demo.adversary import ForgedReward
 from muster.chain import BatchView, ChainView
 from muster.client.cli.worker import worker
-from muster.client.relay.mirroring import RelaySettings, serve_relay
 from muster.client.rewards import claim, find_earnings
 from muster.client.validator.loop import ValidatorLoop
 from muster.client.validator.place import ValidatorPlace
@@ -81,29 +80,6 @@ def swallowed(loop_class: type[WorkerLoop]) -> type[WorkerLoop]:
 
 async def thank(submission: Submission, _signature: bytes, _body: bytes) -> Hash32:
     return submission.file_hash
-
-
-@asynccontextmanager
-async def relay_of(network: Network) -> AsyncIterator[str]:
-    ready = network.folder / "relay-ready"
-    settings = RelaySettings(
-        run=network.run_id,
-        upstream=(network.origin,),
-        rpc=network.anvil.rpc_url,
-        deployments=network.folder / "deployments",
-        store=network.folder / "relay",
-        port=0,
-        ready_file=ready,
-        poll_s=0.05,
-        keep_going=True,
-    )
-    async with running(serve_relay(settings)) as [task]:
-        async with asyncio.timeout(20):
-            while not ready.exists():
-                if task.done():
-                    task.result()
-                await asyncio.sleep(0.02)
-        yield ready.read_text().strip()
 
 
 async def endow(network: Network, *tokens: int) -> None:

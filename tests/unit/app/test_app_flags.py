@@ -12,8 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
-
-from muster.app.cli import muster
+from command_tree import COMMANDS
 
 FILE = Path(__file__).parent / "flags.json"
 FROZEN: dict[str, list[str]] = json.loads(FILE.read_text())
@@ -41,20 +40,6 @@ DIFFER = {
 """Flags that are worded differently, by the reason."""
 
 
-def commands_of(group: click.Group = muster, prefix: str = "") -> dict[str, click.Command]:
-    found: dict[str, click.Command] = {}
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        if isinstance(command, click.Group):
-            found |= commands_of(command, f"{prefix}{name} ")
-        if not isinstance(command, click.Group) or command.invoke_without_command:
-            found[prefix + name] = command
-    return found
-
-
-COMMANDS = commands_of()
 CONTRIBUTORS = [name for name in COMMANDS if not name.startswith(OTHERS)]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from test_app_flags import COMMANDS
+from command_tree import COMMANDS
 
 from muster.app.cli import muster
 from muster.protocol.errors import ConfigError, MusterError

@@ -4,26 +4,13 @@ import contextlib
 from typing import Any
 
 import pytest
+from abi_values import ELEMENTARY, values_of
 from eth_abi.abi import encode
-from eth_abi.grammar import parse
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.chain.conversion import compile_decoder
 from muster.protocol.errors import EncodingError
-from muster.protocol.ids import to_address
-
-ELEMENTARY: dict[str, st.SearchStrategy[Any]] = {
-    "bool": st.booleans(),
-    "address": st.binary(min_size=20, max_size=20).map(to_address),
-    "bytes": st.binary(max_size=100),
-    "bytes32": st.binary(min_size=32, max_size=32),
-    "bytes4": st.binary(min_size=4, max_size=4),
-    "string": st.text(max_size=40),
-    **{
-        f"uint{bits}": st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32, 40, 64, 88, 128, 256)
-    },
-}
 
 
 @st.composite
@@ -39,14 +26,6 @@ def typed_values(draw: st.DrawFn, depth: int = 2) -> tuple[str, Any]:
         return f"{inner}[]", tuple(values)
     parts = draw(st.lists(typed_values(depth - 1), min_size=1, max_size=4))
     return f"({','.join(name for name, _ in parts)})", tuple(value for _, value in parts)
-
-
-def values_of(kind: str) -> st.SearchStrategy[Any]:
-    if kind.endswith("[]"):
-        return st.lists(values_of(kind[:-2]), max_size=3).map(tuple)
-    if kind.startswith("("):
-        return st.tuples(*(values_of(part.to_type_str()) for part in parse(kind).components))
-    return ELEMENTARY[kind]
 
 
 sequences = st.lists(typed_values(), max_size=5)

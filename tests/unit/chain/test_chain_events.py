@@ -3,11 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from abi_values import values_of
 from chain_fakes import DEPLOYMENT, TX, Block, abi_entries, address, encode_log, placed
 from eth_utils.abi import collapse_if_tuple
 from hypothesis import given
 from hypothesis import strategies as st
-from test_chain_codec import values_of
 
 from muster.chain import LeasedWork, Offence, RunConfig, RunTerms
 from muster.chain.abi import CONTRACTS, snake_case

@@ -4,8 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from chain_fakes import FakeNode, address
-from test_chain_reader import deposit
+from chain_fakes import FakeNode, address, deposit
 
 from muster.chain import ChainView, Event, follow
 

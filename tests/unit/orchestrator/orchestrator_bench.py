@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ from typing import Any
 
 import httpx
 import psycopg
+import pytest
 from fastapi import FastAPI
 from orchestrator_fakes import NOW, RUN, Network, submission_for
 
@@ -26,9 +30,12 @@ from muster.orchestrator.loop import (
     report_once,
     settle_once,
 )
+from muster.orchestrator.server import serve_until_stopped
 from muster.orchestrator.services import Services, build_services
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of
+from muster.protocol.errors import ApiError
+from muster.protocol.ids import Hash32
 from muster.protocol.messages import Reason, Submission, Verdict
 from muster.protocol.schedule import batch_seed, order_of_batch
 
@@ -197,3 +204,57 @@ async def open_bench(
             group.cancel()
     finally:
         await database.close()
+
+
+@asynccontextmanager
+async def served(
+    tmp_path: Path, *, patience_s: float = 20, **settings: Any
+) -> AsyncIterator[tuple[Bench, str]]:
+    """A listening orchestrator and its URL; leaving stops it with SIGTERM."""
+    ready = tmp_path / "ready"
+    # The bench's own writer must not run twice: the flow brings its own.
+    async with (
+        open_bench(
+            tmp_path, port=0, ready_file=ready, commit_interval_s=0.01, poll_s=0.01, **settings
+        ) as bench,
+        asyncio.timeout(patience_s),
+    ):
+        process = asyncio.create_task(serve_until_stopped(bench.services, bench.network.chain))
+        while not ready.exists():
+            assert not process.done(), process.exception()
+            await asyncio.sleep(0.01)
+        try:
+            yield bench, ready.read_text().strip()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            started = time.monotonic()
+            await process
+            assert time.monotonic() - started < 15
+
+
+def client(bench: Bench, url: str, key: bytes) -> OrchestratorApi:
+    return OrchestratorApi(
+        url, key=key, domain=bench.network.domain, audience=bench.services.audience,
+        clock=bench.wall,
+    )  # fmt: skip
+
+
+async def committed(bench: Bench) -> tuple[Submission, Hash32, bytes]:
+    """A batch of one: the submission, the root, honest records."""
+    submission = await bench.upload()
+    await bench.commit()
+    records = bench.network.judge([submission])
+    return submission, bench.network.view.batches[1].root, records
+
+
+async def hand_in(
+    bench: Bench, records: bytes, signature: bytes, *, validator: int = 0, batch_id: int = 1
+) -> None:
+    async with bench.validator(validator) as api:
+        await api.post_outcomes(batch_id, records, signature)
+
+
+async def refusal(bench: Bench, *arguments: Any, **options: Any) -> tuple[int, str]:
+    with pytest.raises(ApiError) as caught:
+        await hand_in(bench, *arguments, **options)
+    return caught.value.status, caught.value.code

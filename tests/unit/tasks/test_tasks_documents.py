@@ -8,35 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from task_packages import PROBLEMS, TASK_SETS
 
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError, TaskError
 from muster.protocol.merkle import merkle_root
 from muster.tasks import Problem, TaskSet
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
-    max_leaves=5,
-)
-OBJECTS = st.dictionaries(st.text(max_size=6), JSON, max_size=3)
-PROBLEMS = st.builds(
-    Problem,
-    problem_id=st.text(min_size=1, max_size=20),
-    source=st.text(max_size=20),
-    task_type=st.text(min_size=1, max_size=20),
-    in_source_id=st.none() | st.text(max_size=10),
-    prompt=st.text(min_size=1, max_size=40),
-    gold_standard_solution=st.none() | st.text(max_size=20),
-    verification_info=OBJECTS,
-    metadata=OBJECTS,
-)
-TASK_SETS = st.builds(
-    TaskSet.of,
-    st.text(min_size=1, max_size=20),
-    st.text(min_size=1, max_size=20),
-    st.lists(PROBLEMS, min_size=1, max_size=4, unique_by=lambda p: p.problem_id),
-)
 
 PROBLEM = Problem(
     problem_id="a", task_type="exact_match", prompt="1+1=", gold_standard_solution="2"

@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tasks_documents import PROBLEMS, TASK_SETS
+from task_packages import PROBLEMS, TASK_SETS
 
 from muster.protocol.errors import ConfigError, EncodingError, StorageError, TaskError
 from muster.tasks import Problem, TaskSet, parquet_rows, row_files

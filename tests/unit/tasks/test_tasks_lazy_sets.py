@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
-from test_tasks_documents import TASK_SETS
+from task_packages import TASK_SETS
 
 from muster.protocol.errors import ConfigError, EncodingError, TaskError
 from muster.tasks import Problem, TaskSet, document, root_of_bytes

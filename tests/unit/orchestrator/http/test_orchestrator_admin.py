@@ -14,9 +14,8 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner
-from orchestrator_bench import Bench
+from orchestrator_bench import Bench, client, served
 from orchestrator_fakes import RUN
-from test_orchestrator_server import client, served
 
 from muster.api import Lease, NoWork
 from muster.orchestrator.admin import admin_listener, create_admin_app

@@ -17,9 +17,8 @@ import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from orchestrator_bench import Bench
+from orchestrator_bench import Bench, served
 from schemathesis.generation import GenerationMode
-from test_orchestrator_server import served
 
 from muster.api.answers import ErrorAnswer
 from muster.api.routes import PARQUET, ROUTES, Signer

@@ -12,9 +12,8 @@ import httpx
 import nginx_server
 import pytest
 import trustme
-from orchestrator_bench import Bench
+from orchestrator_bench import Bench, served
 from orchestrator_fakes import RUN, submission_for
-from test_orchestrator_server import served
 
 from muster.api import Lease, OrchestratorApi
 from muster.api.answers import ErrorAnswer

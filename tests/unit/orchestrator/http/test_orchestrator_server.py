@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from click.testing import CliRunner
-from orchestrator_bench import Bench, open_bench
+from orchestrator_bench import client, open_bench, served
 from orchestrator_fakes import RUN, submission_for
 
 from muster.api import Lease, OrchestratorApi
@@ -27,39 +22,6 @@ from muster.orchestrator.db.query import plain
 from muster.orchestrator.http.connections import MOST_PIPELINED
 from muster.orchestrator.server import serve_until_stopped
 from muster.protocol.errors import ApiError, StorageError
-
-
-@asynccontextmanager
-async def served(
-    tmp_path: Path, *, patience_s: float = 20, **settings: Any
-) -> AsyncIterator[tuple[Bench, str]]:
-    """A listening orchestrator and its URL; leaving stops it with SIGTERM."""
-    ready = tmp_path / "ready"
-    # The bench's own writer must not run twice: the flow brings its own.
-    async with (
-        open_bench(
-            tmp_path, port=0, ready_file=ready, commit_interval_s=0.01, poll_s=0.01, **settings
-        ) as bench,
-        asyncio.timeout(patience_s),
-    ):
-        process = asyncio.create_task(serve_until_stopped(bench.services, bench.network.chain))
-        while not ready.exists():
-            assert not process.done(), process.exception()
-            await asyncio.sleep(0.01)
-        try:
-            yield bench, ready.read_text().strip()
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)
-            started = time.monotonic()
-            await process
-            assert time.monotonic() - started < 15
-
-
-def client(bench: Bench, url: str, key: bytes) -> OrchestratorApi:
-    return OrchestratorApi(
-        url, key=key, domain=bench.network.domain, audience=bench.services.audience,
-        clock=bench.wall,
-    )  # fmt: skip
 
 
 async def test_one_that_was_cancelled_leaves_nothing_behind_for_the_next(tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from orchestrator_bench import Bench, delete_database, open_bench
+from orchestrator_bench import Bench, committed, delete_database, hand_in, open_bench, refusal
 from orchestrator_fakes import RUN, Network, slot_tag
-from test_orchestrator_outcomes import committed, hand_in, refusal
 
 from muster.chain import Offence
 from muster.protocol.eip712 import address_of

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from orchestrator_bench import Bench, open_bench
+from orchestrator_bench import Bench, committed, hand_in, open_bench, refusal
 from orchestrator_fakes import RUN, Network
 
 from muster.chain.structs import BatchStatus
@@ -14,28 +14,7 @@ from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ApiError, ContractRevert
 from muster.protocol.ids import Hash32, PolicyVersion, Step
-from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict, unpack_records
-
-
-async def committed(bench: Bench) -> tuple[Submission, Hash32, bytes]:
-    """A batch of one: the submission, the root, honest records."""
-    submission = await bench.upload()
-    await bench.commit()
-    records = bench.network.judge([submission])
-    return submission, bench.network.view.batches[1].root, records
-
-
-async def hand_in(
-    bench: Bench, records: bytes, signature: bytes, *, validator: int = 0, batch_id: int = 1
-) -> None:
-    async with bench.validator(validator) as api:
-        await api.post_outcomes(batch_id, records, signature)
-
-
-async def refusal(bench: Bench, *arguments: Any, **options: Any) -> tuple[int, str]:
-    with pytest.raises(ApiError) as caught:
-        await hand_in(bench, *arguments, **options)
-    return caught.value.status, caught.value.code
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict, unpack_records
 
 
 async def test_outcomes_are_posted_when_those_called_agree(bench: Bench) -> None:
