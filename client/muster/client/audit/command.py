@@ -48,6 +48,7 @@ from muster.client.cli.options import (
     json_option,
     open_keystore,
 )
+from muster.client.cli.printing import print_json
 from muster.protocol.errors import ChainUnreachable, ConfigError
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.settings import urls_of
@@ -66,7 +67,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 FORMATS = ("csv", "parquet", "json")
 """What tables are exported as."""
 PROOFS = ("none", "blocks", "chain")
-"""How much of a source must be proven: `muster.client.audit.sources.Proof`."""
+"""How much of a source must be proven: `muster.client.audit.sources.ProofLevel`."""
 
 
 def source_options(command: F) -> F:
@@ -311,7 +312,7 @@ def dump_command(file: Path, as_json: bool, **options: Any) -> None:
         "checks": [check.to_json() for check in checks],
     }
     if as_json:
-        click.echo(json.dumps(found))
+        print_json(found)
     else:
         for check in checks:
             click.echo(f"{check.word:4} {check.name}: {check.detail}")
@@ -326,7 +327,7 @@ def finish(report: AuditReport, faults: Sequence[Reported] | None = None, *, as_
         found = report.to_json()
         if faults is not None:
             found["faults"] = [fault.to_json() for fault in faults]
-        click.echo(json.dumps(found))
+        print_json(found)
     else:
         from muster.client.audit.tables import print_faults, print_report
 
@@ -404,7 +405,7 @@ def _show(found: dict[str, Any], show: Callable[[dict[str, Any]], None], *, as_j
     """
     contradictions = found["contradictions"]
     if as_json:
-        click.echo(json.dumps(found))
+        print_json(found)
     else:
         show(found)
         for each in contradictions:
@@ -538,7 +539,7 @@ def lineage_command(
     level = max_async_level_of(store, of_run.config.recipe_hash)
     found = trace(history.ledger, run_id, wanted, manifest_of, max_async_level=level, log=log)
     if as_json:
-        click.echo(json.dumps(found.to_json()))
+        print_json(found.to_json())
     else:
         print_lineage(found, knows_recipe=level is not None, has_log=log is not None)
     if found.contradictions or not all(check.passed for check in history.about_source):
@@ -574,7 +575,7 @@ def verify_command(submission: str, as_json: bool, **options: Any) -> None:
     evidence, facts, checks = asyncio.run(verify(submission, options))
     found = to_json(evidence, facts, checks)
     if as_json:
-        click.echo(json.dumps(found))
+        print_json(found)
     else:
         print_verdict(found, checks, facts if options["offline"] else None)
     if not found["agrees"]:
