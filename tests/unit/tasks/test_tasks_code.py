@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -166,7 +167,10 @@ def test_problem_whose_gold_program_fails_is_not_admitted(level: Level) -> None:
 
 def test_programs_are_refused_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code, "shared_sandbox", lambda: Level(None, "no namespaces"))
-    assert grade(ADD) == Undecided("programs are not run here: no namespaces")
+    found = grade(ADD)
+    assert found == Undecided("programs are not run here: no namespaces")
+    assert isinstance(found, Undecided)
+    assert found.is_disturbance
     with pytest.raises(TaskError, match="not run here"):
         check_task_set([problem()])
     assert verify(problem(), "no program") == Graded(0.0)
@@ -179,6 +183,29 @@ def test_sandbox_that_fails_is_undecided(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(code, "shared_sandbox", lambda: Level(Broken()))  # type: ignore[arg-type]
     assert grade(ADD) == Undecided("no more processes")
+
+
+@pytest.mark.parametrize("refused", ["bubblewrap", "unshare", "mount"])
+def test_machine_that_refuses_namespaces_or_mounts_is_disturbed(
+    level: Level, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """It allowed them when the sandbox was probed; what it refuses now says nothing of answers."""
+    assert level.sandbox is not None
+    tools = level.sandbox.tools
+    unshare, mount, place = tools.mounting or ("", "", "")
+    if refused != "bubblewrap" and not place:
+        pytest.skip("nothing is mounted here")
+    if refused == "bubblewrap":
+        tools = replace(tools, bubblewrap="/bin/false")
+    elif refused == "unshare":
+        tools = replace(tools, mounting=("/bin/false", mount, place))
+    else:
+        tools = replace(tools, mounting=(unshare, "/bin/false", place))
+    monkeypatch.setattr(code, "shared_sandbox", lambda: Level(Sandbox(tools)))
+    for program in (ADD, "print(3)"):
+        found = grade(program)
+        assert isinstance(found, Undecided)
+        assert found.is_disturbance
 
 
 def test_expected_outputs_never_enter_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
