@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from muster.client.validator import batches, checks, judging
-from muster.lab.redteam import contracts, economy, forging, judges, reorg
+from muster.lab.redteam import contracts, drifting, economy, forging, judges, reorg
 from muster.lab.redteam.catalogue import ATTACKS
 from muster.lab.redteam.runner import failures, run
 from muster.lab.redteam.stage import Stage
@@ -121,6 +121,11 @@ def no_limits_and_no_history(patch: Patch) -> None:
     patch.setattr(economy, "PATIENCE", 2)
 
 
+def no_history(patch: Patch) -> None:
+    patch.setattr(drifting, "check_history", nothing)
+    patch.setattr(drifting, "WINDOW", 3)
+
+
 def any_fingerprint_will_do(patch: Patch) -> None:
     patch.setattr(judges, "is_checked", lambda *_: True)
 
@@ -149,6 +154,7 @@ DEFENCES = {
     "check 5, endings": ("A18", without(judging, "check_endings")),
     "checks 6 and 7, another model": ("A1", no_statistics),
     "check 6, forged proofs": ("A6", without(judging, "check_proofs")),
+    "check 7, all of a worker's work": ("A15", no_history),
     "check 7, best of many": ("A14", without(judging, "check_sampling")),
     "check 7, hidden bits": ("A38", without(judging, "check_sampling")),
     "proofs of checking": ("A24", any_fingerprint_will_do),
@@ -179,6 +185,8 @@ def quick(attack: Attack) -> Attack:
     variants = [v for v in attack.variants if v.many is None]
     if attack.id == "A25":
         variants = variants[-1:]  # a tenth of the validators may be nobody
+    if attack.id == "A15":
+        variants = list(drifting.VARIANTS)
     return replace(attack, variants=tuple(variants))
 
 

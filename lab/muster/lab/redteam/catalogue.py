@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from muster.lab.redteam import (
     claims,
     contracts,
+    drifting,
     economy,
     forging,
     judges,
@@ -51,6 +52,7 @@ def _all_attacks() -> dict[str, Attack]:
     also: list[tuple[str, tuple[Variant, ...]]] = []
     also += [(name, (on_chain(name),)) for name in ON_CHAIN_TOO]
     also += [(name, in_network(name)) for name in PLAYED]
+    also += [("A15", drifting.VARIANTS)]
     for name, variants in also:
         by_id[name] = replace(by_id[name], variants=by_id[name].variants + variants)
     return dict(sorted(by_id.items(), key=lambda item: int(item[0][1:])))

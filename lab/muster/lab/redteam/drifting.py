@@ -1,0 +1,97 @@
+"""A15 over many submissions: every choice within the margin leans the same way.
+
+No submission of such a worker shows it. Its judged submissions together do: the history test
+(`check_history`) rejects one as a strike, and calls fraud what follows. The stage's float32 margin
+leaves nothing to lean on, so the run here is one that its owner calibrated for small models in
+bfloat16, and that samples at a temperature at which the model hesitates.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from random import Random
+
+from muster.client.validator.checks import Finding, check_history, conduct_of
+from muster.lab.redteam.sampling import Choose, Chooser, Place, Scores
+from muster.lab.redteam.stage import Stage, Worker, outcome_of
+from muster.lab.redteam.trials import Outcome, Play, Variant
+from muster.protocol.messages import Reason, Verdict
+from muster.toploc.history import WINDOW, HistoryLimits
+
+MARGIN = 0.25
+"""The smallest that was calibrated for small models in bfloat16, in logits / T."""
+TEMPERATURE = 3.0
+"""At 1 the demo's model is so sure of its EOS that leaning there changes nothing."""
+GIVEN = 8
+"""A token of the demo's vocabulary that is no EOS."""
+LIMITS = HistoryLimits(honest_strain=0.5, honest_loss=0.05)
+"""Wider than what calibrations of such models bound."""
+TRIALS = 20
+"""A trial takes seconds."""
+
+
+def hesitant(stage: Stage) -> Stage:
+    """Return the stage with a wide margin and a policy that hesitates; it shares its engines."""
+    wide = copy.copy(stage)
+    sampling = stage.recipe.sampling.model_copy(update={"temperature": TEMPERATURE})
+    wide.recipe = stage.recipe.model_copy(update={"sampling": sampling})
+    sampler = stage.calibration.sampler.model_copy(update={"margin": MARGIN})
+    limits = {"sampler": sampler, "history": LIMITS}
+    wide.calibration = stage.calibration.model_copy(update=limits)
+    wide.rules = replace(stage.rules, recipe=wide.recipe, calibration=wide.calibration)
+    return wide
+
+
+def lean(token: int | None) -> Choose:
+    """Prefer a token, or EOS where it is None, by as much as the margin allows."""
+
+    def choose(own: Scores, _draft: Scores, place: Place, _random: Random) -> int:
+        wanted = place.eos if token is None else token
+        best = int(own.argmax())
+        return wanted if own[best] - own[wanted] < MARGIN else best
+
+    return choose
+
+
+def submit_until(
+    worker: Worker, most: int, *, is_struck: bool = False
+) -> tuple[Finding | None, int]:
+    """Return why one of a worker's next submissions is refused, and which, from 1; after `most`
+    that are accepted, None.
+    """
+    stage, conducts = worker.stage, []
+    for number in range(1, most + 1):
+        judgement = stage.examine(worker.deliver(stage.ticket(worker.random)))
+        if judgement.finding is not None:
+            return judgement.finding, number
+        conducts.append(conduct_of(judgement.replays, stage.calibration))
+        if finding := check_history(conducts, stage.calibration, is_struck=is_struck):
+            return finding, number
+    return None, most
+
+
+def _leaning(token: int | None) -> Play:
+    def play(stage: Stage, random: Random) -> Outcome:
+        worker = Chooser(hesitant(stage), random, lean(token))
+        strike, number = submit_until(worker, WINDOW)
+        if strike is None or strike.verdict is not Verdict.REJECTED:
+            return outcome_of(strike)
+        # Evidence starts afresh after a strike.
+        fraud, _ = submit_until(worker, WINDOW, is_struck=True)
+        return outcome_of(fraud, Reason.SAMPLER_DRIFT, found_after=float(number))
+
+    return play
+
+
+def _honest(stage: Stage, random: Random) -> Outcome:
+    finding, _ = submit_until(Worker(hesitant(stage), random), WINDOW)
+    return outcome_of(finding, Reason.SAMPLER_DRIFT)
+
+
+VARIANTS: tuple[Variant, ...] = (
+    Variant("within the margin, to EOS", _leaning(None), most=TRIALS),
+    Variant("within the margin, to a given token", _leaning(GIVEN), most=TRIALS),
+    Variant("64 honest submissions", _honest, must_pass=True, most=TRIALS),
+)
+"""Ways of A15 that only many submissions show."""
