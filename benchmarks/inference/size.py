@@ -2,11 +2,13 @@
 
 Random weights. One thread, CPU time of the whole process; memory of a process of its own.
 
-* `examine_gb_16k`: memory above the loaded model while one sample of 16,000 tokens is examined. The
-  model has 2 layers of the shape for this: what a layer computes is dropped before the next, so
-  that further ones take time and no memory.
-* `examine_over_generate_8x64`: CPU time of examining 8 samples over that of generating them, all 28
-  layers, in one run.
+* `examine_gb_16k`: memory above the loaded model while one sample of 16,000 tokens is examined, but
+  for what is there within the attention of transformers, whose peak is `attention_gb` in the
+  detail. The model has 2 layers of the shape for this: what a layer computes is dropped before the
+  next, so that further ones take time and no memory.
+* `examine_over_generate_8x64`: CPU time of examining 8 samples of one prompt of 16 tokens over that
+  of generating them, all 28 layers, in one run. Generating computes the prompt once, examining for
+  every sample.
 * `seam_bytes_per_token`: bytes of question and answer, headers and all, that vLLM's engine and its
   process would exchange about those samples, with fingerprints of seven validators.
 * `choice_ratio`, `generate_ratio_hf`, `generate_ratio_hf_800`: `benchmarks.inference.decoding`.
@@ -27,6 +29,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from benchmarks import report
@@ -45,7 +48,7 @@ from muster.toploc.field import PRIME
 
 VOCAB, EOS = 151_936, 151_645
 PROOF = ProofRecipe()
-LONG, PROMPT = 16_000, 64
+LONG, PROMPT = 16_000, 16
 SAMPLES, TOKENS, SEATS = 8, 64, 7
 WIDTHS = (100, 800)
 """Positions at which a step of decoding is measured."""
@@ -102,34 +105,60 @@ def memory_bytes(name: str) -> int:
     return 1024 * int(line.split()[1])
 
 
+class Peaks:
+    """The largest memory of this process within a model's attention, and elsewhere."""
+
+    def __init__(self, model: Any) -> None:
+        self.elsewhere = self.attention = 0
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        self.before = memory_bytes("VmRSS")
+        for layer in model.model.layers:
+            layer.self_attn.register_forward_pre_hook(lambda *_: self.take_elsewhere())
+            layer.self_attn.register_forward_hook(lambda *_: self._take_attention())
+        self._start()
+
+    def take_elsewhere(self) -> None:
+        """Count what was the largest size since the last attention."""
+        self.elsewhere = max(self.elsewhere, memory_bytes("VmHWM") - self.before)
+        self._start()
+
+    def _take_attention(self) -> None:
+        self.attention = max(self.attention, memory_bytes("VmHWM") - self.before)
+        self._start()
+
+    def _start(self) -> None:
+        # Starts the record of the largest size anew.
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def examine_long(folder: Path, tokens: int) -> dict[str, float]:
     """Return the memory and time of one long sample, above what the model takes by itself."""
     engine = engine_on(folder)
 
     def examine(count: int) -> None:
         pair = tuple(range(PROMPT)), tuple(7 * i % VOCAB for i in range(count - PROMPT))
-        proofs = [PRIME.to_bytes(2, "big") + bytes(2 * PROOF.topk)] * -(
-            -len(pair[1]) // PROOF.chunk_tokens
-        )
+        proof = PRIME.to_bytes(2, "big") + bytes(2 * PROOF.topk)
+        proofs = [proof] * -(-len(pair[1]) // PROOF.chunk_tokens)
         engine.examine([Sample(*pair, 1, proofs)], proof=PROOF, temperature=1.0)
 
-    examine(2 * PROMPT)
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    before = memory_bytes("VmRSS")
-    # Starts the record of the largest size anew.
-    Path("/proc/self/clear_refs").write_text("5")
-    started = time.process_time()
+    examine(8 * PROMPT)
+    peaks, started = Peaks(engine.model), time.process_time()
     examine(tokens)
-    above = memory_bytes("VmHWM") - before
-    return {"tokens": tokens, "gb": above / 1e9, "cpu_s": time.process_time() - started}
+    peaks.take_elsewhere()
+    return {
+        "tokens": tokens,
+        "gb": peaks.elsewhere / 1e9,
+        "attention_gb": peaks.attention / 1e9,
+        "cpu_s": time.process_time() - started,
+    }
 
 
-def examine_short(engine: TransformersEngine) -> Examination:
+def examine_short(engine: TransformersEngine, rounds: int) -> Examination:
     """Return what 8 samples show, and what that costs beside generating them."""
     prompt = tuple(range(10, 10 + PROMPT))
     asked = [Request(prompt, seed, 1.0, TOKENS) for seed in range(SAMPLES)]
     seconds = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         started = time.process_time()
         made = engine.generate(asked, proof=PROOF)
         generated = time.process_time()
@@ -169,6 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--long", type=Path, help="measure the memory of a model's folder only")
     parser.add_argument("--tokens", type=int, default=LONG)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     args = parser.parse_args()
     if args.long is not None:
         print(json.dumps(examine_long(args.long, args.tokens)))
@@ -177,7 +207,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), layers=28)
         engine = engine_on(Path(folder))
-        short = examine_short(engine)
+        short = examine_short(engine, args.rounds)
         steps = {
             width: decoding.measure_generation(engine, Path(folder), width) for width in WIDTHS
         }

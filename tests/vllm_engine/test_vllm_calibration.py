@@ -12,7 +12,7 @@ from muster.inference.calibrate import calibrate_model
 from muster.inference.engine import Request
 from muster.inference.honest import measure_honest
 from muster.inference.limits import FLOORS, chunk_limits, sampler_limits
-from muster.inference.measuring import Bench, NumberFormat, Party, Plan, one_token
+from muster.inference.measuring import Bench, Errors, NumberFormat, Party, Plan, one_token
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import VllmEngine
 from muster.protocol.errors import EngineError
@@ -52,7 +52,7 @@ def test_further_work_of_either_engine_is_inside_the_limits_of_a_calibration_wit
     for worker, validator in ((other, bench), (bench, other)):
         for requests in (asked(1000), one_token(asked(2000))):
             work = worker.generate(requests)
-            errors = validator.compare(work, validator.recompute(work))
+            errors = Errors.of(validator.examine(work))
             assert all(limits.chunk_passes(result) for result in errors.all_chunks())
             assert all(limits.sampler_passes(margins_T) for margins_T in errors.margins)
     vllm.close()

@@ -23,7 +23,7 @@ from muster.toploc import verify_proofs_many
 from muster.toploc.chunks import Patterns
 from muster.toploc.projections import VALUES, project_rows
 
-BLOCK_BYTES = 32 << 20
+BLOCK_BYTES = 64 << 20
 """Float32 logits of one block of rows, or of one row."""
 
 Floats = npt.NDArray[np.float32]
