@@ -51,7 +51,7 @@ PROOF = ProofRecipe()
 LONG, PROMPT = 16_000, 16
 SAMPLES, TOKENS, SEATS = 8, 64, 7
 WIDTHS = (100, 800)
-"""Positions at which a step of decoding is measured."""
+"""Positions up to which decoding is measured."""
 ROUNDS = 3
 
 
@@ -208,7 +208,7 @@ def main() -> None:
         write_model(Path(folder), layers=28)
         engine = engine_on(Path(folder))
         short = examine_short(engine, args.rounds)
-        steps = {
+        generation = {
             width: decoding.measure_generation(engine, Path(folder), width) for width in WIDTHS
         }
     choices = decoding.measure_choices(VOCAB)
@@ -230,14 +230,14 @@ def main() -> None:
         "examine_over_generate_8x64": short.ratio,
         "seam_bytes_per_token": seam_bytes_per_token(short),
         "choice_ratio": min(row["ratio"] for row in choices.values()),
-        "generate_ratio_hf": steps[100]["ratio"],
-        "generate_ratio_hf_800": steps[800]["ratio"],
+        "generate_ratio_hf": generation[100]["ratio"],
+        "generate_ratio_hf_800": generation[800]["ratio"],
     }
     detail = {
         "long": long,
         "generate_and_examine_s": short.seconds,
         "choices_us": choices,
-        "steps": steps,
+        "tokens_per_cpu_s": generation,
         "export_peak_gb_mid": in_a_process("mid")["peak_bytes"] / 1e9,
     }
     report.write("size", metrics, detail, measured_on=report.machine())
