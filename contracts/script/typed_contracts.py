@@ -86,7 +86,7 @@ def _imports(classes: str) -> str:
         "muster.chain.abi": {"Contract"},
         "muster.chain.events": {"Receipt"},
         "muster.protocol.ids": {"Address", "Hash32", "PolicyVersion", "RunId", "Step"},
-        "muster.protocol.messages": {"Submission", "Verdict"},
+        "muster.protocol.messages": {"Outcomes", "Submission", "Verdict"},
     }
     elsewhere = {*CALLED, "None", *set().union(*homes.values())}
     homes["muster.chain.structs"] = used - elsewhere
