@@ -164,7 +164,7 @@ def test_dry_run_of_another_recipe_has_another_hash(plan: RunPlan, tmp_path: Pat
 def test_dry_run_without_a_recipe_resolves_the_settings_alone(tmp_path: Path) -> None:
     found = json.loads(_dry_run(tmp_path, "--dry-run").stdout)
     assert found.keys() == {"settings"}
-    assert found["settings"]["micro_batch_tokens"] == 16_384
+    assert found["settings"]["keep_checkpoints"] == 2
 
 
 @pytest.mark.parametrize(

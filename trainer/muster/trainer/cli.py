@@ -39,7 +39,14 @@ SECTIONS = {
         *("host", "port", "ready_file", "store", "keep", "anchor_every", "publish_dtype"),
         "hand_over_s",
     ],
-    "Computing": ["device", "threads", "micro_batch_tokens", "rank_timeout_s"],
+    "Computing": [
+        "device",
+        "threads",
+        "micro_batch_tokens",
+        "recompute",
+        "memory_gb",
+        "rank_timeout_s",
+    ],
     "Several sites": ["sites", "site", "site_address", "site_alive_s", "site_wait_s"],
     "Measuring": [
         *("eval_set", "eval_every", "eval_samples", "metrics_host", "metrics_port"),
@@ -91,7 +98,19 @@ def trainer() -> None:
 @click.option(
     "--publish-dtype", help="Published weights: base (as in the base model), float32 or bfloat16."
 )
-@click.option("--micro-batch-tokens", type=int, help="Tokens that are computed together.")
+@click.option(
+    "--micro-batch-tokens", type=int, help="Tokens computed together. [default: as many as fit]"
+)
+@click.option(
+    "--recompute",
+    type=click.Choice(["none", "selective", "full"]),
+    help="What is computed again. [default: the least that fits]",
+)
+@click.option(
+    "--memory-gb",
+    type=click.FloatRange(0, min_open=True),
+    help="Memory to plan for. [default: what is there]",
+)
 @click.option("--on-collapse", help="On lasting alarms: log, stop or rollback. [default: log]")
 @click.option(
     "--threads", type=click.IntRange(1, 256), help="CPU threads of the model. [default: 1]"
@@ -146,6 +165,50 @@ def trainer_run(
     from muster.trainer.process import serve
 
     run_until_stopped(lambda: serve(settings, key))
+
+
+@trainer.command("plan")
+@click.option("--model", type=FOLDER, required=True, help="Base model; config.json is enough.")
+@click.option("--recipe", type=RECIPE, required=True, help="The recipe: TOML file or preset.")
+@click.option("--ranks", type=click.IntRange(1), default=1, help="Processes. [default: 1]")
+@click.option("--device", default="cpu", show_default=True, help="Where the model computes.")
+@click.option(
+    "--compute-dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="Arithmetic of the passes.",
+)
+@click.option(
+    "--micro-batch-tokens",
+    type=click.IntRange(1),
+    help="Tokens computed together. [default: as many as fit]",
+)
+@click.option(
+    "--recompute",
+    type=click.Choice(["none", "selective", "full"]),
+    help="What is computed again. [default: the least that fits]",
+)
+@click.option(
+    "--memory-gb",
+    type=click.FloatRange(0, min_open=True),
+    help="Memory to plan for. [default: what is there]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> None:
+    """Say what training a model takes of memory, without loading it.
+
+    What is not given is chosen, as the trainer does when it starts; refused when nothing fits.
+
+    \b
+    Example:
+      muster trainer plan --model ./model --recipe demo --memory-gb 8
+    """
+    from muster.trainer.config import load_recipe
+    from muster.trainer.learn.plan import Choices, plan_memory
+
+    plan = plan_memory(model, load_recipe(recipe), Choices(**options))
+    click.echo(json.dumps(plan.figures()) if as_json else plan.table())
 
 
 @click.command("base-model")

@@ -94,8 +94,14 @@ class TrainerSettings(Settings):
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of forward and backward passes and of evaluations; weights, gradients and
     optimiser stay in float32."""
-    micro_batch_tokens: Annotated[int, Field(ge=1)] = 16_384
-    """Tokens that go through the model together; changes memory and speed, not the gradient."""
+    micro_batch_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Tokens that go through the model together; changes memory and speed, not the gradient.
+    Without it, as many as fit, 16,384 at most."""
+    recompute: Literal["none", "selective", "full"] | None = None
+    """What the backward pass computes again instead of keeping it: nothing, the inside of each
+    block's feed-forward part, or whole blocks. Without it, the least that fits."""
+    memory_gb: Annotated[float, Field(gt=0)] | None = None
+    """Memory that a process may take, in 10^9 bytes; without it, what is there."""
     alarm_window: Annotated[int, Field(ge=0, le=1000)] = 8
     """Training steps whose median is the level that alarms judge; 0 for no alarms."""
     alarm_grad_growth: Annotated[float, Field(gt=1)] = 1.5

@@ -28,6 +28,7 @@ from muster.trainer.config import TrainerSettings
 from muster.trainer.learn.follow import follow as follow_leader
 from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.parallel import ONE_PROCESS, RankLost, Team, join
+from muster.trainer.learn.plan import Choices, MemoryPlan, plan_memory
 from muster.trainer.loop import Parts, Trainer
 from muster.trainer.measure.evaluate import Evaluator
 from muster.trainer.measure.figures import shortage_figures
@@ -241,11 +242,13 @@ class _Assembly:
             ranks=self.team or ONE_PROCESS,
         )
         base = shelf.path(BASE)
+        plan = self._plan(base)
         inner = Learner(
             base,
             recipe,
             published=shelf.weights,
-            micro_batch_tokens=settings.micro_batch_tokens,
+            micro_batch_tokens=plan.micro_batch_tokens,
+            recomputed=plan.recompute,
             compute_dtype=settings.compute_dtype,
             device=settings.device,
             team=self.team,
@@ -282,6 +285,23 @@ class _Assembly:
             evaluator=self._evaluator(),
             eval_every=settings.eval_every,
         )
+
+    def _plan(self, base: Path) -> MemoryPlan:
+        """Return what training will take, and log it; raises MemoryShort when it does not fit."""
+        settings = self.settings
+        choices = Choices(
+            ranks=self.team.size if self.team else 1,
+            device=settings.device,
+            compute_dtype=settings.compute_dtype,
+            micro_batch_tokens=settings.micro_batch_tokens,
+            recompute=settings.recompute,
+            memory_gb=settings.memory_gb,
+            evaluates=settings.eval_set is not None,
+        )
+        plan = plan_memory(base, self.recipe, choices)
+        for line in plan.table().splitlines():
+            logger.info("%s", line)
+        return plan
 
     def _publisher(self, anchor: ChainAnchor) -> Publisher:
         return Publisher(

@@ -1,0 +1,348 @@
+"""What training takes of memory, said before anything is loaded.
+
+Weights, gradients and the optimiser's state are counted, passes are rehearsed (`rehearsal`), and
+what is free is asked of the machine. A micro-batch's tokens and what the backward pass computes
+again are chosen so that all of it fits:
+
+ 1. Whatever is set stays as it is.
+ 2. Computing again costs time, small micro-batches hardly any: the least that is computed again for
+    which a row of the longest length, or `EFFICIENT` tokens, fit.
+ 3. Then as many tokens as fit, up to `MOST`.
+
+What never fits is refused, with the smallest change that would do.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from transformers import AutoConfig
+
+from muster.protocol.errors import ConfigError
+from muster.protocol.recipe import Recipe
+from muster.trainer.learn.passes import ComputeType
+from muster.trainer.learn.recompute import Recompute
+from muster.trainer.learn.rehearsal import PassBytes, Rehearsal
+
+GB = 1e9
+MOST = 16_384
+"""Tokens of a micro-batch beyond which nothing is gained."""
+EFFICIENT = 2_048
+"""Tokens of a micro-batch below which products of matrices become slow."""
+LEAST = 64
+"""Tokens of the smallest micro-batch that is tried."""
+PROMPT_TOKENS = 1_024
+"""Length that is assumed of a prompt: recipes have no limit for it."""
+SAVING = 256 << 20
+"""Bytes of what is on its way to the disk while versions and checkpoints are written."""
+TOKEN_BYTES = 36
+"""Of a token in a tuple of Python's."""
+LIBRARIES = 100 << 20
+"""Bytes that torch and the C library take with the first step, whatever the model: code that is
+loaded then, and holes between what is allocated (measured with six settings on Linux, glibc)."""
+KEPT_BUFFER = 32 << 20
+"""Largest buffer that the C library keeps in the process when it is freed."""
+PROCESS_ON_GPU = 600 << 20
+"""Bytes of a GPU that CUDA itself takes."""
+RANKS = (2, 4, 8, 16, 32, 64)
+"""Numbers of ranks that are tried for a hint."""
+
+
+class MemoryShort(ConfigError):
+    """Training does not fit into the memory that there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Settings that decide about memory; none where the plan chooses."""
+
+    ranks: int = 1
+    """Processes that share the model."""
+    device: str = "cpu"
+    """Where the model computes."""
+    compute_dtype: ComputeType = "float32"
+    """Number format of passes."""
+    micro_batch_tokens: int | None = None
+    """Tokens that go through the model together."""
+    recompute: Recompute | None = None
+    """What the backward pass computes again."""
+    memory_gb: float | None = None
+    """Memory of a process, in 10^9 bytes; none for what is there."""
+    evaluates: bool = False
+    """Whether policies are evaluated beside training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes of one thing in each phase."""
+
+    name: str
+    """What it is."""
+    reading: float
+    """While earlier policies are read."""
+    training: float
+    """In optimiser steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The settings that were chosen, and what they take."""
+
+    parts: tuple[Part, ...]
+    """All that takes memory in a process."""
+    micro_batch_tokens: int
+    """Tokens that go through the model together."""
+    recompute: Recompute
+    """What the backward pass computes again."""
+    available: float
+    """Bytes that a process may have."""
+
+    @property
+    def peak(self) -> float:
+        """Bytes at the worst moment."""
+        return max(sum(p.reading for p in self.parts), sum(p.training for p in self.parts))
+
+    def figures(self) -> dict[str, Any]:
+        """Return the plan in gigabytes, by name."""
+        return {
+            "parts_gb": {
+                p.name: {"reading": p.reading / GB, "training": p.training / GB} for p in self.parts
+            },
+            "peak_gb": self.peak / GB,
+            "available_gb": self.available / GB,
+            "micro_batch_tokens": self.micro_batch_tokens,
+            "recompute": self.recompute,
+        }
+
+    def table(self) -> str:
+        """Return the plan as text."""
+        rows = [*self.parts, self._total()]
+        lines = [f"{'memory of a process, GB':<32}{'reading policies':>18}{'optimiser steps':>18}"]
+        lines += [f"{p.name:<32}{p.reading / GB:>18.3f}{p.training / GB:>18.3f}" for p in rows]
+        return "\n".join(
+            [
+                *lines,
+                f"peak {self.peak / GB:.2f} of {self.available / GB:.2f} GB; micro-batches of "
+                f"{self.micro_batch_tokens} tokens, recompute {self.recompute}",
+            ]
+        )
+
+    def _total(self) -> Part:
+        return Part(
+            "together", sum(p.reading for p in self.parts), sum(p.training for p in self.parts)
+        )
+
+
+def plan_memory(model: Path, recipe: Recipe, choices: Choices) -> MemoryPlan:
+    """Return a plan that fits; raises MemoryShort, with a way out, when there is none.
+
+    `model` is the base model's folder, of which config.json alone is read.
+    """
+    return Planner(AutoConfig.from_pretrained(model), recipe, choices).plan()
+
+
+class Planner:
+    """Plans one model with one recipe."""
+
+    def __init__(
+        self, config: Any, recipe: Recipe, choices: Choices, rehearsal: Rehearsal | None = None
+    ) -> None:
+        """`config` is the architecture, as transformers describes it; `rehearsal` was made for
+        another plan of the same model.
+        """
+        self._recipe, self._choices = recipe, choices
+        self._config = config
+        self._rehearsal = rehearsal or Rehearsal(config, recipe.adapter, choices.compute_dtype)
+        self._process = _process_bytes(choices.device)
+        self._available = (
+            _available(choices.device, self._process, choices.ranks)
+            if choices.memory_gb is None
+            else choices.memory_gb * GB
+        )
+        training, sampling = recipe.training, recipe.sampling
+        longest = sampling.max_new_tokens + PROMPT_TOKENS
+        self._longest = min(longest, getattr(config, "max_position_embeddings", None) or longest)
+        rows = sampling.problems_per_submission * sampling.samples_per_problem
+        rows *= training.submissions_per_step
+        self._step_tokens = rows * self._longest
+
+    def plan(self) -> MemoryPlan:
+        """Return a plan that fits; raises MemoryShort when there is none."""
+        chosen = self._choices.recompute
+        kinds: Sequence[Recompute] = get_args(Recompute) if chosen is None else (chosen,)
+        if not self._rehearsal.size.blocks:
+            kinds = ("none",)
+        useful = max(LEAST, min(self._longest, self._per_optimizer_step()))
+        for least in (max(useful, min(EFFICIENT, self._per_optimizer_step())), useful):
+            for kind in kinds:
+                found = self._largest(kind, least)
+                if found is not None:
+                    return found
+        raise self._short(self._made(kinds[-1], self._choices.micro_batch_tokens or useful))
+
+    def fits(self) -> bool:
+        """Tell whether there is a plan."""
+        try:
+            self.plan()
+        except MemoryShort:
+            return False
+        return True
+
+    def _with(self, choices: Choices) -> Planner:
+        """Return the planner of other choices."""
+        return Planner(self._config, self._recipe, choices, self._rehearsal)
+
+    def _per_optimizer_step(self) -> int:
+        """Return the most tokens that a rank has in an optimiser step."""
+        steps = self._recipe.training.optimizer_steps * self._choices.ranks
+        return max(self._longest, -(-self._step_tokens // steps))
+
+    def _largest(self, kind: Recompute, least: int) -> MemoryPlan | None:
+        """Return the plan with most tokens that fits, `least` or more."""
+        fixed = self._choices.micro_batch_tokens
+        tokens = fixed or MOST
+        while True:
+            made = self._made(kind, tokens)
+            if made.peak <= self._available:
+                return made
+            if fixed or tokens <= least:
+                return None
+            tokens = max(least, tokens // 2)
+
+    def _made(self, kind: Recompute, tokens: int) -> MemoryPlan:
+        # A longer sample is a micro-batch of its own, and a step may have fewer tokens.
+        alive = max(min(tokens, self._per_optimizer_step()), self._longest)
+        passes = self._rehearsal.bytes(kind, alive)
+        return MemoryPlan(tuple(self._parts(passes, alive)), tokens, kind, self._available)
+
+    def _parts(self, passes: PassBytes, tokens: int) -> list[Part]:
+        size, ranks, choices = self._rehearsal.size, self._choices.ranks, self._choices
+        objective = self._recipe.training
+        is_adapter, is_short = bool(self._recipe.adapter.rank), choices.compute_dtype != "float32"
+        frozen = size.parameters - size.trained
+        weights = (4 * size.trained + (2 if is_short else 4) * frozen) / ranks
+        parts = [Part("process", self._process, self._process), Part("weights", weights, weights)]
+        if is_short and not is_adapter and ranks == 1:
+            parts.append(Part("weights that compute", 2 * size.trained, 2 * size.trained))
+        parts += [
+            Part("gradients", 0, 4 * size.trained / ranks),
+            Part("optimiser", 8 * size.trained / ranks, 8 * size.trained / ranks),
+        ]
+        if not is_adapter:
+            width = 2 if is_short and ranks == 1 else 4
+            parts.append(Part("policy that stands in", width * size.parameters / ranks, 0))
+        if ranks > 1:
+            gathered = self._gathered(2 if is_short else 4)
+            parts.append(Part("weights gathered from ranks", gathered, gathered))
+        values = 1 + bool(objective.kl_coefficient) + objective.decoupled
+        known = self._step_tokens * (TOKEN_BYTES + 4 * values)
+        parts += [
+            Part("passes", passes.reading, passes.training),
+            Part("samples, log-probabilities", known, known),
+        ]
+        if choices.device == "cpu":
+            kept = self._kept_by_the_heap(tokens)
+            parts.append(Part("kept by libraries", kept, kept))
+        if choices.evaluates:
+            policy = (2 if is_short else 4) * size.parameters
+            parts.append(Part("evaluation", policy, policy))
+        parts.append(Part("versions on their way out", SAVING, SAVING))
+        return parts
+
+    def _gathered(self, width: int) -> float:
+        """Return the bytes of the parts of a sharded model that are whole at a time."""
+        size = self._rehearsal.size
+        outer = size.parameters - sum(size.blocks)
+        # Whole weights, their gradient, and what it is summed up in over ranks.
+        return (outer + 2 * max(size.blocks, default=0)) * (2 * width + 4)
+
+    def _kept_by_the_heap(self, tokens: int) -> float:
+        """Return the bytes of freed buffers that stay: glibc keeps those below 32 MiB for the next
+        allocation, about twice what a pass without gradient has at a time.
+        """
+        width = getattr(self._config, "intermediate_size", None) or 4 * self._config.hidden_size
+        few = min(tokens, KEPT_BUFFER // (4 * width))
+        return LIBRARIES + 2 * self._rehearsal.block_bytes(few)
+
+    def _short(self, least: MemoryPlan) -> MemoryShort:
+        return MemoryShort(
+            f"training takes {least.peak / GB:.2f} GB in a process and there are "
+            f"{self._available / GB:.2f} (micro-batches of {least.micro_batch_tokens} tokens, "
+            f"recompute {least.recompute})",
+            hint=self._way_out(least),
+        )
+
+    def _way_out(self, least: MemoryPlan) -> str:
+        """Return the smallest change with which training would fit."""
+        own = self._choices
+        if own.micro_batch_tokens is not None or own.recompute is not None:
+            free = replace(own, micro_batch_tokens=None, recompute=None)
+            try:
+                found = self._with(free).plan()
+            except MemoryShort:
+                pass
+            else:
+                return (
+                    f"--micro-batch-tokens {found.micro_batch_tokens} "
+                    f"--recompute {found.recompute} fits"
+                )
+        if not self._recipe.adapter.rank:
+            for ranks in RANKS:
+                more = replace(own, ranks=ranks, memory_gb=self._available / GB)
+                if ranks > own.ranks and self._with(more).fits():
+                    return f"{ranks} ranks with as much memory each would do (torchrun)"
+        return f"it needs --memory-gb {least.peak / GB:.2f}, or an adapter instead of all weights"
+
+
+def _process_bytes(device: str) -> float:
+    """Return what the process takes before anything is loaded: Python, torch, transformers."""
+    if torch.device(device).type == "cuda":
+        return float(PROCESS_ON_GPU)
+    return float(_status("VmRSS") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def _available(device: str, own: float, ranks: int) -> float:
+    """Return the bytes that this process may have: what is free, by the kernel, by the container's
+    limit or on the GPU, and what it has already; a share of it for each rank.
+    """
+    if torch.device(device).type == "cuda":
+        return float(torch.cuda.mem_get_info(torch.device(device))[0])
+    free = [_meminfo("MemAvailable")]
+    limit, used = (
+        _number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current")
+    )
+    if limit is not None and used is not None:
+        free.append(limit - used)
+    known = [value for value in free if value is not None]
+    return (min(known) if known else float("inf")) / ranks + own
+
+
+def _meminfo(name: str) -> float | None:
+    return _line_of(Path("/proc/meminfo"), name)
+
+
+def _status(name: str) -> float | None:
+    return _line_of(Path("/proc/self/status"), name)
+
+
+def _line_of(path: Path, name: str) -> float | None:
+    """Return the bytes that a file of the kernel gives for a name; none where there is none."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
+    return float(found[0]) * 1024 if found else None
+
+
+def _number(path: Path) -> float | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return float(text) if text.isdecimal() else None

@@ -1,0 +1,266 @@
+"""The memory of a pass, found by making it with tensors that have a size and no content.
+
+A model with few blocks is built without weights, and the trainer's own forward and backward pass
+run through it; what every operation allocates is counted, and what is freed is taken off. All
+blocks of a model cost the same, and every token does, so that a few such passes give the peak of
+any number of blocks and tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM
+
+from muster.protocol.recipe import AdapterRecipe
+from muster.trainer.learn.attention import NAME, switch_off_dropout
+from muster.trainer.learn.logprob import BLOCK_LOGITS, CHUNK_LOGITS
+from muster.trainer.learn.packing import MicroBatch, Sample, pack
+from muster.trainer.learn.passes import ComputeType, shorten
+from muster.trainer.learn.recompute import Recompute, blocks, recompute
+
+TOKENS = (512, 1024)
+"""Lengths of rehearsed rows."""
+BLOCK_BUFFERS = 5
+"""Float32 buffers of some rows' logits that are alive together."""
+
+
+class PassBytes(NamedTuple):
+    """Bytes that a pass takes beside weights, gradients and optimiser."""
+
+    training: float
+    """At the peak of forward and backward pass, what they return to the weights included."""
+    reading: float
+    """At the peak of a pass without gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Numbers of a model's parameters."""
+
+    parameters: int
+    """All of them, tied ones once."""
+    trained: int
+    """Those that are trained."""
+    blocks: tuple[int, ...]
+    """Of each decoder block."""
+    head: int
+    """Of the head."""
+    vocabulary: int
+    """Rows of the head."""
+    is_tied: bool
+    """Whether the head is the embedding."""
+
+
+class Rehearsal:
+    """Passes of one architecture."""
+
+    def __init__(self, config: Any, adapter: AdapterRecipe, dtype: ComputeType) -> None:
+        """`config` is the architecture, as transformers describes it."""
+        self._config, self._adapter, self._dtype = config, adapter, dtype
+        self._is_packed = True
+        self._total = int(config.num_hidden_layers)
+        self._few = (1, 2) if self._total > 2 else (self._total, self._total)
+        self.size = self._measure()
+        try:
+            self._few_blocks("none", self._few[0], TOKENS[0])
+        except (TypeError, ValueError, RuntimeError, KeyError, AttributeError):
+            # As in `understands_packing`: whatever such attention stumbles over, rows are padded.
+            self._is_packed = False
+
+    def bytes(self, kind: Recompute, tokens: int) -> PassBytes:
+        """Return what a micro-batch of so many tokens takes.
+
+        Blocks are rehearsed with a small vocabulary; what the head and the embedding add is known.
+        """
+        found = [[self._few_blocks(kind, layers, few) for few in TOKENS] for layers in self._few]
+        at = [
+            [_line(TOKENS, [float(made[i]) for made in row], tokens) for row in found]
+            for i in range(3)
+        ]
+        is_whole = self._few[0] == self._few[1]
+        kept, backward, reading = (
+            few[0] if is_whole else _line(self._few, few, self._total) for few in at
+        )
+        chunk, width = self._chunk(tokens), 4 if self._dtype == "float32" else 2
+        head = 0 if self._adapter.rank else self.size.head * width
+        # Both gradients of a tied weight are there before they are added up.
+        embedding = head * (1 + self.size.is_tied)
+        # The heap does not shrink when the logits come, which are mapped apart from it.
+        return PassBytes(max(max(kept, backward) + head + chunk, embedding), reading + chunk)
+
+    def block_bytes(self, tokens: int) -> float:
+        """Return the bytes of the buffers that are alive together in a pass without gradient."""
+        found = [float(self._few_blocks("none", self._few[0], few)[2]) for few in TOKENS]
+        return _line(TOKENS, found, tokens)
+
+    def _measure(self) -> ModelSize:
+        with FakeTensorMode():
+            model = self._model(self._config)
+        head = model.get_output_embeddings().weight
+        return ModelSize(
+            parameters=sum(p.numel() for p in model.parameters()),
+            trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+            blocks=tuple(sum(p.numel() for p in block.parameters()) for block in blocks(model)),
+            head=head.numel(),
+            vocabulary=head.shape[0],
+            is_tied=head is model.get_input_embeddings().weight,
+        )
+
+    def _chunk(self, tokens: int) -> float:
+        """Return the bytes of the logits that exist at a time."""
+        rows, width = self.size.vocabulary, 4 if self._dtype == "float32" else 2
+        chunk = min(tokens, max(16, CHUNK_LOGITS // rows))
+        block = min(tokens, max(1, BLOCK_LOGITS // rows))
+        return float(chunk * rows * width + BLOCK_BUFFERS * block * rows * 4)
+
+    @cache  # noqa: B019  # lives as long as a plan is made
+    def _few_blocks(self, kind: Recompute, layers: int, tokens: int) -> tuple[int, int, int]:
+        """Return bytes kept after the forward pass, and at the peaks of backward and reading."""
+        config = copy.deepcopy(self._config)
+        config.num_hidden_layers, config.vocab_size, config.pad_token_id = layers, 8, None
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:layers]
+        # Real tensors are few and small here: token ids and positions.
+        batch = _batch(tokens, is_packed=self._is_packed)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model = self._model(config)
+            if self._dtype != "float32":
+                shorten(model, torch.bfloat16, but_trained=bool(self._adapter.rank))
+            recompute(model, kind)
+            meter = _Meter()
+            for parameter in model.parameters():
+                meter.leave_out(parameter)
+                if parameter.requires_grad:
+                    self._give_gradient(parameter, meter)
+            with meter:
+                hidden_ND = batch.hidden(model)
+                kept = meter.now + hidden_ND.nbytes
+                meter.restart()
+                hidden_ND.backward(torch.empty_like(hidden_ND))  # type: ignore[no-untyped-call]  # torch's stub
+                backward = meter.peak
+                del hidden_ND
+                before = meter.now
+                meter.restart()
+                with torch.no_grad():
+                    batch.hidden(model)
+            return kept, backward, meter.peak - before
+
+    def _give_gradient(self, parameter: Any, meter: _Meter) -> None:
+        """Let a weight have a gradient from an earlier micro-batch, as most have."""
+        if self._dtype == "float32" or self._adapter.rank:
+            parameter.grad = torch.empty_like(parameter)
+            meter.leave_out(parameter.grad)
+        else:
+            # It is added to the float32 weight's at once.
+            parameter.register_post_accumulate_grad_hook(_forget_gradient)
+
+    def _model(self, config: Any) -> Any:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        switch_off_dropout(model)
+        if self._is_packed:
+            model.set_attn_implementation(NAME)
+        if self._adapter.rank:
+            _adapt(model, self._adapter)
+        return model.train()
+
+
+class _Adapted(torch.nn.Module):
+    """A layer that allocates what peft's allocates; peft cannot work on tensors without content."""
+
+    def __init__(self, base: torch.nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base
+        self.down = torch.nn.Linear(base.in_features, rank, bias=False)
+        self.up = torch.nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        own: Tensor = self.base(value)
+        added: Tensor = self.up(self.down(value.to(self.down.weight.dtype))) * 2.0
+        return (own + added).to(own.dtype)
+
+
+def _adapt(model: Any, recipe: AdapterRecipe) -> None:
+    """Train nothing but an adapter of a model."""
+    model.requires_grad_(False)
+    head = model.get_output_embeddings()
+    for name, layer in list(model.named_modules()):
+        is_target = any(name.endswith(target) for target in recipe.target_modules or ("",))
+        if isinstance(layer, torch.nn.Linear) and layer is not head and is_target:
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, _Adapted(layer, recipe.rank))
+
+
+def _line(places: tuple[int, ...], values: list[float], place: int) -> float:
+    """Return the value at a place of the line through two."""
+    slope = (values[1] - values[0]) / (places[1] - places[0])
+    return values[0] + slope * (place - places[0])
+
+
+def _batch(tokens: int, *, is_packed: bool) -> MicroBatch:
+    samples = [Sample((0,), (0,) * (tokens // 2), 0.0, 0)] * 2
+    (batch,) = pack(samples, 2 * tokens, is_padded=not is_packed)
+    return batch
+
+
+def _forget_gradient(parameter: Any) -> None:
+    parameter.grad = None
+
+
+class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's stub
+    """Adds up the storages that operations make and that are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's stub
+        self.now = 0
+        """Bytes."""
+        self.peak = 0
+        """The largest number of them since `restart`."""
+        self._known: set[int] = set()
+
+    def restart(self) -> None:
+        """Forget earlier peaks."""
+        self.peak = self.now
+
+    def leave_out(self, tensor: Tensor) -> None:
+        """Do not count a tensor's storage."""
+        self._add(tensor, size=0)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        del types
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                self._add(tensor)
+        return made
+
+    def _add(self, tensor: Tensor, size: int | None = None) -> None:
+        storage = tensor.untyped_storage()
+        place = storage._cdata
+        if place in self._known:
+            return
+        size = storage.nbytes() if size is None else size
+        self._known.add(place)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._take_off, place, size)
+
+    def _take_off(self, place: int, size: int) -> None:
+        self._known.discard(place)
+        self.now -= size
