@@ -179,16 +179,20 @@ async def start():
     log = Path({str(warm_scripts)!r}) / "log"
     child = await warm.WarmProcess.start(["asleep_script"], log, {{}})
     print(child.pid, flush=True)
+    input()
 asyncio.run(start())
 """
     with subprocess.Popen(
         [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(warm_scripts)},
     ) as parent:
+        assert parent.stdin is not None
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
+        print(file=parent.stdin, flush=True)
         try:
             assert parent.wait(20) == 0
         finally:
