@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -264,10 +264,13 @@ def test_signal_does_not_reach_the_runner(sandbox: Sandbox, signal: int) -> None
 
 @pytest.mark.parametrize("attack", STOPS.values(), ids=STOPS.keys())
 def test_whatever_a_program_waits_for_it_ends_in_time(sandbox: Sandbox, attack: str) -> None:
-    started = time.monotonic()
     program = f"import os, signal, time\n{attack}"
     job = Job(f"if input() == 'hold':\n exec({program!r})\nelse:\n print(1)", ("hold", "go"))
-    outcome = sandbox.run(job, replace(SHORT, wall_s=1.5))
+    for _ in range(5):
+        started = time.monotonic()
+        with suppress(SandboxUnavailable):  # so busy is this machine
+            outcome = sandbox.run(job, replace(SHORT, wall_s=1.5))
+            break
     assert time.monotonic() - started < 6
     # What comes after it is served.
     assert outcome.tests[1] is not None
