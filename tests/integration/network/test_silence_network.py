@@ -90,7 +90,7 @@ async def endow(network: Network, *tokens: int) -> None:
 
 
 async def see(
-    network: Network, found: Callable[[ChainView], Any], timeout_s: float = 60
+    network: Network, found: Callable[[ChainView], Any], timeout_s: float = 120
 ) -> tuple[ChainView, Any]:
     """Return the view once something is found in it, and what."""
     seen: list[Any] = []

@@ -34,6 +34,12 @@ SMALL = {
 """A model of 8M parameters."""
 
 
+@pytest.fixture(autouse=True)
+def _process_of_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan as in a trainer that has just begun: many tests have grown this process."""
+    monkeypatch.setattr("muster.trainer.learn.plan._process_bytes", lambda _: 450e6)
+
+
 def config(**changes: Any) -> Qwen3Config:
     return Qwen3Config(**{**SMALL, **changes})
 
