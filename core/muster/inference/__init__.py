@@ -6,15 +6,13 @@ use for; `muster.inference.dialogue` does.
 """
 
 from muster.inference.engine import Completion, Examined, InferenceEngine, Request, Sample
-from muster.inference.sampling import ReplayResult, gumbel_noise, replay
+from muster.inference.sampling import gumbel_noise
 
 __all__ = [
     "Completion",
     "Examined",
     "InferenceEngine",
-    "ReplayResult",
     "Request",
     "Sample",
     "gumbel_noise",
-    "replay",
 ]

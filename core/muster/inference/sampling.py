@@ -10,7 +10,7 @@ arithmetic for accelerators.
 The replay needs the logits of one prefill and nothing else. The margin of a token is how much its
 `logit / T + g` misses the maximum by: 0 for the token that sampling yields under these logits,
 small where other arithmetic turned a close choice, large for a token that was chosen otherwise.
-Axes: R rows, T completion tokens of one sample, B rows of a replay, V vocabulary, C candidates.
+Axes: R rows, B rows of a replay, V vocabulary, C candidates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -210,48 +209,6 @@ def _to_gumbel(hashes: _Words) -> Noise:
 # ------------------------------------------------------------------------------------- replay
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReplayResult:
-    """The replay of some samples, in the order given."""
-
-    margins: tuple[Noise, ...]
-    """Per sample [T]: `max - chosen` in units of `logit / T`; inf for an id outside the vocabulary
-    and for scores that are not finite."""
-    expected: tuple[TokenIds, ...]
-    """Per sample [T]: the token that sampling yields."""
-
-    def outside(self, margin: float) -> list[int]:
-        """Return per sample the number of tokens whose margin exceeds `margin`."""
-        return [int((~(margins_T <= margin)).sum()) for margins_T in self.margins]
-
-
-def replay(
-    logits: Sequence[Noise],
-    tokens: Sequence[Sequence[int]],
-    seeds: Sequence[int],
-    temperature: float,
-) -> ReplayResult:
-    """Return how far the tokens of samples are from what their seeds and logits yield.
-
-    Takes per sample [T, V] float32 logits before temperature. Cost grows with tokens x vocabulary;
-    memory beyond the logits is bounded by one block of `BLOCK_ELEMENTS` scores. Never
-    raises on what a peer may claim: tokens may be any integers.
-    """
-    margins, expected = [], []
-    for logits_TV, tokens_T, seed in zip(logits, tokens, seeds, strict=True):
-        count = len(tokens_T)
-        margins_T, expected_T = replay_block(
-            np.asarray(logits_TV, np.float32),
-            np.asarray(tokens_T, np.int64),
-            np.full(count, seed, np.uint64),
-            np.arange(count, dtype=np.uint64),
-            temperature,
-        )
-        margins.append(margins_T)
-        expected.append(expected_T)
-    return ReplayResult(tuple(margins), tuple(expected))
-
-
 def replay_block(
     logits_BV: Noise,
     tokens_B: TokenIds,
@@ -262,7 +219,9 @@ def replay_block(
     """Return per row the token's margin and the id that sampling yields.
 
     Takes [B, V] float32 logits before temperature, of any samples' rows; `positions_B` count from
-    0 within each completion. Margins are those of `ReplayResult`; tokens may be any integers.
+    0 within each completion. A margin is `max - chosen` in units of `logit / T`, inf for an id
+    outside the vocabulary and for scores that are not finite. Never raises on what a peer may
+    claim: tokens may be any integers.
     """
     rows, vocab = logits_BV.shape
     temperature_B = np.full(rows, temperature, np.float32)

@@ -92,7 +92,10 @@ async def endow(network: Network, *tokens: int) -> None:
 async def see(
     network: Network, found: Callable[[ChainView], Any], timeout_s: float = 120
 ) -> tuple[ChainView, Any]:
-    """Return the view once something is found in it, and what."""
+    """Return the view once something is found in it, and what.
+
+    A source that a busy machine made slow to refuse rests for a minute.
+    """
     seen: list[Any] = []
 
     async def is_there() -> bool:

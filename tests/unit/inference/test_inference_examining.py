@@ -8,12 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds.replays import replay_sample
 
 from muster.inference import blocks, examining
 from muster.inference.blocks import DeviceBlock, examine_rows
 from muster.inference.engine import Examined, Redraw, Sample, Share
 from muster.inference.examining import Choices, HostBlock, Recomputed, examine_whole
-from muster.inference.sampling import gumbel_noise, replay
+from muster.inference.sampling import gumbel_noise
 from muster.protocol.errors import ProofError
 from muster.protocol.ids import Hash32
 from muster.protocol.recipe import ProofRecipe
@@ -72,11 +73,11 @@ def assert_right(found: list[Examined]) -> None:
             *((r.seed, r.tokens) for r in asked.redraws),
         ]
         for got, (seed, tokens) in zip((each.replayed, *each.redrawn), choices, strict=True):
-            truth = replay([logits], [tokens], [seed], T)
-            assert got.margins_T == pytest.approx(truth.margins[0], abs=1e-5)
-            assert got.expected_T.tolist() == truth.expected[0].tolist()
+            margins, expected = replay_sample(logits, tokens, seed, T)
+            assert got.margins_T == pytest.approx(margins, abs=1e-5)
+            assert got.expected_T.tolist() == expected.tolist()
             rows = np.arange(len(tokens))
-            is_likelier = logits[rows, list(tokens)] > logits[rows, truth.expected[0]]
+            is_likelier = logits[rows, list(tokens)] > logits[rows, expected]
             assert got.is_likelier_T.tolist() == is_likelier.tolist()
         odds = torch.tensor(logits / T).softmax(dim=1)[:, EOS].numpy()
         assert each.ends_T == pytest.approx(odds, rel=1e-4)

@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds.replays import replay_sample
 
 from muster.inference import sampler, sampling
-from muster.inference.sampling import ReplayResult, gumbel_noise, replay
+from muster.inference.sampling import gumbel_noise, replay_block
 
 Logits = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
@@ -26,16 +27,15 @@ def sampled(seed: int, tokens: int = 12, vocab: int = VOCAB) -> tuple[Logits, li
 
 
 def margins_of(logits: Logits, tokens: list[int], seed: int) -> Logits:
-    return replay([logits], [tokens], [seed], T).margins[0]
+    return replay_sample(logits, tokens, seed, T)[0]
 
 
 @given(seeds_64)
 def test_right_seed_has_no_margin(seed: int) -> None:
     logits, tokens = sampled(seed)
-    result = replay([logits], [tokens], [seed], T)
-    assert result.margins[0].tolist() == [0.0] * len(tokens)
-    assert result.expected[0].tolist() == tokens
-    assert result.outside(0.0) == [0]
+    margins, expected = replay_sample(logits, tokens, seed, T)
+    assert margins.tolist() == [0.0] * len(tokens)
+    assert expected.tolist() == tokens
 
 
 @given(seeds_64)
@@ -47,10 +47,9 @@ def test_another_seed_shows(seed: int) -> None:
 def test_changed_token_shows_where_it_was_changed() -> None:
     logits, tokens = sampled(5)
     honest, tokens[3] = tokens[3], (tokens[3] + 1) % VOCAB
-    result = replay([logits], [tokens], [5], T)
-    assert np.flatnonzero(result.margins[0]).tolist() == [3]
-    assert result.expected[0][3] == honest
-    assert result.outside(0.0) == [1]
+    margins, expected = replay_sample(logits, tokens, 5, T)
+    assert np.flatnonzero(margins).tolist() == [3]
+    assert expected[3] == honest
 
 
 def test_margin_is_the_distance_in_scaled_logits() -> None:
@@ -82,28 +81,24 @@ def test_impossible_token_is_infinitely_far_and_excludes_no_other() -> None:
     logits[4, tokens[4]] = -np.inf
     margins = margins_of(logits, tokens, 5)
     assert margins[4] == np.inf
-    tokens[4] = int(replay([logits], [tokens], [5], T).expected[0][4])
+    tokens[4] = int(replay_sample(logits, tokens, 5, T)[1][4])
     assert margins_of(logits, tokens, 5)[4] == 0
 
 
-def test_many_samples_are_replayed_as_one_by_one() -> None:
+def test_rows_of_many_samples_are_replayed_as_one_by_one() -> None:
     samples = [(*sampled(seed, tokens=seed + 1), seed ^ (seed & 1)) for seed in range(9)]
-    alone = [replay([logits], [tokens], [seed], T) for logits, tokens, seed in samples]
-    together = replay(*(list(column) for column in zip(*samples, strict=True)), T)
-    for i, one in enumerate(alone):
-        assert together.margins[i].tolist() == one.margins[0].tolist()
-        assert together.expected[i].tolist() == one.expected[0].tolist()
-    assert sum(together.outside(0.0)) > 0
-
-
-def test_no_samples_give_an_empty_result() -> None:
-    result = replay([], [], [], 1.0)
-    assert (result.margins, result.expected, result.outside(0)) == ((), (), [])
-
-
-def test_nan_counts_as_outside() -> None:
-    result = ReplayResult((np.array([np.nan, 0.1, 0.3], np.float32),), (np.zeros(3, np.int64),))
-    assert result.outside(0.2) == [2]
+    alone = [replay_sample(logits, tokens, seed, T) for logits, tokens, seed in samples]
+    lengths = [len(tokens) for _, tokens, _ in samples]
+    together = replay_block(
+        np.concatenate([logits for logits, _, _ in samples]),
+        np.concatenate([tokens for _, tokens, _ in samples]),
+        np.repeat(np.array([seed for _, _, seed in samples], np.uint64), lengths),
+        np.concatenate([np.arange(length, dtype=np.uint64) for length in lengths]),
+        T,
+    )
+    for joined, apart in zip(together, zip(*alone, strict=True), strict=True):
+        assert joined.tolist() == np.concatenate(apart).tolist()
+    assert together[0].any()
 
 
 def test_memory_beyond_the_logits_is_bounded_at_a_vocabulary_of_151936() -> None:
@@ -112,11 +107,11 @@ def test_memory_beyond_the_logits_is_bounded_at_a_vocabulary_of_151936() -> None
     chosen = np.zeros(tokens, np.int64)
     tracemalloc.start()
     try:
-        result = replay([logits[:20], logits[20:]], [chosen[:20], chosen[20:]], [1, 2], 1.0)
+        margins, _ = replay_sample(logits, chosen.tolist(), 1, 1.0)
         peak_mib = tracemalloc.get_traced_memory()[1] / 2**20
     finally:
         tracemalloc.stop()
-    assert result.margins[1].min() > 0
+    assert margins.min() > 0
     # One pass over all 48 rows would hold 28 MiB of float32 logits and 56 MiB of float64 noise.
     assert peak_mib < 28
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from worlds.replays import replay_sample
 
 from muster.inference.engine import Sample
-from muster.inference.sampling import replay
 from muster.inference.vllm.capture import ChosenRows, HiddenStates, PromptRows
 from muster.inference.vllm.frames import Facts
 from muster.protocol.errors import ProofError
@@ -181,9 +181,9 @@ def test_extension_examines_the_kept_rows() -> None:
     sample = Sample((1, 2), (0, 1, 2), 7, proofs)
     found = extension.muster_examine("a", sample, facts, proof, 0.5)
     logits = (own[1:, :3] * 2).numpy()
-    replayed = replay([logits], [(0, 1, 2)], [7], 0.5)
-    assert found.replayed.margins_T.tolist() == replayed.margins[0].tolist()
-    assert found.replayed.expected_T.tolist() == replayed.expected[0].tolist()
+    margins, expected = replay_sample(logits, (0, 1, 2), 7, 0.5)
+    assert found.replayed.margins_T.tolist() == margins.tolist()
+    assert found.replayed.expected_T.tolist() == expected.tolist()
     assert [chunk.exponent_mismatches for chunk in found.chunks] == [0, 0]
     extension.muster_drop("a")
     extension.muster_rest()
