@@ -6,7 +6,7 @@ Parses flags and prints; stdout is data. Everything heavy is imported by the com
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,30 @@ SECTIONS = {
 """The options of `trainer run`, by what they are about."""
 
 
+def _memory_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the flags that decide how much memory training takes."""
+    options = (
+        click.option(
+            "--micro-batch-tokens",
+            type=click.IntRange(1),
+            help="Tokens computed together. [default: as many as fit]",
+        ),
+        click.option(
+            "--recompute",
+            type=click.Choice(["none", "selective", "full"]),
+            help="What is computed again. [default: the least that fits]",
+        ),
+        click.option(
+            "--memory-gb",
+            type=click.FloatRange(0, min_open=True),
+            help="Memory to plan for. [default: what is there]",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.group()
 def trainer() -> None:
     """Train the policy and publish it."""
@@ -98,19 +122,7 @@ def trainer() -> None:
 @click.option(
     "--publish-dtype", help="Published weights: base (as in the base model), float32 or bfloat16."
 )
-@click.option(
-    "--micro-batch-tokens", type=int, help="Tokens computed together. [default: as many as fit]"
-)
-@click.option(
-    "--recompute",
-    type=click.Choice(["none", "selective", "full"]),
-    help="What is computed again. [default: the least that fits]",
-)
-@click.option(
-    "--memory-gb",
-    type=click.FloatRange(0, min_open=True),
-    help="Memory to plan for. [default: what is there]",
-)
+@_memory_options
 @click.option("--on-collapse", help="On lasting alarms: log, stop or rollback. [default: log]")
 @click.option(
     "--threads", type=click.IntRange(1, 256), help="CPU threads of the model. [default: 1]"
@@ -179,21 +191,7 @@ def trainer_run(
     show_default=True,
     help="Arithmetic of the passes.",
 )
-@click.option(
-    "--micro-batch-tokens",
-    type=click.IntRange(1),
-    help="Tokens computed together. [default: as many as fit]",
-)
-@click.option(
-    "--recompute",
-    type=click.Choice(["none", "selective", "full"]),
-    help="What is computed again. [default: the least that fits]",
-)
-@click.option(
-    "--memory-gb",
-    type=click.FloatRange(0, min_open=True),
-    help="Memory to plan for. [default: what is there]",
-)
+@_memory_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> None:
     """Say what training a model takes of memory, without loading it.
