@@ -38,7 +38,13 @@ from muster.chain.rpc import Rpc, from_hex, garbled, hash_from_hex, is_revert, m
 from muster.chain.send_journal import Action, ActionState, Inclusion, SendJournal
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import ChainError, ChainUnreachable, RpcError, TransactionLost
+from muster.protocol.errors import (
+    ChainError,
+    ChainUnreachable,
+    ContractRevert,
+    RpcError,
+    TransactionLost,
+)
 from muster.protocol.ids import Address
 
 logger = logging.getLogger(__name__)
@@ -273,14 +279,23 @@ class TransactionSender:
         if _has_succeeded(receipt):
             self._mined_in = from_hex(receipt["blockNumber"])
             return receipt
-        tx_hash = receipt["transactionHash"]
-        try:
-            await self._rpc.call("eth_call", self._call(to, data), receipt["blockNumber"])
-        except RpcError as error:
-            raise decode_revert(error.data, tx=tx_hash) from error
-        except ChainUnreachable:
-            pass
-        raise decode_revert(b"", tx=tx_hash)
+        tx_hash, block = receipt["transactionHash"], receipt["blockNumber"]
+        for attempt in range(1, self._policy.send_attempts + 1):
+            try:
+                await self._rpc.call("eth_call", self._call(to, data), block)
+            except RpcError as error:
+                raise decode_revert(error.data, tx=tx_hash) from error
+            except ChainUnreachable as error:
+                logger.debug("no reason", extra={"tx": tx_hash, "cause": str(error)})
+                await self._sleep(self._policy.first_poll_s * 2**attempt)
+            else:
+                raise decode_revert(b"", tx=tx_hash)
+        raise ContractRevert(
+            ContractRevert.NO_REASON,
+            tx=tx_hash,
+            hint=f"the RPC endpoint could not be asked why: replay the transaction at block "
+            f"{from_hex(block)}",
+        )
 
     def _call(self, to: Address | None, data: bytes) -> dict[str, Any]:
         return {"from": self.address, "data": hex0x(data), **({"to": to} if to else {})}

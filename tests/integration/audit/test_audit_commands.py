@@ -31,10 +31,9 @@ from click.testing import CliRunner, Result
 
 from muster.app.cli import muster
 from muster.chain import save_deployment
-from muster.client.audit.contradictions import RULES, Kind
+from muster.client.audit.contradictions import RULES, Kind, ProofLevel
 from muster.client.audit.export import COLUMNS
 from muster.client.audit.history import Watch
-from muster.client.audit.sources import ProofLevel
 from muster.client.cli.printing import WIDTH
 from muster.protocol.encoding import hex0x
 

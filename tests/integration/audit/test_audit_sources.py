@@ -17,9 +17,8 @@ from lying_rpc import Lie, endpoint, honest
 
 from muster.app.devnet.anvil import Anvil
 from muster.chain.abi import contract_abi
-from muster.client.audit.contradictions import Kind
+from muster.client.audit.contradictions import Kind, ProofLevel
 from muster.client.audit.history import History, HistorySource, read
-from muster.client.audit.sources import ProofLevel
 from muster.protocol.errors import ChainInconsistent, ConfigError, EncodingError, MusterError
 from muster.protocol.ids import RunId
 

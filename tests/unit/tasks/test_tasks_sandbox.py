@@ -30,11 +30,17 @@ from muster.tasks.sandbox import (
     self_test,
 )
 from muster.tasks.sandbox import sandbox as running
-from muster.tasks.sandbox.command import find_tools
+from muster.tasks.sandbox.command import Tools, find_tools
 from muster.tasks.sandbox.per_run import FIRST_ID, IDS, memory_group, unused_id
 from muster.tasks.sandbox.sandbox import TimeUsed, time_used_by
 from muster.tasks.sandbox.seccomp import filter_program
-from muster.tasks.sandbox.self_test import Level, probe, shared_sandbox
+from muster.tasks.sandbox.self_test import (
+    AGAIN_AFTER_S,
+    Level,
+    SharedLevel,
+    probe,
+    shared_sandbox,
+)
 
 SHORT = Limits(cpu_s=1, wall_s=3.0, total_s=10.0)
 
@@ -701,9 +707,9 @@ def test_sandbox_that_does_not_hold_is_refused(
     weak = tmp_path / "probe.py"
     weak.write_text("import json\nprint(json.dumps({'open a socket': True, 'see /home': False}))")
     monkeypatch.setattr("muster.tasks.sandbox.self_test._PROBE", weak)
-    assert probe().reason == "the self-test could open a socket"
+    assert probe() == Level(None, "the self-test could open a socket")
     weak.write_text("print('all well')")
-    assert probe().reason == "the self-test could not be run to its end"
+    assert probe() == Level(None, "the self-test could not be run to its end", may_pass=True)
 
 
 def test_sandbox_that_does_not_start_is_refused(
@@ -713,6 +719,38 @@ def test_sandbox_that_does_not_start_is_refused(
     found = probe()
     assert found.sandbox is None
     assert "user namespaces" in found.reason
+    assert found.may_pass
+
+
+class Probes:
+    """A machine whose sandbox is probed to the levels given, one a probe."""
+
+    def __init__(self, *levels: Level) -> None:
+        self.left = list(levels)
+        self.now_s = 0.0
+        self.shared = SharedLevel(lambda: self.left.pop(0), lambda: self.now_s)
+
+    def after(self, seconds: float) -> Level:
+        self.now_s += seconds
+        return self.shared.level()
+
+
+HOLDS = Level(Sandbox(Tools("b", None, "l", "p", "3", frozenset())))
+OUT_OF_MEMORY = Level(None, "no memory", may_pass=True)
+
+
+def test_sandbox_is_probed_again_when_its_failure_may_have_passed() -> None:
+    machine = Probes(OUT_OF_MEMORY, OUT_OF_MEMORY, HOLDS)
+    assert machine.after(0) is OUT_OF_MEMORY
+    assert machine.after(AGAIN_AFTER_S - 1) is OUT_OF_MEMORY
+    assert len(machine.left) == 2
+    assert [machine.after(1), machine.after(AGAIN_AFTER_S)] == [OUT_OF_MEMORY, HOLDS]
+
+
+@pytest.mark.parametrize("level", [HOLDS, Level(None, "the self-test could open a socket")])
+def test_sandbox_that_held_or_was_broken_is_not_probed_again(level: Level) -> None:
+    machine = Probes(level)
+    assert [machine.after(0), machine.after(10 * AGAIN_AFTER_S)] == [level, level]
 
 
 def test_filter_ends_with_permission_and_refuses_sockets() -> None:

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from muster.client.audit.contradictions import ProofLevel
 from muster.client.cli.options import (
     FILE,
     FOLDER,
@@ -66,8 +67,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 FORMATS = ("csv", "parquet", "json")
 """What tables are exported as."""
-PROOFS = ("none", "blocks", "chain")
-"""How much of a source must be proven: `muster.client.audit.sources.ProofLevel`."""
 
 
 def source_options(command: F) -> F:
@@ -76,8 +75,8 @@ def source_options(command: F) -> F:
         click.option("--since", type=FILE, help="An earlier dump that must still hold."),
         click.option(
             "--prove",
-            type=click.Choice(PROOFS),
-            default="blocks",
+            type=click.Choice([level.value for level in ProofLevel]),
+            default=ProofLevel.BLOCKS.value,
             show_default=True,
             help="What the endpoint must prove by block hashes.",
         ),
@@ -91,7 +90,6 @@ def source_options(command: F) -> F:
 def wanted_of(options: Mapping[str, Any]) -> HistorySource:
     """Return where the history is read."""
     from muster.client.audit.history import HistorySource
-    from muster.client.audit.sources import ProofLevel
 
     if options["dump"] is not None and (options["rpc"] or options["since"]):
         raise ConfigError(
@@ -437,8 +435,8 @@ def _show(found: dict[str, Any], show: Callable[[dict[str, Any]], None], *, as_j
 )
 @click.option(
     "--prove",
-    type=click.Choice(PROOFS[:2]),
-    default="blocks",
+    type=click.Choice([ProofLevel.NONE.value, ProofLevel.BLOCKS.value]),
+    default=ProofLevel.BLOCKS.value,
     show_default=True,
     help="What the endpoint must prove by block hashes.",
 )
@@ -467,7 +465,6 @@ async def _watch(
     """Return whether anything contradicts; comes back only with `once`."""
     from muster.chain import Chain
     from muster.client.audit.history import Watch
-    from muster.client.audit.sources import ProofLevel
 
     async with await Chain.connect(*endpoint(options)) as chain:
         watched = Watch(

@@ -17,6 +17,17 @@ SHOWN_PROBLEMS = 5
 """Contradictions that a check's detail spells out."""
 
 
+class ProofLevel(StrEnum):
+    """How much of the source is proven."""
+
+    NONE = "none"
+    """The endpoint is believed."""
+    BLOCKS = "blocks"
+    """Every event is in a block of the hash that is shown."""
+    CHAIN = "chain"
+    """And no event was left out of any block up to the head."""
+
+
 class Kind(StrEnum):
     """What is wrong. The names are stable: programs match on them."""
 

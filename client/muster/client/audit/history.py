@@ -15,13 +15,12 @@ from typing import Any
 
 from muster.chain import BlockId, Chain, Deployment, Event, apply_poll
 from muster.chain.events import EventTable
-from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
+from muster.client.audit.contradictions import Check, Contradiction, Kind, ProofLevel, summarise
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
 from muster.client.audit.ledger import Ledger, PackedRecords, of_run
 from muster.client.audit.observed import Observed, Parameters, observe, parameters_of
 from muster.client.audit.report import AuditReport, build_report, run_checks
 from muster.client.audit.sources import (
-    ProofLevel,
     SourceReader,
     check_block,
     compare,

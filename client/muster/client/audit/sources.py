@@ -12,12 +12,11 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from muster.chain import BlockId, Chain, Deployment, EventReader, Poll
 from muster.chain.rpc import Call, Rpc, from_hex
-from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
+from muster.client.audit.contradictions import Check, Contradiction, Kind, ProofLevel, summarise
 from muster.client.audit.dump import DumpedBlock
 from muster.client.audit.proving import (
     HEADER_FIELDS,
@@ -35,17 +34,6 @@ HEADERS_AT_ONCE = 500
 """Headers that are held in memory together."""
 LOGS_SPAN = 2_000
 """Blocks asked for in one request of a further endpoint."""
-
-
-class ProofLevel(StrEnum):
-    """How much of the source is proven."""
-
-    NONE = "none"
-    """The endpoint is believed."""
-    BLOCKS = "blocks"
-    """Every event is in a block of the hash that is shown."""
-    CHAIN = "chain"
-    """And no event was left out of any block up to the head."""
 
 
 @dataclass(slots=True)

@@ -8,8 +8,9 @@ import json
 import logging
 import os
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 from muster.tasks.sandbox.command import find_tools
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 _LIMITS = Limits(cpu_s=5, wall_s=20.0, total_s=30.0, processes=16)
 _PROBE = Path(__file__).with_name("probe.py")
+AGAIN_AFTER_S = 30.0
+"""Where no attack succeeded and still no program could run, the sandbox is tried again after so
+long: a machine without memory or processes to spare recovers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class Level:
     """The sandbox; None where there is none that is safe."""
     reason: str = ""
     """Why there is none."""
+    may_pass: bool = False
+    """Whether the reason may pass. An attack that succeeded once is remembered for good."""
     has_own_user: bool = False
     """Whether each run has a user id of its own."""
     has_group_memory: bool = False
@@ -54,22 +60,33 @@ class Level:
         return "sandbox with " + ", ".join(parts)
 
 
-_lock = threading.Lock()
 _MANY_FILES = "make 4096 folders"
 """What the probe calls the attack on the number of files."""
+_UNFINISHED = "not be run to its end"
 
 
-def shared_sandbox() -> Level:
-    """Return this machine's level; the first call attacks the sandbox, which takes a second."""
-    with _lock:
-        return _probed()
+class SharedLevel:
+    """The level that all threads of a process use: a level that was reached is kept."""
 
+    def __init__(
+        self, probe: Callable[[], Level], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`probe` attacks the sandbox; `clock` returns seconds."""
+        self._probe = probe
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._level: Level | None = None
+        self._probed_s = 0.0
 
-@cache
-def _probed() -> Level:
-    level = probe()
-    logger.info("sandbox probed", extra={"level": level.description})
-    return level
+    def level(self) -> Level:
+        """Return the level; probes at the first call, and again when a failure may have passed."""
+        with self._lock:
+            if self._level is None or (
+                self._level.may_pass and self._clock() - self._probed_s >= AGAIN_AFTER_S
+            ):
+                self._level, self._probed_s = self._probe(), self._clock()
+                logger.info("sandbox probed", extra={"level": self._level.description})
+            return self._level
 
 
 def probe() -> Level:
@@ -84,16 +101,28 @@ def probe() -> Level:
         if weakness is None:
             return _level(sandbox)
         weaknesses.append(weakness)
-    return Level(None, "; ".join(dict.fromkeys(weaknesses)))
+    reasons = dict.fromkeys(reason for reason, _ in weaknesses)
+    return Level(None, "; ".join(reasons), may_pass=all(passes for _, passes in weaknesses))
 
 
-def _weakness(sandbox: Sandbox) -> str | None:
-    """Return why no program may run in the sandbox; None when it held against all attacks."""
+_shared = SharedLevel(probe)
+
+
+def shared_sandbox() -> Level:
+    """Return this machine's level; the first call attacks the sandbox, which takes a second."""
+    return _shared.level()
+
+
+def _weakness(sandbox: Sandbox) -> tuple[str, bool] | None:
+    """Return why no program may run in the sandbox, and whether that may pass; None when it held
+    against all attacks.
+    """
     try:
         failures = _attack(sandbox)
     except SandboxUnavailable as error:
-        return f"{error}; are user namespaces allowed here?"
-    return "the self-test could " + ", ".join(failures) if failures else None
+        return f"{error}; are user namespaces allowed here?", True
+    reason = "the self-test could " + ", ".join(failures)
+    return (reason, failures == [_UNFINISHED]) if failures else None
 
 
 def _level(sandbox: Sandbox) -> Level:
@@ -118,7 +147,7 @@ def _attack(sandbox: Sandbox) -> list[str]:
     except ValueError:
         said = None
     if not isinstance(said, dict) or not said:
-        return ["not be run to its end"]
+        return [_UNFINISHED]
     succeeded = {str(name) for name, is_possible in said.items() if is_possible is not False}
     if sandbox.tools.mounting is None:
         succeeded.discard(_MANY_FILES)  # bubblewrap cannot bound their number

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from hexbytes import HexBytes
-from sender_fakes import REVERT, TO, Pool
+from sender_fakes import POLICY, REVERT, TO, Pool
 
 from muster.chain import SendJournal
 from muster.chain.outgoing import highest_fee
@@ -104,6 +104,23 @@ async def test_mined_revert_is_reported_when_its_reason_cannot_be_asked_for(pool
     with pytest.raises(ContractRevert, match="without a reason") as error:
         await pool.sender().send(TO, b"")
     assert error.value.tx == pool.sent[0]["hash"]
+    assert "could not be asked why: replay the transaction at block 1" in str(error.value.hint)
+
+
+async def test_mined_revert_keeps_its_reason_when_the_endpoint_is_briefly_away(pool: Pool) -> None:
+    pool.status = 0
+    answers, asked = pool.methods["eth_call"], []
+
+    def call(call: Any, block: str) -> Any:
+        asked.append(block)
+        if len(asked) < POLICY.send_attempts:
+            raise ConnectionAbortedError
+        return answers(call, block)
+
+    pool.methods["eth_call"] = call
+    with pytest.raises(ContractRevert, match=r"LedgerPaused\(7\)"):
+        await pool.sender().send(TO, b"")
+    assert asked == ["0x1"] * POLICY.send_attempts
 
 
 async def test_missing_gas_money_has_a_hint(pool: Pool) -> None:
