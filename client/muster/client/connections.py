@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from muster.api import OrchestratorApi
 from muster.chain import Chain, EventReader, RunView, find_run, follow
@@ -17,12 +17,19 @@ from muster.chain.reader import OnChange
 from muster.client.chain_facts import HistoryView
 from muster.client.documents import await_orchestrator
 from muster.client.settings import EngineSettings, NodeSettings
+from muster.client.tickets import longest_sample
 from muster.inference import InferenceEngine
+from muster.inference.engine import ROOM, Room
 from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ConfigError
 from muster.shardcast import Fetcher
 from muster.wallet import Wallet
+
+if TYPE_CHECKING:
+    from muster.client.validator.judging import Rules
+
+NodeT = TypeVar("NodeT", bound=NodeSettings)
 
 EngineFactory = Callable[[EngineSettings], InferenceEngine]
 """Makes the engine; called off the event loop, because it imports torch."""
@@ -105,29 +112,49 @@ async def _named_relays(api: OrchestratorApi, settings: NodeSettings) -> tuple[s
 
 def make_engine(settings: EngineSettings) -> InferenceEngine:
     """Return the engine that settings name."""
-    load = load_vllm if settings.engine == "vllm" else load_transformers
-    return load(settings.threads)(settings.dtype, settings.device)
+    return load_as(settings.engine, settings.threads, room_of(settings), settings.tensor_parallel)(
+        settings.dtype, settings.device
+    )
 
 
-def load_vllm(threads: int) -> EngineLoader:
+def room_of(settings: EngineSettings) -> Room:
+    """Return what the engine may take of its machine."""
+    return Room(
+        context=settings.context,
+        memory_share=settings.memory_share,
+        max_rows=settings.max_rows,
+        batch_tokens=settings.batch_tokens,
+    )
+
+
+def load_as(engine: str, threads: int, room: Room = ROOM, tensor_parallel: int = 1) -> EngineLoader:
+    """Return what runs models with an engine of a name."""
+    if engine == "vllm":
+        return load_vllm(threads, room, tensor_parallel)
+    return load_transformers(threads, room)
+
+
+def load_vllm(threads: int, room: Room = ROOM, tensor_parallel: int = 1) -> EngineLoader:
     """Return what runs vLLM in a process and an environment of its own."""
 
     def load(dtype: Dtype, device: str) -> InferenceEngine:
         from muster.inference.vllm.engine import VllmEngine
 
-        return VllmEngine(dtype, threads=threads, device=device)
+        return VllmEngine(
+            dtype, threads=threads, device=device, room=room, tensor_parallel=tensor_parallel
+        )
 
     return load
 
 
-def load_transformers(threads: int) -> EngineLoader:
+def load_transformers(threads: int, room: Room = ROOM) -> EngineLoader:
     """Return what runs any Hugging Face causal language model."""
 
     def load(dtype: Dtype, device: str) -> InferenceEngine:
         from muster.inference.transformers_engine import TransformersEngine
 
         require_device(device)
-        return TransformersEngine(dtype, threads=threads, device=device)
+        return TransformersEngine(dtype, threads=threads, device=device, room=room)
 
     return load
 
@@ -143,6 +170,16 @@ def require_device(device: str) -> None:
             f"torch cannot compute on {device!r}: {str(error).splitlines()[0]}",
             hint="cpu works everywhere; cuda needs NVIDIA's driver and a torch built for it",
         ) from error
+
+
+def with_context(settings: NodeT, rules: Rules) -> NodeT:
+    """Return settings whose engine makes room for the run's longest sample, unless they say more or
+    less: the model's own context may be a hundred times that.
+    """
+    if settings.context is not None:
+        return settings
+    longest = longest_sample(rules.recipe.sampling, rules.task_set)
+    return settings.model_copy(update={"context": longest})
 
 
 async def load_engine(factory: EngineFactory, settings: EngineSettings) -> InferenceEngine:

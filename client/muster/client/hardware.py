@@ -95,7 +95,7 @@ def _gpu(nvml: Any, number: int) -> Gpu:
 
 def find_gpu(device: str) -> Gpu | None:
     """Return the GPU that a device such as `cuda:1` names; None when none is seen there."""
-    number = device.partition(":")[2] or "0"
+    number = device.partition(":")[2].split("+")[0] or "0"
     try:
         return list_gpus()[int(number)] if number.isdecimal() else None
     except (ImportError, NoDriverError, IndexError):

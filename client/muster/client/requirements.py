@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from muster.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from muster.client.settings import NodeSettings
+    from muster.client.doctor.command import Examination
+    from muster.client.settings import EngineSettings, NodeSettings
     from muster.protocol.recipe import Recipe
     from muster.toploc import Calibration
 
@@ -25,9 +26,12 @@ def installed_version() -> str:
     return metadata.version(PACKAGE)
 
 
-def engine_name(settings: NodeSettings) -> str:
-    """Return what a calibration calls the engine and number format of these settings."""
-    return f"{settings.engine}:{settings.dtype}"
+def engine_name(settings: EngineSettings | Examination) -> str:
+    """Return what a calibration calls the engine and number format of these settings, and the
+    layout of a model over several devices.
+    """
+    name = f"{settings.engine}:{settings.dtype}"
+    return f"{name}:tp{settings.tensor_parallel}" if settings.tensor_parallel > 1 else name
 
 
 def require_software(recipe: Recipe, version: str) -> None:
@@ -46,8 +50,8 @@ def require_covered(calibration: Calibration, engine: str) -> None:
         raise ConfigError(
             f"the run is calibrated for {', '.join(covered)}, not for {engine}: "
             "honest work might be rejected",
-            hint="choose one of those with --engine and --dtype, or ask the run's owner to "
-            "calibrate for this one",
+            hint="choose one of those with --engine, --dtype and --tensor-parallel, or ask the "
+            "run's owner to calibrate for this one",
         )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from muster.protocol.ids import Address, RunId, to_address
 from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Confirmations, Settings, urls_of
@@ -42,6 +42,24 @@ class EngineSettings(Settings):
     """CPU threads of the model."""
     device: str = "cpu"
     """Where the model computes, as torch names it."""
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """GPUs that one model is spread over; vllm only, and measured as a way of its own."""
+    context: Annotated[int | None, Field(ge=2, le=1 << 24)] = None
+    """Tokens of the longest prompt with its completion that there is room for; None for what the
+    run's recipe and problems can come to."""
+    memory_share: Annotated[float | None, Field(gt=0, le=1)] = None
+    """Part of the device's free memory that weights, keys and values may take; None for 0.9 of a
+    GPU's and half of a CPU's."""
+    max_rows: Annotated[int, Field(ge=1, le=4096)] = 256
+    """Most samples that run at a time."""
+    batch_tokens: Annotated[int | None, Field(ge=1, le=1 << 24)] = None
+    """Most tokens of one step of the model; None for the engine to choose."""
+
+    @model_validator(mode="after")
+    def _only_vllm_spreads_a_model(self) -> Self:
+        if self.tensor_parallel > 1 and (self.engine != "vllm" or self.device == "cpu"):
+            raise ValueError("--tensor-parallel needs --engine vllm and --device cuda")
+        return self
 
 
 class NodeSettings(EngineSettings):

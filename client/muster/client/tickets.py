@@ -192,6 +192,15 @@ def most_prompt_tokens(ticket: Ticket, sampling: SamplingRecipe, task_set: TaskS
     return _TOKENS_PER_CHARACTER * longest + _SPECIAL_TOKENS
 
 
+def longest_sample(sampling: SamplingRecipe, task_set: TaskSet) -> int:
+    """Return the tokens that a prompt of the set and its completion come to at most, for tokenizers
+    of bytes: they make no more tokens than a text has bytes in UTF-8.
+    """
+    length = max(sampling.target_lengths, default=-1)
+    prompts = (len(render_prompt(problem, length).encode()) for problem in task_set)
+    return max(prompts, default=0) + _SPECIAL_TOKENS + sampling.max_new_tokens
+
+
 def _seed_of(ticket: Ticket) -> Hash32:
     return ticket_seed(ticket.run_id, ticket.beacon, ticket.worker, ticket.step, ticket.index)
 

@@ -23,7 +23,7 @@ from muster.inference import limits
 from muster.inference.attacks import Attacker
 from muster.inference.engine import Request
 from muster.inference.honest import Honest, measure_honest
-from muster.inference.measuring import ENGINES, Bench, Party, Plan
+from muster.inference.measuring import Bench, Party, Plan, layout_of
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.trials import attack_row, sample_row, try_nothing
 from muster.inference.vllm.engine import VllmEngine
@@ -103,13 +103,12 @@ def _refusal_of(check: Callable[[], None]) -> EngineError | None:
 def _load_all(folder: Path, plan: Plan) -> tuple[Bench, *tuple[Party, ...]]:
     """Return the plan's engines with a model; cheats are run on the first."""
     for engine in plan.engines:
-        if engine not in ENGINES:
-            raise EngineError(f"no engine {engine!r}", hint=f"there are: {', '.join(ENGINES)}")
+        layout_of(engine)
     first, *rest = plan.engines
     if first.startswith("vllm:"):
         raise EngineError(
             "cheats are run on transformers",
-            hint=f"--engines transformers:{ENGINES[first]},{','.join(plan.engines)}",
+            hint=f"--engines transformers:{layout_of(first)[0]},{','.join(plan.engines)}",
         )
     return _load(folder, first, plan.recipe), *(_load_party(folder, e, plan.recipe) for e in rest)
 
@@ -117,13 +116,16 @@ def _load_all(folder: Path, plan: Plan) -> tuple[Bench, *tuple[Party, ...]]:
 def _load_party(folder: Path, engine: str, recipe: Recipe) -> Party:
     if not engine.startswith("vllm:"):
         return _load(folder, engine, recipe)
-    vllm = VllmEngine(ENGINES[engine])
+    dtype, devices = layout_of(engine)
+    device = "cuda" if devices > 1 else "cpu"
+    vllm = VllmEngine(dtype, device=device, tensor_parallel=devices)
     vllm.load_policy(folder, PolicyVersion(0))
-    return Party(f"vLLM {vllm.dtype}", vllm, recipe)
+    layout = f", {devices} devices" if devices > 1 else ""
+    return Party(f"vLLM {dtype}{layout}", vllm, recipe)
 
 
 def _load(folder: Path, engine: str, recipe: Recipe) -> Bench:
-    loaded = TransformersEngine(ENGINES[engine])
+    loaded = TransformersEngine(layout_of(engine)[0])
     loaded.load_policy(folder, PolicyVersion(0))
     return Bench(loaded, recipe)
 
@@ -175,7 +177,7 @@ def _choose(
 ) -> Calibration:
     """Return the limits that honest errors lead to, those of the coarsest format at least."""
     recipe, engine = plan.recipe, bench.engine
-    coarsest = max((ENGINES[name] for name in plan.engines), key=list(limits.FLOORS).index)
+    coarsest = max((layout_of(name)[0] for name in plan.engines), key=list(limits.FLOORS).index)
     floors = limits.FLOORS[coarsest]
     samples = sum(len(errors.chunks) for errors in honest.errors.values())
     return Calibration(

@@ -15,10 +15,29 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from muster.protocol.errors import SampleUnfit
+from muster.protocol.errors import EngineError, SampleUnfit
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import ChunkResult
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What an engine may take of its machine."""
+
+    context: int | None = None
+    """Most tokens of a prompt and its completion together; None for as many as the model can."""
+    memory_share: float | None = None
+    """Part of the device's memory, free when the engine starts, that weights, keys and values may
+    take; None for 0.9 of a GPU's and half of a CPU's."""
+    max_rows: int = 256
+    """Most samples that run at a time."""
+    batch_tokens: int | None = None
+    """Most tokens of one step, prompts included; None for the engine to choose."""
+
+
+ROOM = Room()
+"""What an engine takes unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +204,10 @@ def require_fits(
     *,
     vocab_size: int,
     context: int | None,
+    room: int | None = None,
 ) -> None:
     """Raise SampleUnfit for an empty part, a token id outside the vocabulary, and a sample beyond
-    the model's context (None for no limit).
+    the model's context (None for no limit); EngineError for one beyond what `room` leaves of it.
     """
     if not prompt or new_tokens < 1:
         raise SampleUnfit("a prompt or completion is empty")
@@ -198,4 +218,11 @@ def require_fits(
         raise SampleUnfit(
             f"{len(prompt)} prompt and {new_tokens} new tokens exceed the context of {context}",
             hint="prompts are never truncated: use shorter problems or a smaller limit",
+        )
+    if room is not None and len(prompt) + new_tokens > room:
+        # The machine's fault, and no verdict on anybody's sample.
+        raise EngineError(
+            f"{len(prompt)} prompt and {new_tokens} new tokens exceed the {room} that this engine "
+            "makes room for",
+            hint=f"start again with --context {len(prompt) + new_tokens} or more",
         )

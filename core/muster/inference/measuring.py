@@ -7,6 +7,7 @@ width, T completion tokens, H hidden units.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from muster.inference.examining import Recomputed
 from muster.inference.forgers import Chunks
 from muster.inference.forward import Forward, Tokens, WholeBatch, pad_left
 from muster.inference.transformers_engine import TransformersEngine
+from muster.protocol.errors import EngineError
 from muster.protocol.recipe import Recipe
 from muster.toploc import ChunkResult
 
@@ -51,6 +53,18 @@ ENGINES: dict[str, NumberFormat] = {
     "vllm:bfloat16": "bfloat16",
 }
 """Engines that can be measured, by what `--engines` calls them, of each kind the exacter first."""
+
+
+def layout_of(engine: str) -> tuple[NumberFormat, int]:
+    """Return an engine's number format and the devices that a model is spread over, by its name:
+    "vllm:bfloat16:tp2" is vLLM over two GPUs. Raises EngineError when there is no such engine.
+    """
+    name, spread, devices = engine.partition(":tp")
+    is_layout = name.startswith("vllm:") and re.fullmatch(r"[1-9]\d?", devices)
+    if name not in ENGINES or (spread and not is_layout):
+        known = f"{', '.join(ENGINES)}, and vllm:bfloat16:tp2 and the like over several GPUs"
+        raise EngineError(f"no engine {engine!r}", hint=f"there are: {known}")
+    return ENGINES[name], int(devices or 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,11 @@ from muster.inference import decode_loop
 from muster.inference.blocks import examine_rows
 from muster.inference.decode_loop import DecodingRows
 from muster.inference.engine import (
+    ROOM,
     Completion,
     Examined,
     Request,
+    Room,
     Sample,
     require_fits,
     require_samplable,
@@ -63,10 +65,10 @@ _DEVICE_ACTIVATIONS = 2 << 30
 class TransformersEngine:
     """InferenceEngine on transformers; see `muster.inference.engine` for the contract.
 
-    `threads` sets torch's thread count for the whole process; `max_rows` bounds the samples of one
-    forward pass, `cache_bytes` the keys and values of a lean decode (half of what memory is free by
-    default): both leave room for one sample at least. Samples beyond them wait for others to end.
-    Without `lean`, every architecture is decoded through its own forward pass.
+    `threads` sets torch's thread count for the whole process. `room` bounds the samples of one
+    forward pass, and the keys and values of a lean decode, as `cache_bytes` does where it is given:
+    one sample has room at least, and samples beyond wait for others to end. Without `lean`, every
+    architecture is decoded through its own forward pass.
     """
 
     def __init__(
@@ -75,16 +77,18 @@ class TransformersEngine:
         *,
         threads: int = 1,
         device: str = "cpu",
-        max_rows: int = 256,
+        room: Room = ROOM,
         cache_bytes: int | None = None,
         lean: bool = True,
     ) -> None:
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
         self._device = device
-        self.max_rows = max_rows
+        self.max_rows = room.max_rows
+        self._room = room
         self.dtype = dtype
         self.lean = lean
         self._cache_bytes = cache_bytes
+        self._memory_bytes: int | None = None
         self._policy: LoadedPolicy | None = None
         self._forward: Forward | None = None
         self._lean: LeanModel | None = None
@@ -136,6 +140,8 @@ class TransformersEngine:
                 and swap_weights(self._policy.model, folder)
             )
             if not in_place:
+                if self._memory_bytes is None:
+                    self._memory_bytes = self._share_of_memory()
                 self._policy = load_folder(folder, dtype=self._dtype, device=self._device)
                 self._forward = Forward(self._policy.model)
                 self._lean = lean_model(self._policy.model, self._forward)
@@ -229,6 +235,8 @@ class TransformersEngine:
             yield batch, _prefill_batch(forward, [samples[i] for i in batch])
 
     def _batch_tokens(self) -> int:
+        if self._room.batch_tokens:
+            return self._room.batch_tokens
         policy, forward = self._loaded()
         if forward.device.type == "cpu":
             return _CPU_TOKENS
@@ -247,9 +255,20 @@ class TransformersEngine:
         if self._lean is None or not self.lean or not self._lean.is_intact():
             return WholeBatch(forward, self.max_rows, max(r.max_new_tokens for r in requests))
         longest = max(len(r.prompt_tokens) + r.max_new_tokens for r in requests)
-        cache_bytes = self._cache_bytes or _free_bytes(forward.device) // 2
+        cache_bytes = self._cache_bytes or self._bytes_left(forward.device)
         fitting = max(1, cache_bytes // (longest * self._lean.bytes_per_token))
         return LeanRows(self._lean, min(self.max_rows, len(requests), fitting), longest)
+
+    def _share_of_memory(self) -> int:
+        device = torch.device(self._device)
+        share = self._room.memory_share or (0.5 if device.type == "cpu" else 0.9)
+        return int(share * _free_bytes(device))
+
+    def _bytes_left(self, device: torch.device) -> int:
+        """Return what the weights leave of the engine's memory, as far as it is free."""
+        assert self._memory_bytes is not None  # a policy is loaded
+        weights = sum(int(each.nbytes) for each in self.model.parameters())
+        return min(self._memory_bytes - weights, _free_bytes(device))
 
     @contextmanager
     def _computing(self) -> Iterator[tuple[LoadedPolicy, Forward]]:
@@ -265,7 +284,14 @@ class TransformersEngine:
     def _require_fits(self, prompt: Tokens, new_tokens: int, completion: Tokens = ()) -> None:
         policy, forward = self._loaded()
         context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
-        require_fits(prompt, new_tokens, completion, vocab_size=forward.vocab_size, context=context)
+        require_fits(
+            prompt,
+            new_tokens,
+            completion,
+            vocab_size=forward.vocab_size,
+            context=context,
+            room=self._room.context,
+        )
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 
-from muster.inference.engine import InferenceEngine
+from muster.inference.engine import InferenceEngine, Room
 from muster.inference.measuring import NumberFormat
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import VllmEngine
@@ -31,7 +31,7 @@ class Subject:
 def _transformers(dtype: NumberFormat, max_rows: int, *, lean: bool = True) -> Subject:
     @contextmanager
     def start() -> Iterator[InferenceEngine]:
-        yield TransformersEngine(dtype, max_rows=max_rows, lean=lean)
+        yield TransformersEngine(dtype, room=Room(max_rows=max_rows), lean=lean)
 
     return Subject(dtype, start)
 
@@ -65,7 +65,9 @@ VLLM_SUBJECTS: dict[str, Subject] = {
     # Prompts prefilled in parts, requests that wait, and a cache so small that some are preempted:
     # 8 blocks of 32 positions, one of which vLLM keeps, in 2 layers of 2 heads of 32.
     "vllm-float32-crowded": _vllm(
-        "float32", max_rows=6, batch_tokens=24, cache_bytes=8 * 32 * 2 * 2 * 2 * 32 * 4
+        "float32",
+        room=Room(max_rows=6, batch_tokens=24),
+        cache_bytes=8 * 32 * 2 * 2 * 2 * 32 * 4,
     ),
     "vllm-bfloat16": _vllm("bfloat16"),
 }

@@ -6,8 +6,9 @@ from importlib import metadata
 
 import pytest
 from pydantic import ValidationError
-from worlds.client_world import CALIBRATION, RECIPE
+from worlds.client_world import CALIBRATION, RECIPE, RULES, TASK_SET
 
+from muster.client.connections import with_context
 from muster.client.requirements import (
     engine_name,
     installed_version,
@@ -17,8 +18,10 @@ from muster.client.requirements import (
     require_software,
 )
 from muster.client.settings import WorkerSettings
+from muster.client.tickets import longest_sample
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import Recipe
+from muster.tasks import render_prompt
 
 
 def pinning(version: str) -> Recipe:
@@ -66,6 +69,32 @@ def test_an_engine_that_nobody_calibrated_is_refused_with_those_that_are() -> No
     with pytest.raises(ConfigError, match="calibrated for transformers:float32, not for") as caught:
         require_covered(CALIBRATION, engine_name(settings(dtype="bfloat16")))
     assert "--dtype" in (caught.value.hint or "")
+
+
+def test_a_model_over_several_gpus_is_a_way_that_is_calibrated_by_itself() -> None:
+    spread = engine_name(settings(engine="vllm", device="cuda", tensor_parallel=2))
+    model = CALIBRATION.model.model_copy(update={"engine": "transformers:float32, vllm:float32"})
+    calibration = CALIBRATION.model_copy(update={"model": model})
+    require_covered(calibration, "vllm:float32")
+    with pytest.raises(ConfigError, match="not for vllm:float32:tp2") as caught:
+        require_covered(calibration, spread)
+    assert "--tensor-parallel" in (caught.value.hint or "")
+    model = model.model_copy(update={"engine": "transformers:float32, vllm:float32:tp2"})
+    require_covered(CALIBRATION.model_copy(update={"model": model}), spread)
+
+
+@pytest.mark.parametrize("other", [{}, {"engine": "vllm"}, {"device": "cuda"}])
+def test_only_vllm_on_gpus_spreads_a_model(other: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match="--tensor-parallel needs --engine vllm"):
+        settings(tensor_parallel=2, **other)
+
+
+def test_an_engine_makes_room_for_the_longest_sample_of_the_run_unless_told_otherwise() -> None:
+    longest = longest_sample(RECIPE.sampling, TASK_SET)
+    bytes_of = [len(render_prompt(problem, -1).encode()) for problem in TASK_SET]
+    assert longest == max(bytes_of) + 256 + RECIPE.sampling.max_new_tokens
+    assert with_context(settings(), RULES).context == longest
+    assert with_context(settings(context=90), RULES).context == 90
 
 
 def test_one_of_several_calibrated_engines_is_taken() -> None:

@@ -16,7 +16,7 @@ from inference_policy import EOS, build_policy
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from muster.inference.engine import Completion, Examined, InferenceEngine, Request, Sample
+from muster.inference.engine import Completion, Examined, InferenceEngine, Request, Room, Sample
 from muster.inference.examining import Recomputed
 from muster.inference.policy_files import require_supported
 from muster.inference.sampling import gumbel_noise
@@ -246,6 +246,33 @@ def test_examining_refuses_what_the_policy_cannot_compute(
         engine.prove([sample], proof=PROOF)
     with pytest.raises(SampleUnfit):
         engine.examine([Sample(*sample, 1, [])], proof=PROOF, temperature=1.0)
+
+
+def test_a_sample_beyond_the_room_is_the_machines_fault_and_beyond_the_model_its_own(
+    policy_folder: Path,
+) -> None:
+    engine = TransformersEngine(room=Room(context=10))
+    engine.load_policy(policy_folder, PolicyVersion(0))
+    sample = Sample((1, 2), (3,) * 8, 1, [])
+    assert len(engine.generate([Request((1, 2), 1, 1.0, 8)], proof=ProofRecipe())) == 1
+    with pytest.raises(EngineError, match="3 prompt and 8 new tokens exceed the 10") as caught:
+        engine.generate([Request((1, 2, 3), 1, 1.0, 8)], proof=ProofRecipe())
+    assert "--context 11" in (caught.value.hint or "")
+    longer = replace(sample, completion_tokens=(3,) * 9)
+    with pytest.raises(EngineError, match="exceed the 10") as caught:
+        engine.examine([longer], proof=ProofRecipe(), temperature=1.0)
+    assert not isinstance(caught.value, SampleUnfit)
+    beyond = replace(sample, completion_tokens=(3,) * 10_000)
+    with pytest.raises(SampleUnfit, match="exceed the context"):
+        engine.examine([beyond], proof=ProofRecipe(), temperature=1.0)
+
+
+def test_weights_and_samples_share_the_memory(policy_folder: Path) -> None:
+    asked = [Request((1, 2), seed, 1.0, 4) for seed in range(6)]
+    roomy, narrow = TransformersEngine(), TransformersEngine(room=Room(memory_share=1e-9))
+    for engine, rows in ((roomy, 6), (narrow, 1)):
+        engine.load_policy(policy_folder, PolicyVersion(0))
+        assert engine._rows_for(asked).room() == rows
 
 
 def test_engine_without_policy_refuses() -> None:

@@ -93,6 +93,8 @@ def test_process_gets_no_secrets_and_no_packages_of_ours() -> None:
         ("cuda", "2,3", "2,3"),
         ("cuda:1", None, "1"),
         ("cuda:1", "2,3", "3"),
+        ("cuda:0+2", None, "0,2"),
+        ("cuda:1+0", "2,3", "3,2"),
     ],
 )
 def test_process_sees_the_gpu_that_is_meant(
@@ -103,7 +105,9 @@ def test_process_sees_the_gpu_that_is_meant(
     assert told.get("CUDA_VISIBLE_DEVICES") == shown
 
 
-@pytest.mark.parametrize(("device", "seen"), [("cuda:2", "2,3"), ("cuda:x", ""), ("cuda:-1", "")])
+@pytest.mark.parametrize(
+    ("device", "seen"), [("cuda:2", "2,3"), ("cuda:0+2", "2,3"), ("cuda:x", ""), ("cuda:-1", "")]
+)
 def test_gpu_that_is_not_there_is_refused(device: str, seen: str) -> None:
     with pytest.raises(EngineError, match="no device"):
         process_environment(threads=1, device=device, environ={"CUDA_VISIBLE_DEVICES": seen})

@@ -70,6 +70,44 @@ def engine_options(command: F) -> F:
     return command
 
 
+def room_options(command: F) -> F:
+    """Add what the engine may take of the machine."""
+    for option in (
+        click.option(
+            "--batch-tokens",
+            type=click.IntRange(1, 1 << 24),
+            metavar="N",
+            help="Most tokens of one step. [default: the engine's]",
+        ),
+        click.option(
+            "--max-rows",
+            type=click.IntRange(1, 4096),
+            metavar="N",
+            help="Most samples at a time. [default: 256]",
+        ),
+        click.option(
+            "--memory-share",
+            type=click.FloatRange(0, 1, min_open=True),
+            metavar="PART",
+            help="Of the device's free memory. [default: 0.9 of a GPU's, 0.5 of a CPU's]",
+        ),
+        click.option(
+            "--context",
+            type=click.IntRange(2, 1 << 24),
+            metavar="N",
+            help="Tokens of prompt and completion. [default: the recipe's]",
+        ),
+        click.option(
+            "--tensor-parallel",
+            type=click.IntRange(1, 64),
+            metavar="N",
+            help="GPUs of one model; vllm. [default: 1]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def engine_choice(command: F) -> F:
     """Add --engine, and what an engine is made of."""
     command = engine_options(command)
@@ -80,7 +118,7 @@ def engine_choice(command: F) -> F:
 
 def node_options(command: F) -> F:
     """Add what workers and validators share."""
-    command = engine_choice(command)
+    command = engine_choice(room_options(command))
     for option in (
         confirmations_option,
         click.option("--poll-s", type=float, help="Seconds between looks at the chain."),

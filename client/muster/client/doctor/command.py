@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +23,11 @@ from muster.client.cli.options import (
     json_option,
     orchestrator_option,
     relay_option,
+    room_options,
 )
 from muster.client.cli.printing import print_json, printable
 from muster.client.doctor import Line, State, failed, is_fit, skipped, to_json
+from muster.inference.engine import ROOM, Room
 from muster.protocol.errors import ConfigError, MusterError
 from muster.protocol.ids import Address, to_address
 
@@ -66,12 +68,19 @@ class Examination:
     """Where the model computes."""
     threads: int = 1
     """CPU threads of the model."""
+    tensor_parallel: int = 1
+    """GPUs of one model."""
+    room: Room = ROOM
+    """What the engine may take."""
     proves: bool = True
     """Whether a rollout is generated and checked."""
 
 
-async def examine(asked: Examination, load: EngineLoader) -> AsyncIterator[Line]:
-    """Yield the lines of an examination as they become known."""
+async def examine(asked: Examination, load: EngineLoader | None = None) -> AsyncIterator[Line]:
+    """Yield the lines of an examination as they become known.
+
+    `load` makes the engines in the place of what is asked for.
+    """
     from muster.chain import Chain
     from muster.client.doctor.machine import examine_machine
 
@@ -96,7 +105,7 @@ async def examine(asked: Examination, load: EngineLoader) -> AsyncIterator[Line]
 async def _examine_chain(
     asked: Examination,
     chain: Chain,
-    load: EngineLoader,
+    load: EngineLoader | None,
     stack: AsyncExitStack,
 ) -> AsyncIterator[Line]:
     from muster.api import OrchestratorApi
@@ -139,7 +148,7 @@ async def _examine_network(
     chain: Chain,
     run: RunView,
     api: OrchestratorApi,
-    load: EngineLoader,
+    load: EngineLoader | None,
 ) -> AsyncIterator[Line]:
     from muster.client.doctor import network
     from muster.client.doctor.machine import examine_room
@@ -177,17 +186,19 @@ async def _examine_proof(
     run: RunView,
     api: OrchestratorApi,
     relays: tuple[str, ...],
-    load: EngineLoader,
+    load: EngineLoader | None,
 ) -> AsyncIterator[Line]:
-    from muster.client.doctor.machine import examine_fit, memory_needed
+    from muster.client.doctor.machine import examine_context, examine_fit, memory_needed
     from muster.client.documents import TASK_SETS, read_rules
     from muster.client.hardware import available_bytes
+    from muster.client.requirements import engine_name
+    from muster.client.tickets import longest_sample
     from muster.shardcast import Fetcher
 
     try:
         rules = await read_rules(api, run.config, asked.state_dir / TASK_SETS)
         yield Line("proof", "documents", State.OK, _documents(rules))
-        for line in _examine_requirements(rules, f"{asked.engine}:{asked.dtype}"):
+        for line in _examine_requirements(rules, engine_name(asked)):
             yield line
         async with Fetcher(relays, asked.state_dir / "policies", attempts=3) as fetcher:
             assert run.latest_version is not None
@@ -198,6 +209,10 @@ async def _examine_proof(
         yield fits
         if fits.state is State.FAIL:
             return
+        if asked.room.context is None:
+            longest = longest_sample(rules.recipe.sampling, rules.task_set)
+            asked = replace(asked, room=replace(asked.room, context=longest))
+        yield examine_context(folder, asked, needed)
         room = available_bytes() - (needed if asked.device == "cpu" else 0)
         yield await asyncio.to_thread(_prove, asked, run, rules, folder, load, room)
     except ModuleNotFoundError as error:
@@ -251,7 +266,7 @@ def _prove(
     run: RunView,
     rules: Any,
     folder: Path,
-    load: EngineLoader,
+    load: EngineLoader | None,
     room_bytes: int,
 ) -> Line:
     from muster.client import connections
@@ -260,8 +275,9 @@ def _prove(
     from muster.client.validator.soundness import fictitious_ticket, prove
 
     is_reference = asked.engine == "transformers"
+    own = connections.load_as(asked.engine, asked.threads, asked.room, asked.tensor_parallel)
     engine, reference, how = make_engines(
-        load,
+        load or own,
         asked.dtype,
         asked.device,
         room_bytes=room_bytes,
@@ -308,6 +324,7 @@ def _prove(
 @click.option("--state-dir", type=FOLDER, help=f"Keeps policies. [default: {HOME}/doctor]")
 @click.option("--no-proof", is_flag=True, help="Generate nothing: the quick part only.")
 @engine_choice
+@room_options
 @json_option
 @chain_options
 def doctor(**options: Any) -> None:
@@ -333,9 +350,10 @@ def doctor(**options: Any) -> None:
 
 def _asked(options: dict[str, Any]) -> Examination:
     rpc, deployments = endpoint(options)
-    named = {
-        name: options[name] for name in ("engine", "dtype", "device", "threads") if options[name]
-    }
+    engine = ("engine", "dtype", "device", "threads", "tensor_parallel")
+    room = ("context", "memory_share", "max_rows", "batch_tokens")
+    named = {name: options[name] for name in engine if options[name]}
+    named["room"] = Room(**{name: options[name] for name in room if options[name]})
     return Examination(
         run=options["run"],
         rpc=rpc,
@@ -351,11 +369,8 @@ def _asked(options: dict[str, Any]) -> Examination:
 
 
 async def _collect(asked: Examination, shows: bool) -> list[Line]:
-    from muster.client import connections
-
     lines = []
-    load = connections.load_vllm if asked.engine == "vllm" else connections.load_transformers
-    async for line in examine(asked, load(asked.threads)):
+    async for line in examine(asked):
         lines.append(line)
         if shows:
             _print_line(line)

@@ -19,6 +19,7 @@ from muster.protocol.errors import EngineError
 
 if TYPE_CHECKING:
     from muster.client.connections import Dtype, EngineLoader
+    from muster.client.doctor.command import Examination
     from muster.inference import InferenceEngine
 
 SECTION = "machine"
@@ -155,8 +156,7 @@ def _parameters(path: Path) -> int:
 
 def examine_fit(needed: int, device: str) -> Line:
     """Return whether a policy fits where it is to compute; 0 is a size that nobody knows."""
-    gpu = None if device == "cpu" else find_gpu(device)
-    room = available_bytes() if device == "cpu" else gpu and gpu.free_bytes
+    room = _free_bytes(device)
     figure = f"{format_size(needed)} needed" if needed else "size unknown"
     if room is None:
         return Line("software", "model fits", State.SKIP, f"{figure}, {device} cannot be asked")
@@ -165,6 +165,44 @@ def examine_fit(needed: int, device: str) -> Line:
         advice = "close other programs, --dtype bfloat16, or a machine with more memory"
         return Line("software", "model fits", State.FAIL, figure, advice)
     return Line("software", "model fits", State.OK, figure)
+
+
+def examine_context(folder: Path, asked: Examination, needed: int) -> Line:
+    """Return whether the keys and values of the run's longest sample fit beside a policy."""
+    context, per_token = asked.room.context or 0, cache_bytes(folder, asked.dtype)
+    room = _free_bytes(asked.device)
+    figure = f"{context:,} tokens"
+    if not per_token or room is None:
+        return Line("software", "context fits", State.SKIP, f"{figure}, their memory is unknown")
+    share = asked.room.memory_share or (0.5 if asked.device == "cpu" else 0.9)
+    left = int(share * room * asked.tensor_parallel) - needed
+    figure += f" take {format_size(context * per_token)}, {format_size(max(left, 0))} are left"
+    rows = min(left // (context * per_token), asked.room.max_rows)
+    if rows < 1:
+        advice = "--memory-share, --dtype bfloat16, or --context where prompts are shorter"
+        return Line("software", "context fits", State.WARN, figure, advice)
+    return Line("software", "context fits", State.OK, f"{figure}: {rows} samples at a time")
+
+
+def cache_bytes(folder: Path, dtype: str) -> int:
+    """Return the bytes of one token's keys and values; 0 when the configuration does not say."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        config = config.get("text_config") or config
+        heads = config["num_attention_heads"]
+        size = config.get("head_dim") or config["hidden_size"] // heads
+        kept = config.get("num_key_value_heads") or heads
+        values = 2 * int(config["num_hidden_layers"]) * int(kept) * int(size)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+        return 0
+    return values * (2 if dtype == "bfloat16" else 4)
+
+
+def _free_bytes(device: str) -> int | None:
+    if device == "cpu":
+        return available_bytes()
+    gpu = find_gpu(device)
+    return gpu.free_bytes if gpu else None
 
 
 def make_engines(

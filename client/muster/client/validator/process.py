@@ -8,7 +8,13 @@ import asyncio
 import logging
 
 from muster.chain import Chain
-from muster.client.connections import EngineFactory, connect, load_engine, make_engine
+from muster.client.connections import (
+    EngineFactory,
+    connect,
+    load_engine,
+    make_engine,
+    with_context,
+)
 from muster.client.documents import TASK_SETS, fetch_rules
 from muster.client.preflight import warn_of_gas
 from muster.client.quantities import format_tokens
@@ -65,7 +71,7 @@ async def run_validator(
                 view=connected.view,
                 api=connected.api,
                 fetcher=connected.fetcher,
-                engine=await load_engine(engine_factory, settings),
+                engine=await load_engine(engine_factory, with_context(settings, rules)),
                 rules=rules,
                 decoder=decoder,
                 journal=journal,

@@ -10,7 +10,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from muster.chain import Chain
-from muster.client.connections import EngineFactory, connect, load_engine, make_engine
+from muster.client.connections import (
+    EngineFactory,
+    connect,
+    load_engine,
+    make_engine,
+    with_context,
+)
 from muster.client.documents import TASK_SETS, fetch_rules
 from muster.client.preflight import coins_of, gas_money
 from muster.client.quantities import format_coins, format_tokens
@@ -64,7 +70,7 @@ async def run_worker(
                 now=connected.chain.now,
                 api=connected.api,
                 fetcher=connected.fetcher,
-                engine=await load_engine(engine_factory, settings),
+                engine=await load_engine(engine_factory, with_context(settings, rules)),
                 rules=rules,
                 journal=journal,
                 poll_s=settings.poll_s,

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from muster.inference.engine import (
+    ROOM,
     Completion,
     Examined,
     Request,
+    Room,
     Sample,
     require_fits,
     require_samplable,
@@ -40,6 +42,9 @@ from muster.protocol.recipe import ProofRecipe
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+BATCH_TOKENS = 2048
+"""Tokens of one step unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +74,9 @@ class VllmEngine:
     """InferenceEngine on vLLM; see `muster.inference.engine` for the contract.
 
     Starts its process with the first policy. Raises EngineError at once when there is no
-    environment with vLLM. `threads` are the process's; `max_rows` bounds the samples that run at a
-    time, `batch_tokens` the tokens of one step, `cache_bytes` keys and values (None to choose).
-    `child` is what `python` runs.
+    environment with vLLM. `threads` are the process's; `room` and `cache_bytes` bound what it
+    takes. A policy is spread over `tensor_parallel` devices, which `device` names: "cuda" for the
+    first ones that it sees, else "cuda:2+3". `child` is what `python` runs.
     """
 
     def __init__(
@@ -80,9 +85,9 @@ class VllmEngine:
         *,
         threads: int = 1,
         device: str = "cpu",
-        max_rows: int = 256,
-        batch_tokens: int = 2048,
+        room: Room = ROOM,
         cache_bytes: int | None = None,
+        tensor_parallel: int = 1,
         python: Path | None = None,
         child: Path = CHILD,
         patience: Patience = Patience(),
@@ -91,10 +96,14 @@ class VllmEngine:
         self._options = {
             "dtype": dtype,
             "device": device,
-            "max_rows": max_rows,
-            "batch_tokens": batch_tokens,
+            "context": room.context,
+            "memory_share": room.memory_share,
+            "max_rows": room.max_rows,
+            "batch_tokens": room.batch_tokens or BATCH_TOKENS,
             "cache_bytes": cache_bytes,
+            "tensor_parallel": tensor_parallel,
         }
+        self._context = room.context
         self._patience = patience
         environ = process_environment(threads=threads, device=device)
         self._current = _CurrentProcess(python or find_python(), environ, child)
@@ -151,10 +160,10 @@ class VllmEngine:
     def generate(self, requests: Sequence[Request], *, proof: ProofRecipe) -> list[Completion]:
         """Return the completions in the order asked."""
         with self._lock:
-            facts = self._facts()
+            self._facts()
             for request in requests:
                 require_samplable(request)
-                _require_fits(facts, request.prompt_tokens, request.max_new_tokens)
+                self._require_fits(request.prompt_tokens, request.max_new_tokens)
             made: dict[int, Completion] = {}
             if requests:
                 self._retrying(lambda: self._generate(requests, proof, made))
@@ -165,10 +174,9 @@ class VllmEngine:
     ) -> list[Examined]:
         """Return what the policy shows of every sample."""
         with self._lock:
-            facts = self._facts()
             pairs = [(sample.prompt_tokens, sample.completion_tokens) for sample in samples]
             made: list[Examined] = []
-            for part in _parts(facts, pairs):
+            for part in self._parts(pairs):
                 found: dict[int, Examined] = {}
                 ask = partial(self._examine, samples[part], proof, temperature, found)
                 self._retrying(ask)
@@ -181,7 +189,7 @@ class VllmEngine:
         """Return the TOPLOC proofs of every (prompt, completion)."""
         with self._lock:
             made: list[list[bytes]] = []
-            for part in _parts(self._facts(), samples):
+            for part in self._parts(samples):
                 found: dict[int, Completion] = {}
                 self._retrying(partial(self._prove, samples[part], proof, found))
                 made += [found[place].proofs for place in range(len(found))]
@@ -326,6 +334,23 @@ class VllmEngine:
             self._loaded = None
             raise
 
+    def _parts(self, samples: Sequence[tuple[Tokens, Tokens]]) -> Iterator[slice]:
+        """Yield what one frame may ask about; raises SampleUnfit before anything is asked."""
+        for prompt, completion in samples:
+            self._require_fits(prompt, len(completion), completion)
+        return frames.parts([len(prompt) + len(completion) for prompt, completion in samples])
+
+    def _require_fits(self, prompt: Tokens, new_tokens: int, completion: Tokens = ()) -> None:
+        facts = self._facts()
+        require_fits(
+            prompt,
+            new_tokens,
+            completion,
+            vocab_size=facts.vocab_size,
+            context=facts.context,
+            room=self._context,
+        )
+
     def _facts(self) -> Facts:
         if self._loaded is None:
             raise EngineError("no policy is loaded", hint="call load_policy first")
@@ -371,17 +396,6 @@ class _CurrentProcess:
 def _require_all(answered: int, asked: int) -> None:
     if answered != asked:
         raise ProcessLost(f"{answered} of {asked} samples were answered")
-
-
-def _parts(facts: Facts, samples: Sequence[tuple[Tokens, Tokens]]) -> Iterator[slice]:
-    """Yield what one frame may ask about; raises SampleUnfit before anything is asked."""
-    for prompt, completion in samples:
-        _require_fits(facts, prompt, len(completion), completion)
-    return frames.parts([len(prompt) + len(completion) for prompt, completion in samples])
-
-
-def _require_fits(facts: Facts, prompt: Tokens, new_tokens: int, completion: Tokens = ()) -> None:
-    require_fits(prompt, new_tokens, completion, vocab_size=facts.vocab_size, context=facts.context)
 
 
 def _files(folder: Path) -> list[tuple[str, int, int]]:

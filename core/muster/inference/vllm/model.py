@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
@@ -21,7 +22,9 @@ from muster.protocol.errors import EngineError
 from muster.protocol.recipe import ProofRecipe
 
 CPU_CACHE_BYTES = 4 << 30
-"""Most that keys and values take on a CPU, unless one sample needs more."""
+"""Most that keys and values take on a CPU, unless one sample needs more or a share is given."""
+GPU_MEMORY_SHARE = 0.9
+"""Part of a GPU's free memory that vLLM takes unless told otherwise."""
 _CPU_BLOCK_TOKENS = 32
 """Positions of a block of the cache on a CPU, the fewest it can: samples share whole blocks."""
 
@@ -33,13 +36,19 @@ class Options:
     dtype: str
     """Number format of weights and arithmetic."""
     device: str
-    """Where, as torch names it."""
+    """Where, as torch names it; several GPUs with a plus sign between them."""
+    context: int | None
+    """Tokens of the longest sample that there is to be room for; None for the model's own."""
+    memory_share: float | None
+    """Part of the free memory that weights, keys and values may take; None to choose."""
     max_rows: int
     """Samples that run at a time."""
     batch_tokens: int
     """Tokens that one step computes at most."""
     cache_bytes: int | None
     """Room for keys and values; None to choose."""
+    tensor_parallel: int
+    """Devices that every layer is spread over."""
 
 
 class HostedPolicy:
@@ -183,7 +192,7 @@ class HostedPolicy:
             hidden_size=config.hidden_size,
             vocab_size=self._llm.model_config.get_vocab_size(),
             eos_token_ids=eos_token_ids(config, generation, self._tokenizer),
-            context=self._llm.model_config.max_model_len,
+            context=_context(self._config) or self._llm.model_config.max_model_len,
         )
 
 
@@ -207,7 +216,7 @@ def _open(folder: Path, config: Any, options: Options) -> Any:
             dtype=options.dtype,
             seed=0,
             enforce_eager=on_cpu,
-            max_model_len=_context(config),
+            max_model_len=_length(config, options),
             max_num_seqs=options.max_rows,
             max_num_batched_tokens=max(options.batch_tokens, options.max_rows),
             enable_chunked_prefill=True,
@@ -215,6 +224,8 @@ def _open(folder: Path, config: Any, options: Options) -> Any:
             # A token is chosen, and its row taken, before the next step is scheduled.
             async_scheduling=False,
             kv_cache_memory_bytes=cache_bytes,
+            tensor_parallel_size=options.tensor_parallel,
+            **({} if on_cpu else {"gpu_memory_utilization": _gpu_share(options)}),
             block_size=_CPU_BLOCK_TOKENS if on_cpu else None,
             disable_log_stats=True,
             logits_processors=[SeededGumbel],
@@ -285,6 +296,21 @@ def _context(config: Any) -> int | None:
     return context
 
 
+def _length(config: Any, options: Options) -> int | None:
+    """Return the tokens of the longest sample: the cache must hold one."""
+    lengths = [each for each in (_context(config), options.context) if each]
+    return min(lengths, default=None)
+
+
+def _gpu_share(options: Options) -> float:
+    """Return the part of a GPU's whole memory that vLLM may take: its share of what is free."""
+    import torch
+
+    share = options.memory_share or GPU_MEMORY_SHARE
+    free = [torch.cuda.mem_get_info(number) for number in range(options.tensor_parallel)]
+    return share * min(left / total for left, total in free)
+
+
 def _cache_bytes(config: Any, options: Options) -> int:
     """Return room for the keys and values of all samples at full length, within a bound, and for
     one sample at least.
@@ -293,9 +319,12 @@ def _cache_bytes(config: Any, options: Options) -> int:
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = 2 if options.dtype == "bfloat16" else 4
     block: int = 2 * text.num_hidden_layers * heads * _head_size(text) * width * _CPU_BLOCK_TOKENS
-    per_sample: int = -(-(_context(config) or 1) // _CPU_BLOCK_TOKENS) * block
+    per_sample: int = -(-(_length(config, options) or 1) // _CPU_BLOCK_TOKENS) * block
+    most = CPU_CACHE_BYTES
+    if options.memory_share:
+        most = int(options.memory_share * psutil.virtual_memory().available)
     # vLLM keeps a block for itself.
-    return max(min(options.max_rows * per_sample, CPU_CACHE_BYTES), per_sample) + block
+    return max(min(options.max_rows * per_sample, most), per_sample) + block
 
 
 def _shapes(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -143,16 +143,19 @@ def process_environment(
 
 
 def _visible(device: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what shows vLLM one GPU only; it takes the first that it sees."""
-    kind, _, number = device.partition(":")
-    if kind != "cuda" or not number:
+    """Return what shows vLLM the GPUs that are meant only; it takes the first that it sees."""
+    kind, _, numbers = device.partition(":")
+    if kind != "cuda" or not numbers:
         return {}
     seen = environ.get("CUDA_VISIBLE_DEVICES")
     names = seen.split(",") if seen else []
-    place = int(number) if number.isdecimal() else -1
-    if place < 0 or (names and place >= len(names)):
-        raise EngineError(f"there is no device {device!r}")
-    return {"CUDA_VISIBLE_DEVICES": names[place] if names else number}
+    shown = []
+    for number in numbers.split("+"):
+        place = int(number) if number.isdecimal() else -1
+        if place < 0 or (names and place >= len(names)):
+            raise EngineError(f"there is no device {device!r}")
+        shown.append(names[place] if names else number)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(shown)}
 
 
 # --------------------------------------------------------------------------- one process

@@ -22,10 +22,18 @@ from muster.client import hardware
 from muster.client.check_statistics import measure
 from muster.client.doctor import State, machine, network
 from muster.client.doctor.chain import examine_chain, examine_run
-from muster.client.doctor.machine import OVERHEAD_BYTES, make_engines, memory_needed
+from muster.client.doctor.command import Examination
+from muster.client.doctor.machine import (
+    OVERHEAD_BYTES,
+    cache_bytes,
+    examine_context,
+    make_engines,
+    memory_needed,
+)
 from muster.client.hardware import find_gpu
 from muster.client.validator.replay import Replay
 from muster.client.validator.soundness import prove
+from muster.inference.engine import Room
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.messages import Reason
@@ -104,6 +112,19 @@ def test_memory_follows_from_the_header_and_the_number_format(tmp_path: Path) ->
     safetensors(tmp_path / "b.safetensors", dtype="F32", count=500, width=4)
     assert memory_needed(tmp_path, "float32") - OVERHEAD_BYTES == 1500 * 4
     assert memory_needed(tmp_path, "bfloat16") - OVERHEAD_BYTES == 1500 * 2
+
+
+def test_a_context_that_does_not_fit_is_said_with_its_size(tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 2}))
+    assert cache_bytes(tmp_path, "bfloat16") == 2 * 2 * 2 * 8 * 2
+    asked = Examination(1, "rpc", tmp_path, room=Room(context=1000, max_rows=7))
+    fits = examine_context(tmp_path, asked, 0)
+    assert (fits.state, "7 samples at a time" in fits.figure) == (State.OK, True)
+    huge = examine_context(tmp_path, replace(asked, room=Room(context=1 << 40)), 0)
+    assert (huge.state, "--memory-share" in huge.advice) == (State.WARN, True)
+    (tmp_path / "config.json").write_text("[]")
+    assert examine_context(tmp_path, asked, 0).state is State.SKIP
 
 
 @pytest.mark.parametrize(
