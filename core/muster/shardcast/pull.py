@@ -39,6 +39,9 @@ FLOOR_SHARE = 0.125
 LEFT_AFTER_S = 1.0
 """An attempt is left after it was quiet for this long; sooner once every chunk was asked for."""
 LEFT_LAST_AFTER_S = 0.2
+STALL_S = 0.3
+"""Once every chunk was asked for, an attempt is left when it brought next to nothing for this long:
+little of it is missing then, another goes on with its bytes, and nothing else waits for the line."""
 FULL_SHARE = 0.5
 """As long as this part of the highest rate of all attempts together comes, the line counts as full:
 there is nothing to be gained by asking others."""
@@ -82,6 +85,8 @@ class _Attempt:
     """Bytes per second of late."""
     peak: float = 0.0
     """Its largest rate so far."""
+    has_stalled: bool = False
+    """It brought bytes, and for STALL_S next to none."""
 
     def look(self, now_s: float) -> None:
         """Measure the rate; the connection's own beginning does not count."""
@@ -94,6 +99,9 @@ class _Attempt:
         then_s, seen = self.samples[0]
         self.rate = max(0, self.sink.seen - seen) / max(now_s - then_s, TICK_S)
         self.peak = max(self.peak, self.rate)
+        before = [seen for at_s, seen in self.samples if at_s <= now_s - STALL_S]
+        least = NOTHING_BYTES_PER_S * STALL_S
+        self.has_stalled = bool(before) and self.sink.seen - before[-1] < least
 
     def has_begun(self) -> bool:
         return self.sink.seen > self.held_bytes
@@ -129,6 +137,8 @@ class Pull:
         self._arrived = arrived
         self._running: list[_Attempt] = []
         self._tried: set[str] = set()
+        self._left: set[str] = set()
+        """Relays that were left, and brought no whole chunk since: others are asked first."""
         self._explored_s = 0.0
         self._most = 0.0
         """Highest rate of all attempts together so far."""
@@ -185,13 +195,15 @@ class Pull:
             return True
         is_last = not self._waiting and attempt.has_begun()
         after_s = LEFT_LAST_AFTER_S if is_last else LEFT_AFTER_S
-        if not attempt.was_quiet_for(after_s, now_s) or (self._is_full and attempt.brings()):
+        is_idle = attempt.was_quiet_for(after_s, now_s) and not self._holds_slot(attempt)
+        if not is_idle and not (is_last and attempt.has_stalled):
             return False
         # Others go on with its bytes, so little is lost where the whole network paused.
         others = [a.rate for a in self._running if a.url != attempt.url]
         idle = [url for url in self._transfer.awake() if url != attempt.url]
         known = self._transfer.scores.best(idle)
-        return attempt.rate < FLOOR_SHARE * max([attempt.peak, known, *others])
+        rate = 0.0 if attempt.has_stalled else attempt.rate
+        return rate < FLOOR_SHARE * max([attempt.peak, known, *others])
 
     def _holds_slot(self, attempt: _Attempt) -> bool:
         return not attempt.is_quiet() or (self._is_full and attempt.brings())
@@ -254,7 +266,9 @@ class Pull:
         tries = sum(not scores.is_known(a.url) for a in self._running)
         if known and tries >= self._parallel // 2:
             fresh = []
-        pool = [*known, *fresh] or awake
+        # Whoever was quick up to the last bytes of a chunk is as quick as others on the average.
+        found = [*known, *fresh] or awake
+        pool = [url for url in found if url not in self._left] or found
         if not pool and all(a.was_quiet_for(LEFT_AFTER_S, now_s) for a in self._running):
             pool = [url for url in self._transfer.reserve() if url not in refused]
         return scores.choose(pool) if pool else None
@@ -282,7 +296,8 @@ class Pull:
             if attempt.task is None or not attempt.task.cancelled():
                 continue  # it ended by itself meanwhile
             self._remove(attempt)
-            if attempt.is_quiet():
+            if attempt.is_quiet() or attempt.has_stalled:
+                self._left.add(attempt.url)
                 seconds = now_s - attempt.started_s
                 size = attempt.sink.seen - attempt.held_bytes
                 self._transfer.note(attempt.url, Fault.SLOW, size=size, seconds=seconds)
@@ -334,6 +349,7 @@ class Pull:
             self._remove(rival)
             rival.sink.close()
         self._transfer.note(attempt.url, None, size=sink.size, seconds=now_s - attempt.started_s)
+        self._left.discard(attempt.url)
         if chunk.was_shared and not await in_thread(sink.still_holds):
             self._start_over(chunk, {rival.url for rival in rivals})
             return False
