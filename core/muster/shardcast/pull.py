@@ -40,8 +40,9 @@ LEFT_AFTER_S = 1.0
 """An attempt is left after it was quiet for this long; sooner once every chunk was asked for."""
 LEFT_LAST_AFTER_S = 0.2
 STALL_S = 0.3
-"""Once every chunk was asked for, an attempt is left when it brought next to nothing for this long:
-little of it is missing then, another goes on with its bytes, and nothing else waits for the line."""
+"""Once every chunk was asked for, an attempt is left when it brought next to nothing for so long:
+little of it is missing then, another goes on with its bytes, and nothing else waits for the line.
+"""
 FULL_SHARE = 0.5
 """As long as this part of the highest rate of all attempts together comes, the line counts as full:
 there is nothing to be gained by asking others."""
