@@ -122,7 +122,11 @@ class World:
             self.bench.services.heartbeats.beat(node, 0, "generating", "test")
 
     async def _ask(self, number: int) -> Ticket | None:
-        answer = await self.bench.services.leases.lease(self.bench.network.worker(number))
+        worker = self.bench.network.worker(number)
+        # What it does not name it would be given again.
+        mine = (each for each in self.mine.values() if each.worker == worker.address)
+        holding = frozenset((each.step, each.index) for each in mine)
+        answer = await self.bench.services.leases.lease(worker, holding)
         return answer.ticket if isinstance(answer, SignedTicket) else None
 
     async def _work_honestly(self, number: int) -> None:

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import threading
 from abc import ABC, abstractmethod
 from io import FileIO
 from pathlib import Path
@@ -29,6 +30,7 @@ class Journal(ABC):
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
+        self._lock = threading.Lock()
         self._file = self._open()
         try:
             for number, line in enumerate(self._whole_lines(), 1):
@@ -51,15 +53,16 @@ class Journal(ABC):
         self.close()
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Add an entry; once this returns, a power cut cannot lose it."""
+        """Add an entry, from any thread; once this returns, a power cut cannot lose it."""
         line = json.dumps(entry, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        end = self._file.seek(0, os.SEEK_END)
-        try:
-            self._write(line)
-        except OSError as error:
-            # Half a line followed by the next entry would damage both.
-            os.ftruncate(self._file.fileno(), end)
-            raise _cannot_write(self._path, error) from error
+        with self._lock:
+            end = self._file.seek(0, os.SEEK_END)
+            try:
+                self._write(line)
+            except OSError as error:
+                # Half a line followed by the next entry would damage both.
+                os.ftruncate(self._file.fileno(), end)
+                raise _cannot_write(self._path, error) from error
 
     def close(self) -> None:
         """Let another process have the file."""

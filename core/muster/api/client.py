@@ -42,6 +42,7 @@ from muster.api.requests import (
     FingerprintsBody,
     HardwareBody,
     HeartbeatBody,
+    HeldTicket,
     LeaseBody,
     MetricsBody,
     OutcomesBody,
@@ -57,7 +58,7 @@ from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import canonical_json, file_hash, hex0x, keccak
 from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
-from muster.protocol.messages import HardwareReport, Submission
+from muster.protocol.messages import HardwareReport, Submission, Ticket
 
 logger = logging.getLogger(__name__)
 
@@ -240,9 +241,15 @@ class OrchestratorApi:
         )
         return _parse(HeartbeatAnswer, await self._post("/v1/heartbeat", body))
 
-    async def lease(self, run_id: RunId) -> Lease | NoWork:
-        """Return a ticket: the node's open one, or the next; or when to ask again."""
-        answer = await self._post("/v1/leases", LeaseBody(run_id=run_id))
+    async def lease(self, run_id: RunId, holding: Sequence[Ticket] = ()) -> Lease | NoWork:
+        """Return a ticket: an open one of the worker's besides those that the node works on, or
+        the next; or when to ask again.
+        """
+        body = LeaseBody(run_id=run_id)
+        if holding:  # a service of an earlier release knows no such field
+            held = tuple(HeldTicket(step=each.step, index=each.index) for each in holding)
+            body = LeaseBody(run_id=run_id, holding=held)
+        answer = await self._post("/v1/leases", body)
         if answer.status == 204:
             reason = _REASON.fullmatch(answer.headers.get(REASON_HEADER, ""))
             return NoWork(

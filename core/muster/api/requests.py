@@ -63,10 +63,21 @@ class HeartbeatBody(Body):
     """What its machine has, once and when it is asked for."""
 
 
+class HeldTicket(Body):
+    """A ticket that somebody works on."""
+
+    step: Count
+    """Rollout step of its slot."""
+    index: Count
+    """Number of its slot."""
+
+
 class LeaseBody(Body):
     """Which run's work is asked for."""
 
     run_id: int
+    holding: Annotated[tuple[HeldTicket, ...], Field(max_length=64)] = ()
+    """Open tickets that the node works on: it asks for another one."""
 
 
 class OutcomesBody(Body):

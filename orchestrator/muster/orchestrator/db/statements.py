@@ -114,7 +114,10 @@ holders = Query(
 )
 """The workers that hold the tickets of `open_leases`, and how many each."""
 unfilled_leases = Query(
-    select(leases.c.deadline, leases.c.policy_version, leases.c.ticket, leases.c.signature)
+    select(
+        *(leases.c.step, leases.c.index, leases.c.deadline, leases.c.policy_version),
+        *(leases.c.ticket, leases.c.signature),
+    )
     .where(
         leases.c.worker == bindparam("worker"),
         IS_UNFILLED,

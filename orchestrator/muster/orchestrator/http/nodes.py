@@ -55,11 +55,14 @@ async def heartbeat(request: Request, services: ServicesDep) -> Response:
 
 @router.post("/leases", response_model=Lease, responses={204: {"description": "No work now."}})
 async def lease(request: Request, services: ServicesDep) -> Response:
-    """Return the node's open ticket, or the next one; if there is work but none for it, why."""
+    """Return an open ticket that the node does not hold, or the next one; if there is work but none
+    for it, why.
+    """
     headers, worker, body = await node_json(request, services, LeaseBody)
     require_run(services, body.run_id)
     await services.nonces.keep(headers)
-    signed = await services.leases.lease(worker)
+    holding = frozenset((each.step, each.index) for each in body.holding)
+    signed = await services.leases.lease(worker, holding)
     if not isinstance(signed, SignedTicket):
         LEASES.labels(answer="none" if signed is None else str(signed)).inc()
         headers_out = {"retry-after": f"{services.settings.retry_after_s:g}"}

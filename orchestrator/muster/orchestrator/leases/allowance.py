@@ -6,6 +6,11 @@ refused halves it. A window below one is a share of time: that part of a lease's
 after the last fault. Refused work frees its place no sooner than a lapse would, so that filling a
 ticket with nothing does not get rid of it faster.
 
+Open tickets at the same moment, for a machine with several engines or one that asks ahead, are
+earned: one, and one more for each that was accepted since the last fault and came with a quarter of
+its time to spare. So nothing that a worker says of its speed is believed, and whoever lets a ticket
+lapse has one open ticket again.
+
 Pure. Nothing of it is stored: it follows from the worker's leases and submissions and from the
 chain, so every replica and every restart comes to the same, whichever nodes the worker had.
 """
@@ -24,6 +29,8 @@ HISTORY = 32
 """A worker's last tickets, which count."""
 FIRST, MOST, LEAST = 4.0, 16.0, 1 / 64
 """The window of a newcomer, the largest and the smallest."""
+SPARE = 0.25
+"""Part of a lease that a worker leaves, of which more at the same moment is expected."""
 LONGEST_WAIT_S = 3600
 """A worker that let many tickets lapse may try again after this time."""
 OTHERS_FAULTS = frozenset(
@@ -59,6 +66,12 @@ class Past:
         """Return whether nobody works on it any more."""
         return self.received_at is not None or self.deadline < now
 
+    def was_early(self, lease_s: int) -> bool:
+        """Return whether it was filled with a part of its time to spare, `SPARE`."""
+        return self.received_at is not None and (
+            self.received_at <= self.deadline - SPARE * lease_s
+        )
+
 
 class TicketEnd(Enum):
     """How a ticket ended, or that it has not."""
@@ -83,12 +96,18 @@ class Allowance:
     """Tickets it may hold; below 1 a share of time."""
     held: int
     """Tickets it holds."""
+    side_by_side: int
+    """Tickets it may have open at the same moment."""
     free_at: int
     """Chain time before which it gets no other."""
 
-    def covers_another(self, share: int, now: int) -> bool:
-        """Return whether it may have one more, when `share` of all are its at most."""
-        return now >= self.free_at and self.held < min(share, max(1, int(self.window)))
+    def covers_another(self, share: int, now: int, *, is_open: int = 0) -> bool:
+        """Return whether it may have one more, when `share` of all are its at most, and `is_open`
+        of those that it holds are worth working on.
+        """
+        if now < self.free_at or is_open >= self.side_by_side:
+            return False
+        return self.held < min(share, max(1, int(self.window)))
 
 
 def end_of(
@@ -118,12 +137,13 @@ def allowance_of(
 
     Work whose outcome is overdue is held no more: silent validators stop nobody.
     """
-    window, held, lost_at = FIRST, 0, 0
+    window, held, lost_at, side_by_side = FIRST, 0, 0, 1
     for ticket, end in tickets:
         if end is TicketEnd.ACCEPTED:
             window = min(MOST, window + 1 if window >= 1 else 2 * window)
+            side_by_side += ticket.was_early(lease_s)
         elif end is TicketEnd.LOST:
-            window, lost_at = max(LEAST, window / 2), ticket.deadline
+            window, lost_at, side_by_side = max(LEAST, window / 2), ticket.deadline, 1
         is_due = (ticket.received_at or 0) + outcome_deadline_s < now
         held += (
             end is TicketEnd.OPEN
@@ -131,4 +151,5 @@ def allowance_of(
             or (end is TicketEnd.LOST and ticket.deadline >= now)
         )
     wait_s = min(LONGEST_WAIT_S, int(lease_s * (1 / window - 1)))
-    return Allowance(window, held, lost_at + wait_s if window < 1 else 0)
+    free_at = lost_at + wait_s if window < 1 else 0
+    return Allowance(window, held, side_by_side, free_at)

@@ -15,18 +15,18 @@ A lease whose policy has become too old to be trained on is no longer open: it n
 others nor is handed out again. Nor does the lease of a dead worker hold back others. Either ticket
 stays good for an upload until its deadline, as signed.
 
-Tickets belong to the worker: whichever node asks gets the one that is open. How many more a worker
-may hold until they are judged follows from what became of its last ones (`allowance.py`), and is at
-most its share by stake (`shares.py`). When more workers ask than there are tickets, they take turns
-by the leases that their stakes still cover (`turns.py`); nobody is queued: who has to wait is told
-when to ask again.
+Tickets belong to the worker: whichever node asks gets one that is open and that it does not say it
+works on. How many a worker may hold, open or not judged, follows from what became of its last ones
+(`allowance.py`), and is at most its share by stake (`shares.py`). When more workers ask than there
+are tickets, they take turns by the leases that their stakes still cover (`turns.py`); nobody is
+queued: who has to wait is told when to ask again.
 
 A request that got here is signed by the node of an Active worker, within its quotas, with a nonce
 that is new. It meets these rules in this order (`lease`, `_decide`, `_fitness`). A worker
 that fails a rule is told the reason in quotes; without one there is no work for it now:
 
      1. owner      tickets are given: "paused"
-     2. again      a worker with an open ticket gets that one
+     2. again      a worker gets an open ticket that the node does not hold
      3. run        it is not paused on chain, and has a policy version
      4. activation the worker's activation delay is over
      5. capacity   there is a ticket; those with small stakes share theirs
@@ -120,6 +120,17 @@ class Withheld(StrEnum):
     """The run's owner lets this orchestrator give no tickets."""
 
 
+Slots = frozenset[tuple[int, int]]
+"""Slots of one worker: step and index of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    worker: MemberView
+    holding: Slots
+    """Those of its tickets that the node works on."""
+
+
 Answer = SignedTicket | Withheld | Unfit | None
 """A ticket, why there is work and no ticket, or nothing while there is no work for the worker."""
 
@@ -157,28 +168,32 @@ class Leases:
         self.are_paused = False
         """Whether the run's owner has paused leases; for as long as this process lives."""
 
-    async def lease(self, worker: MemberView) -> Answer:
-        """Return the worker's open ticket or the next one, or why it gets none."""
+    async def lease(self, worker: MemberView, holding: Slots = frozenset()) -> Answer:
+        """Return an open ticket of the worker's that is not in `holding`, or the next one, or why
+        it gets none.
+        """
         if self.are_paused:
             return Withheld.PAUSED
-        return await self._grouped.join(worker)
+        return await self._grouped.join(_Asked(worker, holding))
 
     async def collecting_step(self) -> Step:
         """Return the rollout step that the next ticket would belong to."""
         snapshot = await self.read_snapshot(self.database, [])
         return next_step(snapshot.used, snapshot.outstanding, self.training.submissions_per_step)
 
-    async def _serve(self, workers: Sequence[MemberView]) -> list[Answer | Exception]:
+    async def _serve(self, questions: Sequence[_Asked]) -> list[Answer | Exception]:
         """Decide about those who ask at the same moment, in one transaction."""
         async with self.database.transaction(is_quick=True) as asked:
-            snapshot = await self.read_snapshot(asked, workers)
-            answers: list[Answer | Exception] = [self._decide(snapshot, each) for each in workers]
+            snapshot = await self.read_snapshot(asked, [each.worker for each in questions])
+            answers: list[Answer | Exception] = [
+                self._decide(snapshot, each.worker, each.holding) for each in questions
+            ]
             await asked.ask(*snapshot.given)
         return answers
 
-    def _decide(self, snapshot: Snapshot, worker: MemberView) -> Answer:
+    def _decide(self, snapshot: Snapshot, worker: MemberView, holding: Slots) -> Answer:
         account = snapshot.accounts[worker.address]
-        held = account.open_ticket(now=snapshot.now, oldest=self._oldest_version())
+        held = account.open_ticket(snapshot.now, self._oldest_version(), besides=holding)
         if held is not None:
             return SignedTicket(Ticket.from_json(json.loads(held.ticket)), held.signature)
         checkpoint = self.projection.checkpoint
@@ -215,7 +230,9 @@ class Leases:
         if unfit is not None:
             return unfit
         allowance = self._allowance(account, worker, now)
-        if not allowance.covers_another(self._shares.of(worker, checkpoint.beacon), now):
+        share, oldest = self._shares.of(worker, checkpoint.beacon), self._oldest_version()
+        is_open = sum(each.is_worth(now, oldest) for each in account.unfilled)
+        if not allowance.covers_another(share, now, is_open=is_open):
             return Withheld.SHARE
         since = self.unit_cap.counts_from(now, lapses=allowance.window < 1)
         leased = sum(each.deadline >= since for each in account.unfilled)
@@ -340,12 +357,20 @@ class Leases:
 class Unfilled:
     """A ticket that waits for its submission."""
 
+    step: int
+    """Rollout step of its slot."""
+    index: int
+    """Number of its slot."""
     deadline: int
     """Chain time at which it is due."""
     policy_version: int
     ticket: str
     """JSON."""
     signature: bytes
+
+    def is_worth(self, now: int, oldest: int) -> bool:
+        """Return whether it can be filled with what a step may train on."""
+        return self.deadline >= now and self.policy_version >= oldest
 
 
 @dataclass(slots=True)
@@ -386,10 +411,12 @@ class Account:
         past = [Past(*row) for row in reversed(tickets)]
         return cls([Unfilled(*row) for row in unfilled], int(units or 0), slots, past, reports)
 
-    def open_ticket(self, *, now: int, oldest: int) -> Unfilled | None:
-        """Return its newest ticket that is still worth working on, whichever node asked for it."""
+    def open_ticket(self, now: int, oldest: int, *, besides: Slots) -> Unfilled | None:
+        """Return its newest ticket that is still worth working on, whichever node asked for it, but
+        for those of some slots.
+        """
         for each in reversed(self.unfilled):
-            if each.deadline >= now and each.policy_version >= oldest:
+            if each.is_worth(now, oldest) and (each.step, each.index) not in besides:
                 return each
         return None
 
@@ -415,7 +442,9 @@ class Snapshot:
         """Take note of a ticket that is given."""
         text = json.dumps(ticket.to_json())
         account = self.accounts[ticket.worker]
-        account.unfilled.append(Unfilled(ticket.deadline, ticket.policy_version, text, signature))
+        slot, due = (ticket.step, ticket.index), ticket.deadline
+        account.unfilled.append(Unfilled(*slot, due, ticket.policy_version, text, signature))
+        account.past.append(Past(*slot, due, None, None, None))
         account.slots.setdefault(ticket.step, set()).add(ticket.index)
         self.outstanding += 1
         self.given.append(statements.new_lease(node, ticket, text, signature))

@@ -5,6 +5,7 @@ The run has 48 tickets out at once, as many as three steps of 16 submissions tak
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,6 +27,7 @@ from muster.orchestrator.leases.allowance import (
     TicketEnd,
     allowance_of,
 )
+from muster.orchestrator.leases.leases import SignedTicket
 from muster.orchestrator.leases.shares import Shares
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
@@ -82,11 +84,11 @@ def rotation(bench: Bench, number: int = ATTACKER):  # type: ignore[no-untyped-d
     return rotate
 
 
-async def lease(bench: Bench, number: int) -> Lease | NoWork:
+async def lease(bench: Bench, number: int, *holding: Lease | NoWork) -> Lease | NoWork:
     # The patience of turns and the memory of holders are of the process's clock.
     bench.services.leases._holders_known_at = float("-inf")
     async with bench.node(number) as api:
-        return await api.lease(RUN)
+        return await api.lease(RUN, [each.ticket for each in holding if isinstance(each, Lease)])
 
 
 async def serve(bench: Bench, number: int, rounds: int = 1) -> list[Submission]:
@@ -118,6 +120,40 @@ async def test_a_worker_holds_one_open_ticket_however_often_it_rotates(tmp_path:
         assert got.held(bench.network.chain.time) == 1
         for number in HONEST:
             await serve(bench, number, rounds=4)
+
+
+async def test_tickets_side_by_side_are_earned_by_accepted_work(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as bench:
+        first = await lease(bench, 1)
+        assert await lease(bench, 1, first) == NoWork(retry_after_s=1.0, reason="share")
+        [done] = await serve(bench, 1)
+        await judge(bench, [done], Verdict.ACCEPTED, Reason.NONE)
+        held = [await lease(bench, 1)]
+        held.append(await lease(bench, 1, *held))
+        assert await lease(bench, 1, *held) == NoWork(retry_after_s=1.0, reason="share")
+        # After a crash it names none, and gets what is open.
+        assert await lease(bench, 1) == held[1]
+        assert await lease(bench, 1, held[1]) == held[0]
+
+
+async def test_work_that_only_just_came_in_time_earns_no_ticket_beside_it(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as bench:
+        assert isinstance(await lease(bench, 1), Lease)
+        bench.set_chain_time(bench.network.chain.time + LEASE_S - 5)
+        [done] = await serve(bench, 1)
+        await judge(bench, [done], Verdict.ACCEPTED, Reason.NONE)
+        assert isinstance(await lease(bench, 1, await lease(bench, 1)), NoWork)
+
+
+async def test_naming_slots_that_one_does_not_hold_gets_no_more_than_is_earned(
+    tmp_path: Path,
+) -> None:
+    async with crowd(tmp_path) as bench:
+        leases, worker = bench.services.leases, bench.network.worker(ATTACKER)
+        guesses = frozenset((step, index) for step in range(1, 4) for index in range(16))
+        asked = (leases.lease(worker, guesses) for _ in range(20))
+        given = [each for each in await asyncio.gather(*asked) if isinstance(each, SignedTicket)]
+        assert len(given) == 1
 
 
 async def test_a_ticket_goes_to_the_workers_new_node(tmp_path: Path) -> None:
