@@ -24,12 +24,12 @@ from packaging.tags import sys_tags
 
 TOPLOC = Path("core/muster/toploc/native")
 SHARDCAST = Path("core/muster/shardcast/native")
-TASKS = Path("core/muster/tasks/native")
+PROTOCOL = Path("core/muster/protocol/native")
 INFERENCE = Path("core/muster/inference/native")
 FOLDERS = {
     TOPLOC: "TOPLOC proofs",
     SHARDCAST: "weight deltas",
-    TASKS: "hashes of task sets",
+    PROTOCOL: "Keccak hashes",
     INFERENCE: "choices of tokens",
 }
 """What is computed in Python where a folder's library is missing."""

@@ -13,19 +13,21 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 
-def load_library(path: Path, source_symbol: str, *, what: str) -> ctypes.CDLL | None:
+def load_library(
+    path: Path, source_symbol: str, *, what: str, level: int = logging.WARNING
+) -> ctypes.CDLL | None:
     """Return a library, or None: not compiled, or not from the sources that lie beside it now.
 
     `source_symbol` is where the library says what it was compiled from; `what` is computed without
-    it, in the words of the warning.
+    it, in the words of the message, which is logged at `level`.
     """
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        logger.warning("%s are computed in Python, slowly: no compiled kernel (%s)", what, error)
+        logger.log(level, "%s are computed in Python, slowly: no compiled kernel (%s)", what, error)
         return None
     if source_of(library, source_symbol) != source_digest(path.parent):
-        logger.warning("%s are computed in Python, slowly: %s is stale, reinstall", what, path)
+        logger.log(level, "%s are computed in Python, slowly: %s is stale, reinstall", what, path)
         return None
     return library
 

@@ -13,10 +13,10 @@ from itertools import chain
 from typing import Any
 
 import rfc8785
-from eth_hash.auto import keccak as _keccak
 
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32
+from muster.protocol.keccak import keccak256
 
 
 def _tame_py_ecc() -> None:
@@ -36,7 +36,7 @@ _tame_py_ecc()
 
 def keccak(data: bytes) -> Hash32:
     """Return the Keccak-256 digest of `data`, as the EVM computes it."""
-    return Hash32(_keccak(data))
+    return Hash32(keccak256(data))
 
 
 def file_hash(data: bytes) -> Hash32:

@@ -6,9 +6,8 @@ import re
 from functools import lru_cache
 from typing import NamedTuple, NewType
 
-from eth_hash.auto import keccak
-
 from muster.protocol.errors import EncodingError
+from muster.protocol.keccak import keccak256
 
 RunId = NewType("RunId", int)
 """One training effort; assigned by RunRegistry from 1 upwards. uint64."""
@@ -57,7 +56,7 @@ def to_address(value: str | bytes) -> Address:
 @lru_cache(maxsize=_KNOWN_ADDRESSES)
 def _checksummed(digits: str) -> Address:
     """Return the address of 40 lower-case digits; those are capitals where the hash says so."""
-    hashed = keccak(digits.encode()).hex()
+    hashed = keccak256(digits.encode()).hex()
     cased = (d.upper() if h > "7" else d for d, h in zip(digits, hashed, strict=False))
     return Address("0x" + "".join(cased))
 

@@ -2,32 +2,27 @@
 
 The leaf of line i is `keccak(keccak(line) ‖ uint64(i))`, so that a root binds the order of lines,
 which sorted pairs alone would not; parents are those of `muster.protocol.merkle`, so that a path
-convinces OpenZeppelin's `MerkleProof`. `tools/build_kernel.py` compiles native/lines.c when the
-package is installed; without it the same is computed in Python, ten times as slow.
+convinces OpenZeppelin's `MerkleProof`. Without `muster.protocol.keccak`'s kernel the same is
+computed in Python, ten times as slow.
 
 numpy is imported by what computes: it is a third of what a process that only grades has to import.
 """
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Iterable
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from muster.protocol.compiled import load_library
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Hash32
+from muster.protocol.keccak import load_kernel
 from muster.protocol.merkle import hash_pair
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-FOLDER = Path(__file__).parent / "native"
 HASH_BYTES = 32
 
 Leaves: TypeAlias = "npt.NDArray[np.uint8]"
@@ -118,18 +113,3 @@ def _parents(level: Leaves) -> Leaves:
     level, above = np.ascontiguousarray(level), np.empty(((count + 1) // 2, HASH_BYTES), np.uint8)
     kernel.muster_lines_parents(level.ctypes.data, count, above.ctypes.data)
     return above
-
-
-@cache
-def load_kernel(folder: Path = FOLDER) -> ctypes.CDLL | None:
-    """Return the kernel in a folder, or None: not compiled, or not from the sources there."""
-    library = load_library(folder / "lines.so", "muster_lines_source", what="hashes of task sets")
-    if library is None or sys.byteorder != "little":
-        return None
-    address, size = ctypes.c_void_p, ctypes.c_int64
-    leaves, parents = library.muster_lines_leaves, library.muster_lines_parents
-    leaves.argtypes = [ctypes.c_char_p, size, ctypes.c_uint64, size, address, address, size]
-    leaves.restype = size
-    parents.argtypes = [address, size, address]
-    parents.restype = None
-    return library

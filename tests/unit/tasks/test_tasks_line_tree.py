@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -96,16 +93,3 @@ def test_empty_tree_and_missing_leaf_are_refused() -> None:
         root_of(as_leaves([]))
     with pytest.raises(EncodingError, match="no leaf 1 among 1"):
         path_of(as_leaves([keccak(b"")]), 1)
-
-
-@needs_kernel
-def test_kernel_of_other_sources_is_not_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    shutil.copytree(line_tree.FOLDER, tmp_path, dirs_exist_ok=True)
-    assert line_tree.load_kernel(tmp_path) is not None
-    line_tree.load_kernel.cache_clear()
-    with (tmp_path / "lines.c").open("a") as source:
-        source.write("/* changed */\n")
-    assert line_tree.load_kernel(tmp_path) is None
-    assert "is stale" in caplog.text

@@ -195,7 +195,7 @@ def test_wheel_carries_a_kernel_for_its_platform(tmp_path: Path) -> None:
     assert build_data["force_include"] == SCRIPT.DATA | {
         str(library): "muster/toploc/native/proofs.so",
         str(tmp_path / SCRIPT.SHARDCAST / "delta.so"): "muster/shardcast/native/delta.so",
-        str(tmp_path / SCRIPT.TASKS / "lines.so"): "muster/tasks/native/lines.so",
+        str(tmp_path / SCRIPT.PROTOCOL / "keccak.so"): "muster/protocol/native/keccak.so",
         str(tmp_path / SCRIPT.INFERENCE / "choices.so"): "muster/inference/native/choices.so",
     }
     assert build_data["tag"].startswith("py3-none-")

@@ -1,7 +1,7 @@
-/* Leaves and parents of muster.tasks.line_tree, several times as fast: Keccak-256 as the EVM has it.
+/* Keccak-256 as the EVM has it, and the leaves and parents of muster.tasks.line_tree.
  *
- * Documents come from strangers: whatever `data` holds, this reads within `size` bytes, writes at
- * most `room` leaves and ends after one pass. Little-endian machines only; the loader checks.
+ * Data come from strangers: whatever `data` holds, this reads within `size` bytes, writes at most
+ * `room` leaves and ends after one pass. Little-endian machines only; the loader checks.
  */
 
 #include <stdint.h>
@@ -15,7 +15,7 @@
 #define SOURCE_DIGEST ""
 #endif
 /* Which sources this was compiled from; the loader compares. */
-EXPORT const char muster_lines_source[65] = SOURCE_DIGEST;
+EXPORT const char muster_keccak_source[65] = SOURCE_DIGEST;
 
 enum { TOO_LONG = -1, NO_ROOM = -2 };
 
@@ -87,7 +87,7 @@ static void take_in(uint64_t state[25], const uint8_t block[RATE]) {
     permute(state);
 }
 
-static void keccak256(const uint8_t *data, int64_t size, uint8_t out[HASH]) {
+EXPORT void muster_keccak256(const uint8_t *data, int64_t size, uint8_t out[HASH]) {
     uint64_t state[25] = {0};
     uint8_t last[RATE] = {0};
     for (; size >= RATE; data += RATE, size -= RATE)
@@ -116,10 +116,10 @@ EXPORT int64_t muster_lines_leaves(const uint8_t *data, int64_t size, uint64_t f
         if (count == room)
             return NO_ROOM;
         uint8_t leaf[HASH + 8];
-        keccak256(data + start, length, leaf);
+        muster_keccak256(data + start, length, leaf);
         for (int i = 0; i < 8; i++)
             leaf[HASH + i] = (uint8_t)((first + (uint64_t)count) >> (56 - 8 * i));
-        keccak256(leaf, sizeof leaf, leaves + HASH * count);
+        muster_keccak256(leaf, sizeof leaf, leaves + HASH * count);
         ends[count] = (uint64_t)(start + length);
         start += length + 1;
     }
@@ -134,7 +134,7 @@ EXPORT void muster_lines_parents(const uint8_t *level, int64_t count, uint8_t *a
         int swapped = memcmp(left, right, HASH) > 0;
         memcpy(pair, swapped ? right : left, HASH);
         memcpy(pair + HASH, swapped ? left : right, HASH);
-        keccak256(pair, sizeof pair, above + HASH * (i / 2));
+        muster_keccak256(pair, sizeof pair, above + HASH * (i / 2));
     }
     if (count & 1)
         memcpy(above + HASH * (count / 2), level + HASH * (count - 1), HASH);

@@ -1,0 +1,52 @@
+"""Keccak-256: the compiled kernel and the library that stands in for it say the same."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from eth_hash.auto import keccak as reference
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.protocol import keccak
+from muster.protocol.keccak import keccak256
+
+needs_kernel = pytest.mark.skipif(not keccak.load_kernel(), reason="no compiled kernel")
+EMPTY = "c5d2460186f7233c927e7db2dcc703c0e500b653ca82273b7bfad8045d85a470"
+
+
+@pytest.mark.parametrize("kernel", [pytest.param("compiled", marks=needs_kernel), "portable"])
+def test_digest_of_nothing_is_the_ethereum_constant(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel == "portable":
+        monkeypatch.setattr(keccak, "load_kernel", lambda: None)
+    assert keccak256(b"").hex() == EMPTY
+
+
+@needs_kernel
+@given(st.binary(max_size=500))
+def test_kernel_hashes_as_the_library_does(data: bytes) -> None:
+    assert keccak256(data) == reference(data)
+
+
+@needs_kernel
+@pytest.mark.parametrize("size", [135, 136, 137, 271, 272, 273, 100_000])
+def test_kernel_pads_at_the_edges_of_a_block(size: int) -> None:
+    assert keccak256(b"\x5a" * size) == reference(b"\x5a" * size)
+
+
+@needs_kernel
+def test_kernel_of_other_sources_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    shutil.copytree(keccak.FOLDER, tmp_path, dirs_exist_ok=True)
+    assert keccak.load_kernel(tmp_path) is not None
+    keccak.load_kernel.cache_clear()
+    with (tmp_path / "keccak.c").open("a") as source:
+        source.write("/* changed */\n")
+    assert keccak.load_kernel(tmp_path) is None
+    assert "is stale" in caplog.text
