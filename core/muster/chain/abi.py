@@ -41,7 +41,7 @@ CONTRACTS = (
 )
 """Every contract of a deployment."""
 FACTORY = "NetworkFactory"
-"""What creates them."""
+"""The contract that creates them."""
 
 ARTIFACTS = Path(__file__).with_name("artifacts")
 """Where the committed ABIs and bytecode are."""
@@ -311,7 +311,7 @@ def error_table() -> dict[bytes, AbiError]:
 def decode_revert(data: bytes, *, tx: str | None = None) -> ContractRevert:
     """Return the error that a revert's bytes stand for.
 
-    An unknown selector is shown as such; no bytes at all is what `assert`-less failures leave.
+    An unknown selector is shown as such. A failure without a reason leaves no bytes.
     """
     if len(data) < 4:
         return ContractRevert(ContractRevert.NO_REASON, tx=tx, hint="it may have run out of gas")

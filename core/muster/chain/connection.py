@@ -134,7 +134,7 @@ class Chain:
         self.sender = self.sender.with_journal(journal)
 
     def at(self, block: int) -> Chain:
-        """Return the same chain as it was after a block: to read only, and not to be closed."""
+        """Return the same chain as it was after a block. It only reads; do not close it."""
         return self._changed(sender=None, _block=hex(block))
 
     def once(self, label: str) -> Chain:

@@ -66,7 +66,7 @@ def to_abi(value: Any) -> Any:
 
 
 def from_abi(kind: type[T], value: Any) -> T:
-    """Return what the ABI decoded as a value of this type; raises EncodingError if it is none."""
+    """Return a decoded ABI value as one of this type; raises EncodingError if it does not fit."""
     hashable: Any = kind  # which mypy does not believe of type[T]
     convert = _converter(hashable)
     converted: T = value if convert is None else convert(value)
@@ -75,7 +75,7 @@ def from_abi(kind: type[T], value: Any) -> T:
 
 @cache
 def _converter(kind: Any) -> _Convert | None:
-    """Return what makes values of this type; None when they are such already."""
+    """Return the function that makes values of this type; None when decoded values have it."""
     kind = getattr(kind, "__supertype__", kind)
     if kind in _PLAIN:
         return None
@@ -132,7 +132,7 @@ MAX_ELEMENTS = 1 << 20
 
 @cache
 def compile_decoder(types: tuple[str, ...]) -> Decoder:
-    """Return what decodes a sequence of values of these canonical ABI types."""
+    """Return a decoder of a sequence of values of these canonical ABI types."""
     read = _sequence_reader([parse(kind) for kind in types])
 
     def decode(data: bytes) -> tuple[Any, ...]:

@@ -52,7 +52,7 @@ _DEPLOYMENT = TypeAdapter(Deployment)
 
 def deployment_path(directory: Path, chain_id: int) -> Path:
     """Return the file of a chain's deployment."""
-    # As it is where nobody has a home: Path.expanduser would raise.
+    # Path.expanduser would raise for an account without a home.
     return Path(os.path.expanduser(directory), f"{chain_id}.json")
 
 

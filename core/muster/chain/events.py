@@ -86,7 +86,7 @@ class EventTable:
         return topics
 
     def decode(self, log: Mapping[str, Any], timestamp: int | None = None) -> Event | None:
-        """Return the event of a JSON-RPC log, or None when it is none of ours.
+        """Return the event of a JSON-RPC log; None when our contracts have no such event.
 
         The time is the log's own unless given. Raises EncodingError when the log is malformed.
         """

@@ -31,7 +31,7 @@ _KEPT = (
     *("blockNumber", "blockHash", "blockTimestamp", "logIndex"),
 )
 _WORTH_NOTING = 1_000
-"""Blocks without logs after which it is noted how far was read."""
+"""After so many blocks without logs the newest block that was read is noted."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS blocks (number INTEGER PRIMARY KEY, hash BLOB NOT NULL, logs BLOB);
 PRAGMA journal_mode = WAL;
@@ -47,7 +47,7 @@ def log_file(deployment: Deployment) -> Path | None:
     if deployment.chain_id == DEVELOPMENT_CHAIN:
         return None
     ledger = deployment.contracts["ContributionLedger"].lower()
-    # As it is where nobody has a home: Path.expanduser would raise.
+    # Path.expanduser would raise for an account without a home.
     return Path(os.path.expanduser(CACHE), "chains", f"{deployment.chain_id}-{ledger}.sqlite")
 
 

@@ -76,12 +76,13 @@ class Named:
     name: str
     """Its name in full."""
     places: tuple[SubmissionPlace, ...] = ()
-    """Its submissions, in chain order; of a file that was submitted twice, both. Empty of a worker,
-    and of a file that was received and is not on chain."""
+    """Its submissions, in chain order; both for a file that was submitted twice. Empty for a
+    worker, and for a file that was received and is not on chain.
+    """
     file_hash: Hash32 | None = None
-    """The file, of a submission that was named by it."""
+    """The file, when the text names a submission by it."""
     worker: Address | None = None
-    """The worker, or whom a transaction is about."""
+    """The worker, or the account that a transaction is about."""
     deed: str = ""
     """What a transaction did."""
 
@@ -149,7 +150,7 @@ def find_outcome(
 def find_worker(view: ChainView, text: str) -> WorkerView:
     """Return the one worker that a text names: by its address, its node or its work.
 
-    Raises NothingNamed, or ConfigError when the text names something of none or several workers.
+    Raises NothingNamed, or ConfigError when the thing belongs to no worker or to several.
     """
     named = find_named(view, text)
     if named.worker is not None:
@@ -185,7 +186,7 @@ def find_slot(
 
 
 def is_named(text: str, place: tuple[int, int], file_hash: Hash32) -> bool:
-    """Return whether a text names a submission, of which nothing but this is known."""
+    """Return whether a text names a submission of which only place and file hash are known."""
     text = text.strip()
     if match := _PLACE.fullmatch(text):
         return (int(match[2]), int(match[3])) == place

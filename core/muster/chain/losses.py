@@ -90,7 +90,7 @@ class Loss:
 
 
 def losses(view: ChainView, run_id: RunId | None = None) -> list[Loss]:
-    """Return what each stake of a run, or of all, lost; who was slashed first at the top."""
+    """Return what each stake of a run, or of all, lost, in the order of the first slashes."""
     by_owner: dict[tuple[RunId, Address], list[SlashView]] = {}
     for slash in view.slashes:
         if run_id in (None, slash.run_id):

@@ -1,6 +1,6 @@
 """A transaction before it is mined: its fields, its fees, its signature, and a node's refusals.
 
-Nothing here talks to a node or remembers anything. eth_account is imported by what signs: it
+Nothing here talks to a node or remembers anything. Only signing imports eth_account: the import
 takes half a second, and most commands only read.
 """
 
@@ -28,7 +28,7 @@ MARKET: list[Call] = [
     ("eth_getBlockByNumber", ["latest", False]),
     ("eth_maxPriorityFeePerGas", []),
 ]
-"""What `market_fees` takes the answers to."""
+"""The questions whose answers `market_fees` takes."""
 _DEFAULT_TIP_WEI = 10**9
 HIGHEST_FEE = "MUSTER_MAX_FEE_GWEI"
 _FIELDS = ("chainId", "nonce", "gas", "maxFeePerGas", "maxPriorityFeePerGas", "data")
@@ -92,7 +92,7 @@ class Fees:
 def highest_fee(environ: Mapping[str, str] = os.environ) -> int:
     """Return what a gas unit may cost, wei: MUSTER_MAX_FEE_GWEI, or 1,000 gwei.
 
-    Raises ConfigError when the variable is no such price.
+    Raises ConfigError when the variable is not a price.
     """
     text = environ.get(HIGHEST_FEE, "1000")
     try:

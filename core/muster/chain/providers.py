@@ -157,11 +157,13 @@ class _Prompt(PersistentConnectionProvider):
         return bool(self._heads)
 
     async def make_batch_request(self, requests: Requests) -> list[RPCResponse]:
-        """Return the answers in order. Each is asked for by itself: over a socket none waits."""
+        """Return the answers in order. Each request goes by itself: over a socket none waits for
+        another.
+        """
         return list(await asyncio.gather(*(self.make_request(*request) for request in requests)))
 
     async def socket_recv(self) -> RPCResponse:
-        """Return what no request of ours waits for."""
+        """Return the messages that no request of ours waits for."""
         while True:
             try:
                 answer = await super().socket_recv()  # type: ignore[safe-super]  # of the mixed-in

@@ -48,7 +48,7 @@ _ANY = frozenset(
 
 
 class _Endpoint:
-    """One of them, and whether it is to be asked."""
+    """One endpoint, and whether it is asked now."""
 
     def __init__(self, rpc: Rpc) -> None:
         self.rpc = rpc
@@ -207,7 +207,7 @@ class QuorumRpc(Rpc):
         )
 
     def _newest(self, outcomes: list[Any], number: Callable[[Any], int]) -> Any:
-        """Return the newest that most of them have reached."""
+        """Return the newest block that most of the endpoints have reached."""
         known = sorted((o for o in outcomes if not isinstance(o, RpcError)), key=number)
         if not known:
             return outcomes[0]

@@ -58,7 +58,7 @@ _TRIES = 3
 
 V = TypeVar("V", bound=ChainView)
 OnChange = Callable[[list[Event]], Awaitable[None]]
-"""Called after the view took in new events, or lost some: then perhaps with none."""
+"""Called with the new events after the view took them in; with none when it only lost some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ class EventReader:
         """Start at a block (default: the deployment's), or after blocks that were read before.
 
         A block is read once so many blocks are on top of it, or once it is finalized: the reader
-        never notices a change above it. `on_logs` is told the logs of each range of blocks that
-        fits the chain; then all of them are asked of the endpoint, and none read from a file.
+        never notices a change above it. `on_logs` is called with the logs of each range of blocks
+        that fits the chain. With it, the endpoint is asked for all logs, and no file is read.
         """
         contracts = {n: a for n, a in chain.deployment.contracts.items() if n != "MusterToken"}
         self._rpc = chain.rpc
@@ -131,8 +131,8 @@ class EventReader:
     async def poll(self) -> Poll:
         """Return everything new; raises ChainError, and the next poll goes on where this ended.
 
-        ChainInconsistent is an endpoint that contradicts itself, again and again, or lags behind
-        what it said before; WrongChain one that answers for another chain.
+        ChainInconsistent: the endpoint contradicts itself again and again, or lags behind what it
+        said before. WrongChain: it answers for another chain.
         """
         for attempt in range(1, _POLL_ATTEMPTS + 1):
             try:
@@ -208,7 +208,7 @@ class EventReader:
         return hex(max(0, newest - self._confirmations))
 
     async def _newest_standing(self, head: LatestBlock) -> int:
-        """Return the newest block that stands; raises when it is the endpoint that is wrong."""
+        """Return the newest block that stands; raises when the endpoint is wrong."""
         chain_id = from_hex(await self._rpc.call("eth_chainId"))
         if chain_id != self._chain_id:
             raise WrongChain(
@@ -281,7 +281,7 @@ class EventReader:
             self._store.append(logs, BlockId(last, end.hash))
 
     async def _granted(self, first: int, newest: int) -> tuple[list[dict[str, Any]], int]:
-        """Return the logs from a block on, and up to where: as far as is answered at once."""
+        """Return the logs from a block on, and the last block of what one answer holds."""
         last = min(first + self._range.size - 1, newest)
         while True:
             try:
@@ -367,9 +367,9 @@ async def follow(
 ) -> None:
     """Keep the view current until cancelled; an empty view is filled first.
 
-    A view that was read before is continued where it ends. It stays as many blocks behind the chain
-    as are to confirm what it has taken in, or at its finalized block. Looks every `poll_s` seconds,
-    and waits for another block where the endpoint tells of them. An error of `on_change` ends it.
+    A view that was read before goes on where it ends. It stays `confirmations` behind the chain's
+    head. It looks every `poll_s` seconds, or waits for the next block where the endpoint tells of
+    blocks. An error of `on_change` ends it.
     """
     reader = EventReader(chain, known=view.recent_blocks(), confirmations=confirmations)
     failures = 0

@@ -5,8 +5,8 @@ An *action* is what a caller asked for, perhaps under a label; it has a nonce an
 
 Rows are in one SQLite file, or in a PostgreSQL database. One process at a time holds the store, and
 the store refuses everything once another process has it: a sender that cannot write to its journal
-sends nothing. The store's own rules hold what must never happen: two live actions with one nonce,
-or with one label.
+sends nothing. The store's own constraints exclude what must never happen: two live actions with one
+nonce, or with one label.
 """
 
 from __future__ import annotations
@@ -389,10 +389,10 @@ _OPTIONS = {
 class PostgresStore:
     """The journals of a database, for senders that take over from each other. Its methods block.
 
-    Everything goes over one connection, which holds an advisory lock for as long as it lives: who
-    has the lock is the sender. When the server loses the connection it gives the lock to another,
-    and this store refuses everything from then on, so that nothing is sent that the successor
-    cannot see. Needs `pip install muster-rl[postgres]`.
+    Everything goes over one connection, which holds an advisory lock for as long as it lives: the
+    process that has the lock is the sender. When the server loses the connection it gives the lock
+    to another, and this store refuses everything from then on, so that nothing is sent that the
+    successor cannot see. Needs `pip install muster-rl[postgres]`.
     """
 
     def __init__(self, connection: Connection[tuple[Any, ...]]) -> None:
@@ -402,7 +402,7 @@ class PostgresStore:
 
     @classmethod
     def acquire(cls, url: str, lock: int) -> Self | None:
-        """Return the store of a database if nobody else holds the lock, a signed 64-bit number.
+        """Return the store of a database, None while another holds `lock`, a signed 64-bit number.
 
         Raises StorageError when the database cannot be reached.
         """

@@ -191,8 +191,8 @@ class TransactionSender:
         """Settle every action that no task waits for: left behind, or taken back by a reorg."""
         undone, state = await self._taken_back(), ActionState.PENDING
         if any(not action.attempts for action in undone):
-            # Deeper than what is kept: its nonce cannot be filled as it was, nor can those after it
-            # be mined as they were. All of it is left to be done anew.
+            # The reorganisation is deeper than what is kept: its transaction is gone, and those
+            # after it cannot be mined without it. Their callers have to do all of it anew.
             undone, state = undone + await self._journal.pending(), ActionState.REPLACED
         await self._reopen(undone, state)
         await self._settle_orphans()

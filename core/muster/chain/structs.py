@@ -133,7 +133,7 @@ class SlashSubject:
     offence: Offence
     """What for."""
     tag: int
-    """Of frauds and double submissions `step << 32 | index`, else the batch or the case."""
+    """For frauds and double submissions `step << 32 | index`, else the batch or the case."""
     batch_id: int
     """The batch of the outcome that a fraud is; else 0."""
     position: int
@@ -316,13 +316,13 @@ class CourtTerms:
     reveal_time: int
     """Seconds after that until which they may reveal."""
     wrong_verdict_ppm: int
-    """Millionths of a signer's stake that outcomes cost which a jury overturned."""
+    """Millionths of its stake that a signer loses for outcomes that a jury overturned."""
     absence_ppm: int
-    """Millionths of a juror's stake that a vote costs which it did not cast."""
+    """Millionths of its stake that a juror loses for a vote that it did not cast."""
 
     @property
     def jury_time(self) -> int:
-        """Seconds after which a case can be closed, whoever did nothing."""
+        """Seconds after which a case can be closed, even if no juror did anything."""
         return self.commit_time + self.reveal_time
 
 

@@ -54,7 +54,9 @@ REMEMBERED_BLOCKS = 256
 
 
 class ChainView:
-    """Everything that events say. Objects taken from it are stale after a rewind: look them up."""
+    """Everything that events say. Objects taken from it are stale after a rewind: look them up
+    again.
+    """
 
     def __init__(self) -> None:
         self._events: list[Event] = []
@@ -62,7 +64,7 @@ class ChainView:
 
     def _reset(self) -> None:
         self.workers: dict[Address, WorkerView] = {}
-        """By staking wallet, in order of registration; what each is in a run is its members'."""
+        """By staking wallet, in order of registration; a run's `members` say what each is there."""
         self.worker_by_id: dict[int, WorkerView] = {}
         """By number."""
         self.worker_by_node: dict[Address, WorkerView] = {}

@@ -302,7 +302,7 @@ class RunView:
 
     @property
     def terms_number(self) -> int:
-        """Number of its present terms, which whoever joins agrees to."""
+        """Number of its present terms: an account that joins agrees to them."""
         return len(self.terms)
 
 
@@ -330,7 +330,7 @@ class BatchView:
     tx_hash: str
     """Transaction of the commitment."""
     beacon: Hash32 = NO_HASH
-    """Hash of the block of the commitment: of it the order of those who check is drawn."""
+    """Hash of the block of the commitment: the order of its validators is drawn from it."""
     seated: tuple[Address, ...] = ()
     """The run's validators at the commitment."""
     orchestrator: Address = ZERO_ADDRESS
@@ -366,7 +366,7 @@ class BatchView:
     posted_block: int | None = None
     """Block of the outcomes."""
     posted_beacon: Hash32 | None = None
-    """Hash of that block: of it is drawn whether somebody checks once more, and who."""
+    """Hash of that block. It decides whether the batch is checked once more, and by whom."""
     posted_tx: str | None = None
     """Transaction of the outcomes."""
     validators: tuple[Address, ...] = ()
@@ -383,7 +383,7 @@ class BatchView:
         return self.voided_tx is not None
 
     def due_at(self, deadline_s: int) -> int:
-        """Return from when on its workers can call judges of the network."""
+        """Return the time from which its workers can call judges of the network."""
         if self.status is BatchStatus.WITHHELD:
             return self.posted_at or 0
         return self.committed_at + deadline_s
@@ -443,7 +443,7 @@ class SlashView:
     offence: Offence
     """What for."""
     tag: int
-    """Which one: of frauds and double submissions `step << 32 | index`, else the batch or case."""
+    """Which one: for frauds and double submissions `step << 32 | index`, else the batch or case."""
     amount_wei: int
     """What was taken, with what followed later."""
     tx_hash: str
@@ -552,11 +552,11 @@ class CaseView:
     fee_wei: int = 0
     """What each juror of the prevailing ruling can collect."""
     collected: set[Address] = field(default_factory=set)
-    """Jurors that did."""
+    """Jurors that collected it."""
     returned_wei: dict[int, int] = field(default_factory=dict)
     """By place among the claims: how much of the bond went back."""
     fined: set[Address] = field(default_factory=set)
-    """Signers and jurors that it cost something."""
+    """Signers and jurors that were fined in it."""
     closed_tx: str | None = None
     """The closing transaction."""
 
@@ -582,7 +582,7 @@ def split_signatures(joined: bytes) -> list[bytes]:
 
 
 def parse_records(data: bytes) -> list[OutcomeRecord]:
-    """Return the records that the ledger accepted; raises EncodingError when it cannot have.
+    """Return the records that the ledger accepted; raises EncodingError for bytes it cannot accept.
 
     The ledger does not look at reasons. An unknown one is kept, by number and the name UNKNOWN_n,
     so that the record's bytes and leaf stay what they are.

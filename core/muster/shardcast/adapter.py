@@ -11,7 +11,7 @@ The merge of a weight W [rows, columns] with A [rank, columns] and B [rows, rank
 
 in float32, rounded after every operation to the nearest (ties to even), and at the end once to W's
 type. No product is fused with a sum and nothing is reordered, so every processor makes the same
-bytes. A result that is no number has one bit pattern per type.
+bytes. A NaN result has one bit pattern per type.
 
 Axes: O rows, I columns, K rank.
 """
@@ -80,7 +80,7 @@ class Merge:
     """Offset of B in the file."""
 
     def __post_init__(self) -> None:
-        """Raise AdapterError when the numbers are none that a merge can have."""
+        """Raise AdapterError for numbers that no merge can have."""
         is_bounded = (
             1 <= self.rank <= MAX_RANK
             and 1 <= self.columns <= MAX_COLUMNS
@@ -104,10 +104,10 @@ class Adapter:
     """An adapter's merges, by the name of the base's weight."""
 
     def __init__(self, files: Mapping[str, Path]) -> None:
-        """Raises AdapterError when the files are no adapter that can be merged."""
+        """Raises AdapterError when the files are not an adapter that can be merged."""
         config = _config(files)
         self.base = str(config.get("base_model_name_or_path"))
-        """What the adapter says that it is over."""
+        """The base model that the adapter names."""
         self.path = files[WEIGHTS_NAME]
         self.merges = dict(_merges(self.path, *_rank_and_scale(config)))
         if not self.merges:

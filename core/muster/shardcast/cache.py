@@ -65,7 +65,7 @@ def delta_path(folder: Path) -> Path:
 
 @asynccontextmanager
 async def only_process(folder: Path) -> AsyncIterator[None]:
-    """Exclude other processes that fetch the same version; ends with the process, however."""
+    """Exclude other processes that fetch the same version; the lock ends with the process."""
     path = folder.with_name(f".{folder.name}.lock")
     fd = await _locked(path)
     try:
@@ -177,7 +177,7 @@ async def require_state(part: PartFolder) -> None:
 def copy_from_neighbours(
     part: PartFolder, lacking: list[list[ChunkSpan]], folder: Path
 ) -> list[list[ChunkSpan]]:
-    """Fill chunks that another cached version has too; returns those that none has."""
+    """Fill chunks that another cached version has too; returns those that no version has."""
     held: dict[Hash32, tuple[Path, int]] = {}
     for neighbour, _ in _cached_versions(folder.parent):
         manifest = _read_manifest(neighbour)
@@ -191,7 +191,7 @@ def copy_from_neighbours(
 
 
 def install(part: PartFolder, folder: Path) -> None:
-    """Give the finished folder its name; its manifest comes first, so none is ever without."""
+    """Give the finished folder its name; its manifest comes first, so no folder lacks one."""
     try:
         fresh = folder.with_name(temporary_name())
         fresh.write_bytes(part.manifest.to_bytes())

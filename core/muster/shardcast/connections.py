@@ -38,7 +38,7 @@ SENDERS = 4
 THREAD_S = 0.25
 """Longest time a thread spends on one reader."""
 CONGESTION_CONTROL = b"bbr"
-"""What senders use where the kernel lets them: it does not take random loss for a full queue."""
+"""Senders use it where the kernel has it: it does not take random loss for a full queue."""
 
 C = TypeVar("C")
 
@@ -165,7 +165,7 @@ class LimitedServer(web.Server):
         self._transports: dict[RequestHandler, asyncio.Transport] = {}
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
-        """Take a connection; somebody's is cut when there are too many."""
+        """Take a connection; one is cut when there are too many."""
         super().connection_made(handler, transport)
         prefer_congestion_control(transport.get_extra_info("socket"))
         peer = transport.get_extra_info("peername")

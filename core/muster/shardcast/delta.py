@@ -7,7 +7,7 @@
 The first two go through the files once, a block at a time, so memory does not grow with the model.
 A delta comes from strangers. It is applied only to the parent that it names and never writes more
 than the sizes that the signed manifest announces; whatever else is wrong with it is a DeltaError.
-Whether the rebuilt files are the right ones, the caller sees from their state hash.
+The caller compares the state hash of the rebuilt files.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ CHANGED = {3: "BF16", 4: "F16", 5: "F32"}
 MERGED = 6
 """Operation: a weight of the parent's, merged with an adapter that was made before."""
 PART_BYTES = 1 << 20
-"""Bytes of anything but floats that one operation stands for, at most."""
+"""Most bytes of one operation that are not floats."""
 
 _OPERATIONS = {dtype: operation for operation, dtype in CHANGED.items()}
 
 
 class States(NamedTuple):
-    """Between which versions a delta is."""
+    """The two versions that a delta connects."""
 
     parent: Hash32
     """State hash of the files it is applied to."""
@@ -333,7 +333,7 @@ def _merged_blocks(base: BinaryIO, merge: Merge, factors: Factors, dtype: str) -
 
 
 def _merge_head(merge: Merge, dtype: str, place: ParentPlace) -> bytes:
-    """Return what says how a weight is merged."""
+    """Return the head of a merge: its type, shape, rank and scale."""
     head = bytes([_OPERATIONS[dtype]]) + _varints(*place, merge.rows, merge.columns, merge.rank)
     factors = np.array(merge.scale, "<f4").tobytes() + bytes([_OPERATIONS[merge.dtype]])
     return head + factors + _varints(merge.down, merge.up)

@@ -45,7 +45,7 @@ _KERNEL_FAULTS = {
 }
 
 COMPLEMENT = 0x80
-"""Set in a Rice parameter's byte when a list is of the positions not meant."""
+"""Flag in a Rice parameter's byte: the list holds the positions that are not meant."""
 
 Integers = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]

@@ -1,8 +1,8 @@
 """Which bytes of a version's files are compared with which bytes of its parent's.
 
 Reads safetensors headers and nothing else. A tensor is compared with the parent's tensor of the
-same name, type and size, in whatever file that is; everything that is no tensor with the bytes at
-the same place of the file of the same name. A file that is no safetensors file is one such piece.
+same name, type and size, in any file. All other bytes are compared with those at the same place of
+the file of the same name. A file of another kind than safetensors is one such piece.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ParentLayout:
 
 
 def read_tensors(path: Path) -> list[Tensor]:
-    """Return a safetensors file's tensors in the order of their bytes; [] if it is none.
+    """Return a safetensors file's tensors in the order of their bytes; [] for any other file.
 
     They cover the file from the end of its header to its end without gap or overlap.
     """

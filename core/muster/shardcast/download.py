@@ -33,7 +33,7 @@ BUFFER_BYTES = 256 << 10
 LOOK_S = 0.1
 """How often arrived bytes are counted while a buffer takes longer than that to fill."""
 LEAST_BYTES = 64 << 10
-"""So many bytes arrive within each span of silence that is waited for, or the peer is given up."""
+"""A peer that sends fewer bytes in SILENCE_S seconds is given up."""
 _local = threading.local()
 EXTRA = 8
 """Attempts beside those that bring bytes: relays that say nothing yet, or next to nothing."""
@@ -70,7 +70,7 @@ class ShardClient:
     def __init__(self, *, token: str | None = None, parallel: int = 4) -> None:
         """`parallel` is how many chunks it can receive at the same time."""
         self._http = HttpClient({"Authorization": f"Bearer {token}"} if token else {})
-        # What sends next to nothing occupies a thread, too, until it is left.
+        # A relay that sends next to nothing occupies a thread, too, until it is left.
         self._threads = ThreadPoolExecutor(parallel + EXTRA, thread_name_prefix="chunk")
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class ShardClient:
     ) -> list[PolicyVersion] | Fault:
         """Return what a relay offers, newest first; waits for something newer than `after`.
 
-        With `whole_only` it leaves out versions that the relay has not whole.
+        With `whole_only` it leaves out versions that the relay does not hold whole.
         """
         query = f"?after={after}&wait={wait_s}" if after >= 0 else f"?wait={wait_s}"
         query += "&whole=1" * whole_only

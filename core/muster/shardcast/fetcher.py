@@ -65,7 +65,7 @@ ParentManifest = Callable[[Manifest], Awaitable[Manifest]]
 """Returns the manifest of what a manifest's delta starts from; raises PolicyUnavailable."""
 
 Progress = Callable[[int, int], object]
-"""Hears how many bytes are held and verified, and of how many."""
+"""Called with the bytes that are held and verified, and with all that there are."""
 
 
 class Fetcher:
@@ -188,8 +188,8 @@ class Fetcher:
     ) -> Path:
         """Return the folder with the version's verified files; `root` is the one on chain.
 
-        `progress` hears after every chunk how many bytes are held, and of how many. Resumes what
-        an earlier fetch left behind, and answers at once for a version this object has fetched
+        `progress` is called after every chunk with the bytes that are held, and with all. Resumes
+        what an earlier fetch left behind, and answers at once for a version this object has fetched
         before. Raises PolicyUnavailable when no relay delivers, StorageError when the disk refuses.
         """
         folder = version_folder(self._cache, run_id, version)

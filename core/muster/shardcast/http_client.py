@@ -97,7 +97,7 @@ class Connection(asyncio.BufferedProtocol):
     def take_over(self) -> tuple[bytes, socket.socket] | None:
         """Return the body's first bytes and a plain socket to receive the rest from, in a thread.
 
-        None when the connection is encrypted: then `read_into` it is. Until the caller has received
+        None when the connection is encrypted: use `read_into` then. Until the caller has received
         the whole body and closed that socket, nothing else may be done with the connection but
         `interrupt`.
         """
@@ -260,7 +260,7 @@ class HttpClient:
 
 
 def require_url(url: str) -> str:
-    """Return a server's base URL without its last slash; raises ConfigError when it is none."""
+    """Return a server's base URL without its last slash; raises ConfigError when it is not one."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0

@@ -110,7 +110,7 @@ class Originals:
         return stamp.size >= region.offset + region.size
 
     def find(self, digest: Hash32) -> Region | None:
-        """Return where a chunk's bytes lie, hashing them if need be; None when they are others."""
+        """Return where a chunk's bytes lie, hashing them if need be; None if they have changed."""
         with self._lock:
             region, trusted = self._regions.get(digest), self._hashed.get(digest)
         if region is None:

@@ -29,7 +29,7 @@ TICK_S = 0.05
 WINDOW_S = 0.5
 """The span over which an attempt's rate is measured; younger attempts are not compared."""
 PATIENCE_S = 0.15
-"""So long an attempt is not quiet, whatever it brings."""
+"""A younger attempt is never quiet."""
 NOTHING_BYTES_PER_S = 16 << 10
 """An attempt below this brings next to nothing, whatever others bring."""
 QUIET_SHARE = 0.25
@@ -44,10 +44,11 @@ STALL_S = 0.3
 little of it is missing then, another goes on with its bytes, and nothing else waits for the line.
 """
 FULL_SHARE = 0.5
-"""As long as this part of the highest rate of all attempts together comes, the line counts as full:
-there is nothing to be gained by asking others."""
+"""The line counts as full while all attempts together bring this part of their highest rate: asking
+others would gain nothing.
+"""
 EXPLORE_S = 0.2
-"""While chunks wait, so often a relay that was never tried is tried beside the others."""
+"""While chunks wait, a relay that was never tried is tried at this interval."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +62,7 @@ class _Chunk:
     was_shared: bool = False
     """Two attempts at it ran at the same time."""
     is_alone: bool = False
-    """It must not be asked for twice, or go on from another's bytes: that went wrong before."""
+    """It is asked for once, and from its first byte: sharing it went wrong before."""
 
     def is_brought(self) -> bool:
         return any(attempt.brings() for attempt in self.attempts)
@@ -210,7 +211,7 @@ class Pull:
         return not attempt.is_quiet() or (self._is_full and attempt.brings())
 
     def _crowding(self) -> list[_Attempt]:
-        """Return who makes place when there is no room for a relay that was never tried."""
+        """Return the attempt that makes room for a relay that was never tried, if one has to."""
         quiet = [attempt for attempt in self._running if attempt.is_quiet()]
         is_full = len(self._running) >= self._parallel + EXTRA
         if not is_full or not quiet or not set(self._transfer.awake()) - self._tried:
@@ -239,7 +240,7 @@ class Pull:
         found: dict[_Chunk, float] = {}
         for chunk in {attempt.chunk for attempt in self._running}:
             is_young = any(now_s - a.started_s < PATIENCE_S for a in chunk.attempts)
-            # What somebody has brought a part of is handed on when he is left.
+            # A chunk of which a relay brought a part is handed on when that relay is left.
             is_begun = any(a.sink.seen > a.sink.size * FLOOR_SHARE for a in chunk.attempts)
             is_open = not chunk.is_brought() and not is_begun
             if not chunk.is_alone and not is_young and (is_open or self._is_doubtful(chunk)):
@@ -247,14 +248,14 @@ class Pull:
         return max(found, key=lambda chunk: found[chunk], default=None)
 
     def _is_doubtful(self, chunk: _Chunk) -> bool:
-        """Tell whether nobody knows if the only one who brings a chunk is slow."""
+        """Tell whether a chunk's only relay may be slow: no other relay's rate is known."""
         others = [url for url in self._transfer.awake() if url != chunk.attempts[0].url]
         known = [url for url in others if self._transfer.scores.is_known(url)]
         is_long = min(attempt.eta_s() for attempt in chunk.attempts) > 2 * WINDOW_S
         return is_long and len(chunk.attempts) == 1 and not known
 
     def _relay_for(self, chunk: _Chunk, now_s: float, *, explores: bool) -> str | None:
-        """Return whom to ask for a chunk; with `explores`, only somebody who was never tried."""
+        """Return the relay to ask for a chunk; with `explores`, only one that was never tried."""
         scores = self._transfer.scores
         busy = {attempt.url for attempt in self._running}
         refused = {a.url for a in self._running if a.is_quiet() or a.chunk is chunk}

@@ -31,7 +31,7 @@ _PARTIAL = "partial-"
 
 
 class RoomRefusal(MusterError):
-    """Something that is not taken, and why."""
+    """A refusal of a file or a proof, with its reason."""
 
     def __init__(self, status: int, code: str, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -109,7 +109,7 @@ class Room:
             yield
         finally:
             self._uploads[address] -= 1
-            self._uploads += Counter()  # forgets who has none
+            self._uploads += Counter()  # forgets an address without uploads
 
     async def _take_file(self, name: Hash32, parts: AsyncIterator[bytes]) -> None:
         hasher, path = hashlib.sha256(), self._path("files", name)

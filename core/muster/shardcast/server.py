@@ -41,7 +41,7 @@ FOREIGN_CHANGE_POLL_S = 0.05
 SHUTDOWN_S = 1.0
 """How long a stop waits for answers that are being sent."""
 DRAINED_BYTES = 1 << 20
-"""So much of a body that is refused is read, so that its sender reads why."""
+"""Bytes of a refused body that are read, so that its sender goes on to read the refusal."""
 INLINE_BYTES = 64 << 10
 """Chunks up to this size are sent in one write rather than by sendfile."""
 

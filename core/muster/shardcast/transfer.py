@@ -43,7 +43,7 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 """Bound of that pause."""
 HEDGE_S = 0.05
-"""A relay that has not answered within this gets company from the next ones."""
+"""After this time without an answer the next relays are asked, too."""
 
 T = TypeVar("T")
 
@@ -123,9 +123,9 @@ class Transfer:
     async def _first(
         self, urls: Sequence[str], ask: Callable[[str], Awaitable[T | None]]
     ) -> T | None:
-        """Return the first answer that is one, None when nobody has any.
+        """Return the first good answer; None when no relay has one.
 
-        A relay that has not answered soon gets company, each time twice as much.
+        When no answer comes soon, more relays are asked, each time twice as many.
         """
         ranked = self.scores.ranked(urls)
         running: set[asyncio.Task[T | None]] = set()
@@ -152,16 +152,16 @@ class Transfer:
     # Whom to ask
 
     def awake(self) -> list[str]:
-        """Return who may be asked now; the reserve only when every relay has been given up."""
+        """Return the relays that may be asked now; the reserve only if all others are given up."""
         now_s = asyncio.get_running_loop().time()
         return [url for url in self._usable() if self._resting.get(url, 0.0) <= now_s]
 
     def reserve(self) -> list[str]:
-        """Return who may be asked where no relay brings anything."""
+        """Return the reserve that may be asked where no relay brings anything."""
         return [url for url in self.scores.reserve if url not in self._out]
 
     async def rest(self) -> None:
-        """Return when somebody may be asked; raises PolicyUnavailable when nobody ever will."""
+        """Return when a relay may be asked again; raises PolicyUnavailable when none is left."""
         usable = self._usable()
         if not usable:
             raise self._unavailable()

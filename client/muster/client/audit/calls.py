@@ -156,7 +156,7 @@ class RunCalls:
         at, order = posting.batch.committed_at, posting.order
         timing = replace(posting.timing, timeout_s=min(timeout_s, self._longest_s))
         if spoken is None:
-            # Said by the last of the order, whose own silence would call nobody.
+            # The last of the order speaks: its own silence would call nobody.
             said = [Statement(order[-1], OBJECTION, accepts=False, at=at)] if is_alarm else []
         else:
             said = [Statement(who, of, not is_alarm, at) for who, of in sorted(spoken.items())]

@@ -48,11 +48,11 @@ from muster.tasks import document_root
 MAX_ENTRIES = 1_000_000
 """Files of a copy that are looked at."""
 MAX_SMALL_BYTES = 16 << 20
-"""A document above this is no recipe, calibration or manifest."""
+"""A larger file is not a recipe, a calibration or a manifest."""
 MAX_ENTRY_BYTES = 1 << 20
-"""What is written beside a submission's file is smaller."""
+"""Largest JSON file beside a submission's file."""
 MAX_CHECKING_BYTES = 64 << 20
-"""Everything that is kept about how one batch was checked is smaller."""
+"""Largest file with the proofs of checking of one batch."""
 M = TypeVar("M", bound=BaseModel)
 _OUTCOMES = re.compile(r"(\d{1,20})-0x[0-9a-f]{40}\.json")
 _ENTRY = re.compile(r"[0-9a-f]{64}\.json")
@@ -60,7 +60,7 @@ _CHECKING = re.compile(r"checking-(\d{1,20})\.json")
 
 
 class KnownBundle(NamedTuple):
-    """A bundle, by what it says it is about."""
+    """A bundle, with the submission that it claims to be about."""
 
     path: Path
     """The file."""
@@ -95,7 +95,7 @@ class EvidenceFolders:
     """Folders with evidence, found by hash."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        """Raises ConfigError when one of them is no folder."""
+        """Raises ConfigError when one of them is not a folder."""
         self._named: dict[str, Path] = {}
         self._loose: list[Path] = []
         self._folders: list[Path] = []

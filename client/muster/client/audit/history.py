@@ -205,14 +205,14 @@ class Seen:
     lines: list[WatchLine] = field(default_factory=list)
     """What happened, in chain order."""
     contradictions: list[Contradiction] = field(default_factory=list)
-    """What cannot be and was not said before."""
+    """Contradictions that no earlier look reported."""
 
 
 class Watch:
-    """A ledger that grows with the chain, and says what happens, and what cannot be, as it appears.
+    """A ledger that grows with the chain and reports events and contradictions as they appear.
 
     Every look reads and proves the new blocks, takes them in, checks the new batches and all of the
-    money, and says what was not said before. It also says when the chain was reorganised: that is a
+    money, and reports what no earlier look reported. It also reports a reorganisation, which is a
     contradiction when it takes back blocks that counted as final.
     """
 

@@ -197,7 +197,7 @@ class Ledger(HistoryView):
             self.apply(event)
 
     def batch_of(self, slash: SlashView) -> BatchView | None:
-        """Return the batch that a slash is about; None for one about no outcome."""
+        """Return the batch that a slash is about; None when it is not about an outcome."""
         return None if slash.batch_id is None else self.batches.get(slash.batch_id)
 
     def record_at(self, batch_id: int | None, position: int | None) -> OutcomeRecord | None:
@@ -342,7 +342,7 @@ class Ledger(HistoryView):
 
 
 def of_run(view: Ledger, run_id: RunId) -> Ledger:
-    """Return what a ledger holds of a run that it knows, so that an audit of it says nothing of a
+    """Return the part of a ledger that is about one known run: an audit of it must not report on a
     stranger's run. A slash or case that names two runs belongs to both.
 
     Runs are open to all: the owner of one can fill it with outcomes that contradict. The network's
@@ -383,7 +383,7 @@ def _narrow(own: Ledger, view: Ledger, is_own: list[bool]) -> None:
     kept = {slash.escrow_id for slash in own.slashes}
     gone = {slash.escrow_id for slash in view.slashes} - kept
     own.followed = [each for each in view.followed if each.earlier not in gone]
-    # How many of the run's slashes there were, of so many in all.
+    # The number of the run's slashes among the first so many of all.
     before = [0]
     for ours in is_own:
         before.append(before[-1] + ours)

@@ -96,9 +96,9 @@ class Lineage:
     contradictions: tuple[Contradiction, ...]
     """What cannot be."""
     not_taken: int
-    """Accepted records that the version's step did not come to: later ones take them, or none."""
+    """Accepted records behind the version's range of the stream: later versions may take them."""
     late: Mapping[int, Mapping[str, int]]
-    """By version: samples that its step left out after the filters, of whichever file."""
+    """By version: samples that its step left out after the filters; their files are not known."""
 
     def by_worker(self) -> list[tuple[str, int, int]]:
         """Return each worker with the submissions and units of it that training took."""

@@ -26,7 +26,7 @@ _LATER = {"announced", "timestamp"}
 Parameters = Mapping[str, int]
 """Numbers that the contracts were built with, by name."""
 UNDISPUTED = 0xFE
-"""What is left of a commitment's last byte without the bit that tells of challenges."""
+"""Mask of a commitment's last byte: every bit but the one that marks a challenge."""
 ASKED_AT_ONCE = 2_000
 """Commitments asked for before the answers are compared."""
 
@@ -118,8 +118,8 @@ async def observe(
     block: int | None = None,
     only: Collection[int] | None = None,
 ) -> Observed:
-    """Return what the contracts say, after a block (default: the latest), about what the events
-    up to there tell; of batches, about some only if so asked.
+    """Return what the contracts say after a block (default: the latest) about everything in the
+    events up to there. `only` names the batches to ask about; None stands for all.
     """
     tag = "latest" if block is None else hex(block)
     chain = chain if block is None else chain.at(block)

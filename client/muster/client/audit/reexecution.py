@@ -96,7 +96,7 @@ HOW_MACHINE = "free memory and disk on this machine, and audit it again"
 """What can be done where this machine failed: that contradicts nobody."""
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]
-"""Hears how many outcomes were run again, of how many, and what came of the last."""
+"""Called after each outcome: how many were run again, of how many, and the last one's result."""
 
 
 @dataclass(frozen=True, slots=True)

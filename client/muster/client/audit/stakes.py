@@ -30,10 +30,10 @@ PPM = 1_000_000
 FRAUDS = (Offence.FRAUD, Offence.EXACT_FRAUD)
 """Offences that are outcomes."""
 MAX_FOLLOWERS = 256
-"""Later offences that stake which comes back is counted for."""
+"""Later offences that are counted when stake comes back, at most."""
 
 Problems = Iterator[tuple[Kind, str]]
-"""What is wrong, of which kind."""
+"""Problems, each with its kind."""
 
 
 # Roles
@@ -322,7 +322,7 @@ def _reporters(view: Ledger, slash: SlashView) -> set[str]:
 def _follow_problems(
     view: Ledger, table: OutcomeTable, parameters: Parameters
 ) -> Iterator[Contradiction]:
-    """Yield where later offences took another share of stake that an earlier one gave back."""
+    """Yield problems with the shares that later offences took of stake that came back."""
     told: dict[Hash32, list[tuple[Hash32, int]]] = {}
     for each in view.followed:
         told.setdefault(each.earlier, []).append((each.later, each.wei))

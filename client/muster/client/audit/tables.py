@@ -82,7 +82,7 @@ def print_report(report: AuditReport) -> None:
 
 
 def print_faults(faults: Sequence[Reported]) -> None:
-    """Print faults that prove themselves: what came of reporting them, or how to."""
+    """Print faults that prove themselves, with the result of a report or the command for one."""
     fold = partial(_fold, _console())
     unreported = [each.fault for each in faults if each.tx is None and each.refused is None]
     for each in faults:

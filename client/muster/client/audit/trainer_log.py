@@ -1,7 +1,7 @@
 """What a trainer says became of the records that it consumed: its `metrics.jsonl`.
 
-The chain says which step consumed a record; what the filters left of it only the trainer knows. Its
-word is held against the chain's where both speak.
+The chain says which step consumed a record. Only the trainer knows what the filters left of it.
+Where the chain says the same thing, the two are compared.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TrainerLog:
 
 
 def read_trainer_log(path: Path) -> TrainerLog:
-    """Return what a `metrics.jsonl` says; raises ConfigError when it is none."""
+    """Return what a `metrics.jsonl` says; raises ConfigError for any other file."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:

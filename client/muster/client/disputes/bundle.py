@@ -65,7 +65,7 @@ class ChainFacts(_Part):
     """The ContributionLedger."""
     run_id: int
     orchestrator: AccountAddress
-    """Whose tickets count."""
+    """The account whose tickets count."""
     recipe: HexHash
     """The pinned recipe."""
     calibration: HexHash
@@ -75,7 +75,7 @@ class ChainFacts(_Part):
     quorum: int
     """Signatures that make a verdict."""
     validators: list[AccountAddress]
-    """Who had a seat when the outcomes were posted."""
+    """The accounts that had a seat when the outcomes were posted."""
     root: HexHash
     """Root over the batch's submissions, as committed."""
     count: int
@@ -120,7 +120,7 @@ class Evidence(_Part):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Evidence:
-        """Parse a document; raises EncodingError when it is none."""
+        """Parse a document; raises EncodingError when it does not parse."""
         try:
             found = cls.model_validate_json(data)
         except (ValidationError, RecursionError) as error:
@@ -219,7 +219,9 @@ def _add_policy(archive: zipfile.ZipFile, folder: Path) -> bool:
 
 
 class Bundle:
-    """A bundle being read; a context manager. Nothing in it is believed, or unpacked unasked."""
+    """A bundle being read; a context manager. It believes nothing, and unpacks only what is asked
+    for.
+    """
 
     def __init__(self, path: Path) -> None:
         try:

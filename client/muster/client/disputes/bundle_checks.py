@@ -117,7 +117,7 @@ def check_documents(bundle: Bundle, facts: ChainFacts) -> BundleCheck:
 
 
 def _task_set_hash(data: bytes) -> Hash32:
-    """Return a task set's root; for what is none, zero, which nobody pins."""
+    """Return a task set's root; zero, which nobody pins, when the bytes are not a task set."""
     from muster.tasks import root_of_bytes
 
     try:
@@ -127,7 +127,7 @@ def _task_set_hash(data: bytes) -> Hash32:
 
 
 def read_manifest(bundle: Bundle, facts: ChainFacts) -> Manifest | None:
-    """Return the manifest of the policy; None when there is none whose root is the chain's."""
+    """Return the policy's manifest; None when the bundle has none with the chain's root."""
     from muster.shardcast import Manifest
 
     data = bundle.part(MANIFEST)
@@ -159,7 +159,7 @@ def domain_of(facts: ChainFacts) -> Domain:
 
 
 def recorded_of(evidence: Evidence) -> OutcomeRecord:
-    """Return the outcome that was posted; raises EncodingError when it is none."""
+    """Return the outcome that was posted; raises EncodingError when it does not parse."""
     size = OutcomeRecord.SIZE
     return OutcomeRecord.from_bytes(evidence.records[size * evidence.position :][:size])
 

@@ -213,13 +213,13 @@ def make_row(case: dict[str, Any]) -> list[str]:
 
 
 def eligible_jurors(view: ChainView, run: RunView, worker: Address | None = None) -> list[Address]:
-    """Return who of the bench could be drawn for a case of a run that opens now, about a worker."""
+    """Return the jurors that could be drawn for a case about a worker, if it opened now."""
     excluded: Collection[Address] = {*run.seats, run.owner, *([worker] if worker else ())}
     return [juror for juror in view.jurors() if juror not in excluded]
 
 
 def bench_words(count: int) -> str:
-    """Return how many jurors could judge a run's cases, and what follows where nobody could."""
+    """Return how many jurors could judge a run's cases; if nobody could, also the consequence."""
     words = f"{count} of the network's bench could judge a dispute"
     if count:
         return words

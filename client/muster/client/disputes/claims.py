@@ -2,8 +2,7 @@
 
 A claim is announced as a hash, and made in a later block: nobody who reads it can be first. Its
 salt follows from the claimant's key, so a command that was killed in between goes on. Anybody may
-settle a case and fine those at fault. Jurors' programs do it by themselves; `muster dispute settle`
-needs none.
+settle a case and fine those at fault: jurors' programs do it, or `muster dispute settle`.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ class ClaimOffer:
 
 def parse_ruling(text: str | None, recorded: Ruling) -> Ruling:
     """Return the ruling that a text means: a verdict, or VERDICT:REASON; without one the opposite
-    of what is recorded. Raises ConfigError for no ruling.
+    of what is recorded. Raises ConfigError when the text is not a ruling.
     """
     if text is None:
         if recorded.verdict is Verdict.ACCEPTED:
@@ -223,7 +222,7 @@ async def _in_a_later_block(make: Callable[[], Any], patience_s: float) -> Recei
 
 
 def _salt(key: bytes, leaf: Hash32, ruling: Ruling) -> Hash32:
-    """Return what hides a claim: only who has the key can make it, as often as needed."""
+    """Return the salt that hides a claim; it follows from the key, so it is the same every time."""
     message = b"muster.claim" + leaf + ruling.number.to_bytes(2, "big")
     return Hash32(hmac.digest(key, message, "sha256"))
 
@@ -305,7 +304,7 @@ class Settled:
 
 
 async def close_case(chain: Chain, view: ChainView, case: CaseView) -> Receipt:
-    """Settle a case whose jury is done, or was, on chain."""
+    """Settle a case on chain whose jury has finished, or whose time is over."""
     batch = view.batches[case.batch_id]
     if case.is_summons:
         return await chain.court.settle_summoned(batch.header(), case.claims[0].submission)
@@ -364,7 +363,7 @@ async def until_decided(
     terms: CourtTerms,
     say: Callable[[str], None],
 ) -> None:
-    """Say what happens about a case until it is closed, or can be by anybody.
+    """Report the progress of a case until it is closed, or until anybody can close it.
 
     Jurors close it as soon as they can, so the first few looks leave it to them.
     """

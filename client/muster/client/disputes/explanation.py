@@ -358,7 +358,7 @@ def describe_recourse(
 
 
 def _evidence(place: SubmissionPlace, money: OutcomeMoney) -> list[str] | None:
-    """Return the commands that re-run a verdict; None of work that was accepted."""
+    """Return the commands that re-run a verdict; None for accepted work."""
     standing = money.standing
     assert standing is not None  # describe_recourse
     if standing.outcome.verdict is Verdict.ACCEPTED or place.batch.records is None:

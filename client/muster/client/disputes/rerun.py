@@ -44,18 +44,19 @@ class Recomputed:
     detail: str
     """Where and with which values it is not acceptable; empty when it is."""
     statistics: list[Statistic]
-    """What checks 6 and 7 measured, if it came to them."""
+    """What checks 6 and 7 measured, if they were reached."""
     fingerprints: Mapping[Address, bytes] = field(default_factory=dict)
     """By validator: the proof of checking that it must have shown."""
     preferring: int | None = None
-    """Samples in groups whose task rewards differ: no other can be trained on. None of a file that
-    was not read."""
+    """Samples in groups whose task rewards differ: no others can be trained on. None for a file
+    that was not read.
+    """
     proofs: Mapping[Address, Proof] = field(default_factory=dict)
     """By validator: the proof that it did show, where somebody has it."""
 
 
 def read_submission(path: Path, expected: bytes) -> bytes:
-    """Return a submission's file; raises ConfigError when it is another."""
+    """Return a submission's file; raises ConfigError when its hash differs."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

@@ -20,7 +20,7 @@ from muster.client.quantities import (
 from muster.protocol.ids import Address, RunId
 
 OLD_HEAD_S = 120
-"""A head older than this is not the chain's, or the chain stands still."""
+"""With an older head, the endpoint is behind or the chain stands still."""
 
 
 async def examine_chain(chain: Chain) -> Line:

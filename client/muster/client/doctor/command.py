@@ -1,4 +1,4 @@
-"""The examination from first line to verdict. Each part that fails spares those that rest on it."""
+"""The examination from first line to verdict. What rests on a part that failed is skipped."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def examine(asked: Examination, load: EngineLoader | None = None) -> Async
             async for line in _examine_chain(asked, chain, load, stack):
                 yield line
         except MusterError as error:
-            # What each part cannot say of itself: an RPC endpoint that went away, say.
+            # Errors that no part handles itself, such as an RPC endpoint that went away.
             yield failed("chain", "answers", error)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SECTION = "machine"
 FREE_BYTES = 1 << 30
-"""Less free disk than this is no room for files that wait for their upload."""
+"""Files that wait for their upload need at least this much free disk."""
 KEPT_POLICIES = 6
 """Versions on a worker's disk: five, and the one that is being fetched."""
 PACKAGES = ("torch", "transformers", "safetensors")
@@ -32,7 +32,7 @@ PACKAGES = ("torch", "transformers", "safetensors")
 OVERHEAD_BYTES = 768 << 20
 """What torch and one batch of logits take beside the weights."""
 MAX_HEADER_BYTES = 100 << 20
-"""A larger safetensors header is none."""
+"""A file with a larger header is not a safetensors file."""
 _WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1}
 
 
@@ -85,7 +85,7 @@ def examine_room(state_dir: Path, policy_bytes: int) -> Line:
 
 
 def _gpus(device: str) -> Iterator[Line]:
-    """Yield a line per GPU that NVML sees; without the library, that it was not asked."""
+    """Yield a line per GPU that NVML sees; without the library, one that says how to get it."""
     wanted = device.startswith("cuda")
     try:
         found = list_gpus()
@@ -155,7 +155,7 @@ def _parameters(path: Path) -> int:
 
 
 def examine_fit(needed: int, device: str) -> Line:
-    """Return whether a policy fits where it is to compute; 0 is a size that nobody knows."""
+    """Return whether a policy fits where it is to compute; 0 means that its size is unknown."""
     room = _free_bytes(device)
     figure = f"{format_size(needed)} needed" if needed else "size unknown"
     if room is None:

@@ -25,13 +25,13 @@ OTHER_RELAY = "another relay may do: --relay URL"
 SAMPLE_BYTES = 8 << 20
 """Most bytes that measuring one relay takes."""
 TIMEOUT_S = 10.0
-"""Who has not answered by then counts as unreachable."""
+"""An address that has not answered by then counts as unreachable."""
 MAX_RELAYS = 16
-"""So many of the relays that an orchestrator names are asked."""
+"""Relays that are asked, of those that an orchestrator names."""
 RELAY_WAIT_S = 10
-"""A relay may be receiving the newest policy just now: so long it is waited for."""
+"""How long to wait for a relay that may still be receiving the newest policy."""
 SKEW_FAIL_S, SKEW_WARN_S = 30, 5
-"""Signed requests from further in the future are refused; older than 60 s too."""
+"""The orchestrator refuses signed requests from further in the future, and older than 60 s."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Relays:
 async def examine_ports(urls: Sequence[str], relays: Sequence[str]) -> Line:
     """Return whether every address answers; nothing needs to reach this machine.
 
-    All of `urls` must, of the relays one: the others only make it faster.
+    All of `urls` must answer, and one of the relays: the others only make fetching faster.
     """
     every = [*urls, *relays]
     results = await asyncio.gather(*(_reaches(url) for url in every))
@@ -80,7 +80,7 @@ async def _reaches(url: str) -> bool:
             return False
         async with asyncio.timeout(TIMEOUT_S):
             _, writer = await asyncio.open_connection(parts.hostname, port)
-    except (OSError, TimeoutError, ValueError):  # ValueError: a URL or host name that is none
+    except (OSError, TimeoutError, ValueError):  # ValueError: a malformed URL or host name
         return False
     writer.close()
     return True
@@ -156,7 +156,7 @@ async def examine_relays(
                     continue
                 learnt.manifest = Manifest.from_bytes(data)
                 rate = await _rate(url, learnt.manifest)
-            # ValueError: a URL that is none; of Muster's own errors, ConfigError is one too.
+            # ValueError: a malformed URL. Muster's own ConfigError is a ValueError, too.
             except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
                 why = str(error) or type(error).__name__
                 yield Line(SECTION, name, State.WARN, f"{url}: {why}", OTHER_RELAY)

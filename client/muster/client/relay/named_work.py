@@ -55,8 +55,8 @@ class NamedWork:
         return leaf in self._named
 
     def work_fault(self, leaf: Hash32, document: bytes) -> str | None:
-        """Return why a document does not prove that work: proofs that do not hold, of somebody who
-        was faster, would keep judges from the right ones.
+        """Return why a document does not prove that work, None when it does. Without this check
+        somebody who is faster could store false proofs, and judges would not get the right ones.
         """
         from pydantic import ValidationError
 

@@ -1,4 +1,4 @@
-"""What all that serves chunks has: a token, limits for each address, and its announcement."""
+"""What every server of chunks has: a token, limits for each address, and its announcement."""
 
 from __future__ import annotations
 
