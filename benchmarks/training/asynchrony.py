@@ -5,16 +5,20 @@
 The demo's model, task and recipe; the trainer's own learner and the workers' own engine, in one
 process, so that every training step gets rollouts of exactly version step - 1 - k (the base model
 until there is one). Behaviour log-probabilities are recomputed at that version. Writes
-results/asynchrony.json and docs/images/asynchrony.svg, unless seeds, steps or learning rate are
-others: those are printed only.
+results/asynchrony.json and docs/images/asynchrony.svg, unless seeds, levels, steps or anything of
+the recipe's training section are others: those are printed only. What mends a level is found with
+
+    python -m benchmarks.training.asynchrony --seeds 0 1 2 --levels 0 4 --training loss=cispo
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,43 +155,56 @@ def draw_plot(path: Path, found: dict[int, dict[int, list[Point]]]) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
+def _changed(recipe: Recipe, steps: int, levels: tuple[int, ...], changes: list[str]) -> Recipe:
+    """Return the recipe with other fields of its training section, written as TOML values."""
+    value = recipe.model_dump(mode="json")
+    # What is not set follows the loss.
+    training = {name: value["training"][name] for name in recipe.training.model_fields_set} | {
+        "max_async_level": max(levels),
+        "steps": steps,
+    }
+    for change in changes:
+        name, _, text = change.partition("=")
+        try:
+            training[name] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            training[name] = text
+    return Recipe.model_validate_json(json.dumps(value | {"training": training}))
+
+
 def main() -> None:
     """Measure, print, draw, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--levels", type=int, nargs="+", default=list(LEVELS))
+    parser.add_argument("--training", nargs="*", default=[], metavar="FIELD=VALUE")
     asked = parser.parse_args()
-    seeds = asked.seeds
+    seeds, levels = asked.seeds, tuple(asked.levels)
     torch.set_num_threads(1)
     measured_on = machine()
     recipe = load_recipe(ROOT / "configs" / "demo.toml")
-    changes = {
-        "max_async_level": max(LEVELS),
-        "steps": asked.steps,
-        "learning_rate": asked.learning_rate or recipe.training.learning_rate,
-    }
-    training = recipe.training.model_copy(update=changes)
-    recipe = recipe.model_copy(update={"training": training})
-    found = {seed: measure(seed, recipe, LEVELS) for seed in seeds}
-    ends = {level: [found[s][level][-1].reward for s in seeds] for level in LEVELS}
-    starts = [found[seed][0][0].reward for seed in seeds]
+    recipe = _changed(recipe, asked.steps, levels, asked.training)
+    found = {seed: measure(seed, recipe, levels) for seed in seeds}
+    ends = {level: [found[s][level][-1].reward for s in seeds] for level in levels}
+    starts = [found[seed][levels[0]][0].reward for seed in seeds]
     rows = [
         [
             str(level),
             f"{fmean(starts):.3f}",
             f"{fmean(rewards):.3f}",
             f"{stdev(rewards):.3f}" if len(rewards) > 1 else "-",
-            f"{fmean(rewards) / fmean(ends[0]):.3f}",
+            f"{fmean(rewards) / fmean(ends[levels[0]]):.3f}",
         ]
         for level, rewards in ends.items()
     ]
     print_table(
-        f"Held-out reward (256 problems) after {asked.steps} steps, {len(seeds)} seeds",
-        ["versions old", "start", "end", "deviation", "ratio to 0"],
+        f"Held-out reward (256 problems) after {asked.steps} steps, {len(seeds)} seeds"
+        + "".join(f", {change}" for change in asked.training),
+        ["versions old", "start", "end", "deviation", f"ratio to {levels[0]}"],
         rows,
     )
-    if (seeds, asked.steps, asked.learning_rate) != (list(SEEDS), STEPS, None):
+    if (seeds, levels, asked.steps, asked.training) != (list(SEEDS), LEVELS, STEPS, []):
         return
     draw_plot(ROOT / "docs" / "images" / "asynchrony.svg", found)
     metrics = {f"reward_level_{level}": median(rewards) for level, rewards in ends.items()}

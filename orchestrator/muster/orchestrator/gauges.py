@@ -31,7 +31,8 @@ MAX_PLANNED = 1000
 """Batches whose calls are counted at most."""
 TRAINING_FIGURES = (
     *("reward", "eval_reward", "entropy", "grad_norm", "kl", "mismatch_kl", "age_mean", "tokens"),
-    *("wall_s", "wait_s", "alarm_steps", "grad_growth", "entropy_rise", "reward_fall", "skipped"),
+    *("wall_s", "wait_s", "tokens_per_s", "mfu", "memory_gb"),
+    *("alarm_steps", "grad_growth", "entropy_rise", "reward_fall", "skipped"),
 )
 """Which of the trainer's figures are passed on: its own endpoint has all of them."""
 

@@ -20,6 +20,7 @@ from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.seeds import ticket_seed
 from muster.shardcast import ChunkStore
 from muster.trainer.chain_ports import ChainLedger
+from muster.trainer.measure.figures import UNREPEATABLE
 from muster.trainer.measure.pass_rates import count_passes, read_run
 from muster.wallet import save_wallet
 
@@ -124,9 +125,9 @@ async def _until_step(trainers: TrainerNetwork, step: int) -> None:
 
 def _timeless(trainers: TrainerNetwork, name: str) -> list[dict[str, Any]]:
     lines = trainers.lines(name)
-    times = ("wall_s", "wait_s")
-    steps = [{k: v for k, v in line.items() if k not in times} for line in lines if "step" in line]
-    return steps + [line for line in lines if "eval" in line]
+    steps = [line for line in lines if "step" in line]
+    timeless = [{k: v for k, v in each.items() if k not in UNREPEATABLE} for each in steps]
+    return timeless + [line for line in lines if "eval" in line]
 
 
 async def _assert_all_anchored(trainers: TrainerNetwork, name: str) -> None:

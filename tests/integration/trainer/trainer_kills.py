@@ -17,6 +17,7 @@ from trainer_network import RECIPE, Files, TrainerNetwork
 
 from muster.protocol.ids import PolicyVersion
 from muster.shardcast import ChunkStore
+from muster.trainer.measure.figures import UNREPEATABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +114,9 @@ def _versions(trainers: TrainerNetwork) -> list[int]:
 
 def _timeless(trainers: TrainerNetwork, name: str) -> list[dict[str, Any]]:
     lines = trainers.lines(name)
-    times = ("wall_s", "wait_s")
-    steps = [{k: v for k, v in line.items() if k not in times} for line in lines if "step" in line]
-    return steps + [line for line in lines if "eval" in line]
+    steps = [line for line in lines if "step" in line]
+    timeless = [{k: v for k, v in each.items() if k not in UNREPEATABLE} for each in steps]
+    return timeless + [line for line in lines if "eval" in line]
 
 
 async def _consumed(trainers: TrainerNetwork) -> list[int]:

@@ -377,6 +377,8 @@ def training_figures(step: int, steps: int) -> dict[str, float]:
         "grad_norm": 0.42 + 0.25 * share + abs(noise.gauss(0, 0.09)),
         "tokens": 41_000 + noise.randrange(9_000),
         "wall_s": 12 + noise.random() * 3,
+        "wait_s": 3 + noise.random(),
+        "mfu": 0.35 + 0.02 * noise.random(),
         "age_mean": 0.35 + 0.5 * noise.random(),
         "age_max": float(1 + (noise.random() < 0.3)),
         "mismatch_kl": 0.0004 + 0.0003 * noise.random(),

@@ -26,6 +26,7 @@ from muster.telemetry import KeyValueFormatter
 from muster.trainer.learn.learner import Learner
 from muster.trainer.loop import Parts, Trainer
 from muster.trainer.measure.evaluate import Evaluation, Evaluator
+from muster.trainer.measure.figures import UNREPEATABLE
 from muster.trainer.measure.metrics import MetricsLog, MetricsPoster
 from muster.trainer.publish.policies import BASE, PolicyShelf
 from muster.trainer.publish.publisher import Publisher
@@ -355,9 +356,7 @@ async def _die(parts: Parts, *, steps: int) -> None:
 
 
 def _without_time(world: World) -> list[dict[str, Any]]:
-    return [
-        {k: v for k, v in line.items() if k not in ("wall_s", "wait_s")} for line in world.lines()
-    ]
+    return [{k: v for k, v in line.items() if k not in UNREPEATABLE} for line in world.lines()]
 
 
 async def test_records_are_trained_on_exactly_once_over_many_deaths(world: World) -> None:

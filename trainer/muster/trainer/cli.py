@@ -45,6 +45,7 @@ SECTIONS = {
         "micro_batch_tokens",
         "recompute",
         "memory_gb",
+        "peak_tflops",
         "rank_timeout_s",
     ],
     "Several sites": ["sites", "site", "site_address", "site_alive_s", "site_wait_s"],
@@ -79,6 +80,13 @@ def _memory_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+_peak_option = click.option(
+    "--peak-tflops",
+    type=click.FloatRange(0, min_open=True),
+    help="Peak of a device. [default: it is measured]",
+)
 
 
 @click.group()
@@ -123,6 +131,7 @@ def trainer() -> None:
     "--publish-dtype", help="Published weights: base (as in the base model), float32 or bfloat16."
 )
 @_memory_options
+@_peak_option
 @click.option("--on-collapse", help="On lasting alarms: log, stop or rollback. [default: log]")
 @click.option(
     "--threads", type=click.IntRange(1, 256), help="CPU threads of the model. [default: 1]"
@@ -207,6 +216,82 @@ def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> No
 
     plan = plan_memory(model, load_recipe(recipe), Choices(**options))
     click.echo(json.dumps(plan.figures()) if as_json else plan.table())
+
+
+@trainer.command("bench")
+@click.option("--model", type=FOLDER, required=True, help="Model folder that is trained.")
+@click.option("--recipe", type=RECIPE, required=True, help="The recipe: TOML file or preset.")
+@click.option(
+    "--groups", type=click.IntRange(1), help="Groups of the measured step. [default: the recipe's]"
+)
+@click.option(
+    "--prompt-tokens",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Tokens of a made-up prompt.",
+)
+@click.option(
+    "--completion-tokens",
+    type=click.IntRange(1),
+    help="Mean tokens of a completion. [default: half of the limit]",
+)
+@click.option(
+    "--repeats", type=click.IntRange(1), default=2, show_default=True, help="Steps measured."
+)
+@click.option(
+    "--worker-tokens-per-s",
+    type=click.FloatRange(0, min_open=True),
+    help="What a worker samples. [default: as this machine]",
+)
+@_peak_option
+@click.option(
+    "--compute-dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="Arithmetic of the passes.",
+)
+@_memory_options
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="CPU threads of the model.",
+)
+@click.option("--device", default="cpu", show_default=True, help="Where the model computes.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def trainer_bench(model: Path, recipe: Path, as_json: bool, **options: Any) -> None:
+    """Measure a training step on this machine, and how many workers would keep it busy.
+
+    Rollouts are made up; nothing is published or saved. A large step may be measured in part.
+
+    \b
+    Example:
+      muster trainer bench --model ./model --recipe demo --worker-tokens-per-s 900
+    """
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    from muster.trainer.config import load_recipe
+    from muster.trainer.learn.plan import Choices
+    from muster.trainer.measure.bench import Load, measure_step
+
+    torch.set_num_threads(options["threads"])
+    transformers_logging.disable_progress_bar()
+    of_memory = ("device", "compute_dtype", "micro_batch_tokens", "recompute", "memory_gb")
+    of_load = ("groups", "prompt_tokens", "completion_tokens", "repeats")
+    peak = options["peak_tflops"]
+    found = measure_step(
+        model,
+        load_recipe(recipe),
+        Choices(**{name: options[name] for name in of_memory}),
+        Load(**{name: options[name] for name in of_load}),
+        peak_flops=peak and peak * 1e12,
+        worker_tokens_per_s=options["worker_tokens_per_s"],
+    )
+    click.echo(json.dumps(found.figures()) if as_json else found.text())
 
 
 @click.command("base-model")

@@ -102,6 +102,9 @@ class TrainerSettings(Settings):
     block's feed-forward part, or whole blocks. Without it, the least that fits."""
     memory_gb: Annotated[float, Field(gt=0)] | None = None
     """Memory that a process may take, in 10^9 bytes; without it, what is there."""
+    peak_tflops: Annotated[float, Field(gt=0)] | None = None
+    """Peak of a process's device in 10^12 operations per second, by which `mfu` is measured;
+    without it, a product of matrices is timed at the start."""
     alarm_window: Annotated[int, Field(ge=0, le=1000)] = 8
     """Training steps whose median is the level that alarms judge; 0 for no alarms."""
     alarm_grad_growth: Annotated[float, Field(gt=1)] = 1.5

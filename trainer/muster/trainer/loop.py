@@ -38,8 +38,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -50,6 +51,8 @@ from muster.protocol.recipe import Recipe
 from muster.trainer.learn.learner import Learner
 from muster.trainer.measure.evaluate import Evaluator
 from muster.trainer.measure.figures import (
+    HELD_UP,
+    OF_SPEED,
     Durations,
     StepFigures,
     evaluation_entry,
@@ -108,6 +111,8 @@ class Parts:
     """Functions that are called with all figures."""
     eval_every: int = 0
     """Evaluate every so many steps, besides first and last; 0 for those two only."""
+    peak_flops: float = 0.0
+    """Operations per second that all ranks together could do; 0 where that is unknown."""
     clock: Callable[[], float] = time.monotonic
     """Clock for durations."""
 
@@ -133,6 +138,7 @@ class Trainer:
         self._pools = DifficultyPools()
         self._saved = SAVED
         self._empty_steps = 0
+        self._held_up = dict.fromkeys(HELD_UP, 0.0)
 
     @property
     def version(self) -> PolicyVersion:
@@ -154,7 +160,8 @@ class Trainer:
             while not self._steps or self._version < self._steps:
                 made = await self._training_step()
                 # One version at a time: the next is not anchored before this one.
-                await publication
+                with self._timed("publish_s"):
+                    await publication
                 publication = tasks.create_task(self._publish([made]))
                 if self._parts.eval_every and self._version % self._parts.eval_every == 0:
                     await self._evaluate(self._version)
@@ -176,12 +183,14 @@ class Trainer:
         figures = await parts.compute.run(parts.learner.step, step, taken.groups)
         version = PolicyVersion(step)
         # Before the save: a line of a step that is taken again is removed at the next start.
-        took = Durations(wait_s=began - asked, wall_s=parts.clock() - began)
+        took = Durations(began - asked, parts.clock() - began, self._held_up)
+        self._held_up = dict.fromkeys(HELD_UP, 0.0)
         back_to = self._report_step(version, taken, figures, took)
         if back_to is not None:
             await parts.compute.run(self._roll_back, back_to)
-        await asyncio.wrap_future(self._saved)
-        self._saved = await parts.compute.run(self._save, version, taken)
+        with self._timed("save_s"):
+            await asyncio.wrap_future(self._saved)
+            self._saved = await parts.compute.run(self._save, version, taken)
         self._version, self._cursor = version, taken.end
         self._step_start, self._pools = taken.start.position, taken.pools
         return _Made(version, taken.start.position, taken.end.position, self._saved)
@@ -212,8 +221,11 @@ class Trainer:
         self, version: PolicyVersion, taken: StepInput, figures: StepFigures, took: Durations
     ) -> PolicyVersion | None:
         """Report a step; returns the version whose weights it gets instead of its own, if any."""
-        entry = step_entry(version, taken, figures, took, self._parts.recipe.filters)
-        judgement = self._parts.guard.judge(version, entry)
+        parts = self._parts
+        entry = step_entry(
+            version, taken, figures, took, parts.recipe.filters, peak_flops=parts.peak_flops
+        )
+        judgement = parts.guard.judge(version, entry)
         self._tell(version, entry | judgement.entry())
         logger.info(
             "training step",
@@ -221,7 +233,7 @@ class Trainer:
                 "step": version,
                 "reward": round(taken.reward, 4),
                 "tokens": figures.tokens,
-                "wall_s": round(took.wall_s, 3),
+                **{name: round(entry[name], 4) for name in OF_SPEED if entry[name] is not None},
             },
         )
         self._empty_steps = 0 if figures.tokens else self._empty_steps + 1
@@ -252,6 +264,13 @@ class Trainer:
         for export in self._parts.exports:
             export(figures)
 
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        """Count what a block takes as what keeps the next step from beginning."""
+        began = self._parts.clock()
+        yield
+        self._held_up[name] += self._parts.clock() - began
+
     # 1. publish
 
     async def _publish(self, versions: list[_Made]) -> None:
@@ -268,12 +287,14 @@ class Trainer:
         parts = self._parts
         if parts.evaluator is None or version in parts.log.evaluated():
             return
-        await asyncio.wrap_future(self._saved)
+        with self._timed("save_s"):
+            await asyncio.wrap_future(self._saved)
         folder = parts.shelf.path(version)
         # Not the thread of tensors: the ranks hear from it while they wait.
         thread = ComputeThread()
         try:
-            evaluation = await thread.run(parts.evaluator.evaluate, folder, version)
+            with self._timed("evaluate_s"):
+                evaluation = await thread.run(parts.evaluator.evaluate, folder, version)
         finally:
             thread.close()
         self._tell(version, evaluation_entry(evaluation))

@@ -40,6 +40,7 @@ from muster.trainer.measure.metrics import (
     log_to_wandb,
     serve_prometheus,
 )
+from muster.trainer.measure.throughput import measure_peak_flops
 from muster.trainer.publish.policies import BASE, PolicyShelf, eos_token_ids, open_shelf, vocab_size
 from muster.trainer.publish.publisher import Publisher, Unpublished, hand_over
 from muster.trainer.recover.checkpoint import Checkpoints, Identity
@@ -282,6 +283,7 @@ class _Assembly:
             poster=poster,
             compute=compute,
             guard=_guard(settings),
+            peak_flops=self._peak_flops(),
             evaluator=self._evaluator(),
             eval_every=settings.eval_every,
         )
@@ -302,6 +304,17 @@ class _Assembly:
         for line in plan.table().splitlines():
             logger.info("%s", line)
         return plan
+
+    def _peak_flops(self) -> float:
+        """Return the operations per second of all ranks together, if all are like this one."""
+        settings = self.settings
+        peak = (
+            measure_peak_flops(settings.device, settings.compute_dtype)
+            if settings.peak_tflops is None
+            else settings.peak_tflops * 1e12
+        )
+        logger.info("peak of this machine", extra={"tflops": round(peak / 1e12, 3)})
+        return peak * (self.team.size if self.team else 1)
 
     def _publisher(self, anchor: ChainAnchor) -> Publisher:
         return Publisher(

@@ -180,6 +180,23 @@ def _multiples(columns: Columns) -> list[Panel]:
             _AFTER_STEP, [trained(speed)], floor=0.0, decimals=0,
         ),
         Panel(
+            "time", "Time of a step", "s",
+            "How long a step computed, and how long it had waited for its rollouts before: more "
+            "workers shorten the wait, a faster trainer the rest.",
+            _AFTER_STEP,
+            [
+                Series("training", _points(seconds)),
+                Series("waiting for rollouts", _points(columns("wait_s"))),
+            ],
+            floor=0.0, decimals=2,
+        ),
+        Panel(
+            "mfu", "Model FLOPs utilisation", "share",
+            "Operations that the model needs, over what the trainer's machine could have done "
+            "while it trained.",
+            _AFTER_STEP, [trained(columns("mfu"))], floor=0.0,
+        ),
+        Panel(
             "staleness", "Staleness", "versions",
             "How many versions behind the policies were that sampled what was trained on: mean, "
             "and largest.",

@@ -178,7 +178,7 @@ async def test_pages_are_complete_without_scripts(stage: Stage) -> None:
     async with open_page(stage.browser, java_script_enabled=False) as visit:
         page = visit.page
         await page.goto(stage.url)
-        assert await page.locator("figure svg.plot").count() == 6
+        assert await page.locator("figure svg.plot").count() == 8
         assert await page.locator("#latest tbody tr").count() == 12
         assert "reload to update" in await page.inner_text("#live")
         assert not await page.locator("#theme").is_visible()
@@ -252,7 +252,7 @@ async def test_charts_speak_the_language_of_the_browser(
     async with open_browser(locale) as browser, open_page(browser, **LOOKS["light"]) as visit:
         await visit.page.goto(stage.url)
         assert await visit.page.evaluate(OWN_LANGUAGE) == own
-        assert await visit.page.locator("figure .uplot canvas").count() == 6
+        assert await visit.page.locator("figure .uplot canvas").count() == 8
         assert await visit.page.evaluate("uPlot.fmtNum(1234.5)") == number
         await visit.page.hover("#chart-entropy .u-over", position={"x": 100, "y": 40})
         readout = await visit.page.inner_text("#chart-entropy .readout")

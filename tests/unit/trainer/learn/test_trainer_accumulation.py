@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from muster.protocol.objective import LossName, ObjectiveRecipe
 from muster.trainer.learn import learner
-from muster.trainer.learn.learner import LossInputs, accumulate
+from muster.trainer.learn.learner import LossInputs, loss_of
 from muster.trainer.learn.losses import Totals, is_token_level
 from muster.trainer.learn.packing import Sample
 from muster.trainer.learn.passes import Passes
@@ -47,9 +47,10 @@ def _gradient(folder: Path, objective: ObjectiveRecipe, *, is_own: bool) -> torc
         None if is_own else passes.current(batch) + 0.1 * noise_N.flip(0),
         passes.current(batch) + 0.1,
     )
-    parts, entropy_N = accumulate(
+    loss, parts, entropy_N = loss_of(
         passes, batch, given, Totals(len(noise_N), len(samples)), objective, 20
     )
+    loss.backward()
     assert len(parts.loss_N) == len(entropy_N) == len(noise_N)
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 

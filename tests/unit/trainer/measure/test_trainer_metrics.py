@@ -22,6 +22,8 @@ from muster.protocol.recipe import FilterRecipe
 from muster.trainer.measure.evaluate import Adherence, Evaluation, Share
 from muster.trainer.measure.figures import (
     EVALUATION,
+    HELD_UP,
+    PHASES,
     PREFIX,
     STEP,
     Durations,
@@ -42,7 +44,8 @@ ORCHESTRATOR_NAME = re.compile(r"^[a-z][a-z0-9_]{0,63}$")
 
 def _figures() -> StepFigures:
     values: dict[str, Any] = dict.fromkeys(StepFigures.__dataclass_fields__, 1)
-    return StepFigures(**{**values, "dropped": Counter({Drop.MISMATCH: 1})})
+    changes = {"dropped": Counter({Drop.MISMATCH: 1}), "seconds": dict.fromkeys(PHASES, 0.25)}
+    return StepFigures(**{**values, **changes})
 
 
 def _taken() -> StepInput:
@@ -52,9 +55,9 @@ def _taken() -> StepInput:
 
 
 def _entry() -> dict[str, Any]:
-    return step_entry(
-        PolicyVersion(5), _taken(), _figures(), Durations(2.0, 1.0), FilterRecipe(pool_window=2)
-    )
+    took = Durations(2.0, 0.5, dict.fromkeys(HELD_UP, 0.0))
+    filters = FilterRecipe(pool_window=2)
+    return step_entry(PolicyVersion(5), _taken(), _figures(), took, filters, peak_flops=8.0)
 
 
 def _evaluation() -> dict[str, Any]:
@@ -78,6 +81,15 @@ def test_a_step_that_trained_on_nothing_has_no_figures_of_tokens() -> None:
     assert unknown.isdisjoint(flat(entry))
     assert flat(entry)["reward"] == 0.25
     assert None not in _entry().values()
+
+
+def test_speed_is_work_over_the_time_without_waiting() -> None:
+    entry = _entry()
+    assert (entry["tokens_per_s"], entry["mfu"]) == (1 / 0.5, 1 / 0.5 / 8.0)
+    unmeasured = step_entry(
+        PolicyVersion(5), _taken(), _figures(), Durations(2.0, 0.5), FilterRecipe()
+    )
+    assert unmeasured["mfu"] is None
 
 
 def test_reasons_are_named_in_logs() -> None:

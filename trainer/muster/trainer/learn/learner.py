@@ -1,6 +1,6 @@
 """The tensors of a training step: policy, optimiser, behaviour and reference policies.
 
-Owns torch and nothing else: no network, no chain, no clock. Blocking; the loop runs it in a thread.
+Owns torch and nothing else: no network, no chain. Blocking; the loop runs it in a thread.
 
 Axes: N completion tokens of a micro-batch, R of them.
 """
@@ -51,13 +51,16 @@ from muster.trainer.learn.persistence import (
 )
 from muster.trainer.learn.recompute import Recompute
 from muster.trainer.learn.sharded import Blueprint, ShardedPasses, blueprint_of, empty_model
-from muster.trainer.measure.figures import StepFigures, Sums
+from muster.trainer.measure.figures import PHASES, StepFigures, Sums
+from muster.trainer.measure.throughput import Stopwatch
 
 logger = logging.getLogger(__name__)
 
 
 LARGEST = frozenset({"max_ratio", "mismatch_max", "grad_norm", "skipped"})
 """Fields of `Sums` of which the largest counts: they are not added up over ranks."""
+OF_SLOWEST = LARGEST | {*PHASES, "memory_bytes"}
+"""Those of which the largest rank's counts."""
 
 
 RELEASE_LOOK_S = 1.0
@@ -105,6 +108,7 @@ class Learner:
         """
         self._recipe = recipe
         self._device = torch.device(device)
+        self._watch = Stopwatch(self._device)
         self.learning_rate_scale = 1.0
         """Factor on the recipe's learning rate."""
         self._ranks: Ranks = team or ONE_PROCESS
@@ -142,16 +146,20 @@ class Learner:
 
     def step(self, step: Step, groups: Sequence[Sequence[Rollout]]) -> StepFigures:
         """Take the optimiser steps of one training step; the same input gives the same weights."""
-        kept = self._without_mismatch(keep_informative(groups, self._recipe.training))
+        looking = Sums()
+        with self._watch.during(looking, "policies_s"):
+            kept = self._without_mismatch(keep_informative(groups, self._recipe.training))
         rewards = [rollout.task_reward for group in groups for rollout in group]
         mini_batches = _mini_batches(kept.samples, self._recipe.training.optimizer_steps, step)
         rate = self._learning_rate(step)
         sums = self._take_together(rate, mini_batches)
         if sums.skipped and not self._recipe.filters.max_mismatch:
-            kept = without_mismatch(kept, self._surprise_of(kept), math.inf)
+            with self._watch.during(looking, "policies_s"):
+                kept = without_mismatch(kept, self._surprise_of(kept), math.inf)
             broken, rest = _parted(mini_batches, kept.samples)
             sums.skipped -= broken
-            sums.include(self._take_together(rate, rest), LARGEST)
+            sums.include(self._take_together(rate, rest), LARGEST | {"memory_bytes"})
+        sums.include(looking, LARGEST | {"memory_bytes"})
         return sums.figures(
             reward=sum(rewards) / max(1, len(rewards)),
             samples=sum(map(len, kept.samples)),
@@ -174,11 +182,14 @@ class Learner:
             group["lr"] = rate
         sums = Sums()
         with self._ranks.watch("a training step"):
-            for i, planned in enumerate(self._planned(work)):
-                self._optimizer_step(planned, sums, is_first=i == 0)
+            with self._watch.during(sums, "policies_s"):
+                planned = self._planned(work)
+            for i, step in enumerate(planned):
+                self._optimizer_step(step, sums, is_first=i == 0)
             # Nothing needs the last gradient, and the next step's policies take as much memory.
             self.optimizer.zero_grad(set_to_none=True)
-            self._ranks.merge(sums, LARGEST)
+            sums.flops, sums.memory_bytes = self._passes.spent(), self._watch.memory_bytes()
+            self._ranks.merge(sums, OF_SLOWEST)
         return sums
 
     def weights(self) -> dict[str, Tensor]:
@@ -311,9 +322,12 @@ class Learner:
                 step.proximal[i] if step.proximal else None,
                 _joined([step.known[j].reference for j in batch.order]),
             )
-            parts, entropy_N = accumulate(
-                self._passes, batch, given, step.totals, objective, longest
-            )
+            with self._watch.during(sums, "forward_s"):
+                loss, parts, entropy_N = loss_of(
+                    self._passes, batch, given, step.totals, objective, longest
+                )
+            with self._watch.during(sums, "backward_s"):
+                loss.backward()  # type: ignore[no-untyped-call]  # torch's stub
             # A clip has slope 0 where the ratio is nan: the gradient alone would not show it.
             if bool(parts.loss_N.isfinite().all()):
                 sums.add(parts, given.advantage_N, entropy_N, is_first=is_first)
@@ -334,19 +348,19 @@ class Learner:
 
     def _descend(self, sums: Sums, *, is_finite: bool) -> None:
         """Take the optimiser step, unless the loss or the gradient is not finite."""
-        norm = float(
-            whole(
-                torch.nn.utils.clip_grad_norm_(self._trained, self._recipe.training.max_grad_norm)
-            )
-        )
+        most = self._recipe.training.max_grad_norm
+        with self._watch.during(sums, "optimizer_s"):
+            norm = float(whole(torch.nn.utils.clip_grad_norm_(self._trained, most)))
         if not (is_finite and math.isfinite(norm)):
             sums.skipped += 1
             logger.error("optimiser step skipped: loss or gradient is not finite")
             self.optimizer.zero_grad(set_to_none=True)
             return
         sums.grad_norm = max(sums.grad_norm, norm)
-        self._await_release()
-        self.optimizer.step()
+        with self._watch.during(sums, "held_s"):
+            self._await_release()
+        with self._watch.during(sums, "optimizer_s"):
+            self.optimizer.step()
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,15 +392,15 @@ class LossInputs:
         )
 
 
-def accumulate(
+def loss_of(
     passes: Passes,
     batch: MicroBatch,
     given: LossInputs,
     totals: Totals,
     objective: ObjectiveRecipe,
     longest: int,
-) -> tuple[TokenLoss, Tensor]:
-    """Add a micro-batch's gradient to the weights'; returns its loss parts and entropy [N].
+) -> tuple[Tensor, TokenLoss, Tensor]:
+    """Return a micro-batch's loss with its gradient, its parts, and the entropy [N].
 
     Losses that look at one token at a time get their slopes while the log-probabilities are made,
     in one pass; losses with a ratio or weight per sample need all of its tokens first, and
@@ -397,18 +411,17 @@ def accumulate(
     weight_N = weights(given.sample_N, totals, objective, longest).float()
     if is_token_level(objective):
 
-        def loss_of(logp_R: Tensor, entropy_R: Tensor, rows: slice) -> Tensor:
+        def of_tokens(logp_R: Tensor, entropy_R: Tensor, rows: slice) -> Tensor:
             tokens = given.tokens(logp_R, entropy_R, rows)
             return token_loss(tokens, objective).loss_N * weight_N[rows]
 
-        loss, logp_N, entropy_N = passes.objective(batch, loss_of)
+        loss, logp_N, entropy_N = passes.objective(batch, of_tokens)
         parts = token_loss(given.tokens(logp_N, entropy_N), objective)
     else:
         logp_N, entropy_N = passes.logprobs(batch)
         parts = token_loss(given.tokens(logp_N, entropy_N), objective)
         loss = (parts.loss_N * weight_N).sum()
-    loss.backward()  # type: ignore[no-untyped-call]  # torch's stub
-    return parts, entropy_N.detach()
+    return loss, parts, entropy_N.detach()
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -55,6 +55,17 @@ class Sample:
         return len(self.prompt_tokens) + len(self.completion_tokens)
 
 
+class Work(NamedTuple):
+    """Sizes of what a model computes for some samples; each distinct prompt is computed once."""
+
+    tokens: int
+    """Positions that go through the blocks."""
+    pairs: int
+    """Pairs of a position and one that it attends to, itself included."""
+    predicted: int
+    """Positions that go through the head."""
+
+
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Samples that go through the model together."""
@@ -71,6 +82,8 @@ class MicroBatch:
     """The completion tokens, sample after sample."""
     row_N: Tensor
     """The sample of each completion token, as a place in `order`."""
+    work: Work
+    """What computing it takes, padding left out."""
 
     def hidden(self, model: Any) -> Tensor:
         """Return the final hidden states [N, D] that predict the completion tokens."""
@@ -195,6 +208,7 @@ def _micro_batch(
         torch.tensor(predicting),
         torch.tensor([token for tokens in targets for token in tokens]),
         torch.arange(len(order)).repeat_interleave(lengths),
+        work_of([samples[i] for i in order]),
     )
 
 
@@ -230,13 +244,17 @@ def group_cost(group: Sequence[Sample]) -> float:
     A token costs about 24 D^2 operations per layer in matrices and 4 D per position that it attends
     to, so P pairs of positions count as P / (6 D) tokens.
     """
-    if not group:
-        return 0.0
-    prompts = {sample.prompt_tokens for sample in group}
+    work = work_of(group)
+    return work.tokens + work.pairs / (6 * ASSUMED_WIDTH)
+
+
+def work_of(samples: Sequence[Sample]) -> Work:
+    """Return what computing some samples takes."""
+    prompts = {sample.prompt_tokens for sample in samples}
     tokens = sum(map(len, prompts))
     pairs = sum(len(p) * (len(p) + 1) // 2 for p in prompts)
-    for sample in group:
-        own = len(sample.completion_tokens) - 1
+    for sample in samples:
+        own = _computed(sample)
         tokens += own
         pairs += own * len(sample.prompt_tokens) + own * (own + 1) // 2
-    return tokens + pairs / (6 * ASSUMED_WIDTH)
+    return Work(tokens, pairs, sum(sample.sampled for sample in samples))

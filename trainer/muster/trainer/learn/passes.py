@@ -36,6 +36,7 @@ from muster.trainer.learn.persistence import (
     standing_in,
 )
 from muster.trainer.learn.recompute import Recompute, recompute
+from muster.trainer.measure.throughput import cost_of
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,8 @@ class Passes:
         if self.is_packed:
             trained.set_attn_implementation(NAME)
         logger.info("samples share rows" if self.is_packed else "samples are padded to rows")
+        self._cost = cost_of(trained)
+        self._flops = 0.0
         self._computing = ComputeCopy(trained, compute_dtype)
         recompute(self._computing.model, recomputed)
         self._published = published
@@ -94,11 +97,17 @@ class Passes:
         """Compute with the trained weights as they are now; due after every change of them."""
         self._computing.refresh()
 
+    def spent(self) -> float:
+        """Return the model's floating-point operations since this was asked last."""
+        flops, self._flops = self._flops, 0.0
+        return flops
+
     def logprobs(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy [N] of a micro-batch's tokens, with their gradient.
 
         For losses that need all tokens before any has its slope.
         """
+        self._flops += self._cost.of(batch.work, with_gradient=torch.is_grad_enabled())
         hidden_ND = batch.hidden(self._computing.model)
         targets_N = batch.targets_N.to(hidden_ND.device)
         head = head_of(self._computing.model)
@@ -109,6 +118,7 @@ class Passes:
         without; `objective` as `muster.trainer.learn.logprob.token_objective` takes it.
         """
         model = self._computing.model
+        self._flops += self._cost.of(batch.work, with_gradient=True)
         hidden_ND = batch.hidden(model)
         targets_N = batch.targets_N.to(hidden_ND.device)
         return token_objective(hidden_ND, head_of(model), targets_N, self._temperature, objective)

@@ -38,8 +38,12 @@ LEAST = 64
 """Tokens of the smallest micro-batch that is tried."""
 PROMPT_TOKENS = 1_024
 """Length that is assumed of a prompt: recipes have no limit for it."""
-SAVING = 256 << 20
+SAVING_BYTES = 256 << 20
 """Bytes of what is on its way to the disk while versions and checkpoints are written."""
+SAVING = "versions on their way out"
+"""The part of a plan that this is."""
+PROCESS = "process"
+"""The part that is there before anything is loaded."""
 TOKEN_BYTES = 36
 """Of a token in a tuple of Python's."""
 LIBRARIES = 100 << 20
@@ -226,7 +230,7 @@ class Planner:
         is_adapter, is_short = bool(self._recipe.adapter.rank), choices.compute_dtype != "float32"
         frozen = size.parameters - size.trained
         weights = (4 * size.trained + (2 if is_short else 4) * frozen) / ranks
-        parts = [Part("process", self._process, self._process), Part("weights", weights, weights)]
+        parts = [Part(PROCESS, self._process, self._process), Part("weights", weights, weights)]
         if is_short and not is_adapter and ranks == 1:
             parts.append(Part("weights that compute", 2 * size.trained, 2 * size.trained))
         parts += [
@@ -251,7 +255,7 @@ class Planner:
         if choices.evaluates:
             policy = (2 if is_short else 4) * size.parameters
             parts.append(Part("evaluation", policy, policy))
-        parts.append(Part("versions on their way out", SAVING, SAVING))
+        parts.append(Part(SAVING, SAVING_BYTES, SAVING_BYTES))
         return parts
 
     def _gathered(self, width: int) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,16 @@ class StepFigures:
     """Learning rate of its optimiser steps."""
     skipped: int
     """Optimiser steps left out because loss or gradient were not finite."""
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """Durations of its parts by the names of figures, `PHASES`; of the slowest rank."""
+    flops: float = 0.0
+    """Floating-point operations of the model, computing again left out."""
+    memory_bytes: float = field(default=0.0, compare=False)
+    """Peak memory of the largest process so far, or of its GPU."""
+
+
+PHASES = ("policies_s", "forward_s", "backward_s", "optimizer_s", "held_s")
+"""Parts of a training step whose durations are measured."""
 
 
 @dataclass(slots=True)
@@ -83,6 +93,13 @@ class Sums:
     first_tokens: int = 0
     mismatch_kl: float = 0.0
     mismatch_max: float = 0.0
+    policies_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    optimizer_s: float = 0.0
+    held_s: float = 0.0
+    flops: float = 0.0
+    memory_bytes: float = 0.0
 
     def add(
         self, parts: TokenLoss, advantage_N: Tensor, entropy_N: Tensor, *, is_first: bool
@@ -133,6 +150,9 @@ class Sums:
             kl=self.kl / tokens,
             learning_rate=learning_rate,
             skipped=self.skipped,
+            seconds={phase: getattr(self, phase) for phase in PHASES},
+            flops=self.flops,
+            memory_bytes=self.memory_bytes,
         )
 
 
@@ -176,6 +196,18 @@ STEP: Mapping[str, Figure] = {
     "age_max": Figure("versions", "Largest of them."),
     "wall_s": Figure("seconds", "Duration of the training step, waiting for records left out."),
     "wait_s": Figure("seconds", "How long the step waited for its records."),
+    "policies_s": Figure("seconds", "Of wall_s: passes of earlier and reference policies."),
+    "forward_s": Figure("seconds", "Of wall_s: forward passes, with the gradient of the head."),
+    "backward_s": Figure("seconds", "Of wall_s: backward passes."),
+    "optimizer_s": Figure("seconds", "Of wall_s: clipping and optimiser."),
+    "held_s": Figure("seconds", "Of wall_s: waiting until the version before is written."),
+    "save_s": Figure("seconds", "How long saving the version before held the next step up."),
+    "publish_s": Figure("seconds", "How long publishing the version before that one did."),
+    "evaluate_s": Figure("seconds", "How long an evaluation before the step did."),
+    "tokens_per_s": Figure("tokens/s", "Completion tokens trained on over wall_s."),
+    "tflops": Figure("10^12/s", "Operations of the model over wall_s; of all ranks."),
+    "mfu": Figure("share", "tflops over the peak that was measured or given."),
+    "memory_gb": Figure("10^9 bytes", "Peak memory of the largest process so far, or its GPU."),
     **{f"dropped_{drop}": Figure("samples", _) for drop, _ in (
         (Drop.STALE, "Left out: policy too many versions old."),
         (Drop.UNREADABLE, "Left out: file is not what its record says."),
@@ -216,6 +248,12 @@ OF_TOKENS = (
     *("max_ratio", "mismatch_kl", "mismatch_max", "kl"),
 )
 """Figures that a step has only if it trained on tokens."""
+HELD_UP = ("save_s", "publish_s", "evaluate_s")
+"""Figures of what keeps a training step from beginning, besides its records."""
+OF_SPEED = ("wall_s", "wait_s", *PHASES, "tokens_per_s", "mfu", "memory_gb")
+"""Figures that a training step's log line tells its speed by."""
+UNREPEATABLE = frozenset({*OF_SPEED, *HELD_UP, "tflops"})
+"""Figures that are others when the same step is taken again."""
 PREFIX = "muster_trainer_"
 """Prefix of every name in Prometheus."""
 
@@ -250,12 +288,14 @@ def meaning_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Durations of the two parts of a training step."""
+    """Durations of a training step, and of what kept it from beginning."""
 
     wait_s: float
     """Waiting for its records."""
     wall_s: float
     """Taking it, once the records were there."""
+    before: Mapping[str, float] = field(default_factory=dict)
+    """Waiting for other things, by the names of figures."""
 
 
 def step_entry(
@@ -264,11 +304,16 @@ def step_entry(
     figures: StepFigures,
     took: Durations,
     filters: FilterRecipe,
+    *,
+    peak_flops: float = 0.0,
 ) -> dict[str, Any]:
     """Return the line of a training step; step s makes policy version s.
 
-    Figures of tokens are None where none was trained on: they are unknown, not 0.
+    Figures of tokens are None where none was trained on: they are unknown, not 0. `peak_flops` is
+    the operations per second that all ranks together could do; 0 where that is unknown.
     """
+    # A clock that stands still is no reason to end a run.
+    wall_s = max(took.wall_s, 1e-9)
     entry: dict[str, Any] = {
         "step": int(version),
         "policy_version": int(version),
@@ -286,6 +331,11 @@ def step_entry(
         **_ages(version, taken),
         "wall_s": round(took.wall_s, 4),
         "wait_s": round(took.wait_s, 4),
+        **{name: round(s, 4) for name, s in {**took.before, **figures.seconds}.items()},
+        "tokens_per_s": figures.tokens / wall_s,
+        "tflops": figures.flops / wall_s / 1e12,
+        "mfu": figures.flops / wall_s / peak_flops if peak_flops else None,
+        "memory_gb": figures.memory_bytes / 1e9,
     }
     if filters.pool_window:
         entry["pools"] = {str(k): n for k, n in taken.pools.sizes(filters).items()}
