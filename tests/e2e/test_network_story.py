@@ -32,14 +32,17 @@ LEARNED = {"the policy learned"}
 FIRST_PAY = ROOT / "docs" / "guides" / "first-pay.md"
 FIVE = ["init", "doctor", "stake", "worker", "rewards"]
 """What a contributor says, in this order, until it is paid."""
-GUIDE = ROOT / "docs" / "guides" / "model.md"
+GUIDES = {ROOT / "docs" / "guides" / "model.md": 5, ROOT / "docs" / "guides" / "data.md": 3}
+"""Guides to a run's model and data, in the order in which they are walked, with their commands."""
 SAYS = {
     "model fetch": "next     muster model chat model",
     "model chat": "\n",
     "model verify": "is run 1 version 3, as published on chain 31337",
     "audit lineage": "no contradictions",
+    "data export": "next         muster data verify traces",
+    "data verify": "ok   outcomes: ",
 }
-"""What the guide's commands print."""
+"""What the guides' commands print."""
 STORY_TIMEOUT_S = 560
 
 
@@ -77,7 +80,7 @@ async def test_network_keeps_its_promises_when_the_orchestrator_loses_its_databa
             returned_at = await train(network, run_id, progress)
             await settle(network, run_id, progress)
             await take_model(network, run_id, progress)
-            await _walk_guide(network, tmp_path)
+            await _walk_guides(network, tmp_path)
             await _validators_end(network)
             facts = await gather_facts(network, run_id, 3, began, returned_at)
         await _stranger_earns(network, tmp_path)
@@ -87,8 +90,8 @@ async def test_network_keeps_its_promises_when_the_orchestrator_loses_its_databa
     assert {slash["reason"] for slash in report["slashes"]} == {"wrong_reward", "toploc_mismatch"}
 
 
-async def _walk_guide(network: Network, folder: Path) -> None:
-    """Give every command of the guide, in a folder of its own."""
+async def _walk_guides(network: Network, folder: Path) -> None:
+    """Give every command of the guides, in a folder of their own."""
     (folder / "walk").mkdir()
     environment = {
         **os.environ,
@@ -96,9 +99,12 @@ async def _walk_guide(network: Network, folder: Path) -> None:
         "MUSTER_DEPLOYMENTS": str(folder / "deployments"),
         "HOME": str(folder / "home"),
     }
-    blocks = re.findall(r"^```sh\n(.*?)^```", GUIDE.read_text(), re.M | re.S)
-    lines = "".join(blocks).splitlines()
-    assert len(lines) == 5
+    lines = []
+    for guide, commands in GUIDES.items():
+        blocks = re.findall(r"^```sh\n(.*?)^```", guide.read_text(), re.M | re.S)
+        found = "".join(blocks).splitlines()
+        assert len(found) == commands
+        lines += found
     for line in lines:
         words = shlex.split(line.replace("http://127.0.0.1:8600", network.orchestrator_url))
         command = [sys.executable, "-c", "from muster.app.cli import main; main()", *words[1:]]

@@ -59,6 +59,7 @@ COMMANDS = {
     "juror": Lazy("muster.client.cli.judges:juror", "Judge disputes of the whole network."),
     "dispute": Lazy("muster.client.cli.dispute:dispute", "Dispute outcomes before jurors."),
     "model": Lazy("muster.client.cli.model:model", "Take the model that a run makes."),
+    "data": Lazy("muster.client.cli.data:data", "Make data sets of verified rollouts."),
     "relay": Lazy("muster.client.cli.relay:relay", "Mirror policy weights for others."),
     "shardcast": Lazy(
         "muster.client.cli.shardcast:shardcast", "Broadcast large files, verified chunk by chunk."
@@ -86,7 +87,7 @@ SECTIONS = {
         *("join", "init", "doctor", "stake", "worker", "rewards", "unstake", "node", "wallet"),
         "network",
     ],
-    "Look and check": ["run", "explain", "audit", "dispute", "model"],
+    "Look and check": ["run", "explain", "audit", "dispute", "model", "data"],
     "Serve": ["validator", "juror", "relay", "orchestrator", "trainer", "contracts"],
     "Prepare": ["tasks", "calibrate"],
     "Develop": ["demo", "devnet", "shardcast", "completion"],

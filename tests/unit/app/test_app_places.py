@@ -14,6 +14,8 @@ from click.testing import CliRunner
 from command_tree import COMMANDS
 
 from muster.app.cli import muster
+from muster.client.dataset.folder import EXPORT, Export, Origin
+from muster.client.dataset.selection import Settings
 from muster.protocol.errors import ConfigError, MusterError
 from muster.settings.network import Profile, Profiles, write_profiles
 from muster.settings.options import chain_options
@@ -59,6 +61,9 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
         create_wallet(folder / f"{name}.json", "pw", light=True)
     make_sort(16, seed=1).write(folder / "tasks.jsonl")
     (folder / "files").mkdir()
+    (folder / "traces").mkdir()
+    origin = Origin(1, ADDRESS, 1, recipe="0x", task_set="0x", tokenizer="0x")
+    (folder / "traces" / EXPORT).write_bytes(Export(origin, Settings()).to_bytes())
     return folder
 
 
@@ -73,6 +78,8 @@ def words_of(name: str, things: Path) -> list[str]:
         "audit submission": ["1:0"],
         "audit verify": ["1:0"],
         "audit worker": [ADDRESS],
+        "data export": ["--run", "1", "--out", "traces"],
+        "data verify": [str(things / "traces")],
         "dispute open": ["1:0", *key],
         "dispute settle": ["1:0", *key],
         "devnet fund": [str(things / "one.json")],

@@ -69,6 +69,12 @@ FORMATS = ("csv", "parquet", "json")
 """What tables are exported as."""
 
 
+def dump_option(command: F) -> F:
+    """Add --dump, and where the chain is."""
+    dump = click.option("--dump", type=FILE, help="Read this dump instead of a chain.")
+    return chain_options(dump(command))
+
+
 def source_options(command: F) -> F:
     """Add where the history comes from."""
     for option in (
@@ -80,18 +86,18 @@ def source_options(command: F) -> F:
             show_default=True,
             help="What the endpoint must prove by block hashes.",
         ),
-        click.option("--dump", type=FILE, help="Read this dump instead of a chain."),
-        chain_options,
+        dump_option,
     ):
         command = option(command)
     return command
 
 
 def wanted_of(options: Mapping[str, Any]) -> HistorySource:
-    """Return where the history is read."""
+    """Return where the history is read; blocks are proven unless a flag says otherwise."""
     from muster.client.audit.history import HistorySource
 
-    if options["dump"] is not None and (options["rpc"] or options["since"]):
+    since = options.get("since")
+    if options["dump"] is not None and (options["rpc"] or since):
         raise ConfigError(
             "--dump is read instead of a chain", hint="leave out --rpc and --since, or --dump"
         )
@@ -100,8 +106,8 @@ def wanted_of(options: Mapping[str, Any]) -> HistorySource:
         rpcs=tuple(urls_of(rpc)),
         deployments=deployments,
         dump=options["dump"],
-        proof=ProofLevel(options["prove"]),
-        since=options["since"],
+        proof=ProofLevel(options.get("prove", "blocks")),
+        since=since,
     )
 
 
@@ -112,16 +118,15 @@ def read_history(options: Mapping[str, Any], *, keeps_blocks: bool = False) -> H
     return asyncio.run(read(wanted_of(options), keeps_blocks=keeps_blocks))
 
 
+evidence_option = click.option(
+    "--evidence", type=FOLDER, multiple=True, help="Copy of the evidence; repeatable."
+)
+
+
 def copy_options(command: F) -> F:
     """Add where copies of the evidence are."""
-    for option in (
-        click.option("--relay", multiple=True, metavar="URL", help=RELAY_HELP),
-        click.option(
-            "--evidence", type=FOLDER, multiple=True, help="Copy of the evidence; repeatable."
-        ),
-    ):
-        command = option(command)
-    return command
+    relay = click.option("--relay", multiple=True, metavar="URL", help=RELAY_HELP)
+    return evidence_option(relay(command))
 
 
 @click.group(invoke_without_command=True)

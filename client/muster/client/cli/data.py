@@ -1,0 +1,221 @@
+"""`muster data`: data sets made of a run's accepted rollouts, and checked."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.client.audit.command import dump_option, evidence_option, read_history
+from muster.client.cli.options import (
+    FILE,
+    FOLDER,
+    PASSWORD_HELP,
+    json_option,
+    open_keystore,
+    run_option,
+)
+from muster.client.cli.printing import print_json, print_result, printable
+from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import RunId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from muster.client.audit.contradictions import Check
+    from muster.client.audit.history import History
+    from muster.client.dataset.folder import DataFolder
+    from muster.client.dataset.inputs import Places
+
+
+@click.group()
+def data() -> None:
+    """Make data sets of verified rollouts, and check them."""
+
+
+exclude_option = click.option(
+    "--exclude", type=FILE, multiple=True, help="Texts that no row may repeat; repeatable."
+)
+
+
+def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add where submissions' files, documents and the tokenizer are."""
+    for option in (
+        click.option("--model", type=FOLDER, help="Of `muster model fetch`: has the tokenizer."),
+        click.option("--password-file", type=FILE, help=PASSWORD_HELP),
+        click.option(
+            "--keystore", type=FILE, help="The run's trainer or a validator, for --source."
+        ),
+        click.option(
+            "--source", multiple=True, metavar="URL", help="Shows work and files; repeatable."
+        ),
+    ):
+        command = option(command)
+    return evidence_option(command)
+
+
+@data.command("export")
+@run_option
+@click.option("--out", type=FOLDER, required=True, help="The data set's folder.")
+@click.option(
+    "--reward-at-least", type=click.FloatRange(0, 1), default=0.0, help="Least reward. [default: 0]"
+)
+@click.option(
+    "--tokens-at-least", type=click.IntRange(1), default=1, help="Shortest completion. [default: 1]"
+)
+@click.option("--tokens-at-most", type=click.IntRange(1), default=1 << 20, help="Longest one.")
+@click.option("--finished", is_flag=True, help="Nothing that the token limit cut off.")
+@click.option("--per-problem", type=click.IntRange(1), help="Most rows of a problem.")
+@click.option(
+    "--test-share",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    help="Problems of the split `test`.",
+)
+@exclude_option
+@file_options
+@json_option
+@dump_option
+def export_command(run: int, out: Path, as_json: bool, **options: Any) -> None:
+    """Write a run's accepted rollouts as a data set, one row a sample.
+
+    Run again, the same command goes on: after an interruption, or with what was accepted since.
+    Libraries load the folder: `datasets.load_dataset("DIR")`.
+
+    \b
+    Examples:
+      muster data export --run 1 --evidence files --evidence documents --model base --out traces
+      muster data export --run 1 --source http://host:8600 --keystore trainer.json --model base \\
+          --reward-at-least 1 --per-problem 1 --test-share 0.02 --exclude aime.jsonl --out traces
+    """
+    from muster.client.dataset.card import put_card
+    from muster.client.dataset.export import Stream, export_rows, origin_of
+    from muster.client.dataset.folder import DataFolder
+    from muster.client.dataset.inputs import open_inputs
+    from muster.client.dataset.selection import HeldOut, Selection, Settings
+    from muster.telemetry import progress, setup_logging
+
+    setup_logging("data")
+    run_id, history = RunId(run), read_history(options)
+    history.require_run(run_id)
+    held_out = HeldOut(options["exclude"])
+    settings = Settings(
+        reward_at_least=options["reward_at_least"],
+        tokens_at_least=options["tokens_at_least"],
+        tokens_at_most=options["tokens_at_most"],
+        only_finished=options["finished"],
+        per_problem=options["per_problem"] or 0,
+        test_share=options["test_share"],
+        held_out=tuple(held_out.hashes),
+    )
+    stream = Stream.of(history, run_id)
+
+    async def bring() -> DataFolder:
+        async with open_inputs(history, run_id, _places(options)) as inputs:
+            origin = origin_of(history, run_id, inputs.tokenizer)
+            folder = DataFolder.continue_or_begin(out, origin, settings)
+            try:
+                with progress("submissions") as on_progress:
+                    await export_rows(
+                        folder,
+                        stream,
+                        inputs.maker,
+                        Selection(settings, held_out),
+                        inputs.find_file,
+                        on_progress,
+                    )
+            finally:
+                # What could be exported has its card, too.
+                put_card(folder, stream)
+            return folder
+
+    folder = asyncio.run(bring())
+    facts = {
+        "data_set": str(out),
+        "root": hex0x(folder.export.root()),
+        "rows": sum(each.rows for each in folder.export.files()),
+        "submissions": folder.export.end,
+        "files": len(list(folder.export.files())),
+    }
+    print_result(facts, as_json, {**facts, "next": f"muster data verify {out}"})
+
+
+@data.command("verify")
+@click.argument("folder", metavar="DIR", type=FOLDER)
+@exclude_option
+@file_options
+@json_option
+@dump_option
+def verify_command(folder: Path, as_json: bool, **options: Any) -> None:
+    """Hold a data set against the ledger, and against the submissions' files if they are at hand.
+
+    Exits with 1 when a row, a file or the card contradicts. What cannot be compared is said.
+
+    \b
+    Examples:
+      muster data verify traces --dump run-1.dump.gz
+      muster data verify traces --evidence files --evidence documents --model base
+    """
+    from muster.client.dataset.folder import DataFolder
+    from muster.client.dataset.selection import HeldOut
+    from muster.client.dataset.verify import check_bytes, check_folder
+    from muster.telemetry import setup_logging
+
+    setup_logging("data")
+    found, held_out = DataFolder.open(folder), HeldOut(options["exclude"])
+    checks = [check_bytes(found)]
+    if checks[0].passed:
+        history = read_history(options)
+        checks += check_folder(found, history, held_out)
+        if all(check.passed for check in checks):
+            checks.append(asyncio.run(_check_rows(found, history, options)))
+    _finish(found, checks, as_json=as_json)
+
+
+async def _check_rows(folder: DataFolder, history: History, options: dict[str, Any]) -> Check:
+    """Return whether rows are those of their files, as far as these are at hand."""
+    from muster.client.audit.contradictions import Check
+    from muster.client.dataset.export import Stream
+    from muster.client.dataset.inputs import open_inputs
+    from muster.client.dataset.verify import check_rows
+    from muster.telemetry import progress
+
+    if options["model"] is None:
+        what = "not made again: --model, and --evidence or --source"
+        return Check("rows", passed=True, detail=what, is_open=True)
+    run_id = RunId(folder.export.origin.run_id)
+    async with open_inputs(history, run_id, _places(options)) as inputs:
+        with progress("submissions") as on_progress:
+            stream = Stream.of(history, run_id)
+            return await check_rows(folder, stream, inputs.maker, inputs.find_file, on_progress)
+
+
+def _places(options: dict[str, Any]) -> Places:
+    """Return where copies are, as the flags say."""
+    from muster.client.dataset.inputs import Places
+
+    if options["model"] is None:
+        raise ConfigError(
+            "texts are made by the policy's tokenizer",
+            hint="--model DIR: `muster model fetch --run N --out DIR` brings it",
+        )
+    key = None
+    if options["keystore"] is not None:
+        key = open_keystore(options["keystore"], options["password_file"]).key
+    return Places(options["evidence"], options["source"], options["model"], key)
+
+
+def _finish(folder: DataFolder, checks: Sequence[Check], *, as_json: bool) -> None:
+    """Print the checks; exit with 1 when one fails."""
+    if as_json:
+        root = hex0x(folder.export.root())
+        print_json({"root": root, "checks": [check.to_json() for check in checks]})
+    else:
+        for check in checks:
+            click.echo(printable(f"{check.word:4} {check.name}: {check.detail}"))
+    if not all(check.passed for check in checks):
+        sys.exit(1)

@@ -1,0 +1,346 @@
+"""The folder of a data set, as libraries read it, and what has been put there.
+
+    DIR/README.md                   the data card
+    DIR/export.json                 where the rows come from, the settings, every part
+    DIR/data/train-00000.parquet    rows of a range of the run's training stream, split `train`
+    DIR/data/test-00000.parquet     and `test`, when a problem of it is in that split
+
+A part ends after the submission with which it has `PART_ROWS` rows or `PART_BYTES`, so parts do not
+depend on how often the export was interrupted. The last part grows: it is written again, from its
+own rows, when there is more. `export.json` is written last, after the files that it names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from muster.client.dataset.rows import SCHEMA
+from muster.client.dataset.selection import Settings, is_test
+from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
+from muster.protocol.errors import ConfigError, EncodingError, StorageError
+from muster.protocol.ids import Hash32
+
+FORMAT, VERSION = "muster-data", 1
+EXPORT, CARD = "export.json", "README.md"
+MAX_EXPORT_BYTES = 256 << 20
+"""A larger `export.json` is refused."""
+PART_ROWS = 65_536
+"""Rows after which a part ends."""
+PART_BYTES = 256 << 20
+"""Bytes of rows in memory after which a part ends."""
+GROUP_ROWS, GROUP_BYTES = 4096, 64 << 20
+"""Rows, or their bytes, that are written as one row group."""
+SPLITS = ("train", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where rows come from; the same for all of a folder."""
+
+    chain_id: int
+    ledger: str
+    """Address of the ContributionLedger."""
+    run_id: int
+    recipe: str
+    """Hash of the run's recipe."""
+    task_set: str
+    """Root of its task set."""
+    tokenizer: str
+    """Root of the policy whose tokenizer made the texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One Parquet file."""
+
+    name: str
+    """Below the folder."""
+    rows: int
+    sha256: str
+    """Of the file, hexadecimal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a range of the training stream."""
+
+    start: int
+    """First place in the stream."""
+    end: int
+    """Place after the last one."""
+    is_whole: bool
+    """Whether nothing more comes into it."""
+    files: tuple[DataFile, ...] = ()
+    """One a split that has rows."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Rows of the range that are not in the files, by reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What `export.json` holds."""
+
+    origin: Origin
+    settings: Settings
+    parts: tuple[Part, ...] = ()
+    """In the order of the stream, without a gap."""
+    format: str = FORMAT
+    version: int = VERSION
+
+    @property
+    def end(self) -> int:
+        """Place in the training stream after the last row."""
+        return self.parts[-1].end if self.parts else 0
+
+    def files(self) -> Iterator[DataFile]:
+        """Yield all files."""
+        for part in self.parts:
+            yield from part.files
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical JSON."""
+        return canonical_json({**asdict(self), "settings": self.settings.to_json()})
+
+    def root(self) -> Hash32:
+        """Return the Keccak-256 that names the data set: it fixes every byte of every file."""
+        return keccak(self.to_bytes())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Parse it; raises EncodingError on anything that `to_bytes` does not write."""
+        values = parse_canonical_json(data, max_bytes=MAX_EXPORT_BYTES)
+        try:
+            if (values["format"], values["version"]) != (FORMAT, VERSION):
+                raise EncodingError(
+                    f"{values['format']} {values['version']}, not {FORMAT} {VERSION}"
+                )
+            found = cls(
+                origin=Origin(**values["origin"]),
+                settings=Settings.from_json(values["settings"]),
+                parts=tuple(_part(each) for each in values["parts"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise EncodingError(f"malformed {EXPORT}: {error}") from error
+        if found.to_bytes() != data:
+            raise EncodingError(f"{EXPORT} does not re-encode to the same bytes")
+        return found
+
+
+def _part(values: dict[str, Any]) -> Part:
+    return Part(**{**values, "files": tuple(DataFile(**each) for each in values["files"])})
+
+
+class DataFolder:
+    """A data set on disk."""
+
+    def __init__(self, path: Path, export: Export) -> None:
+        self.path = path
+        self.export = export
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Return the data set in a folder; raises ConfigError when there is none."""
+        try:
+            return cls(path, Export.from_bytes((path / EXPORT).read_bytes()))
+        except OSError as error:
+            raise ConfigError(
+                f"there is no data set in {path}", hint="`muster data export` writes one"
+            ) from error
+        except EncodingError as error:
+            raise ConfigError(f"{path / EXPORT} is damaged: {error}") from error
+
+    @classmethod
+    def continue_or_begin(cls, path: Path, origin: Origin, settings: Settings) -> Self:
+        """Return the data set in a folder, or a new one.
+
+        Raises ConfigError when the folder holds another data set, or anything else.
+        """
+        if (path / EXPORT).exists():
+            found = cls.open(path)
+            for what, ours, theirs in (
+                ("origin", origin, found.export.origin),
+                ("settings", settings, found.export.settings),
+            ):
+                if ours != theirs:
+                    raise ConfigError(
+                        f"{path} holds a data set of another {what}: {_difference(ours, theirs)}",
+                        hint="give the same flags to go on with it, or another --out",
+                    )
+            return found
+        if path.exists() and any(path.iterdir()):
+            raise ConfigError(f"{path} is not empty", hint="choose another --out")
+        return cls(path, Export(origin, settings))
+
+    def tables(
+        self, part: Part, columns: Sequence[str] = SCHEMA.names
+    ) -> Iterator[tuple[str, pa.Table]]:
+        """Yield a part's rows with their file's name, a row group at a time.
+
+        Raises StorageError for a file that is not of this form.
+        """
+        schema = pa.schema([SCHEMA.field(name) for name in columns])
+        for each in part.files:
+            try:
+                with pq.ParquetFile(self.path / each.name) as file:
+                    for group in range(file.num_row_groups):
+                        rows = file.read_row_group(group, columns=list(columns))
+                        yield each.name, rows.select(columns).cast(schema)
+            except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+                raise StorageError(f"{self.path / each.name} is damaged: {error}") from error
+
+    def is_intact(self, part: Part) -> bool:
+        """Tell whether a part's files have the bytes that `export.json` names."""
+        return all(_sha256(self.path / each.name) == each.sha256 for each in part.files)
+
+    def submissions(self, part: Part) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the rows of each submission in a part with its place in the stream, in order."""
+        whole = pa.concat_tables([SCHEMA.empty_table(), *(rows for _, rows in self.tables(part))])
+        whole = whole.sort_by([("stream_position", "ascending"), ("row", "ascending")])
+        places = np.asarray(whole["stream_position"].to_pylist(), np.int64)
+        starts = np.flatnonzero(np.diff(places, prepend=-1))
+        for start, end in pairwise([*starts.tolist(), len(places)]):
+            yield int(places[start]), whole.slice(start, end - start)
+
+    def put(self, part: Part) -> None:
+        """Add a part, or write one anew, and note that it is there."""
+        parts = tuple(each for each in self.export.parts if each.start != part.start)
+        parts = tuple(sorted((*parts, part), key=lambda each: each.start))
+        self.export = replace(self.export, parts=parts)
+        write_whole(self.path / EXPORT, self.export.to_bytes())
+
+    def leave_out(self, part: Part, overturned: Collection[int]) -> None:
+        """Write a part anew without the rows of some submissions, by their places in the stream."""
+        with PartWriter(self, part) as writer:
+            for place, rows in self.submissions(part):
+                if place in overturned:
+                    writer.left_out["overturned"] += len(rows)
+                else:
+                    writer.add(rows)
+            self.put(replace(writer.finish(part.end), is_whole=part.is_whole))
+
+
+class PartWriter:
+    """Writes the files of one part; they appear when it is finished."""
+
+    def __init__(self, folder: DataFolder, part: Part) -> None:
+        """The part's rows are not taken over, what was left out of it is."""
+        self._folder = folder
+        self._start = part.start
+        self._number = sum(each.start < part.start for each in folder.export.parts)
+        self.left_out = Counter(part.left_out)
+        """Rows that are not in the part, by reason."""
+        self._rows = self._bytes = 0
+        self._waiting: dict[str, list[pa.Table]] = {split: [] for split in SPLITS}
+        self._writers: dict[str, pq.ParquetWriter] = {}
+        self._counts: Counter[str] = Counter()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None
+    ) -> None:
+        for split, writer in self._writers.items():
+            writer.close()
+            self._partial(split).unlink(missing_ok=True)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the part ends here."""
+        return self._rows >= PART_ROWS or self._bytes >= PART_BYTES
+
+    def add(self, rows: pa.Table) -> None:
+        """Add the kept rows of a submission."""
+        share = self._folder.export.settings.test_share
+        tests = pa.array([is_test(name, share) for name in rows["problem_id"].to_pylist()])
+        self._rows += len(rows)
+        self._bytes += rows.nbytes
+        for split, chosen in (("train", pc.invert(tests)), ("test", tests)):
+            found = rows.filter(chosen)
+            if len(found):
+                self._waiting[split].append(found)
+                self._flush(split, at_least=(GROUP_ROWS, GROUP_BYTES))
+
+    def finish(self, end: int) -> Part:
+        """Write what waits, give the files their names, and return the part."""
+        files = []
+        for split in SPLITS:
+            self._flush(split, at_least=(1, 0))
+            name = f"data/{split}-{self._number:05d}.parquet"
+            path = self._folder.path / name
+            if split not in self._writers:
+                path.unlink(missing_ok=True)
+                continue
+            self._writers.pop(split).close()
+            partial = self._partial(split)
+            sha256 = _sha256(partial)
+            partial.replace(path)
+            files.append(DataFile(name, self._counts[split], sha256))
+        left_out = dict(sorted(self.left_out.items()))
+        return Part(self._start, end, self.is_full, tuple(files), left_out)
+
+    def _flush(self, split: str, *, at_least: tuple[int, int]) -> None:
+        waiting = self._waiting[split]
+        rows, size = sum(map(len, waiting)), sum(table.nbytes for table in waiting)
+        if not rows or (rows < at_least[0] and size < at_least[1]):
+            return
+        try:
+            if split not in self._writers:
+                self._partial(split).parent.mkdir(parents=True, exist_ok=True)
+                self._writers[split] = pq.ParquetWriter(
+                    self._partial(split), SCHEMA, compression="zstd"
+                )
+            self._writers[split].write_table(pa.concat_tables(waiting), row_group_size=rows)
+        except OSError as error:
+            raise StorageError(
+                f"cannot write {self._partial(split)}: {error}",
+                hint="free some space, then run the same command again: it goes on",
+            ) from error
+        self._counts[split] += rows
+        waiting.clear()
+
+    def _partial(self, split: str) -> Path:
+        return self._folder.path / "data" / f".{split}-{self._number:05d}.partial"
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that is there whole or not at all; raises StorageError."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def _difference(ours: Any, theirs: Any) -> str:
+    return ", ".join(
+        f"{name} {value}, not {getattr(ours, name)}"
+        for name, value in asdict(theirs).items()
+        if value != getattr(ours, name)
+    )

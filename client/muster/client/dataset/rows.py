@@ -1,0 +1,201 @@
+"""Rows of a data set: the samples of an accepted submission, in text and in tokens.
+
+Everything in a row follows from the submission's file, the run's pinned documents, the policy's
+tokenizer and the ledger, so that anybody who has these makes the same row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from muster.chain import RunView
+from muster.protocol.encoding import file_hash, hex0x
+from muster.protocol.errors import ConfigError, EncodingError
+from muster.protocol.ids import Address, Hash32
+from muster.protocol.messages import OutcomeRecord
+from muster.protocol.recipe import Recipe
+from muster.protocol.rollouts import Bounds, read_table, require_bounds
+from muster.tasks import Problem, TaskSet
+
+_TOKENS = pa.list_(pa.int32())
+SCHEMA = pa.schema(
+    {
+        "problem_id": pa.string(),
+        "source": pa.string(),
+        "task_type": pa.string(),
+        "problem": pa.string(),
+        "prompt": pa.string(),
+        "completion": pa.string(),
+        "answer": pa.string(),
+        "reward": pa.float64(),
+        "target_length": pa.int32(),
+        "is_finished": pa.bool_(),
+        "prompt_tokens": _TOKENS,
+        "completion_tokens": _TOKENS,
+        "replies": _TOKENS,
+        "verifier": pa.string(),
+        "worker": pa.string(),
+        "batch_id": pa.int64(),
+        "position": pa.int32(),
+        "row": pa.int32(),
+        "stream_position": pa.int64(),
+        "policy_version": pa.int64(),
+        "policy_root": pa.string(),
+        "file_sha256": pa.string(),
+    }
+)
+"""Columns of a data set, in order; docs/guides/data.md says what each holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """An accepted submission, as the ledger has it."""
+
+    stream_position: int
+    """Its place in the run's training stream, from 0."""
+    batch_id: int
+    position: int
+    """Its place in the batch, from 0."""
+    worker: Address
+    """The staking wallet."""
+    record: OutcomeRecord
+    """The outcome that was posted."""
+    policy_root: Hash32
+    """Root of the manifest of the policy that generated it."""
+
+
+class Texts:
+    """Turns tokens into text as the run's engines do; knows which tokens end a completion."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is a policy's; its weights are not read. Raises ConfigError."""
+        from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+        from muster.inference.policy_files import eos_token_ids
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+            config = AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"{folder} has no tokenizer that loads: {error}",
+                hint="`muster model fetch --run N --out DIR` brings one",
+            ) from error
+        generation = None
+        if (folder / "generation_config.json").is_file():
+            generation = GenerationConfig.from_pretrained(folder)
+        self._eos = eos_token_ids(config.get_text_config(), generation, tokenizer)
+        self._fast = getattr(tokenizer, "backend_tokenizer", None)
+        self._tokenizer = tokenizer
+
+    def ends(self, token: int) -> bool:
+        """Tell whether a token ends a completion."""
+        return token in self._eos
+
+    def prompts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Return prompts as the model reads them, special tokens included."""
+        return self._decode(rows, skips_special=False)
+
+    def completions(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Return completions without EOS and special tokens, as verifiers read them."""
+        kept = [[token for token in row if token not in self._eos] for row in rows]
+        return self._decode(kept, skips_special=True)
+
+    def _decode(self, rows: Sequence[Sequence[int]], *, skips_special: bool) -> list[str]:
+        if self._fast is not None:
+            texts: list[str] = self._fast.decode_batch(rows, skip_special_tokens=skips_special)
+            return texts
+        return [
+            self._tokenizer.decode(
+                row, skip_special_tokens=skips_special, clean_up_tokenization_spaces=False
+            )
+            for row in rows
+        ]
+
+
+class RowMaker:
+    """Makes the rows of a run's submissions."""
+
+    def __init__(self, recipe: Recipe, task_set: TaskSet, texts: Texts) -> None:
+        self._recipe = recipe
+        self._task_set = task_set
+        self._texts = texts
+        self._bounds = Bounds.of(recipe)
+        self._places = {problem.problem_id: n for n, problem in enumerate(task_set)}
+        self._verifiers = {v.task_type: f"{v.name} {v.version}" for v in recipe.verifiers}
+
+    def rows(self, data: bytes, accepted: Accepted) -> pa.Table:
+        """Return a submission's samples, in the file's order.
+
+        Raises EncodingError when the file is not the accepted one or not what its record says.
+        """
+        record = accepted.record
+        if file_hash(data) != record.file_hash:
+            raise EncodingError(f"the file has another hash than {hex0x(record.file_hash)}")
+        require_bounds(data, self._bounds)
+        table = read_table(data)
+        if len(table) != record.rollouts:
+            raise EncodingError(f"file has {len(table)} rows, its record says {record.rollouts}")
+        problems = [self._problem(name) for name in table["problem_id"].to_pylist()]
+        prompts = table["prompt_tokens"].to_pylist()
+        completions = table["completion_tokens"].to_pylist()
+        replies = self._replies(table)
+        count = len(table)
+        columns: dict[str, Any] = {
+            "problem_id": [problem.problem_id for problem in problems],
+            "source": [problem.source for problem in problems],
+            "task_type": [problem.task_type for problem in problems],
+            "problem": [problem.prompt for problem in problems],
+            "prompt": self._texts.prompts(prompts),
+            "completion": self._texts.completions(completions),
+            "answer": self._texts.completions(
+                [
+                    tokens[places[-1] :] if places else tokens
+                    for tokens, places in zip(completions, replies, strict=True)
+                ]
+            ),
+            "reward": table["task_reward"],
+            "target_length": table["target_length"],
+            "is_finished": [self._texts.ends(tokens[-1]) for tokens in completions],
+            "prompt_tokens": prompts,
+            "completion_tokens": completions,
+            "replies": replies,
+            "verifier": [self._verifiers.get(problem.task_type, "") for problem in problems],
+            "worker": [accepted.worker] * count,
+            "batch_id": np.full(count, accepted.batch_id),
+            "position": np.full(count, accepted.position, np.int32),
+            "row": np.arange(count, dtype=np.int32),
+            "stream_position": np.full(count, accepted.stream_position),
+            "policy_version": np.full(count, record.policy_version),
+            "policy_root": [hex0x(accepted.policy_root)] * count,
+            "file_sha256": [hex0x(record.file_hash)] * count,
+        }
+        return pa.table({name: columns[name] for name in SCHEMA.names}, schema=SCHEMA)
+
+    def _problem(self, problem_id: str) -> Problem:
+        place = self._places.get(problem_id)
+        if place is None:
+            raise EncodingError(f"the run's task set has no problem {problem_id!r}")
+        return self._task_set[place]
+
+    @staticmethod
+    def _replies(table: pa.Table) -> list[list[int]]:
+        if "replies" not in table.column_names:
+            return [[]] * len(table)
+        places: list[list[int]] = table["replies"].to_pylist()
+        return places
+
+
+def policy_roots(run: RunView) -> dict[int, Hash32]:
+    """Return the manifest's root of every published version."""
+    return {int(version): each.manifest_root for version, each in run.checkpoints.items()}

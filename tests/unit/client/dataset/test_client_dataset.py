@@ -1,0 +1,428 @@
+"""Data sets: which rows they hold, how they grow, and what a check finds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from worlds.traces import ALL, EOS, ORIGIN, Traces, rollout, tokens
+
+from muster.client.dataset import folder as folder_module
+from muster.client.dataset.card import put_card
+from muster.client.dataset.export import export_rows
+from muster.client.dataset.folder import CARD, EXPORT, DataFolder
+from muster.client.dataset.selection import GRAM, HeldOut, Selection, Settings, is_test
+from muster.client.dataset.verify import (
+    check_bytes,
+    check_card,
+    check_outcomes,
+    check_rows,
+    check_rules,
+)
+from muster.protocol.errors import ConfigError, NotYet, StorageError
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Traces:
+    return Traces(tmp_path)
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of 18 rows, which are three submissions."""
+    monkeypatch.setattr(folder_module, "PART_ROWS", 18)
+    monkeypatch.setattr(folder_module, "GROUP_ROWS", 6)
+
+
+async def export(
+    traces: Traces, settings: Settings = ALL, held_out: HeldOut | None = None
+) -> DataFolder:
+    folder = traces.data_folder(settings)
+    selection = Selection(settings, held_out or HeldOut())
+    await export_rows(folder, traces.stream, traces.maker, selection, traces.find_file)
+    put_card(folder, traces.stream)
+    return folder
+
+
+def rows_of(folder: DataFolder) -> list[dict[str, Any]]:
+    found = [
+        row
+        for part in folder.export.parts
+        for _, table in folder.tables(part)
+        for row in table.to_pylist()
+    ]
+    return sorted(found, key=lambda row: (row["stream_position"], row["row"]))
+
+
+def names(folder: DataFolder) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder.path)): path.read_bytes()
+        for path in sorted(folder.path.rglob("*"))
+        if path.is_file()
+    }
+
+
+# Rows
+
+
+async def test_a_row_says_what_was_asked_answered_and_by_whom(traces: Traces) -> None:
+    made = traces.add(rollout(3, tokens("33"), 1.0, 0))
+    [row] = rows_of(await export(traces))
+    assert row == {
+        "problem_id": "p3",
+        "source": "",
+        "task_type": "exact_match",
+        "problem": "3=",
+        "prompt": "3=",
+        "completion": "33",
+        "answer": "33",
+        "reward": 1.0,
+        "target_length": -1,
+        "is_finished": True,
+        "prompt_tokens": [3, 10],
+        "completion_tokens": [3, 3, EOS],
+        "replies": [],
+        "verifier": "exact_match 2",
+        "worker": made.worker,
+        "batch_id": 10,
+        "position": 0,
+        "row": 0,
+        "stream_position": 0,
+        "policy_version": 0,
+        "policy_root": ORIGIN.tokenizer,
+        "file_sha256": "0x" + made.record.file_hash.hex(),
+    }
+
+
+async def test_the_answer_is_what_follows_the_last_reply(traces: Traces) -> None:
+    said = replace(rollout(3, tokens("12ab34"), 1.0, 0), replies=((2, 4),))
+    traces.add(said)
+    [row] = rows_of(await export(traces))
+    assert (row["completion"], row["answer"], row["replies"]) == ("12ab34", "34", [2, 4])
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept", "why"),
+    [
+        (Settings(reward_at_least=0.5), ["1", "123"], {"reward": 1}),
+        (Settings(tokens_at_least=3), ["12", "123"], {"length": 1}),
+        (Settings(tokens_at_most=2), ["1"], {"length": 2}),
+        (Settings(only_finished=True), ["1", "12"], {"unfinished": 1}),
+        (Settings(per_problem=1), ["1"], {"enough": 2}),
+    ],
+)
+async def test_settings_leave_rows_out(
+    traces: Traces, settings: Settings, kept: list[str], why: dict[str, int]
+) -> None:
+    traces.add(
+        rollout(0, tokens("1"), 1.0, 0),
+        rollout(0, tokens("12"), 0.0, 1),
+        rollout(0, tokens("123", ends=False), 0.5, 2),
+    )
+    folder = await export(traces, settings)
+    assert [row["completion"] for row in rows_of(folder)] == kept
+    assert folder.export.parts[0].left_out == why
+
+
+async def test_the_same_completion_of_a_problem_comes_once(traces: Traces) -> None:
+    traces.add(rollout(0, tokens("1"), 1.0, 0), rollout(0, tokens("1"), 1.0, 1))
+    traces.add(rollout(1, tokens("1"), 1.0, 0), rollout(0, tokens("1"), 1.0, 1))
+    folder = await export(traces)
+    found = [(row["problem_id"], row["completion"]) for row in rows_of(folder)]
+    assert found == [("p0", "1"), ("p1", "1")]
+    assert folder.export.parts[0].left_out == {"duplicate": 2}
+
+
+async def test_problems_are_split_by_their_name_alone(traces: Traces) -> None:
+    traces.add_counting(4)
+    folder = await export(traces, Settings(test_share=0.5))
+    of_split = {split: set[str]() for split in ("train", "test")}
+    for part in folder.export.parts:
+        for name, rows in folder.tables(part):
+            of_split[name[5:].split("-")[0]].update(rows["problem_id"].to_pylist())
+    assert not of_split["train"] & of_split["test"]
+    assert all(is_test(each, 0.5) for each in of_split["test"])
+    assert 0.4 < sum(is_test(f"p{n}", 0.5) for n in range(1000)) / 1000 < 0.6
+
+
+@pytest.mark.parametrize("form", ["jsonl", "txt", "parquet"])
+async def test_rows_that_repeat_a_held_out_text_are_left_out(tmp_path: Path, form: str) -> None:
+    words = [f"w{n}" for n in range(GRAM + 3)]
+    path = tmp_path / f"held-out.{form}"
+    if form == "jsonl":
+        path.write_text(json.dumps({"deep": [{"text": " ".join(words)}]}) + "\n")
+    elif form == "txt":
+        path.write_text(" ".join(words) + "\n")
+    else:
+        import pyarrow as pa
+
+        pq.write_table(pa.table({"text": [" ".join(words)]}), path)
+    held_out = HeldOut([path])
+    assert held_out.has("before " + ", ".join(words[1 : GRAM + 1]).upper() + " after")
+    assert not held_out.has(" ".join(words[1:GRAM]) + " another")
+
+
+async def test_short_held_out_texts_are_compared_whole(traces: Traces, tmp_path: Path) -> None:
+    path = tmp_path / "held-out.txt"
+    path.write_text("3=\n")
+    held_out = HeldOut([path])
+    traces.add(rollout(3, tokens("1"), 1.0, 0), rollout(4, tokens("1"), 1.0, 1))
+    folder = await export(traces, Settings(held_out=tuple(held_out.hashes)), held_out)
+    assert [row["problem_id"] for row in rows_of(folder)] == ["p4"]
+    assert folder.export.parts[0].left_out == {"contaminated": 1}
+
+
+@pytest.mark.parametrize("text", ["", "\n\n"])
+async def test_held_out_files_without_a_text_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "empty.txt"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="holds no text"):
+        HeldOut([path])
+
+
+# Growing
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_bytes_do_not_depend_on_how_often_an_export_was_stopped(tmp_path: Path) -> None:
+    at_once, in_parts = Traces(tmp_path / "a"), Traces(tmp_path / "b")
+    at_once.add_counting(8)
+    whole = await export(at_once, Settings(test_share=0.5))
+    for n in range(8):
+        in_parts.add_counting(1, first=n)
+        folder = await export(in_parts, Settings(test_share=0.5))
+    assert len(whole.export.parts) == 3
+    assert names(folder) == names(whole)
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_what_was_exported_is_not_fetched_again(traces: Traces) -> None:
+    traces.add_counting(4)
+    await export(traces)
+    traces.add_counting(1, first=4)
+    traces.asked.clear()
+    folder = await export(traces)
+    assert traces.asked == [traces[4].record.file_hash]
+    assert len(rows_of(folder)) == 30
+
+
+async def test_an_export_stops_at_a_file_that_nobody_has_and_goes_on_later(traces: Traces) -> None:
+    traces.add_counting(3)
+    absent = traces[1].record.file_hash
+    data = traces.files.pop(absent)
+    with pytest.raises(NotYet, match="submission 11:0 is not at hand"):
+        await export(traces)
+    assert traces.data_folder().export.end == 1
+    traces.files[absent] = data
+    assert len(rows_of(await export(traces))) == 18
+
+
+async def test_a_duplicate_of_an_earlier_export_is_known(traces: Traces) -> None:
+    traces.add(rollout(0, tokens("1"), 1.0, 0))
+    await export(traces)
+    traces.add(rollout(0, tokens("1"), 1.0, 0), rollout(0, tokens("2"), 1.0, 1))
+    assert [row["completion"] for row in rows_of(await export(traces))] == ["1", "2"]
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_rows_of_overturned_submissions_leave_the_data_set(traces: Traces) -> None:
+    traces.add_counting(5)
+    await export(traces)
+    traces.disputed |= {1, 4}
+    folder = await export(traces)
+    assert {row["stream_position"] for row in rows_of(folder)} == {0, 2, 3}
+    assert [part.left_out for part in folder.export.parts] == [{"overturned": 6}] * 2
+    assert check_outcomes(folder, traces.stream).passed
+
+
+async def test_a_run_without_accepted_work_has_no_data_set_yet(traces: Traces) -> None:
+    with pytest.raises(NotYet, match="no accepted submission"):
+        await export(traces)
+
+
+async def test_a_folder_of_another_data_set_is_refused(traces: Traces) -> None:
+    traces.add_counting(1)
+    await export(traces)
+    with pytest.raises(ConfigError, match=r"another settings: reward_at_least 0, not 1"):
+        traces.data_folder(Settings(reward_at_least=1.0))
+    (traces.folder / "traces" / EXPORT).unlink()
+    with pytest.raises(ConfigError, match="is not empty"):
+        traces.data_folder()
+
+
+async def test_a_damaged_part_is_not_built_upon(traces: Traces) -> None:
+    traces.add_counting(1)
+    folder = await export(traces)
+    path = next((folder.path / "data").iterdir())
+    path.write_bytes(path.read_bytes()[:-1] + b"X")
+    traces.add_counting(1, first=1)
+    with pytest.raises(StorageError, match="is damaged"):
+        await export(traces)
+
+
+async def test_libraries_load_the_folder(traces: Traces, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    traces.add_counting(3)
+    folder = await export(traces, Settings(test_share=0.5))
+    loaded = datasets.load_dataset(str(folder.path), cache_dir=str(traces.folder / "cache"))
+    assert sum(len(rows) for rows in loaded.values()) == 18
+    assert loaded["train"].column_names == folder_module.SCHEMA.names
+
+
+# Checking
+
+
+@pytest.fixture
+async def exported(traces: Traces, tmp_path: Path) -> DataFolder:
+    traces.add_counting(3)
+    return await export(traces, Settings(test_share=0.5))
+
+
+async def test_an_honest_data_set_passes_every_check(traces: Traces, exported: DataFolder) -> None:
+    stream = traces.stream
+    checks = [
+        check_bytes(exported),
+        check_outcomes(exported, stream),
+        check_rules(exported, HeldOut()),
+        check_card(exported, stream),
+        await check_rows(exported, stream, traces.maker, traces.find_file),
+    ]
+    assert [check.word for check in checks] == ["ok"] * 5, checks
+    assert "18 rows made again" in checks[-1].detail
+
+
+async def test_rows_whose_file_is_not_at_hand_stay_open(
+    traces: Traces, exported: DataFolder
+) -> None:
+    del traces.files[traces[2].record.file_hash]
+    check = await check_rows(exported, traces.stream, traces.maker, traces.find_file)
+    assert (check.word, check.passed) == ("open", True)
+    assert "12 rows made again from their files, 6 without" in check.detail
+
+
+def altered(folder: DataFolder, change: Callable[[dict[str, Any]], None]) -> DataFolder:
+    """Write every row of a data set anew after a change, with the hashes that then hold."""
+    import hashlib
+
+    import pyarrow as pa
+
+    parts = []
+    for part in folder.export.parts:
+        files = []
+        for each in part.files:
+            path = folder.path / each.name
+            rows = pq.read_table(path).to_pylist()
+            for row in rows:
+                change(row)
+            pq.write_table(pa.Table.from_pylist(rows, schema=folder_module.SCHEMA), path)
+            files.append(replace(each, sha256=hashlib.sha256(path.read_bytes()).hexdigest()))
+        parts.append(replace(part, files=tuple(files)))
+    return DataFolder(folder.path, replace(folder.export, parts=tuple(parts)))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "says"),
+    [
+        ("worker", "0x" + "33" * 20, "worker 0x3333"),
+        ("batch_id", 99, "batch_id 99"),
+        ("file_sha256", "0x" + "00" * 32, "file_sha256 0x0000"),
+        ("policy_root", "0x" + "00" * 32, "policy_root 0x0000"),
+        ("stream_position", 7, "a row of place 7"),
+    ],
+)
+async def test_rows_that_the_ledger_does_not_bear_out_are_named(
+    traces: Traces, exported: DataFolder, column: str, value: Any, says: str
+) -> None:
+    def change(row: dict[str, Any]) -> None:
+        if row["stream_position"] == 1:
+            row[column] = value
+
+    check = check_outcomes(altered(exported, change), traces.stream)
+    assert not check.passed
+    assert says in check.detail
+
+
+async def test_a_row_that_is_hidden_is_missed(traces: Traces, exported: DataFolder) -> None:
+    [part] = exported.export.parts
+    fewer = replace(exported.export, parts=(replace(part, files=part.files[:1]),))
+    check = check_outcomes(DataFolder(exported.path, fewer), traces.stream)
+    assert not check.passed
+    assert "samples, its submissions have 18" in check.detail
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("completion", "00009"), ("reward", 0.75), ("prompt_tokens", [1, 10])]
+)
+async def test_rows_that_are_not_their_files_are_named(
+    traces: Traces, exported: DataFolder, column: str, value: Any
+) -> None:
+    folder = altered(exported, lambda row: row.update({column: value}))
+    stream = traces.stream
+    assert check_outcomes(folder, stream).passed
+    check = await check_rows(folder, stream, traces.maker, traces.find_file)
+    assert not check.passed
+    assert f"other {column}" in check.detail
+
+
+async def test_a_file_with_other_bytes_is_named(exported: DataFolder) -> None:
+    path = exported.path / "data" / "train-00000.parquet"
+    path.write_bytes(path.read_bytes() + b"more")
+    assert "train-00000.parquet" in check_bytes(exported).detail
+    assert not check_bytes(exported).passed
+
+
+async def test_a_file_that_nobody_names_is_named(exported: DataFolder) -> None:
+    (exported.path / "data" / "train-00099.parquet").write_bytes(b"")
+    check = check_bytes(exported)
+    assert (check.passed, "train-00099" in check.detail) == (False, True)
+
+
+async def test_a_card_with_another_figure_is_found(traces: Traces, exported: DataFolder) -> None:
+    card = exported.path / CARD
+    card.write_text(card.read_text().replace("18 samples", "19 samples"))
+    check = check_card(exported, traces.stream)
+    assert not check.passed
+    assert "19 samples" in check.detail
+
+
+async def test_rows_that_a_rule_leaves_out_are_found(exported: DataFolder) -> None:
+    strict = replace(exported.export, settings=Settings(reward_at_least=0.5, test_share=0.5))
+    check = check_rules(DataFolder(exported.path, strict), HeldOut())
+    assert not check.passed
+    assert "a rule leaves out: reward" in check.detail
+
+
+async def test_a_problem_in_the_wrong_split_is_found(exported: DataFolder) -> None:
+    moved = replace(exported.export, settings=Settings(test_share=0.0))
+    check = check_rules(DataFolder(exported.path, moved), HeldOut())
+    [wrong] = [part for part in check.detail.split("; ") if "other split" in part][:1]
+    assert wrong.startswith("data/test-00000.parquet has problem")
+
+
+async def test_other_held_out_texts_than_the_exports_are_refused(
+    exported: DataFolder, tmp_path: Path
+) -> None:
+    path = tmp_path / "held-out.txt"
+    path.write_text("a text\n")
+    with pytest.raises(ConfigError, match="not those of the export"):
+        check_rules(exported, HeldOut([path]))
+
+
+@pytest.fixture
+def damaged(exported: DataFolder) -> Path:
+    return exported.path / EXPORT
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"format":"muster-data"}'])
+async def test_a_damaged_list_of_parts_is_refused(damaged: Path, data: bytes) -> None:
+    damaged.write_bytes(data)
+    with pytest.raises(ConfigError, match="is damaged"):
+        DataFolder.open(damaged.parent)
