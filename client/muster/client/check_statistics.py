@@ -51,6 +51,11 @@ def measure(replays: Sequence[Replay], calibration: Calibration) -> list[Statist
         # A margin alone fails nothing: so many tokens of a sample may exceed it.
         allowance = sampler.margin if sampler.max_outside_per_sample == 0 else float("inf")
         found.append(Statistic("largest margin", largest, allowance))
+        if sampler.wide is not None:
+            counts = [calibration.wide_tokens(replay.margins, replay.ends) for replay in replays]
+            wide, ends = (sum(column) for column in zip(*counts, strict=True))
+            found.append(Statistic("wide tokens", wide, sampler.wide.most))
+            found.append(Statistic("wide tokens at an end", ends, sampler.wide.most_ends))
     return found
 
 

@@ -180,6 +180,10 @@ def _choose(
     coarsest = max((layout_of(name)[0] for name in plan.engines), key=list(limits.FLOORS).index)
     floors = limits.FLOORS[coarsest]
     samples = sum(len(errors.chunks) for errors in honest.errors.values())
+    sampler = limits.sampler_limits(
+        honest.token_margins(), recipe.sampling.max_new_tokens, floors, cheats
+    )
+    wide = limits.wide_limits(list(honest.redrawn.values()), sampler, floors, recipe)
     return Calibration(
         model=CalibratedModel(
             name=model_dir.resolve().name,
@@ -191,9 +195,7 @@ def _choose(
         proof=recipe.proof,
         temperature=recipe.sampling.temperature,
         chunk=limits.chunk_limits(honest.chunks(), recipe.proof, floors),
-        sampler=limits.sampler_limits(
-            honest.token_margins(), recipe.sampling.max_new_tokens, floors, cheats
-        ),
+        sampler=sampler.model_copy(update={"wide": wide}),
         fraud_strikes=limits.fraud_strikes(samples, recipe),
     )
 

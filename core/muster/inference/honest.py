@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.inference.engine import Examined, Redraw, Request
+from muster.inference.limits import Drawn
 from muster.inference.measuring import (
     VALIDATORS,
     WORKERS,
@@ -38,8 +39,8 @@ class Honest:
 
     errors: dict[str, Errors] = field(default_factory=dict)
     """Per pair of ways."""
-    redrawn: dict[str, list[npt.NDArray[np.float32]]] = field(default_factory=dict)
-    """Margins of single tokens per pair of ways, the noise drawn afresh."""
+    redrawn: dict[str, Drawn] = field(default_factory=dict)
+    """Single tokens per pair of ways, the noise drawn afresh."""
     shifts: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Per pair, how the probability of EOS differs: sums over tokens, signed and absolute."""
 
@@ -58,7 +59,7 @@ class Honest:
 
     def margins_by_pair(self) -> list[npt.NDArray[np.float32]]:
         """Return the redrawn margins of every pair."""
-        return [np.concatenate(margins) for margins in self.redrawn.values()]
+        return [drawn.margins_N for drawn in self.redrawn.values()]
 
     def leans(self) -> list[float]:
         """Return how far every pair's choices lean to EOS or from it: 0 evenly, 1 always."""
@@ -90,9 +91,7 @@ def measure_honest(
                 pair = f"{worker}, validated {_label(party, parties)}{way.name}"
                 honest.add(pair, Errors.of(found))
                 if reference:
-                    honest.redrawn[pair] = [
-                        drawn.margins_T for each in found for drawn in each.redrawn
-                    ]
+                    honest.redrawn[pair] = reference.drawn(found)
                     honest.shifts[pair] = reference.shift(found)
     return honest
 
@@ -117,6 +116,24 @@ class _Reference:
             for redraws, each in zip(asked, found, strict=True)
         ]
         self._found = found
+        self._eos = sorted(bench.engine.eos_token_ids)
+
+    def drawn(self, validator: Sequence[Examined]) -> Drawn:
+        """Return the reference's choices as another finds them."""
+        pairs = [
+            (redraw.tokens, drawn)
+            for redraws, each in zip(self.redraws, validator, strict=False)
+            for redraw, drawn in zip(redraws, each.redrawn, strict=True)
+        ]
+        return Drawn(
+            np.concatenate([drawn.margins_T for _, drawn in pairs]),
+            np.concatenate(
+                [
+                    np.isin(tokens, self._eos) | np.isin(drawn.expected_T, self._eos)
+                    for tokens, drawn in pairs
+                ]
+            ),
+        )
 
     def shift(self, validator: Sequence[Examined]) -> tuple[float, float]:
         """Return `end_shift` from the reference to another's findings."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,21 @@ import numpy.typing as npt
 from muster.protocol.errors import EngineError
 from muster.protocol.intervals import at_least, rate_bound, wilson
 from muster.protocol.recipe import ProofRecipe, Recipe
-from muster.toploc.calibration import ChunkLimits, Measurement, SamplerLimits
+from muster.toploc.calibration import ChunkLimits, Measurement, SamplerLimits, WideLimits
 from muster.toploc.chunks import DECOYS, ChunkResult
 from muster.toploc.history import HistoryLimits
 
 Margins = npt.NDArray[np.float32]
+
+
+class Drawn(NamedTuple):
+    """Choices of one honest way, replayed in another: N tokens."""
+
+    margins_N: Margins
+    """How far each is from the maximum."""
+    is_end_N: npt.NDArray[np.bool_]
+    """Whether an EOS was chosen or expected."""
+
 
 _MANTISSA_MAX = 127.0
 _FALSE_FRAUD = 1e-6
@@ -36,6 +46,9 @@ _FALSE_STRIKE = 1e-7
 
 _RATE_HEADROOM = 4
 """How many times the rate seen other machines may turn close choices."""
+
+_ENOUGH = 10_000
+"""Tokens of a pair of ways from which its own rate counts, beside that of all."""
 
 _MOST_HALVINGS = 8
 _LEAST_STRAIN, _LEAST_LOSS, _LEAST_LEAN = 0.02, 1e-4, 0.25
@@ -125,6 +138,63 @@ def _outside(honest: Margins, margin: float, longest: int) -> int:
     return next(
         (n for n in range(longest) if at_least(longest, rate, n + 1) < _FALSE_STRIKE), longest
     )
+
+
+def wide_limits(
+    pairs: Sequence[Drawn], sampler: SamplerLimits, floors: Floors, recipe: Recipe
+) -> WideLimits | None:
+    """Return how many tokens of a submission may have a margin that few honest ones have, given the
+    choices of every pair of honest ways; None where the margin is not beyond its floor.
+
+    A worker that prefers some token can do so by `WideLimits.margin` everywhere, and by more at as
+    many tokens as may be wide: of all margins the one is taken that leaves it least, per completion
+    that it ends. An honest submission exceeds the counts with probability below 1e-7, even if its
+    machine turns four times as many choices as the worst pair's.
+    """
+    samples = submission_size(recipe)
+    tokens = samples * recipe.sampling.max_new_tokens
+    worst = 2 * max(float(pair.margins_N.max(initial=0.0)) for pair in pairs)
+    left, best = worst, None
+    for halvings in range(1, _MOST_HALVINGS):
+        margin = worst / 2**halvings
+        if worst <= floors.margin or margin < floors.margin / _RATE_HEADROOM:
+            break
+        limits = _wide_limits(pairs, margin, tokens)
+        share = min(1.0, max(limits.most_ends / samples, limits.most / tokens))
+        # Beyond a margin that some tokens may exceed, these may do so by anything.
+        found = margin + (max(worst, sampler.margin) - margin) * share
+        if found < left:
+            left, best = found, limits
+    return best
+
+
+def _wide_limits(pairs: Sequence[Drawn], margin: float, tokens: int) -> WideLimits:
+    wide = [(int((m > margin).sum()), len(m)) for m, _ in pairs]
+    ends = [(int(((m > margin) & is_end).sum()), len(m)) for m, is_end in pairs]
+    return WideLimits(
+        margin=margin,
+        most=_seldom_more(tokens, _rate(wide)),
+        most_ends=_seldom_more(tokens, _rate(ends)),
+    )
+
+
+def _rate(pairs: Sequence[tuple[int, int]]) -> float:
+    """Return the rate that other machines may have, given (hits, trials) of every pair of ways."""
+    hits, trials = (sum(column) for column in zip(*pairs, strict=True))
+    rates = [hit / total for hit, total in pairs if total >= _ENOUGH]
+    return min(1.0, _RATE_HEADROOM * max([wilson(hits, trials)[1], *rates]))
+
+
+def _seldom_more(trials: int, rate: float) -> int:
+    """Return the count that is exceeded with probability below 1e-7."""
+    low, high = int(trials * rate), trials
+    while low < high:
+        middle = (low + high) // 2
+        if at_least(trials, rate, middle + 1) < _FALSE_STRIKE:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def _noticed(limits: SamplerLimits, cheats: Sequence[Margins]) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from muster.protocol.documents import Document, DocumentPart
+from muster.protocol.documents import Document, DocumentPart, Since
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc.chunks import DECOYS, ChunkResult
 from muster.toploc.history import HistoryLimits
@@ -55,6 +55,19 @@ class ChunkLimits(DocumentPart):
     """Decoys at which a large entry is claimed, whatever the size of the proof."""
 
 
+class WideLimits(DocumentPart):
+    """How many tokens of a submission may be *wide*: further from the maximum than is usual. One
+    that ends a completion is worth most to a cheat, and honest ones are rarest there.
+    """
+
+    margin: Annotated[float, Field(ge=0)]
+    """A token is wide when its margin is above this, which is below `SamplerLimits.margin`."""
+    most: Annotated[int, Field(ge=0)]
+    """Wide tokens of a submission."""
+    most_ends: Annotated[int, Field(ge=0)]
+    """Wide tokens of a submission where an EOS was chosen or expected."""
+
+
 class SamplerLimits(DocumentPart):
     """How far a replayed choice may be from the maximum."""
 
@@ -62,6 +75,8 @@ class SamplerLimits(DocumentPart):
     """Largest `max - chosen` of `logit / T + noise` that counts as the same choice."""
     max_outside_per_sample: Annotated[int, Field(ge=0)]
     """Tokens of a sample that may exceed the margin."""
+    wide: Annotated[WideLimits | None, Since(4)] = None
+    """What all samples of a submission may have of margins that are unusual; None for anything."""
 
 
 class Measurement(DocumentPart):
@@ -111,7 +126,7 @@ class Calibration(Document):
     NAME: ClassVar[str] = "calibration"
     MAX_BYTES: ClassVar[int] = 256 * 1024
 
-    schema_version: Annotated[int, Field(ge=3, le=3)] = 3
+    schema_version: Annotated[int, Field(ge=3, le=4)] = 4
     """Version of this document's form."""
     model: CalibratedModel
     """What was measured."""
@@ -140,6 +155,15 @@ class Calibration(Document):
         """Return whether a sample's margins are inside the limits; NaN is outside."""
         inside = np.asarray(margins_T) <= self.sampler.margin
         return int((~inside).sum()) <= self.sampler.max_outside_per_sample
+
+    def wide_tokens(self, margins_T: Margins, is_end_T: npt.NDArray[np.bool_]) -> tuple[int, int]:
+        """Return how many tokens of a sample are wide, and how many of those choose or miss an EOS;
+        NaN is wide. None are where the calibration does not limit them.
+        """
+        if self.sampler.wide is None:
+            return 0, 0
+        is_wide_T = ~(np.asarray(margins_T) <= self.sampler.wide.margin)
+        return int(is_wide_T.sum()), int((is_wide_T & is_end_T).sum())
 
     def sample_strain(self, chunks: Iterable[ChunkResult], margins_T: Margins) -> float:
         """Return how close a sample comes to its limits: 0 without any error, 1 at a limit or

@@ -9,6 +9,7 @@ import pytest
 
 from muster.inference.limits import (
     FLOORS,
+    Drawn,
     Floors,
     chunk_limits,
     detection,
@@ -17,11 +18,12 @@ from muster.inference.limits import (
     require_no_forger,
     require_separated,
     sampler_limits,
+    wide_limits,
 )
 from muster.protocol.errors import EngineError
 from muster.protocol.recipe import ProofRecipe, Recipe, SamplingRecipe, TrainingRecipe
 from muster.toploc import ChunkResult
-from muster.toploc.calibration import ChunkLimits, Measurement
+from muster.toploc.calibration import ChunkLimits, Measurement, SamplerLimits
 
 NO_FLOORS = Floors(0, 0, 0, 0, 0)
 
@@ -106,6 +108,43 @@ def test_count_spares_honest_samples_of_machines_that_turn_twice_as_many(seed: i
     samples = (random.random((20_000, 64)) < 0.04) * random.exponential(0.1, (20_000, 64))
     outside = (samples > limits.margin).sum(axis=1)
     assert outside.max() <= limits.max_outside_per_sample
+
+
+COARSE = FLOORS["bfloat16"]
+LARGE = recipe(8, 16)
+MARGIN = SamplerLimits(margin=1.6, max_outside_per_sample=0)
+
+
+def drawn(rate: float, *, ends: float, seed: int = 0) -> Drawn:
+    """Return choices that flip at a rate, by 0.8 at most, and at an end in a share of them."""
+    random = np.random.default_rng(seed)
+    flips = (random.random(200_000) < rate) * random.exponential(0.1, 200_000)
+    flips[0] = 0.8
+    return Drawn(np.minimum(flips, 0.8).astype(np.float32), random.random(200_000) < ends)
+
+
+def test_wide_tokens_are_few_and_fewer_at_ends() -> None:
+    limits = wide_limits([drawn(0.002, ends=0.01)], MARGIN, COARSE, LARGE)
+    assert limits is not None
+    assert COARSE.margin / 4 <= limits.margin <= 0.8
+    assert 0 < limits.most_ends < limits.most < 40
+
+
+def test_margin_at_its_floor_leaves_nothing_to_narrow() -> None:
+    close = Drawn(np.full(1000, 0.1, np.float32), np.zeros(1000, bool))
+    assert wide_limits([close], MARGIN, COARSE, LARGE) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_wide_limits_spare_machines_that_turn_twice_as_many_as_the_worst(seed: int) -> None:
+    pairs = [drawn(0.0005, ends=0.02), drawn(0.003, ends=0.02, seed=1)]
+    limits = wide_limits(pairs, MARGIN, COARSE, LARGE)
+    assert limits is not None
+    random, tokens = np.random.default_rng(seed), 8 * 16 * 5
+    margins = (random.random((5000, tokens)) < 0.006) * random.exponential(0.1, (5000, tokens))
+    is_wide = margins > limits.margin
+    assert is_wide.sum(axis=1).max() <= limits.most
+    assert (is_wide & (random.random(is_wide.shape) < 0.02)).sum(axis=1).max() <= limits.most_ends
 
 
 @pytest.mark.parametrize(("strain", "expected"), [(0.0, 0.02), (0.1, 0.2), (0.8, 0.9)])

@@ -11,7 +11,13 @@ from pydantic import ValidationError
 from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
 from muster.protocol.errors import EncodingError
 from muster.toploc import Calibration, ChunkResult
-from muster.toploc.calibration import CalibratedModel, ChunkLimits, Measurement, SamplerLimits
+from muster.toploc.calibration import (
+    CalibratedModel,
+    ChunkLimits,
+    Measurement,
+    SamplerLimits,
+    WideLimits,
+)
 
 INSIDE = ChunkResult(8, 0.25, 0.5, 4, 128, 16)
 
@@ -72,6 +78,16 @@ def test_count_limits_shrink_with_the_proof() -> None:
 def test_sampler_counts_tokens_outside_the_margin(margins: list[float], passes: bool) -> None:
     assert calibration(outside=1).sampler_passes(margins) is passes
     assert calibration(outside=1).sampler_passes(np.array(margins, np.float32)) is passes
+
+
+def test_wide_tokens_are_counted_where_the_calibration_limits_them() -> None:
+    wide = WideLimits(margin=0.1, most=2, most_ends=1)
+    limits = calibration().model_copy(
+        update={"sampler": SamplerLimits(margin=0.5, max_outside_per_sample=0, wide=wide)}
+    )
+    margins, ends = [0.1, 0.11, np.nan, 0.2], np.array([True, True, True, False])
+    assert limits.wide_tokens(margins, ends) == (3, 2)
+    assert calibration().wide_tokens(margins, ends) == (0, 0)
 
 
 NONE = ChunkResult(0, 0.0, 0.0, 0, 128)

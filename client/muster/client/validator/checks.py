@@ -331,9 +331,28 @@ def check_proofs(replays: Sequence[Replay], calibration: Calibration) -> Finding
 
 
 def check_sampling(replays: Sequence[Replay], calibration: Calibration) -> Finding | None:
-    """7. Every token is what verifiable sampling yields, within the calibrated margin."""
+    """7. Every token is what verifiable sampling yields, within the calibrated margin, and no more
+    are wide than honest arithmetic makes so.
+    """
     passed = [passes_sampling(replay, calibration) for replay in replays]
-    return _struck(Reason.SAMPLER_MISMATCH, passed, replays, calibration)
+    struck = _struck(Reason.SAMPLER_MISMATCH, passed, replays, calibration)
+    return struck or _check_wide(replays, calibration)
+
+
+def _check_wide(replays: Sequence[Replay], calibration: Calibration) -> Finding | None:
+    limits = calibration.sampler.wide
+    if limits is None:
+        return None
+    counts = [calibration.wide_tokens(replay.margins, replay.ends) for replay in replays]
+    wide, ends = (sum(column) for column in zip(*counts, strict=True))
+    if wide <= limits.most and ends <= limits.most_ends:
+        return None
+    # Each may be rounding, and which ones are nobody knows: together they prove no fraud.
+    return _rejected(
+        Reason.SAMPLER_MISMATCH,
+        f"{wide} tokens are further than {limits.margin:.3g} from the maximum, {ends} of them at "
+        f"an end; allowed are {limits.most} and {limits.most_ends}",
+    )
 
 
 def passes_proofs(replay: Replay, calibration: Calibration) -> bool:

@@ -31,6 +31,8 @@ class Replay:
     margins: npt.NDArray[np.float32]
     """[T]: how far each token that the model sampled is below the replayed maximum, in logits / T.
     Replies of an environment were not sampled."""
+    ends: npt.NDArray[np.bool_]
+    """[T]: whether an EOS was chosen or expected."""
     tokens: tuple[tuple[int, ...], tuple[int, ...]]
     """Prompt and completion: samples that are alike in both have the same hidden states."""
     flips: tuple[Flip, ...] = ()
@@ -82,9 +84,13 @@ def _examine(samples: Sequence[Sample], engine: InferenceEngine, recipe: Recipe)
 
 def _replay(row: Rollout, found: Examined, eos: frozenset[int]) -> Replay:
     sampled = sampled_places(len(row.completion_tokens), row.replies)
+    ends_T = np.isin(row.completion_tokens, list(eos)) | np.isin(
+        found.replayed.expected_T, list(eos)
+    )
     return Replay(
         found.chunks,
         found.replayed.margins_T[sampled],
+        ends_T[sampled],
         (row.prompt_tokens, row.completion_tokens),
         _flips(row, found, sampled, eos),
         tuple(map(tuple, found.projections.tolist())),

@@ -152,7 +152,8 @@ def worst(replays: list[Replay]) -> dict[str, tuple[float, float, bool]]:
 
 def replay(*margins: float, **changes: float) -> Replay:
     chunk: Any = replace(CHUNK, **changes)  # type: ignore[arg-type]
-    return Replay((chunk,), np.array(margins or (0.0,), dtype=np.float32), ((), ()))
+    margins_T = np.array(margins or (0.0,), dtype=np.float32)
+    return Replay((chunk,), margins_T, np.zeros(len(margins_T), bool), ((), ()))
 
 
 def test_the_worst_of_each_statistic_is_shown_beside_its_limit() -> None:

@@ -28,6 +28,7 @@ from muster.client.validator.checks import (
     Claim,
     check_claim,
     check_file,
+    check_sampling,
     conduct_of,
     count_strikes,
     unreadable,
@@ -42,6 +43,7 @@ from muster.protocol.messages import COMMIT_GRACE_S, Reason, Verdict
 from muster.protocol.rollouts import MAX_FILE_BYTES, MAX_ROWS, Rollout
 from muster.tasks import Graded, TaskSet, Undecided, exact_match, registry
 from muster.toploc import ChunkResult, build_proofs
+from muster.toploc.calibration import WideLimits
 from muster.toploc.history import Conduct
 
 TICKET = make_ticket()
@@ -371,7 +373,8 @@ def test_strikes_below_the_limit_are_rejected_and_from_there_on_fraud(
 def spoilt(chunk_fails: bool, margin: float, *tokens: int) -> Replay:
     mismatches = CALIBRATION.chunk.max_exponent_mismatches + 1 if chunk_fails else 0
     chunk = ChunkResult(mismatches, 0.0, 0.0, 0, points=8)
-    return Replay((chunk,), np.array([margin], np.float32), ((1, 2), tokens))
+    margins = np.array([margin], np.float32)
+    return Replay((chunk,), margins, np.zeros(1, bool), ((1, 2), tokens))
 
 
 def test_samples_of_the_same_tokens_share_their_rounding_and_are_one_strike() -> None:
@@ -385,6 +388,40 @@ def test_samples_of_the_same_tokens_that_nobody_sampled_so_are_a_strike_each() -
     assert count_strikes([spoilt(False, wide, 7, 8)] * 4, CALIBRATION) == 4
     mixed = [spoilt(True, wide, 7, 8), spoilt(True, 0.0, 7, 8), spoilt(True, 0.0, 7, 9)]
     assert count_strikes(mixed, CALIBRATION) == 2
+
+
+WIDE = WideLimits(margin=CALIBRATION.sampler.margin / 4, most=3, most_ends=1)
+NARROWED = CALIBRATION.model_copy(
+    update={"sampler": CALIBRATION.sampler.model_copy(update={"wide": WIDE})}
+)
+
+
+def further(share: float, *, is_end: bool) -> Replay:
+    """Return a sample with one token that is a share of the margin below the maximum."""
+    margins = np.array([0.0, share * CALIBRATION.sampler.margin], np.float32)
+    return Replay((), margins, np.array([True, is_end]), ((1, 2), (3, 4)))
+
+
+@pytest.mark.parametrize(
+    ("replays", "passes"),
+    [
+        ([further(0.25, is_end=True)] * 4, True),
+        ([further(0.3, is_end=False)] * 3, True),
+        ([further(0.3, is_end=False)] * 4, False),
+        ([further(0.3, is_end=True)], True),
+        ([further(0.3, is_end=True)] * 2, False),
+        ([further(0.3, is_end=False)] * 2 + [further(0.3, is_end=True)], True),
+    ],
+)
+def test_few_tokens_of_a_submission_are_wide_and_fewer_at_ends(
+    replays: list[Replay], passes: bool
+) -> None:
+    finding = check_sampling(replays, NARROWED)
+    assert (finding is None) is passes
+    if finding is not None:
+        assert (finding.verdict, finding.reason) == (Verdict.REJECTED, Reason.SAMPLER_MISMATCH)
+    # Each sample is inside the margin.
+    assert check_sampling(replays, CALIBRATION) is None
 
 
 def test_strikes_of_both_checks_add_up_under_the_first_reason() -> None:
