@@ -50,6 +50,8 @@ MAX_SOURCES = 64
 """Sources that are asked about one thing, whoever named them."""
 LANES = 4
 """Sources that are asked at the same time at most."""
+INLINE_BYTES = 1 << 20
+"""Answers up to this size are hashed without a thread: a millisecond or two."""
 MAX_REDIRECTS = 3
 """How often one answer may send us on."""
 MAX_PLACE_CHARS = 4096
@@ -155,7 +157,7 @@ class Sources:
 
         async def ask(url: str) -> bytes:
             data = await self._get(url + path, MAX_FILE_BYTES, follows=url)
-            if file_hash(data) != submission_file_hash:
+            if await _hashed(file_hash, data) != submission_file_hash:
                 raise _lied("its file has another hash")
             return data
 
@@ -186,11 +188,10 @@ class Sources:
 
         async def ask(url: str) -> list[BatchEntry]:
             data = await self._get(f"{url}/v1/batches/{batch_id}", MAX_ANSWER_BYTES)
-            contents = await asyncio.to_thread(BatchContents.model_validate_json, data)
-            leaves = [entry.submission.leaf() for entry in contents.submissions]
-            if len(leaves) != count or merkle_root(leaves) != root:
+            entries = await asyncio.to_thread(_entries_of, data, root, count)
+            if entries is None:
                 raise _lied("it shows other submissions than those of the batch")
-            return contents.submissions
+            return entries
 
         return await self._first(f"the submissions of batch {batch_id}", ask)
 
@@ -200,7 +201,7 @@ class Sources:
         async def ask(url: str) -> bytes:
             path = f"/v1/documents/{hex0x(document_hash)}"
             data = await self._get(url + path, MAX_ANSWER_BYTES, follows=url)
-            if keccak(data) != document_hash:
+            if await _hashed(keccak, data) != document_hash:
                 raise _lied("its document has another hash")
             return data
 
@@ -440,6 +441,20 @@ async def _code_of(response: httpx.Response) -> str:
     except (ValueError, LookupError, TypeError, RecursionError):
         return ""
     return f" ({code})" if isinstance(code, str) and _CODE.fullmatch(code) else ""
+
+
+async def _hashed(hashing: Callable[[bytes], Hash32], data: bytes) -> Hash32:
+    """Return an answer's hash; that of a large one takes longer than an event loop may be busy."""
+    if len(data) <= INLINE_BYTES:
+        return hashing(data)
+    return await asyncio.to_thread(hashing, data)
+
+
+def _entries_of(data: bytes, root: Hash32, count: int) -> list[BatchEntry] | None:
+    """Return an answer's submissions if they are those of a batch with this root."""
+    entries = BatchContents.model_validate_json(data).submissions
+    leaves = [entry.submission.leaf() for entry in entries]
+    return entries if len(leaves) == count and merkle_root(leaves) == root else None
 
 
 def _lied(message: str, *, status: int = 502) -> ApiError:

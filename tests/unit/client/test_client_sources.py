@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from worlds.internet import Answer, Internet, says
 
 from muster.api import BatchEntry
+from muster.client import sources as module
 from muster.client.sources import (
     MAX_REDIRECTS,
     MAX_SOURCES,
@@ -49,6 +51,8 @@ ENTRY = BatchEntry(
 )
 QUICK = Patience(connect_s=5, source_s=0.2, hedge_s=0.01, document_s=5)
 
+SLOW = Patience(connect_s=60, source_s=60, document_s=60)
+
 
 def hangs(_: httpx.Request) -> httpx.Response:
     return httpx.Response(200, headers={"x-hangs": "yes"})
@@ -66,6 +70,24 @@ async def test_a_file_is_had_from_the_first_that_shows_it() -> None:
 
     assert internet.asked == ["one.example"]
     assert internet.requests[0].url.path == f"/v1/files/{hex0x(file_hash(FILE))}"
+
+
+@pytest.mark.parametrize("what", ["file", "document"])
+async def test_what_is_hashed_does_not_hold_up_the_event_loop(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed, data = {"file": file_hash, "document": keccak}[what], bytes(module.INLINE_BYTES + 1)
+    threads: list[threading.Thread] = []
+
+    def noting(data: bytes) -> Hash32:
+        threads.append(threading.current_thread())
+        return hashed(data)
+
+    monkeypatch.setattr(module, hashed.__name__, noting)
+    async with Sources(url("one"), transport=Internet(one=says(data)), patience=SLOW) as sources:
+        assert await getattr(sources, what)(hashed(data)) == data
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 @pytest.mark.parametrize(

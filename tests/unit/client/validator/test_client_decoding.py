@@ -7,7 +7,7 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -158,6 +158,26 @@ async def test_a_file_is_read_or_judged_by_nobody_however_little_memory_there_is
     async with FileDecoder() as decoder:
         with contextlib.suppress(ValidatorDisturbed):
             assert await decoder.decode(encode_rollouts(rows)) == rows
+
+
+async def test_a_child_is_asked_and_its_answer_unpacked_outside_the_event_loop(
+    decoder: FileDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def noting(name: str) -> Callable[..., Any]:
+        original = getattr(decoding, name)
+
+        def noted(*arguments: Any) -> Any:
+            threads.append((name, threading.current_thread() is threading.main_thread()))
+            return original(*arguments)
+
+        return noted
+
+    for name in ("_read", "_unpacked"):
+        monkeypatch.setattr(decoding, name, noting(name))
+    await decoder.decode(encode_rollouts(ROWS))
+    assert set(threads) == {("_read", False), ("_unpacked", False)}
 
 
 async def test_several_files_are_decoded_at_the_same_time(decoder: FileDecoder) -> None:
