@@ -224,7 +224,7 @@ def test_model_is_refused_when_a_cheap_cheat_passes_as_honest(
     policy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Noise so small that it passes: the cheat is told to use it for int4.
-    monkeypatch.setattr(substitutes, "quantised", lambda _bits: substitutes.noise(1e-6))
+    monkeypatch.setattr(substitutes, "quantised", lambda _bits: substitutes.noise(1e-5))
     run = calibrate_model(policy_folder, plan())
     assert "'weights in int4' passes as honest: 320 of 320" in str(run.refusal)
 

@@ -3,7 +3,8 @@
 No submission of such a worker shows it. Its judged submissions together do: the history test
 (`check_history`) rejects one as a strike, and calls fraud what follows. The stage's float32 margin
 leaves nothing to lean on, so the run here is one that its owner calibrated for small models in
-bfloat16, and that samples at a temperature at which the model hesitates.
+bfloat16, and that samples at a temperature at which the model hesitates. Where the calibration
+limits wide tokens, too, one submission shows who takes the whole margin.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from muster.lab.redteam.sampling import Choose, Chooser, Place, Scores
 from muster.lab.redteam.stage import Stage, Worker, outcome_of
 from muster.lab.redteam.trials import Outcome, Play, Variant
 from muster.protocol.messages import Reason, Verdict
+from muster.toploc.calibration import WideLimits
 from muster.toploc.history import WINDOW, HistoryLimits
 
 MARGIN = 0.25
@@ -27,6 +29,8 @@ GIVEN = 8
 """A token of the demo's vocabulary that is no EOS."""
 LIMITS = HistoryLimits(honest_strain=0.5, honest_loss=0.05)
 """Wider than what calibrations of such models bound."""
+WIDE = WideLimits(margin=MARGIN / 4, most=8, most_ends=2)
+"""As calibrations of such models have it, for a submission of this stage."""
 TRIALS = 20
 """A trial takes seconds."""
 
@@ -41,6 +45,15 @@ def hesitant(stage: Stage) -> Stage:
     wide.calibration = stage.calibration.model_copy(update=limits)
     wide.rules = replace(stage.rules, recipe=wide.recipe, calibration=wide.calibration)
     return wide
+
+
+def narrowed(stage: Stage) -> Stage:
+    """Return the hesitant stage with a calibration that limits wide tokens."""
+    narrow = hesitant(stage)
+    sampler = narrow.calibration.sampler.model_copy(update={"wide": WIDE})
+    narrow.calibration = narrow.calibration.model_copy(update={"sampler": sampler})
+    narrow.rules = replace(narrow.rules, calibration=narrow.calibration)
+    return narrow
 
 
 def lean(token: int | None) -> Choose:
@@ -84,14 +97,21 @@ def _leaning(token: int | None) -> Play:
     return play
 
 
+def _widely(stage: Stage, random: Random) -> Outcome:
+    worker = Chooser(narrowed(stage), random, lean(None))
+    finding, number = submit_until(worker, WINDOW)
+    return outcome_of(finding, Reason.SAMPLER_MISMATCH, found_after=float(number))
+
+
 def _honest(stage: Stage, random: Random) -> Outcome:
-    finding, _ = submit_until(Worker(hesitant(stage), random), WINDOW)
+    finding, _ = submit_until(Worker(narrowed(stage), random), WINDOW)
     return outcome_of(finding, Reason.SAMPLER_DRIFT)
 
 
 VARIANTS: tuple[Variant, ...] = (
     Variant("within the margin, to EOS", _leaning(None), most=TRIALS),
     Variant("within the margin, to a given token", _leaning(GIVEN), most=TRIALS),
+    Variant("within the margin, to EOS, wide tokens limited", _widely, most=TRIALS),
     Variant("64 honest submissions", _honest, must_pass=True, most=TRIALS),
 )
 """Ways of A15 that only many submissions show."""
