@@ -9,6 +9,7 @@ share its stake:
 
     honest      hands in all of them
     lapses      lets tickets with bad results lapse, and changes its node
+    rotates     the same, and each identity with a bad result asks no more: a fresh one does
     fills       uploads nothing for them
     foresees    generates what its next tickets may be, and asks only when most of that is good
 
@@ -44,6 +45,8 @@ from muster.protocol.messages import Reason, Submission, Ticket, Verdict
 from muster.protocol.recipe import TrainingRecipe
 
 TRAINING = TrainingRecipe(steps=0, submissions_per_step=16, max_async_level=2)
+STRATEGIES = ("honest", "lapses", "rotates", "fills", "foresees")
+IDENTITIES = (1, 10, 100)
 HONEST, LEASE_S, GENERATE_S, JUDGE_S = 9, 600, 60, 20
 MACHINES = 10
 STAKE = 10**20
@@ -76,6 +79,8 @@ class World:
     """When it has generated what an identity's next tickets may be."""
     foreseen: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
     """Which those are, by step and index."""
+    retired: set[int] = field(default_factory=set)
+    """Identities that ask no more."""
     mine: dict[tuple[str, int, int], Ticket] = field(default_factory=dict)
     """The attacker's tickets that are not judged and whose time is not over."""
 
@@ -109,7 +114,7 @@ class World:
         for number in numbers:
             if number < HONEST:
                 await self._work_honestly(number)
-            else:
+            elif number not in self.retired:
                 await self._attack(number)
         self.mine = {k: t for k, t in self.mine.items() if t.deadline >= self.now}
         oldest = self.bench.network.run.latest_version - TRAINING.max_async_level
@@ -185,6 +190,8 @@ class World:
     async def _finish(self, number: int, ticket: Ticket) -> None:
         is_bad = not is_good(ticket.worker, ticket.step, ticket.index)
         is_refused = number >= HONEST and is_bad and self.strategy != "honest"
+        if is_refused and self.strategy == "rotates":
+            self.retired.add(number)
         if is_refused and self.strategy != "fills":
             return  # until its deadline
         await self._upload(ticket, is_garbage=is_refused)
@@ -248,18 +255,24 @@ async def simulate(strategy: str, identities: int, ends_s: int = 3600) -> World:
             return world
 
 
+def measure(strategy: str, identities: int) -> dict[str, float]:
+    """Return what an hour of an attack comes to."""
+    world = asyncio.run(simulate(strategy, identities))
+    data, whole = world.data, world.data.total()
+    theirs = data[True, True] + data[True, False]
+    mean = data[False, True] / max(1, whole - theirs)
+    shift = (data[True, True] + data[False, True]) / whole - mean
+    return {"held": world.most, "data": theirs / whole, "shift": shift, "accepted": whole}
+
+
 def rows() -> Iterator[list[str]]:
     """Yield a line for each attack."""
-    for strategy in sys.argv[1:] or ("honest", "lapses", "fills", "foresees"):
-        for identities in (1, 10, 100):
-            world = asyncio.run(simulate(strategy, identities))
-            data, whole = world.data, world.data.total()
-            theirs = data[True, True] + data[True, False]
-            rewards = data[True, True] + data[False, True]
-            mean = data[False, True] / max(1, whole - theirs)
+    for strategy in sys.argv[1:] or STRATEGIES:
+        for identities in IDENTITIES:
+            found = measure(strategy, identities)
             yield [
-                strategy, str(identities), str(world.most), f"{theirs / whole:.1%}",
-                f"{rewards / whole - mean:+.3f}", str(whole),
+                strategy, str(identities), str(found["held"]), f"{found['data']:.1%}",
+                f"{found['shift']:+.3f}", str(found["accepted"]),
             ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Service to the honest while strangers, a node, files and relays are hostile.
 
     make bench-hostile                         all of it: some minutes, as root for the links
-    python -m benchmarks.shardcast.hostile network       one part: network, files, relays
+    python -m benchmarks.shardcast.hostile network       one part: network, files, relays, gangs
 
 A part that is left out keeps its figures. Writes results/hostile.json.
 """
@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.orchestrator import shopping
 from benchmarks.report import RESULTS, machine, print_table, write
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
@@ -29,7 +30,7 @@ from muster.lab.redteam.hostile.together import attack
 
 SECONDS = 60.0
 """Of each phase of the network."""
-PARTS = ("network", "files", "relays")
+PARTS = ("network", "files", "relays", "gangs")
 
 
 def measure_network(seconds: float) -> tuple[dict[str, float], Any]:
@@ -79,11 +80,32 @@ def measure_files() -> tuple[dict[str, float], Any]:
 def measure_relays() -> tuple[dict[str, float], Any]:
     """Return how much longer a fetch takes beside eight relays that drip; links are emulated."""
     script = "benchmarks.shardcast.shardcast_drip"
-    subprocess.run([sys.executable, "-m", script, "--manners", "drip", "--save"], check=True)
+    subprocess.run([sys.executable, "-m", script, "--save"], check=True)
     saved = RESULTS / "shardcast_drip.json"
     document = json.loads(saved.read_text())
     saved.unlink()
     return {"drip_ratio": document["metrics"]["drip_ratio"]}, document["detail"]
+
+
+def measure_gangs() -> tuple[dict[str, float], Any]:
+    """Return what a tenth of the stake gains by picking its tickets, as one worker or as many."""
+    found = {
+        strategy: {number: shopping.measure(strategy, number) for number in shopping.IDENTITIES}
+        for strategy in shopping.STRATEGIES
+    }
+    rows = [
+        [strategy, f"{number}", f"{each['held']}", f"{each['data']:.1%}", f"{each['shift']:+.3f}"]
+        for strategy, of_numbers in found.items()
+        for number, each in of_numbers.items()
+    ]
+    header = ["attack", "identities", "held of 48", "of the data", "shift of the mean reward"]
+    print_table("A tenth of the stake that picks its tickets", header, rows)
+    picking = [each for name, of in found.items() if name != "honest" for each in of.values()]
+    metrics = {
+        "gang_held_max": max(each["held"] for each in picking),
+        "gang_shift_max": max(each["shift"] for each in picking),
+    }
+    return metrics, found
 
 
 def main() -> None:
@@ -97,6 +119,7 @@ def main() -> None:
         "network": lambda: measure_network(options.seconds),
         "files": measure_files,
         "relays": measure_relays,
+        "gangs": measure_gangs,
     }
     for part in options.parts:
         found, detail[part] = measures[part]()
