@@ -23,6 +23,6 @@ def hash_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have commands that load a model load the hash function of these networks."""
     from worlds.client_world import HashEngine
 
-    from muster.client import connections
+    from muster.inference import loading
 
-    monkeypatch.setattr(connections, "load_transformers", lambda _threads: lambda *_: HashEngine())
+    monkeypatch.setattr(loading, "load_transformers", lambda _threads: lambda *_: HashEngine())

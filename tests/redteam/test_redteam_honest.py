@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.inference.measuring import VALIDATORS, WORKERS
+from muster.inference.plan import VALIDATORS, WORKERS
 from muster.inference.vllm.process import find_python
 from muster.lab.redteam.cells import (
     ONE_LENGTH,

@@ -12,7 +12,8 @@ from muster.inference.calibrate import calibrate_model
 from muster.inference.engine import Request
 from muster.inference.honest import measure_honest
 from muster.inference.limits import FLOORS, chunk_limits, sampler_limits
-from muster.inference.measuring import Bench, Errors, NumberFormat, Party, Plan, one_token
+from muster.inference.measuring import Bench, Errors, Party, one_token
+from muster.inference.plan import NumberFormat, Plan
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import VllmEngine
 from muster.protocol.errors import EngineError

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,22 @@ def prompts_of(task_set: TaskSet, recipe: Recipe) -> list[str]:
         render_prompt(problem, lengths[i % len(lengths)])
         for i, problem in enumerate(task_set.problems[:MOST_PROMPTS])
     ]
+
+
+def engines_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the engines that flags name; raises ConfigError when they name them in two ways."""
+    if options["engines"] is None:
+        return (f"{options['engine'] or 'transformers'}:{options['dtype'] or 'float32'}",)
+    if options["engine"] or options["dtype"]:
+        raise ConfigError("--engines says engines and number formats", hint="leave --engine out")
+    return tuple(options["engines"].split(","))
+
+
+def require_writable(out: Path) -> None:
+    """Raise ConfigError when a file could not be written at the end."""
+    folder = out.resolve().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK) or out.is_dir():
+        raise ConfigError(f"cannot write {out}", hint="name a file in a folder that is there")
 
 
 def parse_others(given: Sequence[str]) -> dict[str, Path]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from muster.api import OrchestratorApi
 from muster.chain import Chain, EventReader, RunView, find_run, follow
@@ -19,7 +19,8 @@ from muster.client.documents import await_orchestrator
 from muster.client.settings import EngineSettings, NodeSettings
 from muster.client.tickets import longest_sample
 from muster.inference import InferenceEngine
-from muster.inference.engine import ROOM, Room
+from muster.inference.engine import Room
+from muster.inference.loading import load_as
 from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ConfigError
@@ -33,11 +34,6 @@ NodeT = TypeVar("NodeT", bound=NodeSettings)
 
 EngineFactory = Callable[[EngineSettings], InferenceEngine]
 """Makes the engine; called off the event loop, because it imports torch."""
-
-Dtype = Literal["float32", "bfloat16"]
-"""Arithmetic of a model."""
-EngineLoader = Callable[[Dtype, str], InferenceEngine]
-"""Makes an engine of an arithmetic and a device; called off the event loop, too."""
 
 TRANSACTIONS = "transactions.sqlite3"
 """The journal of transactions, in the state folder."""
@@ -125,51 +121,6 @@ def room_of(settings: EngineSettings) -> Room:
         max_rows=settings.max_rows,
         batch_tokens=settings.batch_tokens,
     )
-
-
-def load_as(engine: str, threads: int, room: Room = ROOM, tensor_parallel: int = 1) -> EngineLoader:
-    """Return what runs models with an engine of a name."""
-    if engine == "vllm":
-        return load_vllm(threads, room, tensor_parallel)
-    return load_transformers(threads, room)
-
-
-def load_vllm(threads: int, room: Room = ROOM, tensor_parallel: int = 1) -> EngineLoader:
-    """Return what runs vLLM in a process and an environment of its own."""
-
-    def load(dtype: Dtype, device: str) -> InferenceEngine:
-        from muster.inference.vllm.engine import VllmEngine
-
-        return VllmEngine(
-            dtype, threads=threads, device=device, room=room, tensor_parallel=tensor_parallel
-        )
-
-    return load
-
-
-def load_transformers(threads: int, room: Room = ROOM) -> EngineLoader:
-    """Return what runs any Hugging Face causal language model."""
-
-    def load(dtype: Dtype, device: str) -> InferenceEngine:
-        from muster.inference.transformers_engine import TransformersEngine
-
-        require_device(device)
-        return TransformersEngine(dtype, threads=threads, device=device, room=room)
-
-    return load
-
-
-def require_device(device: str) -> None:
-    """Raise ConfigError when torch cannot compute on a device, as it is named to torch."""
-    import torch
-
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"torch cannot compute on {device!r}: {str(error).splitlines()[0]}",
-            hint="cpu works everywhere; cuda needs NVIDIA's driver and a torch built for it",
-        ) from error
 
 
 def with_context(settings: NodeT, rules: Rules) -> NodeT:

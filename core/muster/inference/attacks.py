@@ -1,4 +1,5 @@
-"""Cheats that run a model, but not as asked: each is work as a dishonest worker would deliver it.
+"""Cheats that run a model, but not as asked: each is work as a dishonest worker would deliver it,
+measured by the plain validator. Limits are applied elsewhere.
 
 Checks 3 to 5 of docs/protocol.md are taken to be satisfied: these cheats are left to the proofs and
 to the sampler's replay.
@@ -10,20 +11,39 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from muster.inference import substitutes
-from muster.inference.engine import Completion, Request
-from muster.inference.examining import Recomputed
-from muster.inference.measuring import Bench, Work
+from muster.inference.engine import Completion
+from muster.inference.measuring import Bench, Errors, Survey, Work
 from muster.inference.substitutes import Substitution
 from muster.toploc.calibration import Kind
 
 TRAINED_STEPS = (1, 2, 8)
 """Optimiser steps between neighbour versions."""
 
+_LEAST_STRENGTH = 1e-9
+"""Nats per token of a model that computes anything else than the policy."""
+
 _NEVER_LIKELY = 0.02
 """What an adaptive cheat keeps out, because shape tests would look at it."""
+
+
+Logits = npt.NDArray[np.float32]
+
+_CHEAPER: dict[str, tuple[str, Kind]] = {
+    "quarter of the layers": ("first quarter of the layers", "cheap"),
+    "int4": ("weights in int4", "cheap"),
+    "int8": ("weights in int8", "other"),
+}
+"""Cheaper models by what their tokens are called: what cheats with their own proofs are called."""
+
+
+def _cheaper(short: str) -> Substitution:
+    if short == "quarter of the layers":
+        return substitutes.first_layers
+    return substitutes.quantised(int(short.removeprefix("int")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +54,8 @@ class Attack:
     """In words."""
     kind: Kind
     """"cheap" where it saves most of the work, else "other"."""
-    work: Work
-    """What it delivers for the requests."""
-    is_different: list[bool]
-    """Per sample, whether anything in it is not what honest work would hold."""
+    errors: Errors
+    """Of the samples in which anything is not what honest work would hold."""
     strength: float | None = None
     """How far its model is from the policy, in nats per token."""
 
@@ -45,13 +63,14 @@ class Attack:
 class Attacker:
     """Knows the honest work, and cheats on the same requests."""
 
-    def __init__(self, bench: Bench, requests: Sequence[Request], *, seed: int) -> None:
-        self._bench = bench
-        self._requests = requests
-        self._seed = seed
-        self.honest = bench.generate(requests)
-        _, self._compared = next(bench.parts(self.honest))
-        self._own = bench.recompute(self._compared)
+    def __init__(self, bench: Bench, survey: Survey, count: int, *, seed: int) -> None:
+        self._bench, self._survey, self._seed = bench, survey, seed
+        self.honest = survey.work[:count]
+        self._requests = self.honest.requests
+        _, compared = next(bench.parts(self.honest))
+        self._compared = compared.pairs
+        self._own = bench.logits(self._compared)
+        self._made: dict[str, tuple[Errors, Errors, list[bool], float]] = {}
 
     def quick(self) -> Iterator[Attack]:
         """Yield the cheats that tell most for little time."""
@@ -85,21 +104,31 @@ class Attacker:
 
     def cheap_tokens(self) -> Attack:
         """Return the cheat that the sampler's limits are chosen against."""
-        return self._honest_prefill(
-            "tokens of int4, true proofs", "cheap", substitutes.quantised(4)
-        )
+        return self._honest_prefill("int4")
 
     def other_model(self, name: str, other: Bench) -> Attack:
         """Return the cheat that runs another model of the same vocabulary."""
         work = other.generate(self._requests)
-        strength = self._strength(other)
-        return Attack(name, "cheap", work, [True] * len(self._requests), strength)
+        return Attack(name, "cheap", self._bench.measure(work), self._strength(other))
 
     def _substituted(self, name: str, kind: Kind, change: Substitution) -> Attack:
-        with change(self._bench.engine.model, self._seed):
-            work = self._bench.generate(self._requests)
-            strength = self._strength(self._bench)
-        return Attack(name, kind, work, [strength > 0] * len(self._requests), strength)
+        errors, _, _, strength = self._run(name, change)
+        return Attack(name, kind, errors.only([strength > 0] * len(errors.chunks)), strength)
+
+    def _run(self, name: str, change: Substitution) -> tuple[Errors, Errors, list[bool], float]:
+        """Return the errors of what another model delivers, with its own proofs and with true ones,
+        which tokens are different, and how far the model is from the policy.
+
+        It generates once, whatever is then made of its tokens, and one forward pass of the policy
+        serves both.
+        """
+        if name not in self._made:
+            with change(self._bench.engine.model, self._seed):
+                work = self._bench.generate(self._requests)
+                strength = self._strength(self._bench)
+            errors, proven = self._bench.measure_proven(work)
+            self._made[name] = errors, proven, self._differs(work.completions), strength
+        return self._made[name]
 
     def _neighbour(self, steps: int) -> Attack:
         rate = self._bench.recipe.training.learning_rate
@@ -117,33 +146,27 @@ class Attacker:
             tokens[place] = (tokens[place] + 1 + int(random.integers(vocab - 1))) % vocab
             altered.append(replace(request, prompt_tokens=tuple(tokens)))
         made = self._bench.generate(altered).completions
-        return Attack("one prompt token altered", "other", *self._delivered(made, whole=True))
+        errors = self._bench.measure(Work(self._requests, made))
+        return Attack("one prompt token altered", "other", errors)
 
     def _honest_prefills(self) -> Iterator[Attack]:
         """Yield tokens of cheaper models, with proofs from a prefill of the policy."""
         unlikely = substitutes.without_unlikely(_NEVER_LIKELY)
-        cheap: dict[str, tuple[Substitution, Kind]] = {
-            "quarter of the layers": (substitutes.first_layers, "cheap"),
-            "int4": (substitutes.quantised(4), "cheap"),
-            "int8": (substitutes.quantised(8), "other"),
-        }
-        for name, (change, kind) in cheap.items():
-            yield self._honest_prefill(f"tokens of {name}, true proofs", kind, change)
-            adaptive = substitutes.both(change, unlikely)
-            title = f"likely tokens of {name}, true proofs"
-            yield self._honest_prefill(title, kind, adaptive)
+        for short, (_, kind) in _CHEAPER.items():
+            yield self._honest_prefill(short)
+            change = substitutes.both(_cheaper(short), unlikely)
+            _, proven, is_different, strength = self._run(f"likely tokens of {short}", change)
+            name = f"likely tokens of {short}, true proofs"
+            yield Attack(name, kind, proven.only(is_different), strength)
 
-    def _honest_prefill(self, name: str, kind: Kind, change: Substitution) -> Attack:
-        with change(self._bench.engine.model, self._seed):
-            cheap = self._bench.generate(self._requests)
-            strength = self._strength(self._bench)
-        made = self._bench.prove(cheap)
-        return Attack(name, kind, *self._delivered(made), strength)
+    def _honest_prefill(self, short: str) -> Attack:
+        model, kind = _CHEAPER[short]
+        _, proven, is_different, strength = self._run(model, _cheaper(short))
+        name = f"tokens of {short}, true proofs"
+        return Attack(name, kind, proven.only(is_different), strength)
 
     def _other_seed(self) -> Attack:
-        other = [replace(request, seed=request.seed ^ 1) for request in self._requests]
-        made = self._bench.generate(other).completions
-        return Attack("samples of another seed", "other", *self._delivered(made))
+        return Attack("samples of another seed", "other", self._survey.other_seed)
 
     def _best_of(self, count: int) -> Attack:
         """The likeliest of several samples, the asked one among them."""
@@ -154,18 +177,19 @@ class Attacker:
         scores = np.array([self._likelihoods(made) for made in candidates])
         best = scores.argmax(axis=0)
         made = [candidates[choice][i] for i, choice in enumerate(best.tolist())]
-        return Attack(f"likeliest of {count} samples", "other", *self._delivered(made))
+        errors = self._bench.measure(Work(self._requests, made)).only(self._differs(made))
+        return Attack(f"likeliest of {count} samples", "other", errors)
 
     def _likelihoods(self, made: Sequence[Completion]) -> list[float]:
         """Return per completion the mean log-probability of its tokens."""
         found = []
         for _, part in self._bench.parts(Work(self._requests, made)):
-            for computed, completion in zip(
-                self._bench.recompute(part), part.completions, strict=True
+            for logits_TV, completion in zip(
+                self._bench.logits(part.pairs), part.completions, strict=True
             ):
-                peaks = computed.logits_TV.max(axis=1, keepdims=True)
-                norm = np.log(np.exp(computed.logits_TV - peaks).sum(axis=1)) + peaks[:, 0]
-                chosen = computed.logits_TV[np.arange(len(norm)), list(completion.tokens)]
+                peaks = logits_TV.max(axis=1, keepdims=True)
+                norm = np.log(np.exp(logits_TV - peaks).sum(axis=1)) + peaks[:, 0]
+                chosen = logits_TV[np.arange(len(norm)), list(completion.tokens)]
                 found.append(float((chosen - norm).mean()))
         return found
 
@@ -175,31 +199,30 @@ class Attacker:
         halves = [c.tokens[: max(1, len(c.tokens) // 2)] for c in self.honest.completions]
         tokens = [(*half[:-1], eos) for half in halves]
         made = self._bench.prove(Work(self._requests, [Completion(t, []) for t in tokens]))
-        return Attack("EOS forced after half", "other", *self._delivered(made))
+        errors = self._bench.measure(Work(self._requests, made)).only(self._differs(made))
+        return Attack("EOS forced after half", "other", errors)
 
     def _strength(self, bench: Bench) -> float:
-        changed = bench.recompute(self._compared)
-        return divergence(self._own, changed, self._bench.recipe.sampling.temperature)
+        changed = bench.logits(self._compared)
+        if all(map(np.array_equal, self._own, changed)):
+            return 0.0
+        # Rounding may hide that a model is hardly another.
+        temperature = self._bench.recipe.sampling.temperature
+        return max(_LEAST_STRENGTH, divergence(self._own, changed, temperature))
 
-    def _delivered(
-        self, made: Sequence[Completion], *, whole: bool = False
-    ) -> tuple[Work, list[bool]]:
-        """Return work for the true requests, and which samples honest work would not hold."""
-        pairs = zip(made, self.honest.completions, strict=True)
-        is_different = [whole or a.tokens != b.tokens for a, b in pairs]
-        return Work(self._requests, made), is_different
+    def _differs(self, made: Sequence[Completion]) -> list[bool]:
+        """Return which samples honest work would not hold."""
+        return [a.tokens != b.tokens for a, b in zip(made, self.honest.completions, strict=True)]
 
 
-def divergence(
-    policy: Sequence[Recomputed], other: Sequence[Recomputed], temperature: float
-) -> float:
+def divergence(policy: Sequence[Logits], other: Sequence[Logits], temperature: float) -> float:
     """Return the mean KL divergence of another model's next-token law from the policy's, in nats
     per token, at a temperature.
     """
     total, tokens = 0.0, 0
-    for own, changed in zip(policy, other, strict=True):
-        p = torch.from_numpy(own.logits_TV / temperature).log_softmax(dim=1)
-        q = torch.from_numpy(changed.logits_TV / temperature).log_softmax(dim=1)
+    for own_TV, changed_TV in zip(policy, other, strict=True):
+        p = torch.from_numpy(own_TV / temperature).log_softmax(dim=1)
+        q = torch.from_numpy(changed_TV / temperature).log_softmax(dim=1)
         # Tokens that the other rules out for good would make it infinite; 50 nats are enough.
         total += float((p.exp() * (p - q.clamp_min(-50))).sum())
         tokens += len(p)

@@ -12,6 +12,7 @@ One model and recipe per calibration, one or several number formats.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +21,25 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.inference import limits
-from muster.inference.attacks import Attacker
+from muster.inference.attacks import Attack, Attacker
 from muster.inference.engine import Request
 from muster.inference.honest import Honest, measure_honest
-from muster.inference.measuring import Bench, Party, Plan, layout_of
+from muster.inference.measuring import Bench, Party
+from muster.inference.plan import MIN_CHUNKS, Plan, few_prompts, layout_of, require_sound
 from muster.inference.transformers_engine import TransformersEngine
-from muster.inference.trials import attack_row, sample_row, try_nothing
+from muster.inference.trials import (
+    ONE_TOKEN,
+    attack_row,
+    forged_row,
+    miscounted_row,
+    sample_row,
+    try_forgers,
+    try_miscounted,
+)
 from muster.inference.vllm.engine import VllmEngine
 from muster.protocol.encoding import abi_words, keccak
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
-from muster.protocol.recipe import Recipe
 from muster.toploc import Calibration
 from muster.toploc.calibration import CalibratedModel, Measurement
 
@@ -38,6 +47,9 @@ Progress = Callable[[str], None]
 """Is told what is being measured."""
 
 _OWN_PROMPTS = 64
+
+_CACHE_BYTES = 1 << 30
+"""Keys and values of what is generated at once: cheats hold a second copy of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,33 +65,43 @@ class CalibrationRun:
 
 
 def calibrate_model(
-    model_dir: Path, plan: Plan, *, progress: Progress | None = None
+    model_dir: Path,
+    plan: Plan,
+    *,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> CalibrationRun:
     """Return validation limits of a base model under a recipe, and what they rest on.
 
     Raises EngineError when the model does not load, and when prompts or chunks are too few to judge
     by. A model whose limits let a forger through is reported with a `refusal`.
     """
-    tell = progress or _tell_nobody
+    require_sound(model_dir, plan)
     bench, *others = _load_all(model_dir, plan)
+    tell = Course(plan, [bench, *others], progress or _tell_nobody, clock)
     requests = _requests(bench.engine, plan)
+    honest = measure_honest(bench, others, requests, plan, tell)
 
-    tell("honest workers and validators")
-    honest = measure_honest(bench, others, requests, plan)
-    attacker = Attacker(bench, requests, seed=plan.seed)
+    tell("forgers that computed nothing")
+    forged = try_forgers(honest.survey, plan.recipe, plan.seed)
+    whole, shortest = honest.survey.work, honest.shortest
+    uncounted = [
+        try_miscounted(bench, work, label) for work, label in ((whole, ""), (shortest, ONE_TOKEN))
+    ]
+    attacker = Attacker(bench, honest.survey, plan.cheats, seed=plan.seed)
+    tell("tokens of a cheaper model")
     cheap = attacker.cheap_tokens()
-    cheats = bench.measure(cheap.work).only(cheap.is_different).margins
-    calibration = _choose(model_dir, bench, plan, honest, cheats)
+    attacks = _run_attacks(attacker, plan, tell)
+
+    calibration = _choose(model_dir, bench, plan, honest, cheap.errors.margins)
     table = [sample_row(calibration, pair, "honest", e) for pair, e in honest.errors.items()]
     losses = map(calibration.loss, honest.margins_by_pair())
     history = limits.history_limits((row.strain for row in table), losses, honest.leans())
-
-    tell("forgers that computed nothing")
-    table += try_nothing(bench, calibration, requests, plan.seed)
+    table += [forged_row(calibration, each) for each in forged]
+    table += [miscounted_row(each) for each in uncounted]
     refusal = _refusal_of(lambda: limits.require_no_forger(table))
-
-    tell("workers that run something else")
-    table += _measure_other(bench, calibration, attacker, plan)
+    rows = [attack_row(calibration, attack) for attack in attacks]
+    table += [row for row in rows if row is not None]
     refusal = refusal or _refusal_of(lambda: limits.require_separated(table, plan.recipe))
     found = {"measured": tuple(table), "history": history}
     return CalibrationRun(calibration.model_copy(update=found), tuple(table), refusal)
@@ -87,6 +109,24 @@ def calibrate_model(
 
 def _tell_nobody(_message: str) -> None:
     pass
+
+
+class Course:
+    """Tells what is being measured, and about how long the rest will take."""
+
+    def __init__(
+        self, plan: Plan, parties: Sequence[Party], progress: Progress, clock: Callable[[], float]
+    ) -> None:
+        self._effort, self._parties = plan.effort(), parties
+        self._progress, self._clock, self._started = progress, clock, clock()
+
+    def __call__(self, message: str) -> None:
+        """Tell a step that begins."""
+        done = sum(party.done for party in self._parties)
+        if done:
+            left = max(0, self._effort - done) / done * (self._clock() - self._started)
+            message = f"{message}; about {left / 60:.1f} min left"
+        self._progress(message)
 
 
 def _refusal_of(check: Callable[[], None]) -> EngineError | None:
@@ -102,41 +142,34 @@ def _refusal_of(check: Callable[[], None]) -> EngineError | None:
 
 def _load_all(folder: Path, plan: Plan) -> tuple[Bench, *tuple[Party, ...]]:
     """Return the plan's engines with a model; cheats are run on the first."""
-    for engine in plan.engines:
-        layout_of(engine)
     first, *rest = plan.engines
-    if first.startswith("vllm:"):
-        raise EngineError(
-            "cheats are run on transformers",
-            hint=f"--engines transformers:{layout_of(first)[0]},{','.join(plan.engines)}",
-        )
-    return _load(folder, first, plan.recipe), *(_load_party(folder, e, plan.recipe) for e in rest)
+    return _load(folder, first, plan), *(_load_party(folder, engine, plan) for engine in rest)
 
 
-def _load_party(folder: Path, engine: str, recipe: Recipe) -> Party:
+def _load_party(folder: Path, engine: str, plan: Plan) -> Party:
     if not engine.startswith("vllm:"):
-        return _load(folder, engine, recipe)
+        return _load(folder, engine, plan)
     dtype, devices = layout_of(engine)
-    device = "cuda" if devices > 1 else "cpu"
-    vllm = VllmEngine(dtype, device=device, tensor_parallel=devices)
+    device = "cuda" if devices > 1 else plan.device
+    vllm = VllmEngine(dtype, threads=plan.threads, device=device, tensor_parallel=devices)
     vllm.load_policy(folder, PolicyVersion(0))
     layout = f", {devices} devices" if devices > 1 else ""
-    return Party(f"vLLM {dtype}{layout}", vllm, recipe)
+    return Party(f"vLLM {dtype}{layout}", vllm, plan.recipe)
 
 
-def _load(folder: Path, engine: str, recipe: Recipe) -> Bench:
-    loaded = TransformersEngine(layout_of(engine)[0])
+def _load(folder: Path, engine: str, plan: Plan) -> Bench:
+    loaded = TransformersEngine(
+        layout_of(engine)[0], threads=plan.threads, device=plan.device, cache_bytes=_CACHE_BYTES
+    )
     loaded.load_policy(folder, PolicyVersion(0))
-    return Bench(loaded, recipe)
+    return Bench(loaded, plan.recipe)
 
 
 def _requests(engine: TransformersEngine, plan: Plan) -> list[Request]:
     encoded = list(dict.fromkeys(engine.encode(prompt) for prompt in plan.prompts))
     encoded = encoded or _own_prompts(engine, plan)
     if len(encoded) < 2:
-        raise EngineError(
-            f"{len(encoded)} different prompts", hint="calibrate on at least 2, better 50"
-        )
+        raise few_prompts(len(encoded))
     sampling = plan.recipe.sampling
     return [
         Request(
@@ -145,7 +178,7 @@ def _requests(engine: TransformersEngine, plan: Plan) -> list[Request]:
             sampling.temperature,
             sampling.max_new_tokens,
         )
-        for i in range(plan.samples)
+        for i in range(max(plan.samples, MIN_CHUNKS))
     ]
 
 
@@ -200,11 +233,12 @@ def _choose(
     )
 
 
-def _measure_other(
-    bench: Bench, calibration: Calibration, attacker: Attacker, plan: Plan
-) -> list[Measurement]:
-    rows = [attack_row(bench, calibration, attack) for attack in getattr(attacker, plan.profile)()]
+def _run_attacks(attacker: Attacker, plan: Plan, tell: Progress) -> list[Attack]:
+    found = []
+    for attack in getattr(attacker, plan.profile)():
+        tell(attack.name)
+        found.append(attack)
     for name, folder in plan.others.items():
-        other = _load(folder, plan.engines[0], plan.recipe)
-        rows.append(attack_row(bench, calibration, attacker.other_model(name, other)))
-    return [row for row in rows if row is not None]
+        tell(name)
+        found.append(attacker.other_model(name, _load(folder, plan.engines[0], plan)))
+    return found

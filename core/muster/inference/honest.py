@@ -7,7 +7,7 @@ validator replays those choices too. Axes: T completion tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,16 +15,8 @@ import numpy.typing as npt
 
 from muster.inference.engine import Examined, Redraw, Request
 from muster.inference.limits import Drawn
-from muster.inference.measuring import (
-    VALIDATORS,
-    WORKERS,
-    Bench,
-    Errors,
-    Party,
-    Plan,
-    Work,
-    one_token,
-)
+from muster.inference.measuring import Bench, Errors, Party, Survey, Work, one_token
+from muster.inference.plan import MIN_CHUNKS, PLAIN, Plan
 from muster.protocol.encoding import abi_words, keccak
 from muster.toploc import ChunkResult
 
@@ -37,10 +29,14 @@ _REDRAWN_VALUES = 1 << 22
 class Honest:
     """What honest workers and validators were seen to differ by."""
 
+    survey: Survey
+    """What one forward pass over the plain way's work showed."""
     errors: dict[str, Errors] = field(default_factory=dict)
     """Per pair of ways."""
     redrawn: dict[str, Drawn] = field(default_factory=dict)
     """Single tokens per pair of ways, the noise drawn afresh."""
+    shortest: Work = field(default_factory=lambda: Work([], []))
+    """Honest work of one token each."""
     shifts: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Per pair, how the probability of EOS differs: sums over tokens, signed and absolute."""
 
@@ -68,61 +64,100 @@ class Honest:
 
 
 def measure_honest(
-    bench: Bench, others: Sequence[Party], requests: list[Request], plan: Plan
+    bench: Bench,
+    others: Sequence[Party],
+    requests: list[Request],
+    plan: Plan,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Honest:
-    """Return errors of every worker way under every validator way, of all parties."""
+    """Return errors of every worker way under every validator way, of all parties.
+
+    `requests` are more than the plan's base: where samples end early, some more are generated.
+    """
     parties = [bench, *others]
-    made = {
-        f"{_label(party, parties)}{way.name}": party.generate(requests, way)
-        for party in parties
-        for way in party.ways(WORKERS[plan.profile])
-    }
-    made["one token only"] = bench.generate(one_token(requests))
-    honest = Honest()
-    for number, (worker, work) in enumerate(made.items()):
-        # One worker's tokens are as good as any: only the first one's margins are redrawn.
-        reference = None if number else _Reference(bench, work, seed=plan.seed)
-        for party in parties:
-            for way in party.ways(VALIDATORS[plan.profile]):
-                few = work[: way.samples]
-                found = party.examine(
-                    few, way, reference.redraws[: len(few.requests)] if reference else ()
-                )
-                pair = f"{worker}, validated {_label(party, parties)}{way.name}"
-                honest.add(pair, Errors.of(found))
-                if reference:
-                    honest.redrawn[pair] = reference.drawn(found)
-                    honest.shifts[pair] = reference.shift(found)
+    tell("honest work")
+    reference = _Reference(bench, _enough(bench, requests, plan), plan)
+    honest = Honest(reference.survey)
+    for party in parties:
+        for way in party.ways(plan.workers()):
+            worker = f"{_label(party, parties)}{way.name}"
+            if party is bench and way == PLAIN:
+                _judge(honest, parties, worker, reference.survey.work, plan, reference)
+                continue
+            tell(f"honest work, {worker}")
+            work = party.generate(reference.survey.work.requests, way)
+            _judge(honest, parties, worker, work, plan)
+    honest.shortest = bench.generate(one_token(reference.survey.work.requests))
+    _judge(honest, parties, "one token only", honest.shortest, plan)
     return honest
+
+
+def _enough(bench: Bench, requests: list[Request], plan: Plan) -> Work:
+    """Return the plain way's work: of the plan's size, of more where it has too few chunks."""
+    work = bench.generate(requests[: plan.base])
+    missing = MIN_CHUNKS - sum(len(completion.proofs) for completion in work.completions)
+    if missing <= 0:
+        return work
+    asked = requests[plan.base : plan.base + missing]
+    more = bench.generate(asked)
+    return Work([*work.requests, *asked], [*work.completions, *more.completions])
+
+
+def _judge(
+    honest: Honest,
+    parties: Sequence[Party],
+    worker: str,
+    work: Work,
+    plan: Plan,
+    reference: _Reference | None = None,
+) -> None:
+    """Take what every validator finds in some work; of one worker's, margins are redrawn too: its
+    tokens are as good as any.
+    """
+    for party in parties:
+        for way in party.ways(plan.validators()):
+            few = work[: way.samples]
+            pair = f"{worker}, validated {_label(party, parties)}{way.name}"
+            if reference is None:
+                honest.add(pair, Errors.of(party.examine(few, way)))
+            elif party is parties[0] and way == PLAIN:
+                # The reference is this validator: its choices are those it expects.
+                honest.add(pair, Errors.of(reference.survey.found))
+                honest.redrawn[pair] = reference.unmoved()
+                honest.shifts[pair] = 0.0, 0.0
+            else:
+                redraws = reference.survey.redraws[: len(few.requests)]
+                found = party.examine(few, way, redraws)
+                honest.add(pair, Errors.of(found))
+                honest.redrawn[pair] = reference.drawn(found)
+                honest.shifts[pair] = reference.shift(found)
 
 
 class _Reference:
     """What the reference chooses at the rows of some work, and how likely an EOS is to it."""
 
-    def __init__(self, bench: Bench, work: Work, *, seed: int) -> None:
+    def __init__(self, bench: Bench, work: Work, plan: Plan) -> None:
         tokens = sum(len(completion.tokens) for completion in work.completions)
         draws = _REDRAWN_VALUES // (tokens * bench.engine.vocab_size)
         draws = min(_MOST_REDRAWS, max(1, draws))
         asked = [
-            tuple(Redraw(_seed(seed, place, draw), completion.tokens) for draw in range(draws))
+            tuple(Redraw(_seed(plan.seed, place, n), completion.tokens) for n in range(draws))
             for place, completion in enumerate(work.completions)
         ]
-        found = bench.examine(work, redraws=asked)
-        self.redraws = [
-            tuple(
-                Redraw(redraw.seed, tuple(drawn.expected_T.tolist()))
-                for redraw, drawn in zip(redraws, each.redrawn, strict=True)
-            )
-            for redraws, each in zip(asked, found, strict=True)
-        ]
-        self._found = found
         self._eos = sorted(bench.engine.eos_token_ids)
+        self.survey = bench.survey(work, asked, [request.seed ^ 1 for request in work.requests])
+
+    def unmoved(self) -> Drawn:
+        """Return its own choices as it finds them itself."""
+        tokens = [redraw.tokens for redraws in self.survey.redraws for redraw in redraws]
+        is_end_N = np.isin(np.concatenate(tokens), self._eos)
+        return Drawn(np.zeros(len(is_end_N), np.float32), is_end_N)
 
     def drawn(self, validator: Sequence[Examined]) -> Drawn:
         """Return the reference's choices as another finds them."""
         pairs = [
             (redraw.tokens, drawn)
-            for redraws, each in zip(self.redraws, validator, strict=False)
+            for redraws, each in zip(self.survey.redraws, validator, strict=False)
             for redraw, drawn in zip(redraws, each.redrawn, strict=True)
         ]
         return Drawn(
@@ -137,7 +172,7 @@ class _Reference:
 
     def shift(self, validator: Sequence[Examined]) -> tuple[float, float]:
         """Return `end_shift` from the reference to another's findings."""
-        return end_shift(_ends(self._found[: len(validator)]), _ends(validator))
+        return end_shift(_ends(self.survey.found[: len(validator)]), _ends(validator))
 
 
 def _seed(seed: int, place: int, draw: int) -> int:

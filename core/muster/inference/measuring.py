@@ -7,13 +7,10 @@ width, T completion tokens, H hidden units.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,129 +25,19 @@ from muster.inference.engine import (
     Request,
     Sample,
 )
-from muster.inference.examining import Recomputed
 from muster.inference.forgers import Chunks
-from muster.inference.forward import Forward, Tokens, WholeBatch, pad_left
+from muster.inference.forward import Forward, Tokens, WholeBatch, pad_left, to_patterns
+from muster.inference.plan import PLAIN, Way
 from muster.inference.transformers_engine import TransformersEngine
-from muster.protocol.errors import EngineError
-from muster.protocol.recipe import Recipe
-from muster.toploc import ChunkResult
+from muster.protocol.recipe import ProofRecipe, Recipe
+from muster.toploc import ChunkResult, build_proofs_many, verify_proofs_many
+from muster.toploc.chunks import Patterns
+
+_MOST_CHUNKS = 512
+"""Chunks that forgers are tried on: more would take memory and tell little."""
 
 _PART_LOGITS = 1 << 26
 """Logits held at a time where two models are compared: 256 MiB for each."""
-
-
-# ---------------------------------------------------------------------------------------- ways
-
-
-Profile = Literal["quick", "full"]
-NumberFormat = Literal["float32", "bfloat16"]
-
-ENGINES: dict[str, NumberFormat] = {
-    "transformers:float32": "float32",
-    "transformers:bfloat16": "bfloat16",
-    "vllm:float32": "float32",
-    "vllm:bfloat16": "bfloat16",
-}
-"""Engines that can be measured, by what `--engines` calls them, of each kind the exacter first."""
-
-
-def layout_of(engine: str) -> tuple[NumberFormat, int]:
-    """Return an engine's number format and the devices that a model is spread over, by its name:
-    "vllm:bfloat16:tp2" is vLLM over two GPUs. Raises EngineError when there is no such engine.
-    """
-    name, spread, devices = engine.partition(":tp")
-    is_layout = name.startswith("vllm:") and re.fullmatch(r"[1-9]\d?", devices)
-    if name not in ENGINES or (spread and not is_layout):
-        known = f"{', '.join(ENGINES)}, and vllm:bfloat16:tp2 and the like over several GPUs"
-        raise EngineError(f"no engine {engine!r}", hint=f"there are: {known}")
-    return ENGINES[name], int(devices or 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is measured, and how thoroughly."""
-
-    recipe: Recipe
-    """Sampling, proofs and learning rate."""
-    prompts: Sequence[str] = ()
-    """Taken in turn; none means prompts that the model makes up."""
-    engines: Sequence[str] = ("transformers:float32",)
-    """Whose errors must be inside the limits, each against each; cheats use the first."""
-    others: Mapping[str, Path] = field(default_factory=dict)
-    """Further models of the same vocabulary that a cheat could run, by name: a smaller sibling,
-    the base model."""
-    profile: Profile = "full"
-    """"quick" is for small models and demonstrations: fewer ways, fewer cheats."""
-    samples: int = 320
-    """Samples of most ways and cheats."""
-    seed: int = 0
-    """Of everything drawn."""
-
-
-_FEW = 24
-"""Samples for the ways that run one sample at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """A way to compute that gives the same results but for rounding."""
-
-    name: str
-    """What differs, in words."""
-    max_rows: int = 256
-    """Samples in a forward pass."""
-    threads: int = 1
-    """Threads of torch."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """The attention kernel."""
-    path: Literal["prefill", "padded left", "decode"] = "prefill"
-    """How a validator feeds tokens: at once, at once behind padding, or one by one with a cache."""
-    lean: bool = True
-    """Whether a worker decodes without the model's own forward pass, where it can."""
-    samples: int | None = None
-    """How many samples to spend on it; None for all."""
-
-
-WORKERS = {
-    "quick": (
-        Way("batched"),
-        Way("one by one", max_rows=1, samples=_FEW),
-        Way("batches of 7", max_rows=7, samples=4 * _FEW),
-        Way("own forward pass", lean=False, samples=4 * _FEW),
-        Way("two threads", threads=2),
-    ),
-    "full": (
-        Way("batched"),
-        Way("one by one", max_rows=1, samples=_FEW),
-        Way("batches of 7", max_rows=7, samples=4 * _FEW),
-        Way("own forward pass", lean=False),
-        Way("own, batches of 7", lean=False, max_rows=7, samples=4 * _FEW),
-        Way("batches of 2", max_rows=2, samples=2 * _FEW),
-        Way("two threads", threads=2),
-        Way("eager attention", attention="eager"),
-        Way("eager, batches of 16", attention="eager", max_rows=16, samples=4 * _FEW),
-    ),
-}
-"""How workers generate, by profile."""
-
-VALIDATORS = {
-    "quick": (
-        Way("batched"),
-        Way("one by one", max_rows=1, samples=_FEW),
-        Way("two threads", threads=2, samples=4 * _FEW),
-    ),
-    "full": (
-        Way("batched"),
-        Way("one by one", max_rows=1, samples=_FEW),
-        Way("batches of 5", max_rows=5, samples=4 * _FEW),
-        Way("two threads", threads=2, samples=4 * _FEW),
-        Way("eager attention", attention="eager"),
-        Way("padded left", path="padded left", samples=4 * _FEW),
-        Way("decoding with a cache", path="decode", samples=_FEW // 3),
-    ),
-}
-"""How validators recompute, by profile."""
 
 
 @contextmanager
@@ -166,19 +53,16 @@ def computing(engine: TransformersEngine, way: Way) -> Iterator[None]:
 
 
 def _set_up(
-    engine: TransformersEngine, max_rows: int, lean: bool, threads: int, attention: str
+    engine: TransformersEngine, max_rows: int, lean: bool, threads: int | None, attention: str
 ) -> None:
     engine.max_rows, engine.lean = max_rows, lean
-    torch.set_num_threads(threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
     if engine.model.config._attn_implementation != attention:
         engine.model.set_attn_implementation(attention)
 
 
 # ------------------------------------------------------------------------------------- parties
-
-
-PLAIN = Way("batched")
-"""How work is generated and recomputed when nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +121,49 @@ class Errors:
         return Errors(self.chunks + other.chunks, self.margins + other.margins)
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What one forward pass over honest work shows, used in many ways."""
+
+    work: Work
+    """The work."""
+    found: list[Examined]
+    """What the plain validator finds in it."""
+    redraws: list[tuple[Redraw, ...]]
+    """What the policy chooses at the same rows under other noise, per sample."""
+    other_seed: Errors
+    """Choices of one more seed in the place of the sample's own, where any is another, with the
+    true proofs: what a cheat achieves that changes only seeds. Its texts would be the policy's as
+    well, so that it is measured on these."""
+    hidden: list[Patterns]
+    """The policy's hidden states [T, H] of each sample."""
+
+    def chunks(self, proof: ProofRecipe, *, one_token: bool = False) -> list[Chunks]:
+        """Return chunks by shape, where prompts of both halves have some: all, or of long samples
+        some that are spread over them; `one_token` takes the first row of each.
+        """
+        places: dict[tuple[int, ...], int] = {}
+        most = -(-_MOST_CHUNKS // len(self.hidden))
+        members: defaultdict[int, list[tuple[Patterns, tuple[int, ...], int]]] = defaultdict(list)
+        for (prompt, tokens), hidden_TH in zip(self.work.pairs, self.hidden, strict=True):
+            number = places.setdefault(prompt, len(places))
+            starts = range(0, len(tokens), proof.chunk_tokens)
+            for start in starts[:: -(-len(starts) // most)]:
+                end = start + 1 if one_token else start + proof.chunk_tokens
+                rows = hidden_TH[start:end]
+                members[len(rows)].append((rows, tokens[start:end], number))
+        shaped = [
+            Chunks(
+                np.stack([rows for rows, *_ in group]),
+                np.array([tokens for _, tokens, _ in group]),
+                np.array([prompt for *_, prompt in group]),
+                proof,
+            )
+            for group in members.values()
+        ]
+        return [chunks for chunks in shaped if len(np.unique(chunks.prompts_B % 2)) == 2]
+
+
 def one_token(requests: Sequence[Request]) -> list[Request]:
     """Return the requests cut to their first token: the smallest chunks."""
     return [replace(request, max_new_tokens=1) for request in requests]
@@ -249,6 +176,8 @@ class Party:
 
     def __init__(self, name: str, engine: InferenceEngine, recipe: Recipe) -> None:
         self.name, self.engine, self.recipe = name, engine, recipe
+        self.done = 0
+        """Samples generated or examined, which shows progress."""
 
     def ways(self, ways: Sequence[Way]) -> Sequence[Way]:
         """Return those of some ways to compute that this engine has."""
@@ -257,12 +186,14 @@ class Party:
     def generate(self, requests: Sequence[Request], way: Way = PLAIN) -> Work:
         """Return what a worker delivers."""
         asked = requests[: way.samples]
+        self.done += len(asked)
         return Work(asked, self.engine.generate(asked, proof=self.recipe.proof))
 
     def examine(
         self, work: Work, _way: Way = PLAIN, redraws: Sequence[tuple[Redraw, ...]] = ()
     ) -> list[Examined]:
         """Return what a validator finds in work."""
+        self.done += len(work.requests)
         proof, temperature = self.recipe.proof, self.recipe.sampling.temperature
         return self.engine.examine(work.samples(redraws), proof=proof, temperature=temperature)
 
@@ -293,6 +224,7 @@ class Bench(Party):
                 return super().examine(work, way, redraws)
             run = _padded_left if way.path == "padded left" else _decoded
             samples, found = work.samples(redraws), []
+            self.done += len(samples)
             with torch.inference_mode():
                 for start in range(0, len(samples), way.max_rows):
                     places = slice(start, start + way.max_rows)
@@ -314,9 +246,69 @@ class Bench(Party):
             temperature=recipe.sampling.temperature,
         )
 
-    def recompute(self, work: Work) -> list[Recomputed]:
-        """Return hidden states and logits of one of the `parts` of some work."""
-        return self.engine.recompute(work.pairs)
+    def survey(
+        self, work: Work, redraws: Sequence[tuple[Redraw, ...]], other_seeds: Sequence[int]
+    ) -> Survey:
+        """Return what one forward pass over work shows; `redraws` say seeds, not yet tokens."""
+        asked = [
+            replace(sample, redraws=(*sample.redraws, Redraw(seed, sample.completion_tokens)))
+            for sample, seed in zip(work.samples(redraws), other_seeds, strict=True)
+        ]
+        found: dict[int, Examined] = {}
+        cheats: dict[int, Examined] = {}
+        is_different = [False] * len(asked)
+        hidden_TH: dict[int, Patterns] = {}
+        self.done += len(work.requests)
+        for places, hidden in self.engine.passes(work.pairs):
+            samples = [asked[i] for i in places]
+            seen = self._examine_rows(samples, hidden)
+            chosen = [tuple(each.redrawn[-1].expected_T.tolist()) for each in seen]
+            lies = [
+                replace(sample, completion_tokens=tokens, redraws=())
+                for sample, tokens in zip(samples, chosen, strict=True)
+            ]
+            for i, sample, lie in zip(places, samples, lies, strict=True):
+                is_different[i] = sample.completion_tokens != lie.completion_tokens
+            found.update(zip(places, seen, strict=True))
+            cheats.update(zip(places, self._examine_rows(lies, hidden), strict=True))
+            hidden_TH.update(zip(places, map(to_patterns, hidden), strict=True))
+        order = range(len(asked))
+        drawn = [
+            tuple(
+                Redraw(redraw.seed, tuple(each.expected_T.tolist()))
+                for redraw, each in zip(redraws[i], found[i].redrawn, strict=False)
+            )
+            for i in order
+        ]
+        return Survey(
+            work,
+            [found[i] for i in order],
+            drawn,
+            Errors.of([cheats[i] for i in order]).only(is_different),
+            [hidden_TH[i] for i in order],
+        )
+
+    def measure_proven(self, work: Work) -> tuple[Errors, Errors]:
+        """Return how far work is from its recomputation, and how far its tokens would be with
+        proofs of the policy itself.
+        """
+        found: dict[int, Examined] = {}
+        proven: dict[int, list[ChunkResult]] = {}
+        samples, proof = work.samples(), self.recipe.proof
+        sizes = {"chunk_tokens": proof.chunk_tokens, "topk": proof.topk}
+        self.done += len(work.requests)
+        for places, hidden in self.engine.passes(work.pairs):
+            rows = [to_patterns(hidden_TH) for hidden_TH in hidden]
+            true = verify_proofs_many(rows, build_proofs_many(rows, **sizes), **sizes)
+            proven.update(zip(places, true, strict=True))
+            seen = self._examine_rows([samples[i] for i in places], hidden)
+            found.update(zip(places, seen, strict=True))
+        errors = Errors.of([found[i] for i in range(len(samples))])
+        return errors, Errors([proven[i] for i in range(len(samples))], errors.margins)
+
+    def logits(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[npt.NDArray[np.float32]]:
+        """Return the logits [T, V] of samples that are small enough to hold."""
+        return [computed.logits_TV for computed in self.engine.recompute(pairs)]
 
     def parts(self, work: Work) -> Iterator[tuple[int, Work]]:
         """Yield the work in parts whose logits fit into memory, each with its first place."""
@@ -333,39 +325,11 @@ class Bench(Party):
         """Return how far work is from its recomputation in the plain way."""
         return Errors.of(self.examine(work))
 
-    def hidden_states(self, work: Work) -> list[npt.NDArray[np.uint16]]:
-        """Return what proofs of the work would be about, sample by sample."""
-        return [found.hidden_TH for _, part in self.parts(work) for found in self.recompute(part)]
-
     def prove(self, work: Work) -> list[Completion]:
         """Return the completions with true proofs, whatever the tokens came from."""
         built = self.engine.prove(work.pairs, proof=self.recipe.proof)
         pairs = zip(work.completions, built, strict=True)
         return [Completion(completion.tokens, proofs) for completion, proofs in pairs]
-
-    def chunks(self, work: Work) -> list[Chunks]:
-        """Return recomputed chunks by shape, where prompts of both halves have some."""
-        size = self.recipe.proof.chunk_tokens
-        places: dict[tuple[int, ...], int] = {}
-        members: defaultdict[int, list[tuple[npt.NDArray[np.uint16], tuple[int, ...], int]]]
-        members = defaultdict(list)
-        for request, completion, hidden_TH in zip(
-            work.requests, work.completions, self.hidden_states(work), strict=True
-        ):
-            prompt = places.setdefault(request.prompt_tokens, len(places))
-            for start in range(0, len(completion.tokens), size):
-                rows = hidden_TH[start : start + size]
-                members[len(rows)].append((rows, completion.tokens[start : start + size], prompt))
-        shaped = [
-            Chunks(
-                np.stack([rows for rows, *_ in group]),
-                np.array([tokens for _, tokens, _ in group]),
-                np.array([prompt for *_, prompt in group]),
-                self.recipe.proof,
-            )
-            for group in members.values()
-        ]
-        return [chunks for chunks in shaped if len(np.unique(chunks.prompts_B % 2)) == 2]
 
 
 def _padded_left(forward: Forward, samples: Sequence[tuple[Tokens, Tokens]]) -> list[torch.Tensor]:

@@ -21,6 +21,10 @@ WeightChange = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 
 _FP8_LARGEST = 448.0
 _TRAINING_BATCH = 16
+_TRAINING_TOKENS = 32
+"""Of each sample, its last: all weights get a gradient."""
+_TRAINING_LOGITS = 1 << 25
+"""Logits held at once."""
 
 
 def weights(change: WeightChange) -> Substitution:
@@ -89,9 +93,8 @@ def trained(samples: Sequence[Sequence[int]], steps: int, learning_rate: float) 
 
     @contextmanager
     def substitution(model: Any, seed: int) -> Iterator[None]:
-        moved = _train(model, samples, steps, learning_rate, seed)
-        order = iter(moved)
-        with weights(lambda _kept, _random: next(order))(model, seed):
+        with weights(lambda kept, _random: kept)(model, seed):
+            _train(model, samples, steps, learning_rate, seed)
             yield
 
     return substitution
@@ -167,47 +170,60 @@ def _rounded(tensor: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _train(
     model: Any, samples: Sequence[Sequence[int]], steps: int, learning_rate: float, seed: int
-) -> list[torch.Tensor]:
-    """Return the weights after the steps; the model keeps its own."""
+) -> None:
     random = torch.Generator().manual_seed(seed)
     live = list(model.parameters())
-    own = [weight.detach().clone() for weight in live]
-    master = [kept.float().clone().requires_grad_() for kept in own]
-    optimizer = torch.optim.Adam(master, lr=learning_rate)
-    shortest = min(len(sample) for sample in samples)
-    tokens = torch.tensor([list(sample[:shortest]) for sample in samples], device=live[0].device)
+    shortest = min(_TRAINING_TOKENS, *(len(sample) for sample in samples))
+    tokens = torch.tensor([list(sample[-shortest:]) for sample in samples], device=live[0].device)
+    optimizers: dict[int, torch.optim.Adam] = {}
     try:
         for weight in live:
             weight.requires_grad_(True)
-        for _ in range(steps):
+        for step in range(steps):
             rows = torch.randint(len(tokens), (_TRAINING_BATCH,), generator=random)
             advantages = torch.randint(0, 2, (_TRAINING_BATCH,), generator=random) * 2.0 - 1
-            _descend(model, live, master, optimizer, tokens[rows], advantages)
+            _add_gradient(model, tokens[rows], advantages)
+            for number, weight in enumerate(live):
+                if weight.grad is not None:
+                    _descend(weight, number, optimizers, learning_rate, is_last=step == steps - 1)
     finally:
-        with torch.no_grad():
-            for weight, kept in zip(live, own, strict=True):
-                weight.requires_grad_(False)
-                weight.copy_(kept)
-                weight.grad = None
-    return [weight.detach() for weight in master]
+        for weight in live:
+            weight.requires_grad_(False)
+            weight.grad = None
+
+
+def _add_gradient(model: Any, tokens_BT: torch.Tensor, advantages_B: torch.Tensor) -> None:
+    """Add the gradient of a batch, some rows at a time: logits are what takes memory."""
+    width = tokens_BT.shape[1] * model.get_output_embeddings().weight.shape[0]
+    count = max(1, _TRAINING_LOGITS // width)
+    for start in range(0, len(tokens_BT), count):
+        tokens, advantages = (each[start : start + count] for each in (tokens_BT, advantages_B))
+        logits = model(input_ids=tokens[:, :-1], use_cache=False).logits.float()
+        logprobs = logits.log_softmax(dim=-1).gather(-1, tokens[:, 1:, None])[..., 0]
+        loss = -(advantages.to(logprobs)[:, None] * logprobs).mean()
+        (loss * len(tokens) / len(tokens_BT)).backward()
 
 
 def _descend(
-    model: Any,
-    live: list[torch.Tensor],
-    master: list[torch.Tensor],
-    optimizer: torch.optim.Optimizer,
-    tokens_BT: torch.Tensor,
-    advantages_B: torch.Tensor,
+    weight: torch.Tensor,
+    number: int,
+    optimizers: dict[int, torch.optim.Adam],
+    learning_rate: float,
+    *,
+    is_last: bool,
 ) -> None:
-    logits = model(input_ids=tokens_BT[:, :-1], use_cache=False).logits.float()
-    logprobs = logits.log_softmax(dim=-1).gather(-1, tokens_BT[:, 1:, None])[..., 0]
-    loss = -(advantages_B.to(logprobs)[:, None] * logprobs).mean()
-    loss.backward()
-    for weight, copy in zip(live, master, strict=True):
-        copy.grad = None if weight.grad is None else weight.grad.float()
-        weight.grad = None
+    """Take a step of one tensor. Its float32 copy and moments, three times its size or six, are
+    kept for the next step only.
+    """
+    optimizer = optimizers.pop(number, None)
+    if optimizer is None:
+        optimizer = torch.optim.Adam([weight.detach().float().clone()], lr=learning_rate)
+    if not is_last:
+        optimizers[number] = optimizer
+    (master,) = optimizer.param_groups[0]["params"]
+    assert weight.grad is not None  # the caller looked
+    master.grad, weight.grad = weight.grad.float(), None
     optimizer.step()
+    master.grad = None
     with torch.no_grad():
-        for weight, copy in zip(live, master, strict=True):
-            weight.copy_(copy)
+        weight.copy_(master)

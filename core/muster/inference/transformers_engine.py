@@ -209,6 +209,15 @@ class TransformersEngine:
                 made.update(zip(batch, built, strict=True))
         return [made[i] for i in range(len(samples))]
 
+    def passes(
+        self, samples: Sequence[tuple[Tokens, Tokens]]
+    ) -> Iterator[tuple[list[int], list[torch.Tensor]]]:
+        """Yield places of samples and their hidden states [T, H], one forward pass at a time;
+        calibration looks at each in several ways.
+        """
+        with self._computing():
+            yield from self._prefilled(samples)
+
     def recompute(self, samples: Sequence[tuple[Tokens, Tokens]]) -> list[Recomputed]:
         """Return hidden states and logits of samples that are small enough to hold; calibration
         compares models by them.

@@ -1,48 +1,71 @@
-"""Honest and dishonest work under chosen limits: the rows of a calibration's table."""
+"""Honest and dishonest work under chosen limits: the rows of a calibration's table.
+
+What forgers achieve is found first, without limits, and judged afterwards.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from muster.inference import forgers, limits
 from muster.inference.attacks import Attack
-from muster.inference.engine import Completion, Request
-from muster.inference.measuring import Bench, Errors, Work, one_token
-from muster.protocol.errors import EngineError, ProofError
+from muster.inference.engine import Completion
+from muster.inference.measuring import Bench, Errors, Survey, Work
+from muster.inference.plan import MIN_CHUNKS, few_chunks
+from muster.protocol.errors import ProofError
+from muster.protocol.recipe import Recipe
 from muster.toploc import Calibration, ChunkResult, split_proofs, verify_proofs_many
 from muster.toploc.calibration import Kind, Measurement
 
-_MIN_CHUNKS = 300
-"""Chunks that every forger is tried on: none accepted bounds its rate below 1 % (95 %)."""
-
+ONE_TOKEN = ", one token only"
+"""How the names of forgeries of the smallest chunks end."""
 
 # ------------------------------------------------------------------------------ computed nothing
 
 
-def try_nothing(
-    bench: Bench, calibration: Calibration, requests: list[Request], seed: int
-) -> list[Measurement]:
-    """Return the rows of all forgers that computed nothing, on whole chunks and on one-token ones.
+@dataclass(frozen=True, slots=True)
+class Forged:
+    """What a forger that computed nothing achieved."""
+
+    name: str
+    """In words."""
+    kind: Kind
+    """"nothing", or "other" where it needs true proofs."""
+    attempts: list[list[ChunkResult]]
+    """Per chunk the results of all attempts; what is no proof has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Miscounted:
+    """Proofs that are left out, doubled or null."""
+
+    name: str
+    """In words."""
+    trials: int
+    """How many were tried."""
+    parsed: int
+    """How many parse, which none should."""
+
+
+def try_forgers(survey: Survey, recipe: Recipe, seed: int) -> list[Forged]:
+    """Return what all forgers achieve on whole chunks and on chunks of one token.
 
     Raises EngineError when there are too few chunks to judge by.
     """
-    table = []
-    for label, asked in (("", requests), (", one token only", one_token(requests))):
-        work = bench.generate(asked)
-        shapes = bench.chunks(work)
+    found = []
+    for label in ("", ONE_TOKEN):
+        shapes = survey.chunks(recipe.proof, one_token=bool(label))
         total = sum(len(chunks.prompts_B) for chunks in shapes)
-        if total < _MIN_CHUNKS:
-            raise EngineError(
-                f"{total} chunks to try forgers on, {_MIN_CHUNKS} are needed",
-                hint="calibrate with more samples, on more prompts",
-            )
+        if total < MIN_CHUNKS:
+            raise few_chunks(total)
         for name, forger in {**forgers.NOTHING, "signs turned": forgers.negated}.items():
             kind: Kind = "nothing" if name in forgers.NOTHING else "other"
             random = np.random.default_rng(seed)
-            results = [r for chunks in shapes for r in _try_forger(chunks, forger(chunks, random))]
-            table.append(_forged_row(calibration, name + label, kind, results))
-        table.append(_miscounted_row(bench, work, label))
-    return table
+            attempts = [r for chunks in shapes for r in _try_forger(chunks, forger(chunks, random))]
+            found.append(Forged(name + label, kind, attempts))
+    return found
 
 
 def _try_forger(chunks: forgers.Chunks, attempts: list[list[bytes]]) -> list[list[ChunkResult]]:
@@ -62,37 +85,40 @@ def _try_forger(chunks: forgers.Chunks, attempts: list[list[bytes]]) -> list[lis
     return [[r for attempt in tried for r in attempt[chunk]] for chunk in range(len(rows))]
 
 
-def _forged_row(
-    calibration: Calibration, name: str, kind: Kind, attempts: list[list[ChunkResult]]
-) -> Measurement:
+def forged_row(calibration: Calibration, forged: Forged) -> Measurement:
     """Return the row of a forger that has several attempts at every chunk."""
-    every = [result for results in attempts for result in results]
+    every = [result for results in forged.attempts for result in results]
     return Measurement(
-        name=name,
-        kind=kind,
+        name=forged.name,
+        kind=forged.kind,
         judged="chunk",
-        trials=len(attempts),
-        accepted=sum(any(map(calibration.chunk_passes, results)) for results in attempts),
+        trials=len(forged.attempts),
+        accepted=sum(any(map(calibration.chunk_passes, rs)) for rs in forged.attempts),
         strain=1.0 if not every else min(calibration.sample_strain([r], []) for r in every),
         **limits.worst_of(every, honest=False),
     )
 
 
-def _miscounted_row(bench: Bench, work: Work, label: str) -> Measurement:
+def miscounted_row(miscounted: Miscounted) -> Measurement:
     """Return the row of proofs that are left out, doubled or null."""
-    accepted = trials = 0
-    for completion in work.completions:
-        for forged in _miscounted(completion):
-            trials += 1
-            accepted += _parses(bench, completion, forged)
     return Measurement(
-        name=f"missing, extra or null proofs{label}",
+        name=miscounted.name,
         kind="nothing",
         judged="sample",
-        trials=trials,
-        accepted=accepted,
+        trials=miscounted.trials,
+        accepted=miscounted.parsed,
         strain=1.0,
     )
+
+
+def try_miscounted(bench: Bench, work: Work, label: str) -> Miscounted:
+    """Return whether wrong numbers of proofs parse."""
+    tried = [
+        _parses(bench, completion, forged)
+        for completion in work.completions
+        for forged in _miscounted(completion)
+    ]
+    return Miscounted(f"missing, extra or null proofs{label}", len(tried), sum(tried))
 
 
 def _miscounted(completion: Completion) -> list[bytes]:
@@ -119,12 +145,12 @@ def _parses(bench: Bench, completion: Completion, joined: bytes) -> bool:
 # ------------------------------------------------------------------------------- something else
 
 
-def attack_row(bench: Bench, calibration: Calibration, attack: Attack) -> Measurement | None:
+def attack_row(calibration: Calibration, attack: Attack) -> Measurement | None:
     """Return the row of the samples in which the cheat shows; None when there are none."""
-    errors = bench.measure(attack.work).only(attack.is_different)
-    if not errors.chunks:
+    if not attack.errors.chunks:
         return None
-    return sample_row(calibration, attack.name, attack.kind, errors, strength=attack.strength)
+    name, kind = attack.name, attack.kind
+    return sample_row(calibration, name, kind, attack.errors, strength=attack.strength)
 
 
 def sample_row(

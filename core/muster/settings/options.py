@@ -59,6 +59,34 @@ def endpoint(options: Mapping[str, Any]) -> tuple[str, Path]:
     return rpc, deployments
 
 
+ENGINES = ("transformers", "vllm")
+"""What runs models: docs/engines.md."""
+DTYPES = ("float32", "bfloat16")
+"""Number formats that engines compute in."""
+
+
+def engine_choice(command: F) -> F:
+    """Add --engine, and what an engine is made of."""
+    for option in (
+        click.option("--device", help="Where the model computes. [default: cpu]"),
+        click.option(
+            "--threads",
+            type=click.IntRange(1, 256),
+            help="CPU threads of the model. [default: 1]",
+        ),
+        click.option(
+            "--dtype", type=click.Choice(DTYPES), help="Arithmetic of the model. [default: float32]"
+        ),
+        click.option(
+            "--engine",
+            type=click.Choice(ENGINES),
+            help="What runs the model. [default: transformers]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def orchestrator_option(command: F) -> F:
     """Add --orchestrator, which else is the one that the network's profile has for the run."""
     return click.option("--orchestrator", metavar="URL", help=ORCHESTRATOR_HELP)(

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 
 from muster.inference.engine import InferenceEngine, Room
-from muster.inference.measuring import NumberFormat
+from muster.inference.plan import NumberFormat
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import VllmEngine
 from muster.inference.vllm.process import find_python

@@ -12,7 +12,7 @@ from conformance_policy import HIDDEN, VOCABULARY
 
 from muster.inference.engine import Completion, Examined, InferenceEngine, Request, Sample
 from muster.inference.limits import FLOORS, chunk_limits, sampler_limits
-from muster.inference.measuring import NumberFormat
+from muster.inference.plan import NumberFormat
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import ChunkResult
 from muster.toploc.calibration import CalibratedModel, Calibration

@@ -14,7 +14,7 @@ from conformance_reference import Reference
 from conformance_subjects import SUBJECTS, VLLM_SUBJECTS, Subject
 
 from muster.inference.engine import InferenceEngine
-from muster.inference.measuring import NumberFormat
+from muster.inference.plan import NumberFormat
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 

@@ -18,11 +18,10 @@ from client_network import NODES, TOKEN, WORKERS, Network, open_network, world
 
 from muster.app.cli import muster
 from muster.chain import Chain
-from muster.client import connections
 from muster.client.doctor import Line, State, is_fit, machine, to_json
 from muster.client.doctor import network as doctor_network
 from muster.client.doctor.command import Examination, examine
-from muster.inference import Completion, InferenceEngine, Request
+from muster.inference import Completion, InferenceEngine, Request, loading
 from muster.lab.simulator.machines import EOS
 from muster.protocol.ids import to_address
 from muster.protocol.recipe import ProofRecipe
@@ -271,7 +270,7 @@ async def doctor(asked: Examination, *words: str) -> Result:
 async def test_the_command_says_fit_and_ends_with_0(
     asked: Examination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "load_transformers", lambda _threads: load)
+    monkeypatch.setattr(loading, "load_transformers", lambda _threads: load)
     assert asked.orchestrator is not None
     result = await doctor(asked, "--orchestrator", asked.orchestrator)
     assert result.exit_code == 0, result.output
@@ -283,7 +282,7 @@ async def test_the_command_says_fit_and_ends_with_0(
 async def test_the_command_says_unfit_why_and_ends_with_1(
     asked: Examination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "load_transformers", lambda _threads: lambda *_: Greedy())
+    monkeypatch.setattr(loading, "load_transformers", lambda _threads: lambda *_: Greedy())
     assert asked.orchestrator is not None
     result = await doctor(asked, "--orchestrator", asked.orchestrator)
     assert result.exit_code == 1

@@ -14,10 +14,11 @@ from inference_policy import build_policy
 from transformers import AutoModelForCausalLM
 
 from muster.inference import substitutes
-from muster.inference.calibrate import CalibrationRun, calibrate_model
+from muster.inference.calibrate import CalibrationRun, Course, calibrate_model
 from muster.inference.engine import Completion, Request
 from muster.inference.limits import FLOORS, Floors
-from muster.inference.measuring import VALIDATORS, WORKERS, Plan, Work
+from muster.inference.measuring import Party, Work
+from muster.inference.plan import VALIDATORS, WORKERS, Plan
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
@@ -169,8 +170,32 @@ def test_samples_of_other_seeds_are_fraud_though_their_proofs_are_true(
 def test_progress_is_told_and_the_thread_count_left_alone(
     run: CalibrationRun, told: list[str]
 ) -> None:
-    assert len(told) == 3
+    assert told[0] == "honest work"
+    assert all(text.endswith(" min left") for text in told[1:])
+    assert "neighbour policy, 1 steps of 0.0005" in "".join(told)
     assert torch.get_num_threads() == 1
+
+
+def test_time_left_follows_from_the_samples_done(engine: TransformersEngine) -> None:
+    told: list[str] = []
+    party = Party("float32", engine, RECIPE)
+    clock = iter((100.0, 160.0, 220.0))
+    course = Course(plan(), [party], told.append, lambda: next(clock))
+    for share in (4, 2):
+        party.done = plan().effort() // share
+        course("some way")
+    assert told == ["some way; about 3.0 min left", "some way; about 2.0 min left"]
+
+
+def test_longer_samples_are_fewer_and_have_as_many_tokens_at_least() -> None:
+    def sized(tokens: int) -> tuple[int, int, list[int]]:
+        sampling = RECIPE.sampling.model_copy(update={"max_new_tokens": tokens})
+        found = plan(recipe=RECIPE.model_copy(update={"sampling": sampling}))
+        return found.base, found.cheats, [way.samples or found.base for way in found.workers()]
+
+    assert sized(5) == sized(32) == (320, 320, [320, 24, 96, 96, 96])
+    assert sized(64) == (160, 80, [160, 12, 48, 48, 48])
+    assert sized(2048) == (48, 48, [48, 4, 4, 4, 4])
 
 
 def test_calibration_is_the_same_when_repeated(run: CalibrationRun, policy_folder: Path) -> None:

@@ -10,7 +10,8 @@ from scripts import load_script
 
 from muster.inference.calibrate import calibrate_model
 from muster.inference.engine import Request
-from muster.inference.measuring import Bench, Plan, Way
+from muster.inference.measuring import Bench
+from muster.inference.plan import Plan, Way
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.intervals import rate_bound

@@ -23,6 +23,7 @@ from muster.settings.options import (
     SectionedCommand,
     chain_options,
     endpoint,
+    engine_choice,
 )
 
 if TYPE_CHECKING:
@@ -362,21 +363,7 @@ def run_base_model(
     show_default=True,
     help="Problems that are sampled together.",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    default="float32",
-    show_default=True,
-    help="Arithmetic of the model.",
-)
-@click.option(
-    "--threads",
-    type=click.IntRange(1, 256),
-    default=1,
-    show_default=True,
-    help="CPU threads of the model.",
-)
-@click.option("--device", default="cpu", show_default=True, help="Where the model computes.")
+@engine_choice
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tasks_filter(
     task_set: Path, model: Path, recipe: Path, out: Path, records: Path | None, **options: Any
@@ -388,6 +375,7 @@ def tasks_filter(
       muster tasks filter --set tasks.jsonl --model ./model --recipe demo \\
           --passes 8 --keep 0.125:0.5 --out kept.jsonl
     """
+    from muster.inference.loading import engine_of
     from muster.tasks import TaskSet
     from muster.telemetry import progress, setup_logging
     from muster.trainer.config import load_recipe
@@ -399,16 +387,12 @@ def tasks_filter(
         options["passes"],
         seed=options["seed"],
         batch=options["batch"],
-        dtype=options["dtype"],
+        dtype=options["dtype"] or "float32",
     )
     problems = TaskSet.open(task_set)
     setup_logging("tasks")
 
-    from muster.inference.transformers_engine import TransformersEngine
-
-    engine = TransformersEngine(
-        options["dtype"], threads=options["threads"], device=options["device"]
-    )
+    engine = engine_of(options)
     target = records or out.with_name(f"{out.name}.passes.jsonl")
     with progress("problems measured") as on_progress:
         found = measure(problems, engine, model, plan, records=target, on_progress=on_progress)

@@ -45,7 +45,7 @@ from muster.client.cli.options import (
     PASSWORD_HELP,
     chain_options,
     endpoint,
-    engine_options,
+    engine_choice,
     json_option,
     open_keystore,
 )
@@ -176,7 +176,7 @@ def audit(context: click.Context, /, run: int | None, as_json: bool, **options: 
 @click.option("--keystore", type=FILE, help="With --report: who pays the gas.")
 @click.option("--password-file", type=FILE, help=PASSWORD_HELP)
 @copy_options
-@engine_options
+@engine_choice
 @json_option
 @source_options
 def run_command(run: int, as_json: bool, **options: Any) -> None:
@@ -257,7 +257,7 @@ def _rerun(
     """Return whether verdicts run again are the recorded ones, and whether signers had checked."""
     from muster.client.audit.reexecution import Copies, draw, require_rows, rerun_verdicts
     from muster.client.audit.table import tabulate
-    from muster.client.audit.verify import engine_of
+    from muster.inference.loading import engine_of
 
     if not options["evidence"]:
         raise ConfigError(
@@ -556,7 +556,7 @@ def lineage_command(
 @click.option("--bundle", type=FILE, required=True, help="Its evidence bundle.")
 @click.option("--policy", type=FOLDER, help="The policy's files, if the bundle lacks them.")
 @click.option("--offline", is_flag=True, help="Ask no chain: print the bundle's facts instead.")
-@engine_options
+@engine_choice
 @json_option
 @chain_options
 def verify_command(submission: str, as_json: bool, **options: Any) -> None:

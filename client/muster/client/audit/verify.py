@@ -55,7 +55,7 @@ from muster.tasks import TaskSet
 from muster.toploc import Calibration
 
 if TYPE_CHECKING:
-    from muster.inference import InferenceEngine
+    pass
 
 COLOURS = {"agree": "green", "contradict": "red", "-": "bright_black"}
 
@@ -176,6 +176,8 @@ async def _recompute(
     bundle: Bundle, evidence: Evidence, facts: ChainFacts, policy: Path, options: dict[str, Any]
 ) -> list[BundleCheck]:
     """Return what the validators' own checks say on this machine."""
+    from muster.inference.loading import engine_of
+
     rules = Rules(
         recipe=Recipe.from_bytes(bundle.part(RECIPE) or b""),
         task_set=TaskSet.from_bytes(bundle.part(TASK_SET) or b""),
@@ -191,14 +193,6 @@ async def _recompute(
     async with FileDecoder() as decoder:
         again = await recompute(claim, data, rules, engine, decoder)
     return check_verdict(recorded_of(evidence), again)
-
-
-def engine_of(options: dict[str, Any]) -> InferenceEngine:
-    """Return the engine that the flags describe."""
-    from muster.client.connections import load_transformers
-
-    load = load_transformers(options["threads"] or 1)
-    return load(options["dtype"] or "float32", options["device"] or "cpu")
 
 
 def require_file(data: bytes | None, expected: bytes) -> bytes:

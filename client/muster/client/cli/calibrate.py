@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from muster.client.cli.options import (
-    FILE,
-    FOLDER,
-)
+from muster.client.cli.options import FILE, FOLDER, engine_choice
 from muster.client.journal import write_durably
 from muster.protocol.encoding import hex0x
 from muster.settings.options import RECIPE
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command()
@@ -35,9 +29,8 @@ if TYPE_CHECKING:
 @click.option("--plot", type=FILE, help="Where detection is drawn: .svg or .png.")
 @click.option(
     "--engines",
-    default="transformers:float32",
-    show_default=True,
-    help="Engines and number formats, comma-separated; cheats run on the first.",
+    metavar="ENGINE:DTYPE,...",
+    help="Several instead of --engine and --dtype; cheats run on the first.",
 )
 @click.option(
     "--other", "others", multiple=True, help="NAME=FOLDER: a model that a cheat could run instead."
@@ -49,15 +42,21 @@ if TYPE_CHECKING:
     show_default=True,
     help="How many honest ways and cheats are measured.",
 )
-@click.option("--samples", type=int, default=320, show_default=True, help="Samples to measure.")
+@click.option(
+    "--samples",
+    type=int,
+    default=320,
+    show_default=True,
+    help="Samples of one proof to measure; of longer ones fewer.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the measurement.")
+@engine_choice
 def calibrate(
     model: Path,
     task_set: Path | None,
     recipe: Path | None,
     out: Path,
     plot: Path | None,
-    engines: str,
     others: tuple[str, ...],
     **options: Any,
 ) -> None:
@@ -77,14 +76,32 @@ def calibrate(
     rules = inputs.PLAIN_RECIPE if recipe is None else inputs.read_recipe(recipe)
     prompts = [] if task_set is None else inputs.prompts_of(inputs.read_task_set(task_set), rules)
     cheaper = inputs.parse_others(others)
-    from muster.inference.calibrate import calibrate_model
-    from muster.inference.measuring import Plan
+    from muster.inference.plan import Plan, require_sound
 
-    plan = Plan(rules, prompts, tuple(engines.split(",")), cheaper, **options)
+    engines = inputs.engines_of(options)
+    plan = Plan(
+        rules,
+        prompts,
+        engines,
+        cheaper,
+        options["profile"],
+        options["samples"],
+        options["seed"],
+        options["device"] or "cpu",
+        options["threads"] or 1,
+    )
+    require_sound(model, plan)
+    inputs.require_writable(out)
+    from muster.inference.calibrate import calibrate_model
+    from muster.inference.loading import require_device
+
+    require_device(plan.device)
     found = calibrate_model(model, plan, progress=lambda message: click.echo(message, err=True))
     Console(stderr=True).print(inputs.make_table(found.table, rules))
     if plot is not None:
-        inputs.save_drawing(plot, found.table, rules, f"{model.resolve().name}, {engines}")
+        inputs.save_drawing(
+            plot, found.table, rules, f"{model.resolve().name}, {', '.join(engines)}"
+        )
     if found.refusal is not None:
         raise found.refusal
     write_durably(out, found.calibration.to_bytes())

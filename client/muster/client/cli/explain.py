@@ -33,7 +33,7 @@ from muster.client.cli.options import (
     HOME,
     chain_options,
     endpoint,
-    engine_options,
+    engine_choice,
     json_option,
     orchestrator_option,
     relay_option,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 @click.option("--trainer-log", type=FILE, help="metrics.jsonl: what filters left of each file.")
 @relay_option
 @click.option("--state-dir", type=FOLDER, help=f"Keeps policies. [default: {HOME}/doctor]")
-@engine_options
+@engine_choice
 @json_option
 @chain_options
 def explain(submission: str, as_json: bool, **options: Any) -> None:
@@ -187,12 +187,12 @@ async def _rerun(
     options: dict[str, Any],
 ) -> Recomputed:
     from muster.api import OrchestratorApi
-    from muster.client.connections import load_transformers
     from muster.client.disputes.bundle import Contents
     from muster.client.disputes.rerun import claim_at, read_submission, recompute
     from muster.client.documents import TASK_SETS, read_rules
     from muster.client.validator.checking import who_checked
     from muster.client.validator.decoding import FileDecoder
+    from muster.inference.loading import engine_of
 
     batch = place.batch
     run = view.runs[batch.run_id]
@@ -205,9 +205,7 @@ async def _rerun(
         named = await api.run_info(run.run_id)
         checking = await _checking(api, batch)
     relays = tuple(options["relay"]) or named.policy_sources
-    engine = load_transformers(options["threads"] or 1)(
-        options["dtype"] or "float32", options["device"] or "cpu"
-    )
+    engine = engine_of(options)
     folder = await _load(run, submission.policy_version, relays, options, engine)
     signers = [who for who, bit in run.seats.items() if batch.signers & bit]
     async with FileDecoder() as decoder:

@@ -17,6 +17,7 @@ from muster.settings.options import FOLDER as FOLDER
 from muster.settings.options import PASSWORD_HELP as PASSWORD_HELP
 from muster.settings.options import chain_options as chain_options
 from muster.settings.options import endpoint as endpoint
+from muster.settings.options import engine_choice as engine_choice
 from muster.settings.options import orchestrator_option as orchestrator_option
 from muster.settings.options import relay_option as relay_option
 from muster.telemetry import setup_logging
@@ -27,11 +28,6 @@ S = TypeVar("S", bound=Settings)
 
 HOME = Path("~/.muster")
 """Where `muster init` puts a contributor's keystores unless told otherwise."""
-
-ENGINES = ("transformers", "vllm")
-"""What runs models: docs/engines.md."""
-DTYPES = ("float32", "bfloat16")
-"""Number formats that engines compute in."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
@@ -51,23 +47,6 @@ def key_options(command: F) -> F:
 confirmations_option = click.option(
     "--confirmations", metavar="N|safe|finalized", help=CONFIRMATIONS_HELP
 )
-
-
-def engine_options(command: F) -> F:
-    """Add what an inference engine is made of."""
-    for option in (
-        click.option("--device", help="Where the model computes. [default: cpu]"),
-        click.option(
-            "--threads",
-            type=click.IntRange(1, 256),
-            help="CPU threads of the model. [default: 1]",
-        ),
-        click.option(
-            "--dtype", type=click.Choice(DTYPES), help="Arithmetic of the model. [default: float32]"
-        ),
-    ):
-        command = option(command)
-    return command
 
 
 def room_options(command: F) -> F:
@@ -106,14 +85,6 @@ def room_options(command: F) -> F:
     ):
         command = option(command)
     return command
-
-
-def engine_choice(command: F) -> F:
-    """Add --engine, and what an engine is made of."""
-    command = engine_options(command)
-    return click.option(
-        "--engine", type=click.Choice(ENGINES), help="What runs the model. [default: transformers]"
-    )(command)
 
 
 def node_options(command: F) -> F:

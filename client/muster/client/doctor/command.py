@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,17 +27,24 @@ from muster.client.cli.options import (
 )
 from muster.client.cli.printing import print_json, printable
 from muster.client.doctor import Line, State, failed, is_fit, skipped, to_json
-from muster.inference.engine import ROOM, Room
 from muster.protocol.errors import ConfigError, MusterError
 from muster.protocol.ids import Address, to_address
 
 if TYPE_CHECKING:
     from muster.api import OrchestratorApi
     from muster.chain import Chain, RunView
-    from muster.client.connections import Dtype, EngineLoader
+    from muster.inference.engine import Room
+    from muster.inference.loading import Dtype, EngineLoader
 
 MARKS = {State.OK: "ok", State.WARN: "warn", State.FAIL: "FAIL", State.SKIP: "-"}
 COLOURS = {State.OK: "green", State.WARN: "yellow", State.FAIL: "red", State.SKIP: "bright_black"}
+
+
+def _default_room() -> Room:
+    # Imports numpy, which no help text waits for.
+    from muster.inference.engine import ROOM
+
+    return ROOM
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,7 @@ class Examination:
     """CPU threads of the model."""
     tensor_parallel: int = 1
     """GPUs of one model."""
-    room: Room = ROOM
+    room: Room = field(default_factory=_default_room)
     """What the engine may take."""
     proves: bool = True
     """Whether a rollout is generated and checked."""
@@ -269,20 +276,20 @@ def _prove(
     load: EngineLoader | None,
     room_bytes: int,
 ) -> Line:
-    from muster.client import connections
     from muster.client.doctor.machine import make_engines
     from muster.client.quantities import format_duration
     from muster.client.validator.soundness import fictitious_ticket, prove
+    from muster.inference import loading
 
     is_reference = asked.engine == "transformers"
-    own = connections.load_as(asked.engine, asked.threads, asked.room, asked.tensor_parallel)
+    own = loading.load_as(asked.engine, asked.threads, asked.room, asked.tensor_parallel)
     engine, reference, how = make_engines(
         load or own,
         asked.dtype,
         asked.device,
         room_bytes=room_bytes,
         folder=folder,
-        load_reference=None if is_reference else connections.load_transformers(asked.threads),
+        load_reference=None if is_reference else loading.load_transformers(asked.threads),
     )
     assert run.latest_version is not None
     for each in {id(engine): engine, id(reference): reference}.values():
@@ -349,6 +356,8 @@ def doctor(**options: Any) -> None:
 
 
 def _asked(options: dict[str, Any]) -> Examination:
+    from muster.inference.engine import Room
+
     rpc, deployments = endpoint(options)
     engine = ("engine", "dtype", "device", "threads", "tensor_parallel")
     room = ("context", "memory_share", "max_rows", "batch_tokens")

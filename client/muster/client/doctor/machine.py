@@ -18,9 +18,9 @@ from muster.client.quantities import format_size
 from muster.protocol.errors import EngineError
 
 if TYPE_CHECKING:
-    from muster.client.connections import Dtype, EngineLoader
     from muster.client.doctor.command import Examination
     from muster.inference import InferenceEngine
+    from muster.inference.loading import Dtype, EngineLoader
 
 SECTION = "machine"
 FREE_BYTES = 1 << 30

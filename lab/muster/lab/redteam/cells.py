@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, sqrt
 
-from muster.inference.measuring import ENGINES, VALIDATORS, WORKERS, Way
+from muster.inference.plan import ENGINES, VALIDATORS, WORKERS, Way
 
 RUNS = (
     ("transformers:float32",),
@@ -177,5 +177,5 @@ def _values(one: EngineWay, path: str) -> dict[str, str]:
         "samples computed together": f"up to {one.way.max_rows}",
         "attention": own or one.way.attention,
         "path": own or path,
-        "threads": str(one.way.threads),
+        "threads": str(one.way.threads or 1),
     }

@@ -30,7 +30,8 @@ from muster.client.tickets import derive
 from muster.inference import Request
 from muster.inference.calibrate import calibrate_model
 from muster.inference.engine import Room
-from muster.inference.measuring import ENGINES, Bench, Errors, Party, Plan, Profile, Way
+from muster.inference.measuring import Bench, Errors, Party
+from muster.inference.plan import ENGINES, Plan, Profile, Way
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import VllmEngine
 from muster.inference.vllm.process import find_python
@@ -260,7 +261,7 @@ class HonestMatrix:
     def _load(self, asked: EngineWay) -> Party:
         dtype, way = ENGINES[asked.engine], asked.way
         if asked.is_vllm:
-            vllm = VllmEngine(dtype, threads=way.threads, room=Room(max_rows=way.max_rows))
+            vllm = VllmEngine(dtype, threads=way.threads or 1, room=Room(max_rows=way.max_rows))
             vllm.load_policy(self._stage.model, VERSION)
             return Party(f"vLLM {vllm.dtype}", vllm, self._stage.recipe)
         transformers = TransformersEngine(dtype)

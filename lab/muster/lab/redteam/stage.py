@@ -26,7 +26,7 @@ from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Judgement, Rules, examine
 from muster.client.worker.generation import build_submission
 from muster.inference.calibrate import calibrate_model
-from muster.inference.measuring import Plan
+from muster.inference.plan import Plan
 from muster.inference.transformers_engine import TransformersEngine
 from muster.lab.redteam.gain import Terms
 from muster.lab.redteam.trials import Outcome

@@ -19,9 +19,9 @@ from muster.client.cli.calibrate import calibrate
 from muster.client.cli.judges import juror, validator
 from muster.client.cli.keys import wallet
 from muster.client.cli.worker import rewards, worker
-from muster.client.connections import require_device
 from muster.inference import calibrate as calibrating
-from muster.inference.measuring import Plan
+from muster.inference.loading import require_device
+from muster.inference.plan import Plan
 from muster.protocol.errors import ConfigError, EngineError, WalletError
 from muster.protocol.ids import to_address
 from muster.toploc import Calibration
@@ -120,8 +120,17 @@ def measured(
     return calibrate_model
 
 
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A folder that states what is known of a model before it is loaded."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"vocab_size": 32, "max_position_embeddings": 128}')
+    return str(folder)
+
+
 def test_calibration_is_written_and_its_hash_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "recipe").write_bytes(RECIPE.to_bytes())
     (tmp_path / "tasks").write_bytes(TASK_SET.to_bytes())
@@ -129,35 +138,63 @@ def test_calibration_is_written_and_its_hash_printed(
     monkeypatch.setattr(calibrating, "calibrate_model", measured(asked))
     out, plot = tmp_path / "calibration.json", tmp_path / "power.svg"
     result = run(
-        "calibrate", "--model", "m", "--task-set", str(tmp_path / "tasks"),
-        "--recipe", str(tmp_path / "recipe"), "--out", str(out), "--samples", "32",
-        "--other", f"base={tmp_path}", "--engines", "a,b", "--plot", str(plot),
+        "calibrate", "--model", model, "--task-set", str(tmp_path / "tasks"),
+        "--recipe", str(tmp_path / "recipe"), "--out", str(out), "--samples", "340",
+        "--other", f"base={model}", "--plot", str(plot), "--threads", "2",
+        "--engines", "transformers:float32,vllm:bfloat16",
     )  # fmt: skip
     assert result.stdout.strip() == "0x" + CALIBRATION.hash().hex()
     assert Calibration.from_bytes(out.read_bytes()) == CALIBRATION
-    assert (asked["plan"].samples, asked["plan"].recipe) == (32, RECIPE)
+    assert (asked["plan"].samples, asked["plan"].recipe) == (340, RECIPE)
+    assert (asked["plan"].device, asked["plan"].threads) == ("cpu", 2)
     assert asked["plan"].prompts[0] == TASK_SET[0].prompt
-    assert (asked["plan"].engines, asked["plan"].others) == (("a", "b"), {"base": tmp_path})
+    assert asked["plan"].engines == ("transformers:float32", "vllm:bfloat16")
+    assert asked["plan"].others == {"base": Path(model)}
     assert "int4" in result.stderr
     assert plot.read_text().startswith("<?xml")
 
 
 def test_calibration_needs_no_more_than_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(calibrating, "calibrate_model", measured(asked))
-    result = run("calibrate", "--model", "m", "--out", str(tmp_path / "c.json"))
+    words = ("--engine", "transformers", "--dtype", "bfloat16", "--out", str(tmp_path / "c.json"))
+    result = run("calibrate", "--model", model, *words)
     assert result.exit_code == 0
     assert asked["plan"].prompts == []
+    assert asked["plan"].engines == ("transformers:bfloat16",)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--samples", "100"], "100 chunks to try forgers on, 300 are needed"),
+        (["--engine", "vllm"], "cheats are run on transformers"),
+        (["--engines", "abacus"], "no engine 'abacus'"),
+        (["--engines", "vllm:float32", "--dtype", "float32"], "--engines says engines"),
+        (["--model", "nowhere"], "does not load"),
+        (["--out", "no/such/folder/c.json"], "cannot write"),
+        (["--recipe", "intellect2-short"], "a context of 128"),
+        (["--device", "abacus:7"], "torch cannot compute on 'abacus:7'"),
+    ],
+)
+def test_calibration_that_cannot_be_is_refused_before_a_model_is_loaded(
+    words: list[str], reason: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(calibrating, "calibrate_model", measured(asked))
+    result = run("calibrate", "--model", model, *words)
+    assert reason in str(result.exception)
+    assert not asked
 
 
 def test_refused_model_gets_no_calibration_but_its_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusal = EngineError("the forger 'x' passes")
     monkeypatch.setattr(calibrating, "calibrate_model", measured({}, refusal))
-    result = run("calibrate", "--model", "m", "--out", str(tmp_path / "c.json"))
+    result = run("calibrate", "--model", model, "--out", str(tmp_path / "c.json"))
     assert result.exception is refusal
     assert "int4" in result.stderr
     assert not (tmp_path / "c.json").exists()

@@ -35,7 +35,6 @@ from worlds.client_world import (
 )
 
 from muster.api.answers import BatchEntry
-from muster.client import connections
 from muster.client.audit.verify import require_about, verify_bundle
 from muster.client.disputes.bundle import (
     Bundle,
@@ -48,6 +47,7 @@ from muster.client.disputes.bundle import (
 from muster.client.disputes.bundle_checks import Answer, BundleCheck, is_borne_out
 from muster.client.validator import decoding
 from muster.client.worker.generation import build_submission
+from muster.inference import loading
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, EncodingError, MusterError
@@ -185,7 +185,7 @@ class Decoder:
 @pytest.fixture
 def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     monkeypatch.setattr(decoding, "FileDecoder", Decoder)
-    monkeypatch.setattr(connections, "load_transformers", lambda _threads: lambda *_: HashEngine())
+    monkeypatch.setattr(loading, "load_transformers", lambda _threads: lambda *_: HashEngine())
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     return make_case(tmp_path, [tmp_path / "model.safetensors"], HashEngine(VERSION))
 

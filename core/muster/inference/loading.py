@@ -1,0 +1,65 @@
+"""Engines by name, as flags and settings name them. What runs one is imported when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from muster.inference.engine import ROOM, InferenceEngine, Room
+from muster.protocol.errors import ConfigError
+
+Dtype = Literal["float32", "bfloat16"]
+"""Arithmetic of a model."""
+EngineLoader = Callable[[Dtype, str], InferenceEngine]
+"""Makes an engine of an arithmetic and a device; called off the event loop, as it imports torch."""
+
+
+def engine_of(options: Mapping[str, Any]) -> InferenceEngine:
+    """Return the engine that the flags of `engine_choice` ask for; raises ConfigError."""
+    load = load_as(options["engine"] or "transformers", options["threads"] or 1)
+    return load(options["dtype"] or "float32", options["device"] or "cpu")
+
+
+def load_as(engine: str, threads: int, room: Room = ROOM, tensor_parallel: int = 1) -> EngineLoader:
+    """Return what runs models with an engine of a name."""
+    if engine == "vllm":
+        return load_vllm(threads, room, tensor_parallel)
+    return load_transformers(threads, room)
+
+
+def load_vllm(threads: int, room: Room = ROOM, tensor_parallel: int = 1) -> EngineLoader:
+    """Return what runs vLLM in a process and an environment of its own."""
+
+    def load(dtype: Dtype, device: str) -> InferenceEngine:
+        from muster.inference.vllm.engine import VllmEngine
+
+        return VllmEngine(
+            dtype, threads=threads, device=device, room=room, tensor_parallel=tensor_parallel
+        )
+
+    return load
+
+
+def load_transformers(threads: int, room: Room = ROOM) -> EngineLoader:
+    """Return what runs any Hugging Face causal language model."""
+
+    def load(dtype: Dtype, device: str) -> InferenceEngine:
+        from muster.inference.transformers_engine import TransformersEngine
+
+        require_device(device)
+        return TransformersEngine(dtype, threads=threads, device=device, room=room)
+
+    return load
+
+
+def require_device(device: str) -> None:
+    """Raise ConfigError when torch cannot compute on a device, as it is named to torch."""
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"torch cannot compute on {device!r}: {str(error).splitlines()[0]}",
+            hint="cpu works everywhere; cuda needs NVIDIA's driver and a torch built for it",
+        ) from error
