@@ -24,8 +24,17 @@ from typing import Any
 from benchmarks.report import machine, print_table, write
 
 from muster.app.devnet.anvil import Anvil
-from muster.app.devnet.rpc_faults import RATE_WORDS, Faults, PublicEndpoint, play
-from muster.app.devnet.rpc_proxy import (
+from muster.chain import (
+    Chain,
+    ChainView,
+    Deployment,
+    Event,
+    follow,
+)
+from muster.client.stake import take_from_faucet
+from muster.deploy import DeployParameters, deploy_contracts
+from muster.lab.endpoints.faults import RATE_WORDS, Faults, PublicEndpoint, play
+from muster.lab.endpoints.proxy import (
     Failure,
     Lie,
     RpcProxy,
@@ -37,15 +46,6 @@ from muster.app.devnet.rpc_proxy import (
     sending,
     without_logs,
 )
-from muster.chain import (
-    Chain,
-    ChainView,
-    Deployment,
-    Event,
-    follow,
-)
-from muster.client.stake import take_from_faucet
-from muster.deploy import DeployParameters, deploy_contracts
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ChainError
 from muster.protocol.ids import RunId
@@ -91,7 +91,7 @@ class Fault:
 
 
 def of(**wrong: Any) -> Fault:
-    """Return a fault of `muster.app.devnet.rpc_faults`."""
+    """Return a fault of `muster.lab.endpoints.faults`."""
     faults = Faults(**{**QUIET, "fee_every_s": NEVER, "reorg_every_s": NEVER, **wrong})
     return Fault(PublicEndpoint(faults, 20), faults)
 

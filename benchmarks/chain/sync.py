@@ -5,7 +5,7 @@
 
  1. A real Anvil gets the contracts, and deposits into the stake vault, as in `index.py`.
  2. The reference reads them all in one go, from Anvil itself.
- 3. A process of its own reads them through `muster.app.devnet.rpc_faults`: ranges of 500 blocks and
+ 3. A process of its own reads them through `muster.lab.endpoints.faults`: ranges of 500 blocks and
     10,000 logs at most, rates refused, answers lost, nodes that lag. It is killed with SIGKILL at
     random moments and started again, and goes on after what it has kept on disk.
  4. Both must have seen the same. Printed is how much was asked for more than once.
@@ -28,8 +28,6 @@ from benchmarks.chain import index
 from benchmarks.report import HERE, machine, print_table, write
 
 from muster.app.devnet.anvil import Anvil
-from muster.app.devnet.rpc_faults import PROFILES, PublicEndpoint
-from muster.app.devnet.rpc_proxy import RpcProxy
 from muster.chain import (
     Chain,
     ChainView,
@@ -37,6 +35,8 @@ from muster.chain import (
     save_deployment,
 )
 from muster.deploy import DeployParameters, deploy_contracts
+from muster.lab.endpoints.faults import PROFILES, PublicEndpoint
+from muster.lab.endpoints.proxy import RpcProxy
 from muster.protocol.errors import ChainError
 
 SEED = 20

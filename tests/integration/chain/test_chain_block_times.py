@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from muster.app.devnet.anvil import Anvil
-from muster.app.devnet.rpc_proxy import RpcProxy
 from muster.chain import Chain, SendPolicy
 from muster.client.stake import take_from_faucet
 from muster.deploy import DeployParameters, deploy_contracts
+from muster.lab.endpoints.proxy import RpcProxy
 from muster.protocol.eip712 import address_of
 from muster.protocol.ids import RunId
 

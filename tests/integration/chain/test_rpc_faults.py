@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from chain_scenario import HONEST, ORCHESTRATOR, OWNER, Scenario, network, play
 
-from muster.app.devnet.rpc_proxy import (
+from muster.chain import Chain, ChainView, EventReader, apply_poll
+from muster.lab.endpoints.proxy import (
     Answering,
     Failure,
     Lagging,
@@ -29,7 +30,6 @@ from muster.app.devnet.rpc_proxy import (
     trickling,
     without_logs,
 )
-from muster.chain import Chain, ChainView, EventReader, apply_poll
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import (
     ChainError,

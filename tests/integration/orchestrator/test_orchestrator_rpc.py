@@ -16,7 +16,8 @@ from orchestrator_network import NODES, OWNER, TRAINER, Network, eventually, ope
 
 from muster.api import Lease
 from muster.app.devnet.anvil import Anvil
-from muster.app.devnet.rpc_proxy import (
+from muster.chain import Chain, ChainView, EventReader, apply_poll
+from muster.lab.endpoints.proxy import (
     RpcProxy,
     breaking_off,
     dropping,
@@ -25,7 +26,6 @@ from muster.app.devnet.rpc_proxy import (
     sending,
     without_logs,
 )
-from muster.chain import Chain, ChainView, EventReader, apply_poll
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ApiError

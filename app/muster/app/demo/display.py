@@ -147,12 +147,3 @@ def show_report(console: Console, folder: Path, facts: DemoFacts, report: dict[s
             ("[green]kept  [/]" if check["passed"] else "[red]BROKEN[/]") + f" {check['name']}"
         )
     console.print(f"\n{folder / 'report.json'}  {folder / 'reward.png'}")
-
-
-def show_faults(console: Console, played: Mapping[str, int]) -> None:
-    """Print what the RPC endpoint did wrong, and how often."""
-    console.print("\nThe chain was reached through an endpoint that did wrong what public ones do:")
-    table = Table("what", "times", box=None)
-    for name, times in sorted(played.items(), key=lambda item: -item[1]):
-        table.add_row(name, str(times))
-    console.print(table)

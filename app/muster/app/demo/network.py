@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from muster.app.demo.keys import PASSWORD, Account, Cast, Member, Role
 from muster.app.demo.processes import Child, Processes
 from muster.app.devnet.anvil import Anvil
-from muster.app.devnet.rpc_faults import Faults, PublicEndpoint, play
-from muster.app.devnet.rpc_proxy import RpcProxy
 from muster.chain import Chain, save_deployment
 from muster.chain.structs import ZERO_ADDRESS
 from muster.client.stake import (
@@ -77,6 +75,28 @@ PARAMETERS = DeployParameters(
 """Windows of seconds, where a real network has days."""
 
 
+class LocalChain(Protocol):
+    """A development chain of this machine; an async context manager."""
+
+    @property
+    def rpc_url(self) -> str:
+        """Where it answers."""
+
+    async def set_balance(self, account: Address, wei: int) -> None:
+        """Give an account the chain's coin, to pay for gas."""
+
+    async def __aenter__(self) -> object:
+        """Start it."""
+
+    async def __aexit__(self, *_: object) -> None:
+        """End it."""
+
+
+def plain_anvil(port: int, log: Path) -> LocalChain:
+    """Return an Anvil on this port."""
+    return Anvil(port=port, log=log)
+
+
 @dataclass(frozen=True, slots=True)
 class NetworkOptions:
     """What a devnet is made of."""
@@ -103,8 +123,10 @@ class NetworkOptions:
     """Training problems."""
     lease_s: int = LEASE_S
     """Seconds until a ticket is late."""
-    rpc_faults: Faults | None = None
-    """What the RPC endpoint does wrong; None for nothing."""
+    make_chain: Callable[[int, Path], LocalChain] = plain_anvil
+    """Makes the chain of a port and the path of its log."""
+    confirmations: int = 0
+    """Blocks that are awaited on top of an event before anybody acts on it."""
     database_url: str = ""
     """The orchestrator's PostgreSQL database; empty for a file of SQLite."""
 
@@ -129,15 +151,7 @@ class Network:
                 **environment,
             },
         )
-        log = self.folder / "logs" / "anvil.log"
-        if options.rpc_faults is None:
-            self._anvil = Anvil(port=options.rpc_port, log=log)
-        else:
-            self._anvil = Anvil(block_time_s=Anvil.STILL_S, log=log)
-        self._proxy: RpcProxy | None = None
-        self._weather: asyncio.Task[None] | None = None
-        self.endpoint: PublicEndpoint | None = None
-        """What the endpoint did wrong, where it does."""
+        self._chain = options.make_chain(options.rpc_port, self.folder / "logs" / "anvil.log")
         self._ports: dict[str, int] = {}
         self._home = self.folder
         """Where what belongs to the present run is."""
@@ -149,13 +163,7 @@ class Network:
         """What each account staked for each run; 0 is the jurors' bench."""
 
     async def __aenter__(self) -> Self:
-        await self._anvil.__aenter__()
-        faults = self.options.rpc_faults
-        if faults is not None:
-            self.endpoint = PublicEndpoint(faults, self.options.seed)
-            self._proxy = RpcProxy(self._anvil.rpc_url, self.endpoint, port=self.options.rpc_port)
-            await self._proxy.__aenter__()
-            self._weather = asyncio.create_task(play(self._proxy, self.endpoint, faults))
+        await self._chain.__aenter__()
         await self.processes.__aenter__()
         return self
 
@@ -166,17 +174,12 @@ class Network:
         traceback: TracebackType | None,
     ) -> None:
         await self.processes.__aexit__(kind, error, traceback)
-        if self._weather is not None:
-            self._weather.cancel()
-            await asyncio.wait([self._weather])
-        if self._proxy is not None:
-            await self._proxy.__aexit__(kind, error, traceback)
-        await self._anvil.__aexit__(kind, error, traceback)
+        await self._chain.__aexit__(kind, error, traceback)
 
     @property
     def rpc(self) -> str:
         """The chain's endpoint."""
-        return self._proxy.url if self._proxy else self._anvil.rpc_url
+        return self._chain.rpc_url
 
     @property
     def orchestrator_url(self) -> str:
@@ -204,7 +207,7 @@ class Network:
     async def start_chain(self) -> None:
         """Deploy the contracts, write keystores, hand out gas and tokens, seat the jurors."""
         for account in self.cast.accounts:
-            await self._anvil.set_balance(account.address, GAS_MONEY)
+            await self._chain.set_balance(account.address, GAS_MONEY)
         deployment = await deploy_contracts(self.rpc, self.cast.owner.key, PARAMETERS)
         save_deployment(self.options.deployments, deployment)
         self._tell()
@@ -253,7 +256,7 @@ class Network:
         async with await self.connect(member.wallet) as chain:
             await take_from_faucet(chain, member.wallet.address, WORKER_STAKE)
             # For bonds, should nobody take or judge what it signs.
-            await self._anvil.set_balance(member.node.address, GAS_MONEY)
+            await self._chain.set_balance(member.node.address, GAS_MONEY)
             await take_from_faucet(chain, member.node.address, PARAMETERS.bond)
             _, bound = await chain.workers.worker_of(member.wallet.address)
             node = _wallet(member.node) if bound == ZERO_ADDRESS else None
@@ -454,10 +457,9 @@ class Network:
         return ["--commit-interval-s", commit_s, "--retry-after-s", retry_s]
 
     def _pace_flags(self) -> list[str]:
-        faults = self.options.rpc_faults
-        deepest = faults.deepest if faults else 0
-        # What is taken back must not have been acted on.
-        return ["--poll-s", str(POLL_S), *(["--confirmations", str(deepest)] if deepest else [])]
+        confirmations = self.options.confirmations
+        awaited = ["--confirmations", str(confirmations)] if confirmations else []
+        return ["--poll-s", str(POLL_S), *awaited]
 
 
 def _wallet(account: Account) -> Wallet:

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from muster.app.demo.display import Progress
     from muster.app.demo.keys import Member
-    from muster.app.demo.network import Network
+    from muster.app.demo.network import LocalChain, Network
     from muster.app.demo.processes import Child
     from muster.app.demo.report import DemoFacts
     from muster.chain import ChainView
@@ -81,8 +81,10 @@ class DemoOptions:
     """Anvil's port, 0 for any free one."""
     keep: bool = False
     """Leave the network up at the end, until interrupted."""
-    rpc_faults: str | None = None
-    """What the chain's endpoint does wrong: one of `rpc_faults.PROFILES`."""
+    make_chain: Callable[[int, Path], LocalChain] | None = None
+    """Makes the chain, see `NetworkOptions`; None for a plain Anvil."""
+    confirmations: int = 0
+    """Blocks that are awaited on top of an event before anybody acts on it."""
 
 
 @click.command()
@@ -103,11 +105,6 @@ class DemoOptions:
 )
 @click.option("--keep", is_flag=True, help="Leave the network up until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--rpc-faults",
-    type=click.Choice(["public"]),
-    help="Put what public RPC endpoints do in front of the chain.",
-)
 @click.option("--port", default=8545, show_default=True, help="Port of the chain's RPC endpoint.")
 @click.option(
     "--recipe",
@@ -174,11 +171,10 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
     """Play the whole story and return the report, which is also written to `report.json`."""
     from rich.console import Console
 
-    from muster.app.demo.display import Progress, show_faults, show_report
+    from muster.app.demo.display import Progress, show_report
     from muster.app.demo.facts import gather_facts
     from muster.app.demo.keys import cast
-    from muster.app.demo.network import Network, NetworkOptions
-    from muster.app.devnet.rpc_faults import PROFILES
+    from muster.app.demo.network import Network, NetworkOptions, plain_anvil
     from muster.settings.network import announced
 
     began = time.monotonic()
@@ -192,7 +188,8 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
         steps=steps,
         seed=options.seed,
         rpc_port=options.port,
-        rpc_faults=PROFILES[options.rpc_faults] if options.rpc_faults else None,
+        make_chain=options.make_chain or plain_anvil,
+        confirmations=options.confirmations,
     )
     names = {member.wallet.address: member.name for member in people.members}
     console = Console(stderr=as_json)
@@ -208,8 +205,6 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
             facts = await gather_facts(network, run_id, steps, began, returned_at)
         report = write_report(options.folder, facts)
         show_report(console, options.folder, facts, report)
-        if network.endpoint is not None:
-            show_faults(console, network.endpoint.played)
         if as_json:
             click.echo(json.dumps(report))
         if options.keep:

@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from muster.app.devnet.rpc_faults import (
+from muster.chain.rpc import is_for_rate, rpc_error
+from muster.lab.endpoints.faults import (
     PROFILES,
     RANGE_WORDS,
     RATE_WORDS,
@@ -17,8 +18,7 @@ from muster.app.devnet.rpc_faults import (
     Faults,
     PublicEndpoint,
 )
-from muster.app.devnet.rpc_proxy import Lie, RpcProxy
-from muster.chain.rpc import is_for_rate, rpc_error
+from muster.lab.endpoints.proxy import Lie, RpcProxy
 
 NONE = Faults(rate=0, lost=0, late=0, lag=0, logless=0, pending=0)
 LOGS = [{"blockNumber": hex(n), "logIndex": "0x0"} for n in range(90, 101)]

@@ -1,4 +1,4 @@
-"""What public RPC endpoints do, played in front of a devnet's chain: `muster demo --rpc-faults`.
+"""What public RPC endpoints do, played in front of a devnet's chain.
 
 Behind one address several nodes answer, some of which lag; requests are refused for their rate,
 batches for their size, ranges of blocks for their length, each in other words; answers are late,
@@ -18,7 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
-from muster.app.devnet.rpc_proxy import (
+from muster.lab.endpoints.proxy import (
     Failure,
     Lagging,
     Lie,
@@ -86,7 +86,7 @@ class Faults:
 
 
 PROFILES = {"public": Faults()}
-"""By the name that `muster demo --rpc-faults` takes."""
+"""By name."""
 
 
 class PublicEndpoint:

@@ -1,0 +1,1 @@
+"""RPC endpoints that do wrong what public ones do, and the demo through one."""
