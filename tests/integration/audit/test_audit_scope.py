@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from chain_recording import record, run_command
 from chain_scenario import (
     CHEATER,
     HONEST,
@@ -27,7 +28,6 @@ from chain_scenario import (
     network,
     play,
 )
-from test_chain_audit import record, run_command
 
 from muster.client.audit.contradictions import Check, Contradiction, Kind, NotRerun
 from muster.client.audit.ledger import Ledger

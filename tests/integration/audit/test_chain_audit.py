@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from chain_recording import Recording, record, run_command
 from chain_scenario import (
     ACCEPT,
     CHALLENGER,
@@ -34,24 +34,19 @@ from chain_scenario import (
     play,
     rejected,
 )
-from click.testing import CliRunner
 
 from muster.chain import (
     ZERO_ADDRESS,
-    Chain,
-    Event,
-    EventReader,
     Offence,
     OutcomeProof,
     save_deployment,
 )
-from muster.client.audit.command import audit
 from muster.client.audit.contradictions import Kind
 from muster.client.audit.disputes import juries
 from muster.client.audit.history import HistorySource, read
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import observe
-from muster.client.audit.report import AuditReport, build_report
+from muster.client.audit.report import AuditReport
 from muster.protocol.eip712 import sign
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
@@ -67,33 +62,6 @@ SLASHES = "nobody lost what it had not signed for"
 async def net() -> AsyncIterator[Scenario]:
     async with network() as opened:
         yield opened
-
-
-@dataclasses.dataclass
-class Recording:
-    """The events of a played network, and what its contracts say."""
-
-    events: list[Event]
-    chain: Chain
-
-    async def report(self, events: list[Event] | None = None) -> AuditReport:
-        return (await self.reports(events))[0]
-
-    async def reports(self, events: list[Event] | None = None) -> tuple[AuditReport, AuditReport]:
-        """Audit everything, and the first run alone."""
-        view = Ledger()
-        for event in self.events if events is None else events:
-            view.apply(event)
-        observed, deployment = await observe(self.chain, view), self.chain.deployment
-        whole = build_report(view, deployment, observed=observed)
-        if (run_id := RunId(1)) not in view.runs:
-            return whole, whole
-        return whole, build_report(view, deployment, observed=observed, run_id=run_id)
-
-
-async def record(net: Scenario) -> Recording:
-    poll = await EventReader(net.of(ORCHESTRATOR)).poll()
-    return Recording(poll.events, net.of(ORCHESTRATOR))
 
 
 def kinds(report: AuditReport) -> set[Kind]:
@@ -658,12 +626,6 @@ async def test_audit_of_a_late_start_does_not_stop(net: Scenario) -> None:
 
 
 # ---------------------------------------------------------------------- command
-
-
-async def run_command(net: Scenario, folder: Path, *flags: str) -> Any:
-    save_deployment(folder, net.deployment)
-    arguments = ["--rpc", net.anvil.rpc_url, "--deployments", str(folder), *flags]
-    return await asyncio.to_thread(CliRunner().invoke, audit, arguments)
 
 
 async def test_command_prints_json_and_exits_0_when_nothing_contradicts(

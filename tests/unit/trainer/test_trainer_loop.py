@@ -3,107 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from trainer_fakes import KEY, FakeAnchor, FakeSink, Feed, make_recipe, no_sleep
+from trainer_fakes import FakeAnchor, FakeSink, make_recipe
+from trainer_world import RUN, World, die, dying, without_time
 
 from muster.inference.transformers_engine import TransformersEngine
 from muster.lifecycle import ComputeThread
-from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ApiError
-from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
-from muster.protocol.recipe import Recipe
-from muster.shardcast import ChunkStore
+from muster.protocol.ids import Hash32, PolicyVersion
 from muster.tasks.toys import make_sort
 from muster.telemetry import KeyValueFormatter
 from muster.trainer.learn.learner import Learner
-from muster.trainer.loop import Parts, Trainer
 from muster.trainer.measure.evaluate import Evaluation, Evaluator
-from muster.trainer.measure.figures import UNREPEATABLE
-from muster.trainer.measure.metrics import MetricsLog, MetricsPoster
+from muster.trainer.measure.metrics import MetricsPoster
 from muster.trainer.publish.policies import BASE, PolicyShelf
-from muster.trainer.publish.publisher import Publisher
-from muster.trainer.recover.checkpoint import Checkpoints, Identity
-from muster.trainer.stream.reader import StreamReader
-from muster.trainer.stream.submissions import FileBuffer
-
-RUN = RunId(1)
-
-
-class Killed(BaseException):
-    """Ends a trainer like kill -9: nothing may catch it."""
-
-
-class World:
-    """What outlives a trainer: the chain, the files, the disk."""
-
-    def __init__(self, folder: Path, model: Path, recipe: Recipe | None = None) -> None:
-        self.folder = folder
-        self.model = model
-        self.recipe = recipe or make_recipe()
-        self.feed = Feed()
-        self.anchor = FakeAnchor()
-        self.sink = FakeSink()
-        self.store = ChunkStore(folder / "store")
-
-    def parts(self, **changes: Any) -> Parts:
-        """Return what a trainer that starts now is made of."""
-        shelf = PolicyShelf(self.folder / "policies")
-        if not shelf.has(BASE):
-            shelf.adopt(self.model)
-        buffer = FileBuffer(self.folder / "files", self.feed.files, self.feed.ledger)
-        values: dict[str, Any] = {
-            "recipe": self.recipe,
-            "stream": StreamReader(
-                self.feed.ledger, buffer, self.recipe, vocab_size=16, sleep=no_sleep
-            ),
-            "learner": Learner(shelf.path(BASE), self.recipe, published=shelf.weights),
-            "shelf": shelf,
-            "checkpoints": Checkpoints(
-                self.folder / "checkpoints", Identity(RUN, self.recipe.hash(), 31337)
-            ),
-            "buffer": buffer,
-            "publisher": Publisher(
-                self.store,
-                self.anchor,
-                run_id=RUN,
-                domain=Domain(31337, Address("0x" + "22" * 20)),
-                key=KEY,
-                sleep=no_sleep,
-            ),
-            "log": MetricsLog(self.folder / "metrics.jsonl"),
-            "poster": MetricsPoster(self.sink),
-            "compute": ComputeThread(),
-        }
-        return Parts(**{**values, **changes})
-
-    async def train(self, steps: int, **changes: Any) -> Parts:
-        """Run one trainer to the end of its steps."""
-        parts = self.parts(**changes)
-        try:
-            async with asyncio.timeout(30):
-                await Trainer(parts, steps=steps).run()
-        finally:
-            parts.compute.close()
-            parts.checkpoints.close()
-        return parts
-
-    def lines(self) -> list[dict[str, Any]]:
-        """Return the metrics written so far."""
-        text = (self.folder / "metrics.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines()]
-
-    def weights(self, version: int) -> torch.Tensor:
-        """Return a published version's weights, flat."""
-        shelf = PolicyShelf(self.folder / "policies")
-        return torch.cat([w.flatten() for w in shelf.weights(PolicyVersion(version)).values()])
 
 
 @pytest.fixture
@@ -258,55 +177,6 @@ async def test_orchestrator_that_takes_no_figures_is_harmless(world: World) -> N
 # ------------------------------------------------------------------ kill -9, and again
 
 
-def _dying(parts: Parts, moment: str, count: int) -> Parts:
-    """Make a part kill the trainer at its `count`-th use, before or after it did its work."""
-    name, when = moment.split(" ")
-    owner, method = {
-        "learn": (parts.learner, "step"),
-        "write": (parts.shelf, "_write"),
-        "stage": (parts.checkpoints, "save"),
-        "complete": (parts.checkpoints, "_finish"),
-        "log": (parts.log, "append"),
-        "publish": (parts.publisher, "_store_chunks"),
-        "anchor": (parts.publisher._anchor, "publish"),
-    }[name]
-    setattr(owner, method, _killing(getattr(owner, method), when, count))
-    return parts
-
-
-def _killing(function: Callable[..., Any], when: str, count: int) -> Callable[..., Any]:
-    uses = 0
-
-    def is_time() -> bool:
-        nonlocal uses
-        uses += 1
-        return uses == count
-
-    if asyncio.iscoroutinefunction(function):
-
-        async def asynchronous(*args: Any) -> Any:
-            dies = is_time()
-            if dies and when == "before":
-                raise Killed
-            result = await function(*args)
-            if dies:
-                raise Killed
-            return result
-
-        return asynchronous
-
-    def synchronous(*args: Any, **options: Any) -> Any:
-        dies = is_time()
-        if dies and when == "before":
-            raise Killed
-        result = function(*args, **options)
-        if dies:
-            raise Killed
-        return result
-
-    return synchronous
-
-
 MOMENTS = [
     f"{part} {when}"
     for part in ("learn", "write", "stage", "complete", "log", "publish", "anchor")
@@ -330,33 +200,13 @@ async def test_killed_trainer_ends_with_the_very_same_policy(
     tmp_path: Path, undisturbed: World, moment: str, count: int
 ) -> None:
     killed = _patient_world(tmp_path, undisturbed.model)
-    parts = _dying(killed.parts(), moment, count)
-    await _die(parts, steps=5)
+    parts = dying(killed.parts(), moment, count)
+    await die(parts, steps=5)
     killed.anchor = FakeAnchor(roots=killed.anchor.roots)
     await killed.train(5)
     assert torch.equal(killed.weights(5), undisturbed.weights(5))
     assert killed.anchor.roots == undisturbed.anchor.roots
-    assert _without_time(killed) == _without_time(undisturbed)
-
-
-async def _die(parts: Parts, *, steps: int) -> None:
-    """Run a trainer until it is killed."""
-    try:
-        await Trainer(parts, steps=steps).run()
-    except BaseExceptionGroup as group:
-        assert group.subgroup(Killed)  # noqa: PT017
-    except Killed:
-        pass
-    else:
-        pytest.fail("the trainer was not killed")
-    finally:
-        # What still computes or writes would not outlive a process.
-        await asyncio.to_thread(parts.compute._executor.shutdown, cancel_futures=True)
-        await asyncio.to_thread(parts.checkpoints.close)
-
-
-def _without_time(world: World) -> list[dict[str, Any]]:
-    return [{k: v for k, v in line.items() if k not in UNREPEATABLE} for line in world.lines()]
+    assert without_time(killed) == without_time(undisturbed)
 
 
 async def test_records_are_trained_on_exactly_once_over_many_deaths(world: World) -> None:
@@ -368,8 +218,8 @@ async def test_records_are_trained_on_exactly_once_over_many_deaths(world: World
         "anchor before",
         "write after",
     ):
-        parts = _dying(disturbed.parts(), moment, 1)
-        await _die(parts, steps=6)
+        parts = dying(disturbed.parts(), moment, 1)
+        await die(parts, steps=6)
     await disturbed.train(6)
     ranges = [(line["stream_from"], line["stream_to"]) for line in disturbed.lines()]
     assert ranges == [(2 * i, 2 * i + 2) for i in range(6)]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from practice import Practice, practice_recipe
-from test_trainer_loop import World
 from trainer_fakes import make_recipe, make_rollouts, with_reward
+from trainer_world import World
 
 from muster.protocol.errors import TrainingCollapsed
 from muster.protocol.ids import PolicyVersion

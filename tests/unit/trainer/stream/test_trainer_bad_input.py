@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from test_trainer_loop import World, _die, _dying, _without_time
 from trainer_fakes import Feed, make_recipe, make_rollouts, with_filters, with_reward
+from trainer_world import World, die, dying, without_time
 
 from muster.protocol.errors import ConfigError, EncodingError, MusterError, StorageError
 from muster.protocol.ids import PolicyVersion
@@ -163,7 +163,7 @@ async def test_full_disk_of_the_metrics_is_named_and_the_step_taken_again(
     monkeypatch.undo()
     await world.train(2)
     assert torch.equal(world.weights(2), clean.weights(2))
-    assert _without_time(world) == _without_time(clean)
+    assert without_time(world) == without_time(clean)
 
 
 async def test_empty_step_makes_a_version_with_the_weights_it_had(
@@ -238,10 +238,10 @@ async def test_killed_trainer_decides_the_same_with_pools_and_refill(
     for world in (undisturbed, killed):
         _feed(world)
     await undisturbed.train(4)
-    await _die(_dying(killed.parts(), moment, 2), steps=4)
+    await die(dying(killed.parts(), moment, 2), steps=4)
     await killed.train(4)
     assert torch.equal(killed.weights(4), undisturbed.weights(4))
-    assert _without_time(killed) == _without_time(undisturbed)
+    assert without_time(killed) == without_time(undisturbed)
     assert sum(killed.lines()[-1]["pools"].values()) == 2
     assert all(line["refill"] == 2 for line in killed.lines())
 
