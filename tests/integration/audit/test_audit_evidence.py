@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import sqlite3
 import zipfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -311,68 +310,6 @@ async def test_the_result_is_on_top_and_fits_a_terminal(judged: Network, tmp_pat
     assert at[0] < checks[0]
     assert [line for line in lines if len(line) > 80] == []
     assert " wei" not in result.stdout.replace("amounts in wei", "")
-
-
-# The orchestrator's database
-
-
-def database_of(network: Network, folder: Path) -> Path:
-    """Return a consistent copy of the orchestrator's database."""
-    (source,) = network.folder.glob("*.sqlite3")
-    with sqlite3.connect(source) as old, sqlite3.connect(folder / "copy.sqlite3") as new:
-        old.backup(new)
-    return folder / "copy.sqlite3"
-
-
-CHANGES = [
-    ("update batches set units = units + 1", "on chain"),
-    ("update submissions set submission = json_set(submission, '$.units', 1)", "not those that"),
-    ("update submissions set submission = '{'", "malformed"),
-    ("update submissions set file_hash = randomblob(32)", "says another"),
-    ("delete from submissions", "the 0 submissions kept"),
-    ("delete from submissions where sequence = 1", "are not those that were committed"),
-    ("delete from submissions where sequence = 1", " was received, and is not here"),
-    ("delete from batches where root = FIRST", "has later things, and not this batch"),
-    ("delete from outcomes where batch_id = 1", "signed the outcomes on chain, and none are kept"),
-    ("update batches set is_judged = 1, root = zeroblob(32) where root = FIRST", "is not on chain"),
-    ("update identity set run_id = 2", "(run, chain, ledger) [(2, "),
-    ("update submissions set units = units + 1", "(worker, step, index, units) are"),
-    ("update submissions set signature = ticket_signature", "who is no node of"),
-    ("update submissions set ticket_signature = signature", "its ticket is signed by"),
-    ("update submissions set ticket = json_set(ticket, '$.index', 99)", "its ticket is for"),
-    ("update outcomes set records = zeroblob(56)", "did not sign the outcomes kept"),
-    ("update outcomes set records = 'text'", "did not sign the outcomes kept"),
-    ("update submissions set signature = 5", "who is no node of"),
-    ("update submissions set file_hash = 'text' where sequence = 1", "says another"),
-]
-
-
-async def test_an_untouched_database_is_a_projection_of_the_chain(
-    judged: Network, tmp_path: Path
-) -> None:
-    database = database_of(judged, tmp_path)
-    result = await audit(judged, "run", "1", "--database", str(database))
-    assert result.exit_code == 0, result.output
-    assert "ok   the database is a projection of the chain" in result.stdout
-    assert "not compared, not on chain: the tables " in result.stdout
-    assert "leases" in result.stdout
-    not_one = await audit(judged, "run", "1", "--database", str(tmp_path / "none"))
-    assert "is not an orchestrator's database" in str(not_one.exception)
-
-
-@pytest.mark.parametrize(("change", "words"), CHANGES)
-async def test_a_tampered_database_is_caught_with_what_is_wrong(
-    judged: Network, tmp_path: Path, change: str, words: str
-) -> None:
-    database = database_of(judged, tmp_path)
-    with sqlite3.connect(database) as opened:
-        first = (await judged.view()).batches[1].root.hex()
-        opened.execute(change.replace("FIRST", f"x'{first}'"))
-    result = await audit(judged, "run", "1", "--database", str(database), "--json")
-    assert result.exit_code == 1
-    found = found_in(result)
-    assert {each["kind"] for each in found} == {"database-altered"}
-    assert any(words in each["detail"] for each in found), found
 
 
 # Wrong verdicts

@@ -165,7 +165,6 @@ def audit(context: click.Context, /, run: int | None, as_json: bool, **options: 
 @click.option("--sample", type=click.IntRange(1), help="Run so many verdicts again.")
 @click.option("--all", "runs_all", is_flag=True, help="Run all verdicts again.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws the sample.")
-@click.option("--database", type=FILE, help="An orchestrator's, held against the chain.")
 @click.option("--orchestrator", metavar="URL", help="Asked for proofs of checking.")
 @click.option(
     "--call-timeout-s",
@@ -239,16 +238,12 @@ async def _report(faults: list[Fault], key: bytes, options: dict[str, Any]) -> l
 def _extra_checks(
     history: History, run_id: RunId, store: EvidenceFolders, options: dict[str, Any]
 ) -> Iterator[Check]:
-    """Yield the checks of what is not on chain: verdicts run again, a database."""
+    """Yield the checks of what is not on chain: validators' statements, verdicts run again."""
     from muster.client.audit.calls import check_statements
 
     yield from check_statements(history, run_id, store, options["call_timeout_s"])
     if options["sample"] or options["runs_all"]:
         yield from _rerun(history, run_id, store, options)
-    if options["database"] is not None:
-        from muster.client.audit.database import check_database
-
-        yield check_database(options["database"], history.ledger, run_id, history.domain)
 
 
 def _rerun(

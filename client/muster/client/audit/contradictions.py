@@ -77,7 +77,6 @@ class Kind(StrEnum):
     SOURCE_DISAGREES = "source-disagrees"
     HISTORY_REWRITTEN = "history-rewritten"
     EVIDENCE_ALTERED = "evidence-altered"
-    DATABASE_ALTERED = "database-altered"
     VERDICT_WRONG = "verdict-wrong"
     LINEAGE = "lineage"
 
@@ -149,7 +148,6 @@ RULES: dict[Kind, str] = {
     Kind.SOURCE_DISAGREES: "every honest source shows the same blocks",
     Kind.HISTORY_REWRITTEN: "a final block stays in the chain",
     Kind.EVIDENCE_ALTERED: "evidence has the hashes that were committed and pinned on chain",
-    Kind.DATABASE_ALTERED: "the orchestrator's database is a projection of the chain",
     Kind.VERDICT_WRONG: "the same checks on the same evidence give the recorded outcome",
     Kind.LINEAGE: "every version's manifest is the one on chain and goes on in the training stream "
     "where the version before it ended",
