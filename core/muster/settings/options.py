@@ -22,7 +22,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 ORCHESTRATOR_HELP = "The run's orchestrator."
 PASSWORD_HELP = "Password; else MUSTER_PASSWORD, else ask."
-CONFIRMATIONS_HELP = "Blocks on top of an event before it is acted on. [default: 0]"
+CONFIRMATIONS_HELP = "Blocks on top before it acts. [default: 0]"
 RELAY_HELP = "Relay to use; repeatable."
 
 

@@ -54,33 +54,33 @@ def room_options(command: F) -> F:
     for option in (
         click.option(
             "--batch-tokens",
-            type=click.IntRange(1, 1 << 24),
+            type=click.IntRange(1),
             metavar="N",
-            help="Most tokens of one step. [default: the engine's]",
+            help="Tokens a step. [default: engine's]",
         ),
         click.option(
             "--max-rows",
-            type=click.IntRange(1, 4096),
+            type=click.IntRange(1),
             metavar="N",
-            help="Most samples at a time. [default: 256]",
+            help="Samples at a time. [default: 256]",
         ),
         click.option(
             "--memory-share",
             type=click.FloatRange(0, 1, min_open=True),
             metavar="PART",
-            help="Of the device's free memory. [default: 0.9 of a GPU's, 0.5 of a CPU's]",
+            help="Of free memory. [0.9, CPU 0.5]",
         ),
         click.option(
             "--context",
-            type=click.IntRange(2, 1 << 24),
+            type=click.IntRange(2),
             metavar="N",
-            help="Tokens of prompt and completion. [default: the recipe's]",
+            help="Longest sample. [default: recipe's]",
         ),
         click.option(
             "--tensor-parallel",
             type=click.IntRange(1, 64),
             metavar="N",
-            help="GPUs of one model; vllm. [default: 1]",
+            help="GPUs of one model. [default: 1]",
         ),
     ):
         command = option(command)
