@@ -74,6 +74,7 @@ COMMANDS = {
     ),
     "run": Lazy("muster.app.groups:run", "Look at runs; create, fund and end your own."),
     "trainer": Lazy("muster.trainer.cli:trainer", "Train the policy and publish it."),
+    "evaluate": Lazy("muster.trainer.cli:evaluate", "Measure a run's versions beside training."),
     "orchestrator": Lazy("muster.orchestrator.cli:orchestrator", "Lease work and record outcomes."),
     "simulate": Lazy("muster.lab.simulator.command:simulate", "Play a network in virtual time."),
     "audit": Lazy(
@@ -87,7 +88,7 @@ SECTIONS = {
         *("join", "init", "doctor", "stake", "worker", "rewards", "unstake", "node", "wallet"),
         "network",
     ],
-    "Look and check": ["run", "explain", "audit", "dispute", "model", "data"],
+    "Look and check": ["run", "explain", "audit", "dispute", "model", "data", "evaluate"],
     "Serve": ["validator", "juror", "relay", "orchestrator", "trainer", "contracts"],
     "Prepare": ["tasks", "calibrate"],
     "Develop": ["demo", "devnet", "shardcast", "completion"],

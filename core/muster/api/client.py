@@ -39,6 +39,7 @@ from muster.api.requests import (
     MAX_FILE_BYTES,
     Body,
     CheckingBody,
+    EvaluationBody,
     FingerprintsBody,
     HardwareBody,
     HeartbeatBody,
@@ -340,6 +341,22 @@ class OrchestratorApi:
     async def post_metrics(self, step: Step | int, metrics: Mapping[str, float]) -> None:
         """Report the figures of a training step or evaluation; the same step's are merged."""
         await self._post("/v1/metrics", MetricsBody(step=step, metrics=dict(metrics)))
+
+    async def post_evaluation(
+        self,
+        run_id: RunId,
+        version: PolicyVersion,
+        manifest_root: Hash32,
+        metrics: Mapping[str, float],
+    ) -> None:
+        """Report the figures of a version on held-out problems, by their names `eval_…`."""
+        body = EvaluationBody(
+            run_id=run_id,
+            policy_version=version,
+            manifest_root=manifest_root,
+            metrics=dict(metrics),
+        )
+        await self._post("/v1/evaluations", body)
 
     def _storage(self, answer: _Answered) -> str:
         """Return where an answer sends us: nowhere that is less private than where it came from."""

@@ -104,6 +104,25 @@ class MetricsBody(Body):
     """Name to number."""
 
 
+class EvaluationBody(Body):
+    """Figures of one policy version on held-out problems."""
+
+    run_id: Count
+    """Run of the policy: a signature for one run is none for another."""
+    policy_version: Count
+    """Version that was evaluated."""
+    manifest_root: HexHash
+    """Its root on chain: which weights were evaluated."""
+    metrics: Annotated[
+        dict[
+            Annotated[str, Field(pattern=r"^eval_[a-z0-9_]{1,59}$")],
+            Annotated[float, Field(allow_inf_nan=False)],
+        ],
+        Field(max_length=64, examples=[{"eval_reward": 0.62, "eval_problems": 256}]),
+    ]
+    """Name to number."""
+
+
 class CheckingBody(Body):
     """A validator's commitment to its fingerprints of one batch."""
 

@@ -32,6 +32,7 @@ from muster.api.answers import (
 from muster.api.requests import (
     Body,
     CheckingBody,
+    EvaluationBody,
     FingerprintsBody,
     HeartbeatBody,
     LeaseBody,
@@ -40,7 +41,9 @@ from muster.api.requests import (
     ReportBody,
 )
 
-Signer = Literal["nobody", "node", "validator", "trainer", "validator, trainer or juror"]
+Signer = Literal[
+    "nobody", "node", "validator", "trainer", "evaluator", "validator, trainer or juror"
+]
 
 PARQUET = "application/vnd.apache.parquet"
 BYTES = "application/octet-stream"
@@ -245,6 +248,14 @@ ROUTES = (
     ),
     Route(
         "POST", "/v1/metrics", "post_metrics", (Answer(204),), signer="trainer", body=MetricsBody
+    ),
+    Route(
+        "POST",
+        "/v1/evaluations",
+        "post_evaluation",
+        (Answer(204),),
+        signer="evaluator",
+        body=EvaluationBody,
     ),
     Route("GET", "/v1/status", "status", (_json(RunStatus),)),
     Route(

@@ -33,6 +33,9 @@ def orchestrator() -> None:
 @click.option("--ready-file", metavar="FILE", help="Receives the URL once it listens.")
 @click.option("--origin", metavar="URL", help="Where the trainer serves policy weights.")
 @click.option("--relay", "relays", metavar="URL", multiple=True, help="A mirror of them.")
+@click.option(
+    "--evaluator", "evaluators", metavar="ADDRESS", multiple=True, help="May report evaluations."
+)
 @click.option("--public-rpc", metavar="URL", multiple=True, help="Told to newcomers; repeatable.")
 @click.option("--public-url", metavar="URL", help="This orchestrator's, told to newcomers.")
 @click.option("--tokenizer", metavar="FILE", help="For samples as text. [default: the relays']")

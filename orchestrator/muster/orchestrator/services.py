@@ -140,7 +140,7 @@ class Services:
 
     def _wire_requests(self) -> None:
         settings, database = self.settings, self.database
-        self.identities = Identities(self.projection)
+        self.identities = Identities(self.projection, evaluators=settings.evaluators)
         self.quotas = Quotas.of(settings)
         self.nonces = NonceStore(database, self.group, clock=self.clock)
         self.heartbeats = Heartbeats(database, clock=self.clock)

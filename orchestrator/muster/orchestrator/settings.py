@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from muster.protocol.ids import Address, to_address
 from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Confirmations, Settings
+
+EvaluatorAddress = Annotated[Address, AfterValidator(to_address)]
+"""An address, written in any case."""
 
 
 class OrchestratorSettings(Settings):
@@ -49,6 +53,8 @@ class OrchestratorSettings(Settings):
     """URL where the trainer serves policy weights."""
     relays: tuple[str, ...] = ()
     """URLs of relays that mirror them."""
+    evaluators: tuple[EvaluatorAddress, ...] = ()
+    """Addresses that may report evaluations besides the run's owner and its trainer."""
     tokenizer: Path | None = None
     """The base model's tokenizer.json, for samples to be read as text; None for that of the
     versions that origin and relays serve."""

@@ -86,6 +86,10 @@ def words_of(name: str, things: Path) -> list[str]:
         "devnet join": ["--run", "1", "--orchestrator", "http://127.0.0.1:9"],
         "doctor": ["--run", "1", "--json"],
         "economics": ["--run", "1", "--documents", str(things)],
+        "evaluate": [
+            *("--run", "1", "--orchestrator", "http://127.0.0.1:9"),
+            *("--eval-set", str(things / "tasks.jsonl"), "--state-dir", "state"),
+        ],
         "explain": ["1:0"],
         "model chat": ["--run", "1", "--relay", "http://127.0.0.1:9", "hello"],
         "model fetch": ["--run", "1", "--out", "out", "--relay", "http://127.0.0.1:9"],

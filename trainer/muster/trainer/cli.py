@@ -24,6 +24,8 @@ from muster.settings.options import (
     chain_options,
     endpoint,
     engine_choice,
+    orchestrator_option,
+    relay_option,
 )
 
 if TYPE_CHECKING:
@@ -293,6 +295,82 @@ def trainer_bench(model: Path, recipe: Path, as_json: bool, **options: Any) -> N
         worker_tokens_per_s=options["worker_tokens_per_s"],
     )
     click.echo(json.dumps(found.figures()) if as_json else found.text())
+
+
+@click.command("evaluate")
+@click.option("--run", type=int, required=True, help="Whose versions.")
+@orchestrator_option
+@chain_options
+@click.option("--eval-set", type=FILE, required=True, help="Task set of held-out problems.")
+@click.option(
+    "--eval-samples",
+    type=click.IntRange(1, 1024),
+    default=1,
+    help="Samples per held-out problem. [default: 1]",
+)
+@click.option(
+    "--every", type=click.IntRange(1), default=1, help="One of so many versions. [default: 1]"
+)
+@click.option("--follow", is_flag=True, help="Stay until the run is over.")
+@click.option("--keystore", type=FILE, help="Signs and reports the figures.")
+@click.option("--password-file", type=FILE, help=PASSWORD_HELP)
+@relay_option
+@click.option(
+    "--state-dir",
+    type=FOLDER,
+    default=Path("evaluator"),
+    help="Policies and figures. [default: evaluator]",
+)
+@engine_choice
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def evaluate(
+    run: int, keystore: Path | None, password_file: Path | None, as_json: bool, **options: Any
+) -> None:
+    """Evaluate a run's versions on held-out problems, on any machine.
+
+    The orchestrator takes what the run's owner, its trainer or a named evaluator signed. Killed, it
+    goes on where it was; two versions are kept.
+
+    \b
+    Example:
+      muster evaluate --run 1 --orchestrator http://host:8600 --eval-set held-out.jsonl \\
+          --follow --keystore evaluator.json
+    """
+    from muster.lifecycle import run_until_stopped
+    from muster.protocol.ids import RunId
+    from muster.telemetry import setup_logging
+    from muster.wallet import open_wallet
+
+    if options["orchestrator"] is None:
+        raise ConfigError("no orchestrator is known for this run", hint="give --orchestrator URL")
+    setup_logging("evaluator")
+    key = None if keystore is None else open_wallet(keystore, password_file).key
+
+    from muster.inference.loading import engine_of
+    from muster.trainer.measure.beside import Wish, evaluate_run
+    from muster.trainer.measure.evaluate import Evaluation
+    from muster.trainer.measure.figures import evaluation_entry
+
+    rpc, deployments = endpoint(options)
+    named = ("orchestrator", "eval_set", "every", "state_dir")
+    wish = Wish(
+        run=RunId(run),
+        rpc=rpc,
+        deployments=deployments,
+        samples=options["eval_samples"],
+        is_following=options["follow"],
+        relays=options["relay"],
+        **{name: options[name] for name in named},
+    )
+
+    def tell(found: Evaluation) -> None:
+        share = found.reward
+        line = f"version {found.policy_version}: reward {share.value:.3f}"
+        line += f" ({share.low:.3f} to {share.high:.3f}), {found.problems} problems"
+        click.echo(json.dumps(evaluation_entry(found)["eval"]) if as_json else line)
+
+    engine = engine_of(options)
+    run_until_stopped(lambda: evaluate_run(wish, engine, key, tell))
 
 
 @click.command("base-model")

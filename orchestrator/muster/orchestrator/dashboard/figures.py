@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from muster.orchestrator.dashboard.training import TrainingMetrics
+from muster.protocol.ids import Address
 from muster.protocol.recipe import Recipe
 
 IDLE_STEPS = 3
@@ -128,20 +130,20 @@ def idle(training: TrainingMetrics) -> Idle | None:
 def panels(training: TrainingMetrics, recipe: Recipe) -> list[Panel]:
     """Return the reward and the small multiples, of what the run has."""
     columns = training.column
-    shown = [_reward(columns), *_multiples(columns)]
+    shown = [_reward(columns, training.evaluators), *_multiples(columns)]
     if recipe.sampling.target_lengths:
         shown.insert(-1, _length(columns))
     return shown
 
 
-def _reward(columns: Columns) -> Panel:
+def _reward(columns: Columns, evaluators: Mapping[int, Address]) -> Panel:
     low, high = columns("eval_reward_low"), columns("eval_reward_high")
     return Panel(
         key="reward",
         title="Reward",
         unit="score",
         meaning="Mean task reward of what each training step consumed; dots are evaluations on "
-        "held-out problems with their 95 % interval.",
+        "held-out problems with their 95 % interval." + _signed_by(evaluators),
         empty=_AFTER_STEP,
         series=[
             Series("step", _points(columns("reward"))),
@@ -150,6 +152,13 @@ def _reward(columns: Columns) -> Panel:
         floor=0.0,
         ceiling=1.0,
     )
+
+
+def _signed_by(evaluators: Mapping[int, Address]) -> str:
+    """Return who signed evaluations, and how many."""
+    signers = Counter(evaluators.values()).most_common()
+    who = ", ".join(f"{address} ({count})" for address, count in signers)
+    return f" Evaluations are signed by {who}." if who else ""
 
 
 def _multiples(columns: Columns) -> list[Panel]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from sqlalchemy import bindparam, func, literal_column, select
 from sqlalchemy.dialects.postgresql import insert
@@ -12,6 +13,10 @@ from muster.orchestrator.db.database import Database
 from muster.orchestrator.db.query import Query, Statement
 from muster.orchestrator.db.tables import metrics
 from muster.orchestrator.intake.files import FileStore
+from muster.protocol.ids import Address
+
+SIGNED_BY = "eval_by"
+"""What the signer of an evaluation is kept as, beside its figures."""
 
 _NEWER = Query(
     select(metrics.c.step, metrics.c.figures, metrics.c.revision)
@@ -31,7 +36,7 @@ _KEEP = Query(
 )
 
 
-def keep_figures(step: int, figures: Mapping[str, float], revision: int) -> Statement:
+def keep_figures(step: int, figures: Mapping[str, float | str], revision: int) -> Statement:
     """Write a step's figures down, in place of earlier ones."""
     return _KEEP(step=step, figures=json.dumps(figures), revision=revision)
 
@@ -54,6 +59,8 @@ class TrainingMetrics:
         self._on_received = on_received
         self._figures: dict[int, dict[str, float]] = {}
         self._revision = -1
+        self.evaluators: dict[int, Address] = {}
+        """Who signed the evaluation of a version."""
         self.reports = 0
         """Reports received since the start: what is made of figures is stale when it changed."""
 
@@ -65,12 +72,17 @@ class TrainingMetrics:
         if rows:
             self._on_received()
 
-    async def report(self, step: int, figures: Mapping[str, float]) -> None:
-        """Keep the figures of a step."""
-        await self._files.keep_metrics(step, dict(figures))
+    async def report(
+        self, step: int, figures: Mapping[str, float], *, signer: Address | None = None
+    ) -> None:
+        """Keep the figures of a step; of an evaluation, also who signed it."""
+        reported: dict[str, float | str] = dict(figures)
+        if signer is not None and "eval_reward" in figures:
+            reported[SIGNED_BY] = signer
+        await self._files.keep_metrics(step, reported)
         async with self._database.transaction() as asked:
             [(revision,)], known = await asked.ask(_NEXT, _OF_STEP(step=step))
-            merged = {**(json.loads(known[0][0]) if known else {}), **figures}
+            merged = {**(json.loads(known[0][0]) if known else {}), **reported}
             await asked.ask(keep_figures(step, merged, revision))
         self._take(step, merged, revision)
         self._on_received()
@@ -88,7 +100,10 @@ class TrainingMetrics:
         series = self.series(name)
         return series[-1][1] if series else None
 
-    def _take(self, step: int, figures: dict[str, float], revision: int) -> None:
+    def _take(self, step: int, kept: Mapping[str, Any], revision: int) -> None:
+        if SIGNED_BY in kept:
+            self.evaluators[step] = Address(kept[SIGNED_BY])
+        figures = {name: value for name, value in kept.items() if name != SIGNED_BY}
         self._figures[step] = figures
         self._revision = max(self._revision, revision)
         self.reports += 1

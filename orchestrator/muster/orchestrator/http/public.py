@@ -11,13 +11,13 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from muster.api.answers import RunDocuments, RunInfo, RunStatus, SignedNetwork
 from muster.api.network import NetworkPage, sign_network
-from muster.api.requests import MetricsBody
+from muster.api.requests import EvaluationBody, MetricsBody
 from muster.orchestrator.dashboard.status import to_json
 from muster.orchestrator.http.errors import refuse
 from muster.orchestrator.http.feed import StatusFeed
 from muster.orchestrator.http.requests import ServicesDep, host_of, require_run, seat_json
 from muster.orchestrator.metrics import REGISTRY
-from muster.protocol.ids import to_hash32
+from muster.protocol.ids import PolicyVersion, to_hash32
 
 router = APIRouter()
 
@@ -115,7 +115,22 @@ async def report(request: Request, services: ServicesDep) -> Response:
     role = services.identities.require_trainer
     headers, body = await seat_json(request, services, role, MetricsBody)
     await services.nonces.keep(headers)
-    await services.training.report(body.step, body.metrics)
+    await services.training.report(body.step, body.metrics, signer=headers.address)
+    return Response(status_code=204)
+
+
+@router.post("/v1/evaluations", status_code=204)
+async def report_evaluation(request: Request, services: ServicesDep) -> Response:
+    """Keep the figures of a version on held-out problems, and who signed them."""
+    role = services.identities.require_evaluator
+    headers, body = await seat_json(request, services, role, EvaluationBody)
+    require_run(services, body.run_id)
+    version = PolicyVersion(body.policy_version)
+    published = services.projection.run.checkpoints.get(version)
+    if published is None or published.manifest_root != body.manifest_root:
+        raise refuse("version_unknown", f"the chain has no version {version} with this root")
+    await services.nonces.keep(headers)
+    await services.training.report(version, body.metrics, signer=headers.address)
     return Response(status_code=204)
 
 

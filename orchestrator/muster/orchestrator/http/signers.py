@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sqlalchemy import bindparam, delete, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
@@ -144,8 +144,10 @@ _HINTS = {
 class Identities:
     """Roles as the chain grants them now."""
 
-    def __init__(self, projection: Projection) -> None:
+    def __init__(self, projection: Projection, *, evaluators: Sequence[Address] = ()) -> None:
+        """`evaluators` may report evaluations besides the run's owner and trainer."""
         self._projection = projection
+        self._evaluators = evaluators
 
     def active_worker(self, node: Address) -> MemberView:
         """Return the worker a node serves; refuses unknown nodes and inactive workers."""
@@ -174,6 +176,16 @@ class Identities:
         """Refuse anyone but the run's trainer."""
         if signer != self._projection.run.config.trainer:
             raise refuse("not_the_trainer", f"{signer} is not the trainer of this run")
+
+    def require_evaluator(self, signer: Address) -> None:
+        """Refuse anyone but the run's owner, its trainer and the evaluators that are named."""
+        run = self._projection.run
+        if signer not in (run.owner, run.config.trainer, *self._evaluators):
+            raise refuse(
+                "not_an_evaluator",
+                f"{signer} is neither the owner of run {run.run_id} nor a named evaluator",
+                "the owner may name it: muster orchestrator run --evaluator ADDRESS",
+            )
 
     def require_reader(self, signer: Address) -> None:
         """Refuse anyone but validators, the trainer and jurors of the run's open cases: workers

@@ -225,7 +225,7 @@ class FileStore:
         """Keep what somebody signed twice."""
         await self._put(f"{_DOUBLES}/{stored.offence}-{stored.owner}-{stored.tag}.json", stored)
 
-    async def keep_metrics(self, step: int, figures: dict[str, float]) -> None:
+    async def keep_metrics(self, step: int, figures: dict[str, float | str]) -> None:
         """Append the figures of one step."""
         with _reporting_disk():
             await self._blobs.append(_METRICS, json.dumps({"step": step, "figures": figures}))
@@ -247,7 +247,7 @@ class FileStore:
         """Yield everything that was signed twice."""
         return self._parse_all(StoredDouble, _DOUBLES)
 
-    def metrics(self) -> Iterator[tuple[int, dict[str, float]]]:
+    def metrics(self) -> Iterator[tuple[int, dict[str, float | str]]]:
         """Yield the trainer's figures in the order reported; stops at a torn last line."""
         for line in self._blobs.lines(_METRICS):
             try:

@@ -157,7 +157,7 @@ async def _restore_outcomes(asked: Asked, files: FileStore, projection: Projecti
 
 
 async def _restore_metrics(asked: Asked, files: FileStore) -> None:
-    merged: dict[int, dict[str, float]] = {}
+    merged: dict[int, dict[str, float | str]] = {}
     for step, figures in files.metrics():
         merged.setdefault(step, {}).update(figures)
     for revision, (step, figures) in enumerate(merged.items()):

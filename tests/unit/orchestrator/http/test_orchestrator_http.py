@@ -15,11 +15,12 @@ from muster.api import RunInfo
 from muster.api.answers import BatchEntry
 from muster.api.requests import MAX_JSON_BYTES
 from muster.api.signing import sign_request
+from muster.orchestrator.dashboard.figures import panels
 from muster.orchestrator.http.errors import CODES
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError
-from muster.protocol.ids import Hash32, RunId
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.tasks import document_root
 
 
@@ -207,6 +208,60 @@ async def test_metrics_come_from_the_trainer_only(bench: Bench) -> None:
         assert caught.value.code == "not_the_trainer"
 
 
+EVALUATOR = keccak(b"a named evaluator")
+
+
+async def _evaluation_refused(bench: Bench, key: bytes, **changes: Any) -> tuple[int, str]:
+    """Return why a version's figures are refused."""
+    root = bench.network.run.checkpoints[PolicyVersion(0)].manifest_root
+    body = {"run_id": RUN, "policy_version": 0, "manifest_root": hex0x(root)}
+    content = json.dumps(body | {"metrics": {"eval_reward": 1.0}} | changes).encode()
+    return code(await request(bench, "POST", "/v1/evaluations", key=key, content=content))
+
+
+async def test_evaluations_come_from_whom_the_owner_trusts(tmp_path: Path) -> None:
+    version = PolicyVersion(0)
+    async with open_bench(tmp_path, evaluators=(address_of(EVALUATOR),)) as bench:
+        root = bench.network.run.checkpoints[version].manifest_root
+        # The trainer owns this run.
+        for value, key in enumerate((bench.network.keys.trainer, EVALUATOR)):
+            async with bench.api(key) as api:
+                await api.post_evaluation(RUN, version, root, {"eval_reward": value / 2})
+        training = bench.services.training
+        assert training.series("eval_reward") == [(0, 0.5)]
+        assert training.evaluators == {0: address_of(EVALUATOR)}
+        assert (
+            f"signed by {address_of(EVALUATOR)} (1)"
+            in panels(training, bench.network.recipe)[0].meaning
+        )
+        stranger = bench.network.keys.validators[0]
+        assert await _evaluation_refused(bench, stranger) == (403, "not_an_evaluator")
+        assert training.series("eval_reward") == [(0, 0.5)]
+    # Who signed outlives the process, and the database.
+    (tmp_path / "orchestrator.sqlite3").unlink()
+    async with open_bench(tmp_path, bench.network, start_s=1) as bench:
+        await bench.services.training.load()
+        assert bench.services.training.evaluators == {0: address_of(EVALUATOR)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"run_id": RUN + 1}, (404, "run_unknown")),
+        ({"policy_version": 7}, (404, "version_unknown")),
+        ({"manifest_root": "0x" + "22" * 32}, (404, "version_unknown")),
+        # This would have workers leased more work.
+        ({"metrics": {"eval_reward": 1.0, "refill": 60.0}}, (400, "malformed_body")),
+        ({"metrics": {"reward": 1.0}}, (400, "malformed_body")),
+    ],
+)
+async def test_evaluation_of_something_else_is_refused(
+    bench: Bench, changes: dict[str, Any], expected: tuple[int, str]
+) -> None:
+    assert await _evaluation_refused(bench, bench.network.keys.trainer, **changes) == expected
+    assert bench.services.training.series("eval_reward") == []
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -268,6 +323,7 @@ async def test_body_is_refused_when_it_takes_too_long(tmp_path: Path) -> None:
         ("/v1/batches/1/fingerprints", (403, "not_a_validator")),
         ("/v1/batches/1/reports", (403, "not_a_validator")),
         ("/v1/metrics", (403, "not_the_trainer")),
+        ("/v1/evaluations", (403, "not_an_evaluator")),
     ],
 )
 @pytest.mark.parametrize("is_signed", [True, False])

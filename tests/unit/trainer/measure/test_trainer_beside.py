@@ -1,0 +1,132 @@
+"""Evaluation beside training: which versions, in which order, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from muster.protocol.errors import ApiError, PolicyUnavailable
+from muster.protocol.ids import Hash32, PolicyVersion
+from muster.trainer.measure.beside import Follower
+from muster.trainer.measure.evaluate import Evaluation, Share
+from muster.trainer.measure.metrics import MetricsLog
+
+
+class World:
+    """A run's versions, relays that hold some of them, and an orchestrator."""
+
+    def __init__(self, folder: Path, newest: int) -> None:
+        self.folder = folder
+        self.reported: list[tuple[int, float]] = []
+        self.lacking: set[int] = set()
+        self.refusal: ApiError | None = None
+        self.run = SimpleNamespace(closed_at=0, latest_version=None, checkpoints={})
+        for version in range(newest + 1):
+            self.publish(version)
+
+    def publish(self, version: int) -> None:
+        root = Hash32(version.to_bytes(32, "big"))
+        self.run.checkpoints[PolicyVersion(version)] = SimpleNamespace(manifest_root=root)
+        self.run.latest_version = version
+
+    def follower(self, *, every: int = 1, last: int = 0) -> Follower:
+        run: Any = self.run
+        return Follower(
+            run=lambda: run,
+            last=last,
+            every=every,
+            fetch=self._fetch,
+            evaluator=self,
+            report=self._report,
+            log=MetricsLog(self.folder / "evaluations.jsonl"),
+        )
+
+    async def _fetch(self, version: PolicyVersion, root: Hash32) -> Path:
+        assert root == version.to_bytes(32, "big")
+        if version in self.lacking:
+            raise PolicyUnavailable(f"no relay has version {version}")
+        return self.folder / str(version)
+
+    async def _report(
+        self, version: PolicyVersion, root: Hash32, figures: Mapping[str, float]
+    ) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        assert (figures["eval_policy_version"], root[-1]) == (version, version)
+        self.reported.append((version, figures["eval_reward"]))
+
+    def evaluate(self, folder: Path, version: PolicyVersion) -> Evaluation:
+        assert folder.name == str(version)
+        share = Share(version / 10, 0.0, 1.0)
+        return Evaluation(version, share, {1: share}, 4, 0, 1, 3.0, 0.0, None)
+
+    @property
+    def versions(self) -> list[int]:
+        return [version for version, _ in self.reported]
+
+
+async def test_versions_are_evaluated_in_order_and_once(tmp_path: Path) -> None:
+    world = World(tmp_path, newest=2)
+    told: list[int] = []
+    follower = replace(world.follower(), tell=lambda found: told.append(found.policy_version))
+    await follower.evaluate_all()
+    assert world.reported == [(0, 0.0), (1, 0.1), (2, 0.2)]
+    assert told == [0, 1, 2]
+    world.publish(3)
+    # Another process, over the same folder.
+    await world.follower().evaluate_all()
+    assert world.versions == [0, 1, 2, 3]
+
+
+async def test_what_was_not_reported_is_evaluated_again(tmp_path: Path) -> None:
+    world = World(tmp_path, newest=0)
+    world.refusal = ApiError("no evaluator", status=403, code="not_an_evaluator")
+    with pytest.raises(ApiError):
+        await world.follower().evaluate_all()
+    world.refusal = None
+    await world.follower().evaluate_all()
+    assert world.versions == [0]
+
+
+async def test_every_so_many_versions_and_the_last_are_evaluated(tmp_path: Path) -> None:
+    world = World(tmp_path, newest=5)
+    await world.follower(every=2, last=7).evaluate_all()
+    assert world.versions == [0, 2, 4]
+    world.publish(6)
+    world.publish(7)
+    follower = world.follower(every=2, last=7)
+    assert follower.is_over
+    await follower.evaluate_all()
+    assert world.versions == [0, 2, 4, 6, 7]
+
+
+async def test_a_closed_run_ends_with_its_newest_version(tmp_path: Path) -> None:
+    world = World(tmp_path, newest=3)
+    world.run.closed_at = 1
+    await world.follower(every=2).evaluate_all()
+    assert world.versions == [0, 2, 3]
+
+
+async def test_a_version_that_relays_dropped_is_passed_over(tmp_path: Path) -> None:
+    world = World(tmp_path, newest=2)
+    world.lacking = {1}
+    follower = world.follower()
+    await follower.evaluate_all()
+    assert world.versions == [0, 2]
+    assert follower.due() is None
+
+
+async def test_the_newest_version_is_waited_for(tmp_path: Path) -> None:
+    world = World(tmp_path, newest=1)
+    world.lacking = {1}
+    follower = world.follower()
+    await follower.evaluate_all()
+    assert (world.versions, follower.due()) == ([0], 1)
+    world.lacking = set()
+    await follower.evaluate_all()
+    assert world.versions == [0, 1]
