@@ -35,8 +35,10 @@ from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.recipe import (
     AdapterRecipe,
     BreakerRecipe,
+    ChatFrame,
     FilterRecipe,
     HardwareRecipe,
+    PromptRecipe,
     ProofRecipe,
     Recipe,
     SamplingRecipe,
@@ -52,6 +54,8 @@ MADE = "*Written by `make docs` from the code; changes here are lost.*"
 RECIPE_PARTS: dict[str, type[BaseModel]] = {
     "": Recipe,
     "[sampling]": SamplingRecipe,
+    "[prompt]": PromptRecipe,
+    "[prompt.frame]": ChatFrame,
     "[proof]": ProofRecipe,
     "[training]": TrainingRecipe,
     "[filters]": FilterRecipe,

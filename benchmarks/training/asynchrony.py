@@ -33,7 +33,7 @@ from muster.protocol.encoding import keccak
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
-from muster.tasks import Graded, Problem, TaskSet, render_prompt, verify
+from muster.tasks import Graded, Problem, TaskSet, verify
 from muster.tasks.toys import split_sort
 from muster.trainer.base_model import build_base_model
 from muster.trainer.config import load_recipe
@@ -67,7 +67,7 @@ def rollouts(
     asked = [(g, i, problem) for g, problem in enumerate(problems) for i in range(each)]
     requests = [
         Request(
-            engine.encode(render_prompt(problem, -1)),
+            engine.encode(problem.prompt),
             int.from_bytes(keccak(f"{name} {g} {i}".encode())[:8], "big"),
             recipe.sampling.temperature,
             recipe.sampling.max_new_tokens,

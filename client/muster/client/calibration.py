@@ -14,8 +14,9 @@ from pydantic import ValidationError
 from muster.inference.limits import detection, submission_size
 from muster.protocol.errors import ConfigError, MusterError
 from muster.protocol.intervals import rate_bound, wilson
+from muster.protocol.prompts import Prompt, render_prompt
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
-from muster.tasks import TaskSet, render_prompt
+from muster.tasks import TaskSet
 from muster.toploc.calibration import Measurement
 
 if TYPE_CHECKING:
@@ -59,11 +60,11 @@ def read_task_set(file: Path) -> TaskSet:
         raise ConfigError(f"{file} is not a task set: {error}") from error
 
 
-def prompts_of(task_set: TaskSet, recipe: Recipe) -> list[str]:
+def prompts_of(task_set: TaskSet, recipe: Recipe) -> list[Prompt]:
     """Return prompts as tickets would render them, target lengths taken in turn."""
     lengths = recipe.sampling.target_lengths or (-1,)
     return [
-        render_prompt(problem, lengths[i % len(lengths)])
+        render_prompt(problem.prompt, lengths[i % len(lengths)], recipe.prompt)
         for i, problem in enumerate(task_set.problems[:MOST_PROMPTS])
     ]
 

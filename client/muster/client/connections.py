@@ -129,7 +129,7 @@ def with_context(settings: NodeT, rules: Rules) -> NodeT:
     """
     if settings.context is not None:
         return settings
-    longest = longest_sample(rules.recipe.sampling, rules.task_set)
+    longest = longest_sample(rules.recipe, rules.task_set)
     return settings.model_copy(update={"context": longest})
 
 

@@ -8,17 +8,19 @@ it, so neither chooses anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from muster.inference import InferenceEngine
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.errors import SignatureError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Submission, Ticket
-from muster.protocol.recipe import SamplingRecipe
+from muster.protocol.prompts import render_prompt, text_of
+from muster.protocol.recipe import Recipe, SamplingRecipe
 from muster.protocol.seeds import problem_indices, sample_seed, target_length, ticket_seed
-from muster.tasks import Problem, TaskSet, render_prompt
+from muster.tasks import Problem, TaskSet
 
 MAX_TICKET_LIFE_S = 24 * 3600
 """A deadline further ahead than this is absurd: a node would be bound to one ticket for days."""
@@ -160,45 +162,45 @@ class Assignment:
 
 
 def derive(
-    ticket: Ticket,
-    sampling: SamplingRecipe,
-    task_set: TaskSet,
-    encode: Callable[[str], tuple[int, ...]],
+    ticket: Ticket, recipe: Recipe, task_set: TaskSet, engine: InferenceEngine
 ) -> Assignment:
-    """Return the assignment of a ticket; `encode` turns a prompt's text into token ids.
+    """Return the assignment of a ticket; prompts are encoded as the loaded policy's tokenizer does.
 
     Raises EncodingError when the task set holds fewer problems than one submission needs.
     """
-    seed, size = _seed_of(ticket), sampling.samples_per_problem
+    seed, size = _seed_of(ticket), recipe.sampling.samples_per_problem
     groups = []
-    for j, (problem, length) in enumerate(_chosen(seed, sampling, task_set)):
+    for j, (problem, length) in enumerate(_chosen(seed, recipe.sampling, task_set)):
+        prompt = render_prompt(problem.prompt, length, recipe.prompt)
         groups.append(
             Group(
                 problem=problem,
                 target_length=length,
-                prompt_tokens=tuple(encode(render_prompt(problem, length))),
+                prompt_tokens=engine.encode(prompt),
                 seeds=tuple(sample_seed(seed, j, i, size) for i in range(size)),
             )
         )
     return Assignment(ticket.policy_version, tuple(groups))
 
 
-def most_prompt_tokens(ticket: Ticket, sampling: SamplingRecipe, task_set: TaskSet) -> int:
+def most_prompt_tokens(ticket: Ticket, recipe: Recipe, task_set: TaskSet) -> int:
     """Return a bound on the tokens of a ticket's longest prompt, whatever the tokenizer: it may
     normalise a character into several, never into so many.
     """
-    chosen = _chosen(_seed_of(ticket), sampling, task_set)
-    longest = max(len(render_prompt(problem, length)) for problem, length in chosen)
+    chosen = _chosen(_seed_of(ticket), recipe.sampling, task_set)
+    prompts = (render_prompt(problem.prompt, length, recipe.prompt) for problem, length in chosen)
+    longest = max(len(text_of(prompt)) for prompt in prompts)
     return _TOKENS_PER_CHARACTER * longest + _SPECIAL_TOKENS
 
 
-def longest_sample(sampling: SamplingRecipe, task_set: TaskSet) -> int:
+def longest_sample(recipe: Recipe, task_set: TaskSet) -> int:
     """Return the tokens that a prompt of the set and its completion come to at most, for tokenizers
     of bytes: they make no more tokens than a text has bytes in UTF-8.
     """
-    length = max(sampling.target_lengths, default=-1)
-    prompts = (len(render_prompt(problem, length).encode()) for problem in task_set)
-    return max(prompts, default=0) + _SPECIAL_TOKENS + sampling.max_new_tokens
+    length = max(recipe.sampling.target_lengths, default=-1)
+    prompts = (render_prompt(problem.prompt, length, recipe.prompt) for problem in task_set)
+    longest = max((len(text_of(prompt).encode()) for prompt in prompts), default=0)
+    return longest + _SPECIAL_TOKENS + recipe.sampling.max_new_tokens
 
 
 def _seed_of(ticket: Ticket) -> Hash32:

@@ -12,10 +12,30 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from muster.inference.engine import InferenceEngine, Request
-from muster.protocol.recipe import ProofRecipe
+from muster.inference.prompts import after_last
+from muster.protocol.prompts import Part, render_reply
+from muster.protocol.recipe import PromptRecipe, ProofRecipe, Recipe
 from muster.protocol.rollouts import Spans
 from muster.tasks import Environment, Problem, Reply, Undecided, dialogue_of
 from muster.tasks.verifier import Question, Turn, ask_all
+
+
+class Reader:
+    """Reads a model's turns, and writes replies to them, by a recipe's `[prompt]`."""
+
+    def __init__(self, engine: InferenceEngine, prompt: PromptRecipe) -> None:
+        self.engine = engine
+        self._prompt = prompt
+        mark = prompt.answer_after
+        self._mark = engine.encode((Part(mark, True),), is_start=False) if mark else ()
+
+    def said(self, turn: Sequence[int]) -> str:
+        """Return what a turn says: the text after its thought, nothing where no thought ends."""
+        return self.engine.decode(after_last(turn, self._mark))
+
+    def reply(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a reply, with what surrounds it."""
+        return self.engine.encode(render_reply(text, self._prompt), is_start=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +51,7 @@ class Following:
 
 
 def what_follows(
-    engine: InferenceEngine, question: Question, turn: Turn, room: int
+    reader: Reader, question: Question, turn: Turn, room: int
 ) -> Following | Undecided:
     """Return what an environment's answer makes of a completion with `room` tokens left.
 
@@ -41,7 +61,7 @@ def what_follows(
         return turn
     if not isinstance(turn, Reply):
         return Following((), turn.answer, is_repeatable=True)
-    tokens = engine.encode(turn.text, is_start=False)
+    tokens = reader.reply(turn.text)
     if not tokens:
         return Undecided("the environment's reply has no tokens")
     if len(tokens) >= room:
@@ -92,11 +112,11 @@ class _Play:
             position=asked.position + len(self.tokens),
         )
 
-    def take(self, engine: InferenceEngine, turn: tuple[int, ...]) -> Question | None:
+    def take(self, reader: Reader, turn: tuple[int, ...]) -> Question | None:
         """Take the model's turn; return what to ask about it, None when it is the last."""
         self.tokens += turn
-        self.said += (engine.decode(turn),)
-        if self.environment is None or turn[-1] not in engine.eos_token_ids:
+        self.said += (reader.said(turn),)
+        if self.environment is None or turn[-1] not in reader.engine.eos_token_ids:
             self.answer = self.said[-1]
             return None
         return Question(self.environment, self.problem, self.said)
@@ -114,7 +134,7 @@ class _Play:
 
 
 def play(
-    engine: InferenceEngine, asked: Sequence[tuple[Problem, Request]], *, proof: ProofRecipe
+    engine: InferenceEngine, asked: Sequence[tuple[Problem, Request]], recipe: Recipe
 ) -> list[Played]:
     """Return the completions in the order asked; raises EngineError.
 
@@ -122,26 +142,26 @@ def play(
     prefill.
     """
     plays = [_Play(problem, r, dialogue_of(problem.task_type)) for problem, r in asked]
-    live = plays
+    reader, live = Reader(engine, recipe.prompt), plays
     while live:
-        live = _play_turn(engine, live, proof)
+        live = _play_turn(reader, live, recipe.proof)
     if replied := [each for each in plays if each.replies]:
-        _prove(engine, replied, proof)
+        _prove(engine, replied, recipe.proof)
     return [Played(p.tokens, p.proofs, p.replies, p.answer or "") for p in plays]
 
 
-def _play_turn(engine: InferenceEngine, live: list[_Play], proof: ProofRecipe) -> list[_Play]:
+def _play_turn(reader: Reader, live: list[_Play], proof: ProofRecipe) -> list[_Play]:
     """Play one turn and what follows it; return the plays that go on."""
-    made = engine.generate([each.next_request() for each in live], proof=proof)
+    made = reader.engine.generate([each.next_request() for each in live], proof=proof)
     asking: list[tuple[_Play, Question]] = []
     for each, completion in zip(live, made, strict=True):
         each.proofs = completion.proofs
-        if question := each.take(engine, completion.tokens):
+        if question := each.take(reader, completion.tokens):
             asking.append((each, question))
     turns = ask_all([question for _, question in asking])
     for (each, question), turn in zip(asking, turns, strict=True):
         room = each.request.max_new_tokens - len(each.tokens)
-        each.go_on(what_follows(engine, question, turn, room))
+        each.go_on(what_follows(reader, question, turn, room))
     return [each for each, _ in asking if each.answer is None]
 
 
@@ -209,12 +229,12 @@ class _Walk:
         done = len(self.said) - 1
         return self.claimed.replies[done] if done < len(self.claimed.replies) else None
 
-    def read_turn(self, engine: InferenceEngine) -> Question | None:
+    def read_turn(self, reader: Reader) -> Question | None:
         """Read the next turn; return what to ask about it, None when it has no EOS."""
-        tokens, eos = self.claimed.tokens, engine.eos_token_ids
+        tokens, eos = self.claimed.tokens, reader.engine.eos_token_ids
         last = next((i for i in range(self.start, len(tokens)) if tokens[i] in eos), None)
         self.end = len(tokens) if last is None else last + 1
-        self.said += (engine.decode(tokens[self.start : self.end]),)
+        self.said += (reader.said(tokens[self.start : self.end]),)
         if last is not None:
             return Question(self.environment, self.claimed.problem, self.said)
         self._finish(self.said[-1], is_end=self.start < self.end == self.limit, is_repeatable=True)
@@ -247,14 +267,15 @@ class _Walk:
 
 
 def follow(
-    engine: InferenceEngine, completions: Sequence[Claimed], limit: int
+    engine: InferenceEngine, completions: Sequence[Claimed], recipe: Recipe
 ) -> list[Followed | Undecided]:
-    """Return what completions of at most `limit` tokens are, by running their environments again.
+    """Return what completions are, by running their environments again.
 
     Total over tokens of the vocabulary. The claimed replies are compared place by place: where two
     honest machines' replies differ in length, nothing after them would stand where it should. What
     has no environment is one turn, whose ending the caller checks.
     """
+    reader, limit = Reader(engine, recipe.prompt), recipe.sampling.max_new_tokens
     walks = {
         i: _Walk(claimed, environment, limit)
         for i, claimed in enumerate(completions)
@@ -262,23 +283,23 @@ def follow(
     }
     live = list(walks.values())
     while live:
-        live = _follow_turn(engine, live)
+        live = _follow_turn(reader, live)
     return [
-        (walks[i].result or Undecided("never followed")) if i in walks else _one_turn(engine, each)
+        (walks[i].result or Undecided("never followed")) if i in walks else _one_turn(reader, each)
         for i, each in enumerate(completions)
     ]
 
 
-def _one_turn(engine: InferenceEngine, claimed: Claimed) -> Followed:
+def _one_turn(reader: Reader, claimed: Claimed) -> Followed:
     fault = Fault("reply", "nobody replies to this task", True) if claimed.replies else None
-    return Followed(engine.decode(claimed.tokens), fault)
+    return Followed(reader.said(claimed.tokens), fault)
 
 
-def _follow_turn(engine: InferenceEngine, live: list[_Walk]) -> list[_Walk]:
+def _follow_turn(reader: Reader, live: list[_Walk]) -> list[_Walk]:
     """Follow one turn; return the walks that go on."""
-    read = [(walk, walk.read_turn(engine)) for walk in live]
+    read = [(walk, walk.read_turn(reader)) for walk in live]
     asking = [(walk, question) for walk, question in read if question is not None]
     turns = ask_all([question for _, question in asking])
     for (walk, question), turn in zip(asking, turns, strict=True):
-        walk.go_on(what_follows(engine, question, turn, walk.limit - walk.end))
+        walk.go_on(what_follows(reader, question, turn, walk.limit - walk.end))
     return [walk for walk, _ in asking if walk.result is None]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from muster.protocol.errors import EngineError, SampleUnfit
 from muster.protocol.ids import Hash32, PolicyVersion
+from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import ChunkResult
 
@@ -180,9 +181,9 @@ class InferenceEngine(Protocol):
         raises EngineError as `generate` does, and SampleUnfit as `examine` does.
         """
 
-    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a prompt; of text within a sequence, without what the tokenizer
-        puts around one, when it is not the start.
+    def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a prompt, see `muster.inference.prompts`; of one within a
+        sequence, without what the tokenizer puts around a text, when it is not the start.
         """
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from muster.inference.limits import fraud_strikes
 from muster.protocol.errors import EngineError
+from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import Recipe
 
 Profile = Literal["quick", "full"]
@@ -129,7 +130,7 @@ class Plan:
 
     recipe: Recipe
     """Sampling, proofs and learning rate."""
-    prompts: Sequence[str] = ()
+    prompts: Sequence[Prompt] = ()
     """Taken in turn; none means prompts that the model makes up."""
     engines: Sequence[str] = ("transformers:float32",)
     """Whose errors must be inside the limits, each against each; cheats use the first."""

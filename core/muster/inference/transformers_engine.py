@@ -43,9 +43,11 @@ from muster.inference.forward import (
 from muster.inference.lean_model import LeanModel
 from muster.inference.lean_rows import LeanRows, lean_model
 from muster.inference.policy_files import LoadedPolicy, fingerprint, load_folder, swap_weights
+from muster.inference.prompts import encode_prompt
 from muster.inference.sampler import Sampler
 from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import PolicyVersion
+from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import build_proofs_many
 
@@ -148,11 +150,9 @@ class TransformersEngine:
             self._version = version
         logger.info("policy loaded", extra={"policy_version": version, "in_place": in_place})
 
-    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a prompt, with what the tokenizer puts around one, or of text
-        within a sequence, without.
-        """
-        return tuple(self._loaded()[0].tokenizer.encode(text, add_special_tokens=is_start))
+    def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a prompt, or of one within a sequence."""
+        return encode_prompt(self._loaded()[0].tokenizer, text, is_start=is_start)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a completion without EOS and special tokens."""

@@ -40,6 +40,14 @@ class Since:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Marks a text that may have several lines."""
+
+
+_LINES = str.maketrans("", "", "\n\t")
+
+
 class DocumentPart(BaseModel):
     """A part of a document: frozen, strict, nothing unknown."""
 
@@ -49,7 +57,11 @@ class DocumentPart(BaseModel):
     def _refuse_control_characters(self) -> Self:
         for name, value in self:
             # Integers have bounds of their own, some of 256 bits.
-            if isinstance(value, str) and (fault := message_fault(value)):
+            if not isinstance(value, str):
+                continue
+            has_lines = any(isinstance(m, Lines) for m in type(self).model_fields[name].metadata)
+            shown = value.translate(_LINES) if has_lines else value
+            if fault := message_fault(shown):
                 raise ValueError(f"{name} {fault}")
         return self
 

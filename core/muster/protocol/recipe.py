@@ -5,11 +5,11 @@ Its Keccak-256 is pinned on chain as `RunRegistry.recipeHash`.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from muster.protocol.documents import Document, DocumentPart
+from muster.protocol.documents import Document, DocumentPart, Lines, Since
 from muster.protocol.objective import ObjectiveRecipe
 
 
@@ -26,6 +26,65 @@ class SamplingRecipe(DocumentPart):
     """Limit of a completion, EOS included; also the unit cap per sample."""
     target_lengths: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Length budgets in tokens from which one is derived per problem; empty for none."""
+
+
+Markup = Annotated[str, Field(max_length=8_192), Lines()]
+"""Text of a run's owner that every prompt holds."""
+
+
+class ChatFrame(DocumentPart):
+    """What a chat template writes around the texts of a prompt, and around a reply."""
+
+    begin: Markup = ""
+    """Before the first text: the system text where there is one, else the problem's."""
+    middle: Markup = ""
+    """Between the system text and the problem's; empty without a system text."""
+    end: Markup = ""
+    """After the problem's text, up to where the model begins."""
+    reply_begin: Markup = ""
+    """Between the end-of-sequence token of a turn and the text that replies to it."""
+    reply_end: Markup = ""
+    """After that text, up to where the model goes on."""
+
+
+class PromptRecipe(DocumentPart):
+    """How a problem's text becomes what the model reads, and where its answer begins."""
+
+    form: Literal["plain", "chat"] = "plain"
+    """The problem's text alone, or a message of a conversation."""
+    system: Markup = ""
+    """Chat: the system text; empty for what the template writes without one."""
+    thinking: Literal["template", "on", "off"] = "template"
+    """Chat: the template's thinking switch; `template` leaves it as it is."""
+    answer_after: Annotated[str, Field(max_length=64)] = ""
+    """Token that ends a thought. Verifiers read what comes after its last occurrence in a turn, and
+    nothing without one; empty for the whole turn."""
+    length_request: Literal["user", "system"] = "user"
+    """Where a length budget is asked for: after the problem's text, or after the system text."""
+    reply_role: Literal["none", "user", "tool"] = "none"
+    """Chat: whose messages the replies of a task's environment are; none where nobody replies."""
+    template_hash: Annotated[str, Field(pattern="^(0x[0-9a-f]{64})?$")] = ""
+    """Chat: Keccak-256 of the template's UTF-8 text. Creating a run fills it in, and refuses a
+    model with another template if it is given."""
+    frame: ChatFrame = ChatFrame()
+    """Chat: what the template writes. Creating a run fills it in: nobody else runs the template."""
+
+    @property
+    def has_system(self) -> bool:
+        """Whether prompts have a system text."""
+        return bool(self.system) or self.length_request == "system"
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> Self:
+        if self.form == "plain":
+            for name in ("system", "thinking", "length_request", "reply_role", "template_hash"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} is for form 'chat'")
+        if self.thinking == "on" and not self.answer_after:
+            raise ValueError("thinking 'on' needs answer_after, the token that ends a thought")
+        if self.thinking == "off" and self.answer_after:
+            raise ValueError("thinking 'off' leaves nothing for answer_after to wait for")
+        return self
 
 
 class ProofRecipe(DocumentPart):
@@ -151,12 +210,14 @@ class Recipe(Document):
     NAME: ClassVar[str] = "recipe"
     MAX_BYTES: ClassVar[int] = 64 * 1024
 
-    schema_version: Annotated[int, Field(ge=1, le=1)] = 1
+    schema_version: Annotated[int, Field(ge=1, le=2)] = 2
     """Version of this document's form."""
     name: Annotated[str, Field(min_length=1, max_length=64)]
     """What people call the run."""
     sampling: SamplingRecipe
     """How rollouts are generated."""
+    prompt: Annotated[PromptRecipe, Since(2)] = PromptRecipe()
+    """What the model reads."""
     proof: ProofRecipe = ProofRecipe()
     """How generation is proven."""
     training: TrainingRecipe
@@ -175,6 +236,12 @@ class Recipe(Document):
     """When slashing pauses because many fail alike."""
     min_software: Annotated[str, Field(pattern=r"^(\d{1,5}(\.\d{1,5}){0,3})?$")] = ""
     """Oldest version of this software that workers and validators may run; empty for any."""
+
+    @model_validator(mode="after")
+    def _only_budgets_are_asked_for(self) -> Self:
+        if self.prompt.length_request == "system" and not self.sampling.target_lengths:
+            raise ValueError("prompt.length_request 'system' needs sampling.target_lengths")
+        return self
 
     @model_validator(mode="after")
     def _max_rl_divides_by_a_positive_mean(self) -> Self:

@@ -6,7 +6,7 @@ chain.
 """
 
 from muster.tasks.document import document_root, root_of_bytes
-from muster.tasks.problem import Problem, render_prompt
+from muster.tasks.problem import Problem
 from muster.tasks.registry import (
     check_task_set,
     dialogue_of,
@@ -33,7 +33,6 @@ __all__ = [
     "dialogue_of",
     "document_root",
     "identities",
-    "render_prompt",
     "require_pinned",
     "root_of_bytes",
     "runs_completions",

@@ -98,13 +98,3 @@ def first_fault(error: ValidationError) -> str:
     problem = error.errors()[0]
     name = ".".join(str(part) for part in problem["loc"])
     return f"{name}: {problem['msg']}"
-
-
-def render_prompt(problem: Problem, target_length: int) -> str:
-    """Return the text that a model is given: workers send it, validators derive it again.
-
-    A target length (in tokens, -1 for none) is asked for at its end, in INTELLECT-2's words.
-    """
-    if target_length < 0:
-        return problem.prompt
-    return f"{problem.prompt}\n\nThink for {target_length} tokens before giving a response."

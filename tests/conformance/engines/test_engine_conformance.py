@@ -25,6 +25,7 @@ from muster.inference.engine import Completion, InferenceEngine, Redraw, Request
 from muster.inference.sampling import gumbel_noise
 from muster.protocol.errors import EngineError, SampleUnfit
 from muster.protocol.ids import Hash32, PolicyVersion
+from muster.protocol.prompts import Part
 from muster.toploc import verify_proofs_many
 from muster.toploc.chunks import to_patterns
 from muster.toploc.projections import SAME, distance, fingerprint, project
@@ -406,3 +407,12 @@ def test_text_round_trips_without_eos(engine: InferenceEngine) -> None:
     text = "sort 3172: "
     assert engine.decode((*engine.encode(text), EOS)) == text
     assert engine.encode(text, is_start=False) == engine.encode(text)
+
+
+def test_a_text_in_a_chat_prompt_writes_no_control_token(engine: InferenceEngine) -> None:
+    tokens = engine.encode((Part("<eos>", True), Part("sort<eos>3", False)), is_start=False)
+    assert tokens[0] == EOS
+    assert EOS not in tokens[1:]
+    assert tokens[1:5] == engine.encode("sort", is_start=False)
+    # What is no chat prompt is read as the tokenizer reads it.
+    assert EOS in engine.encode("sort<eos>3")

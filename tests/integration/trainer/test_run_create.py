@@ -13,10 +13,17 @@ import pytest
 import pytest_asyncio
 from chain_scenario import CHALLENGER, ORCHESTRATOR, OWNER, TOKEN, TRAINER, VALIDATORS
 from journey_stage import Stage, hint, open_stage, undone
+from one_submission import judge, ticket
 from trainer_network import CALIBRATION
+from worlds.chat_world import build_chat_model, make_word_tokenizer
 
+from muster.client.validator.judging import Rules
+from muster.client.worker.generation import build_submission
+from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import MusterError
 from muster.protocol.ids import PolicyVersion, RunId
+from muster.protocol.recipe import Recipe
+from muster.tasks import TaskSet
 from muster.trainer.base_model import LESSONS, WarmStart, build_base_model
 from muster.trainer.config import load_recipe
 
@@ -87,7 +94,7 @@ async def opened(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Desk
 async def desk(opened: Desk) -> AsyncIterator[Desk]:
     async with undone(opened.stage) as fresh:
         yield Desk(fresh, opened.folder)
-    for name in ("documents", "store", "broken"):
+    for name in ("documents", "store", "broken", "chat"):
         shutil.rmtree(opened.folder / name, ignore_errors=True)
 
 
@@ -160,6 +167,58 @@ async def test_a_calibration_of_another_model_or_engine_is_refused(desk: Desk) -
     assert "muster calibrate" in hint(error)
     error = await desk.refusal("--engine", "vllm:float32")
     assert "the run is calibrated for test, not for vllm:float32" in str(error)
+
+
+def chat_run(desk: Desk, *, template: str | None = None) -> dict[str, Any]:
+    """Write a chat model, its calibration and a recipe; return what RUN.toml says of them."""
+    folder, tokenizer = desk.folder / "chat", make_word_tokenizer()
+    if template is not None:
+        tokenizer.chat_template = template or None
+    build_chat_model(folder / "model", tokenizer, seed=2)
+    shape = {"vocab_size": len(tokenizer)}
+    calibration = CALIBRATION.model_copy(
+        update={"model": CALIBRATION.model.model_copy(update=shape)}
+    )
+    (folder / "calibration.json").write_bytes(calibration.to_bytes())
+    text = (ROOT / "configs" / "demo.toml").read_text()
+    prompt = "[prompt]\nform = 'chat'\nsystem = '0=0'\nthinking = 'on'\nanswer_after = '</think>'"
+    (folder / "recipe.toml").write_text(f"{text}\n{prompt}\n")
+    return {
+        "model": str(folder / "model"),
+        "recipe": str(folder / "recipe.toml"),
+        "calibration": str(folder / "calibration.json"),
+    }
+
+
+async def test_a_chat_run_is_created_and_worked_for(desk: Desk) -> None:
+    values = chat_run(desk)
+    result = await desk.stage.run("run", "create", desk.file(**values), "--yes", "--json")
+    assert result.exception is None, result.output
+    pinned = json.loads(result.stdout.splitlines()[-1])["recipe_hash"]
+    recipe = Recipe.from_bytes((desk.folder / "documents" / pinned[2:]).read_bytes())
+    assert recipe.prompt.frame.end == "<|im_end|>\n<|im_start|>assistant\n"
+    problems = TaskSet.open(desk.folder / "tasks.jsonl")
+    rules = Rules(recipe, problems, CALIBRATION)
+    worker, *validators = (TransformersEngine() for _ in range(3))
+    for engine in (worker, *validators):
+        engine.load_policy(Path(values["model"]), PolicyVersion(0))
+    rows = build_submission(ticket(0), recipe, problems, worker)
+    assert [judge(rows, ticket(0), rules, each).finding for each in validators] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("", "has no chat template"),
+        ("{{ strftime_now('%Y') }}", "strftime_now' is undefined"),
+        ("{{ raise_exception }}", "does not write the same every time"),
+    ],
+)
+async def test_a_chat_template_that_no_run_can_rest_on_is_refused(
+    desk: Desk, template: str, said: str
+) -> None:
+    error = await desk.refusal("--sample", "0", **chat_run(desk, template=template))
+    assert said in str(error)
 
 
 async def test_a_submission_that_exceeds_its_file_is_refused(desk: Desk) -> None:

@@ -21,7 +21,6 @@ from muster.client.settings import WorkerSettings
 from muster.client.tickets import longest_sample
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import Recipe
-from muster.tasks import render_prompt
 
 
 def pinning(version: str) -> Recipe:
@@ -90,8 +89,8 @@ def test_only_vllm_on_gpus_spreads_a_model(other: dict[str, str]) -> None:
 
 
 def test_an_engine_makes_room_for_the_longest_sample_of_the_run_unless_told_otherwise() -> None:
-    longest = longest_sample(RECIPE.sampling, TASK_SET)
-    bytes_of = [len(render_prompt(problem, -1).encode()) for problem in TASK_SET]
+    longest = longest_sample(RECIPE, TASK_SET)
+    bytes_of = [len(problem.prompt.encode()) for problem in TASK_SET]
     assert longest == max(bytes_of) + 256 + RECIPE.sampling.max_new_tokens
     assert with_context(settings(), RULES).context == longest
     assert with_context(settings(context=90), RULES).context == 90

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from task_packages import forget, install
 
 from muster.protocol.errors import TaskError
-from muster.tasks import Graded, Problem, TaskSet, render_prompt, verify
+from muster.tasks import Graded, Problem, TaskSet, verify
 from muster.tasks.registry import installed_makers, load_makers, maker_of
 from muster.tasks.toys import make_arithmetic, make_reverse, make_sort, split_sort
 
@@ -109,16 +109,6 @@ def test_held_out_problems_are_disjoint_and_different(seed: int) -> None:
 def test_more_problems_than_inputs_are_refused() -> None:
     with pytest.raises(TaskError, match="only 40 inputs"):
         split_sort(60, 41, 0, digits=2)
-
-
-def test_prompt_is_unchanged_without_a_target_length() -> None:
-    assert render_prompt(problem("3172="), -1) == "3172="
-
-
-def test_prompt_asks_for_the_target_length() -> None:
-    assert render_prompt(problem("Why?"), 2000) == (
-        "Why?\n\nThink for 2000 tokens before giving a response."
-    )
 
 
 def problem(prompt: str) -> Problem:

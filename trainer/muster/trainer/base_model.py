@@ -22,9 +22,9 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from muster.protocol.errors import ConfigError
-from muster.tasks import TaskSet, render_prompt
+from muster.protocol.prompts import request_length
+from muster.tasks import TaskSet
 from muster.tasks.completions import THOUGHT_END
-from muster.tasks.problem import Problem
 from muster.tasks.python_tool import AFTER, BEFORE
 from muster.tasks.toys import FACTORS, product_prompt, sort_prompt, split_products, split_sort
 
@@ -95,13 +95,13 @@ def _demonstrate_sorting(rng: random.Random, right: float) -> Demonstration:
 
 def _demonstrate_thinking(rng: random.Random, right: float) -> Demonstration:
     digits = _digits(rng)
-    problem = Problem(problem_id="-", task_type="-", prompt=sort_prompt(digits))
     thought = "." * rng.randint(0, LONGEST_THOUGHT) + THOUGHT_END
     answer = sort_answer(digits, rng, right)
-    return Demonstration(render_prompt(problem, rng.choice(BUDGETS)), ((thought + answer, True),))
+    prompt = request_length(sort_prompt(digits), rng.choice(BUDGETS))
+    return Demonstration(prompt, ((thought + answer, True),))
 
 
-_REQUEST = render_prompt(Problem(problem_id="-", task_type="-", prompt="-"), 0)[1:].split("0")
+_REQUEST = request_length("-", 0)[1:].split("0")
 """The words around a budget, each of them a token."""
 
 # calculator: have the Python tool multiply and copy what it says; or guess, ask or copy wrongly

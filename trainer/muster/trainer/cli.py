@@ -453,6 +453,7 @@ def tasks_filter(
       muster tasks filter --set tasks.jsonl --model ./model --recipe demo \\
           --passes 8 --keep 0.125:0.5 --out kept.jsonl
     """
+    from muster.inference.framing import pin_prompt
     from muster.inference.loading import engine_of
     from muster.tasks import TaskSet
     from muster.telemetry import progress, setup_logging
@@ -461,7 +462,7 @@ def tasks_filter(
 
     band = Band.parse(options["keep"])
     plan = Sampling(
-        load_recipe(recipe),
+        pin_prompt(load_recipe(recipe), model),
         options["passes"],
         seed=options["seed"],
         batch=options["batch"],

@@ -19,10 +19,10 @@ from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, StorageError, TaskError
 from muster.protocol.ids import Address, Hash32, RunId
-from muster.protocol.recipe import Recipe
+from muster.protocol.recipe import PromptRecipe, Recipe
 from muster.protocol.rollouts import MAX_FILE_BYTES, MAX_ROWS
 from muster.shardcast import ChunkStore, state_hash
-from muster.tasks import TaskSet, identities
+from muster.tasks import TaskSet, dialogue_of, identities
 from muster.tasks.admission import Trial, admit
 from muster.toploc import Calibration
 from muster.toploc.wire import chunk_shapes
@@ -206,7 +206,7 @@ def check_documents(plan: RunPlan) -> Documents:
     """
     task_set = TaskSet.open(plan.task_set)
     task_types = _admitted_task_types(plan, task_set)
-    recipe = pinned_recipe(plan.recipe, task_types)
+    recipe = pinned_recipe(plan.recipe, task_types, plan.model)
     if plan.recipe.sampling.problems_per_submission > len(task_set):
         raise ConfigError(
             f"{plan.task_set} has {len(task_set)} problems, a submission needs "
@@ -232,9 +232,32 @@ def _admitted_task_types(plan: RunPlan, task_set: TaskSet) -> list[str]:
     return sorted(found.task_types)
 
 
-def pinned_recipe(recipe: Recipe, task_types: Iterable[str]) -> Recipe:
-    """Return the recipe as a run over these task types pins it: with who grades them here."""
-    return recipe.model_copy(update={"verifiers": identities(task_types)})
+def pinned_recipe(recipe: Recipe, task_types: Iterable[str], model: Path | None) -> Recipe:
+    """Return the recipe as a run over these task types pins it: with who grades them here, and what
+    the model's chat template writes.
+
+    Raises ConfigError when the prompt does not fit the model or the tasks.
+    """
+    task_types = list(task_types)
+    recipe = recipe.model_copy(update={"verifiers": identities(task_types)})
+    if recipe.prompt == PromptRecipe():
+        return recipe
+    if model is None:
+        raise ConfigError(
+            "the recipe's [prompt] is pinned together with the model's chat template",
+            hint="give the base model as well: --model FOLDER",
+        )
+    talks = [name for name in task_types if dialogue_of(name)]
+    if talks and (recipe.prompt.form, recipe.prompt.reply_role) == ("chat", "none"):
+        raise ConfigError(
+            f"tasks of type {talks[0]!r} have replies, and the recipe says no role for them",
+            hint="set prompt.reply_role to 'user' or 'tool'",
+        )
+    from muster.inference.framing import pin_prompt
+
+    recipe = pin_prompt(recipe, model)
+    # What nobody could read back must not be pinned: it may be too long.
+    return Recipe.from_bytes(recipe.to_bytes())
 
 
 def _calibration(plan: RunPlan) -> Calibration:
@@ -283,7 +306,7 @@ def resolve(
             hint="give the problems as well: --task-set FILE",
         )
     task_types = {problem.task_type for problem in TaskSet.open(task_set_file)}
-    recipe = pinned_recipe(load_recipe(recipe_file), task_types)
+    recipe = pinned_recipe(load_recipe(recipe_file), task_types, settings.model)
     found |= {"recipe": recipe.model_dump(mode="json"), "recipe_hash": hex0x(recipe.hash())}
     return found
 
@@ -335,17 +358,19 @@ def try_model(plan: RunPlan, trial: ModelTrial) -> Evaluation:
 
     Raises EngineError when it does not load, ConfigError when the calibration is of another one.
     """
+    from muster.inference.framing import pin_prompt
     from muster.inference.transformers_engine import TransformersEngine
     from muster.trainer.measure.evaluate import Evaluator
 
     engine = TransformersEngine(threads=trial.threads, device=trial.device)
     engine.load_policy(plan.model, BASE)
     require_calibrated(_calibration(plan), engine, plan.model)
+    recipe = pin_prompt(plan.recipe, plan.model)
     task_set = TaskSet.open(plan.task_set)
     count = min(trial.problems, len(task_set))
     chosen = [task_set[n * len(task_set) // count] for n in range(count)]
     some = TaskSet.of(task_set.name, task_set.version, chosen)
-    evaluator = Evaluator(some, engine, plan.recipe, samples=trial.samples)
+    evaluator = Evaluator(some, engine, recipe, samples=trial.samples)
     return evaluator.evaluate(plan.model, BASE)
 
 

@@ -73,7 +73,11 @@ def calibrate(
 
     from muster.client import calibration as inputs
 
-    rules = inputs.PLAIN_RECIPE if recipe is None else inputs.read_recipe(recipe)
+    rules = inputs.PLAIN_RECIPE
+    if recipe is not None:
+        from muster.inference.framing import pin_prompt
+
+        rules = pin_prompt(inputs.read_recipe(recipe), model)
     prompts = [] if task_set is None else inputs.prompts_of(inputs.read_task_set(task_set), rules)
     cheaper = inputs.parse_others(others)
     from muster.inference.plan import Plan, require_sound

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from muster.client.cli.printing import print_facts, print_json, print_result, pr
 from muster.protocol.errors import ConfigError, MusterError, TaskError
 from muster.protocol.ids import to_hash32
 from muster.protocol.seeds import problem_indices
+from muster.settings.options import RECIPE
 from muster.telemetry import progress, setup_logging
 
 if TYPE_CHECKING:
@@ -84,20 +85,37 @@ def _list_families(as_json: bool) -> None:
 @click.option(
     "--rows", type=click.IntRange(1, 10_000), default=5, help="Most problems. [default: 5]"
 )
+@click.option("--recipe", type=RECIPE, help="Show what a model reads: TOML file or preset.")
+@click.option("--model", type=FOLDER, help="With --recipe: the model that reads it.")
 @json_option
 def tasks_show(
-    task_set: Path, problem_id: str | None, proof: bool, rows: int, as_json: bool
+    task_set: Path,
+    problem_id: str | None,
+    proof: bool,
+    rows: int,
+    recipe: Path | None,
+    model: Path | None,
+    as_json: bool,
 ) -> None:
-    """Show a task set and some of its problems, or one problem whole, with its proof.
+    """Show a task set and some of its problems, or one problem whole, with its proof; or, by
+    a recipe, their prompts as a model reads them.
 
     \b
     Examples:
       muster tasks show tasks.jsonl
       muster tasks show tasks.jsonl sort-digits-3172 --proof --json
+      muster tasks show tasks.jsonl --rows 1 --recipe recipe.toml --model ./model
     """
     from muster.tasks import TaskSet
 
     opened = TaskSet.open(task_set)
+    if recipe is not None or model is not None:
+        if recipe is None or model is None or proof:
+            raise ConfigError("a prompt follows from --recipe and --model, without --proof")
+        first = range(min(rows, len(opened)))
+        chosen = first if problem_id is None else [find(opened, problem_id)]
+        _show_prompts([opened[i] for i in chosen], recipe, model, as_json=as_json)
+        return
     if problem_id is not None:
         _show_problem(opened, problem_id, proof=proof, as_json=as_json)
         return
@@ -111,6 +129,35 @@ def tasks_show(
     print_facts(facts)
     click.echo()
     print_table(("problem", "type", "prompt", "gold"), [row_of(p) for p in some])
+
+
+def _show_prompts(problems: Sequence[Problem], recipe: Path, model: Path, *, as_json: bool) -> None:
+    from muster.client.calibration import read_recipe
+    from muster.inference.framing import pin_prompt, read_tokenizer
+    from muster.inference.prompts import encode_prompt
+    from muster.protocol.prompts import render_prompt, text_of
+
+    rules = pin_prompt(read_recipe(recipe), model)
+    tokenizer, length = read_tokenizer(model), (*rules.sampling.target_lengths, -1)[0]
+    shown = []
+    for problem in problems:
+        prompt = render_prompt(problem.prompt, length, rules.prompt)
+        tokens = encode_prompt(tokenizer, prompt)
+        found = {"problem": problem.problem_id, "text": text_of(prompt), "tokens": tokens}
+        shown.append(found | {"read": tokenizer.convert_ids_to_tokens(tokens)})
+    if as_json:
+        print_json({"prompt": rules.prompt.model_dump(), "problems": shown})
+        return
+    print_facts(
+        {
+            "form": rules.prompt.form,
+            "template": rules.prompt.template_hash,
+            "answer": f"after {rules.prompt.answer_after}" if rules.prompt.answer_after else "",
+        }
+    )
+    for each in shown:
+        click.echo(f"\n{each['problem']}, {len(each['tokens'])} tokens")
+        click.echo("\n".join(f"  {printable(line)}" for line in each["text"].splitlines()))
 
 
 def facts_of(task_set: TaskSet, path: Path) -> dict[str, Any]:

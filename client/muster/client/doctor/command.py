@@ -200,6 +200,7 @@ async def _examine_proof(
     from muster.client.hardware import available_bytes
     from muster.client.requirements import engine_name
     from muster.client.tickets import longest_sample
+    from muster.protocol.recipe import PromptRecipe
     from muster.shardcast import Fetcher
 
     try:
@@ -211,13 +212,15 @@ async def _examine_proof(
             assert run.latest_version is not None
             root = run.checkpoints[run.latest_version].manifest_root
             folder = await fetcher.fetch(run.run_id, run.latest_version, root)
+        if rules.recipe.prompt != PromptRecipe():
+            yield await asyncio.to_thread(examine_prompt, rules, folder)
         needed = memory_needed(folder, asked.dtype)
         fits = examine_fit(needed, asked.device)
         yield fits
         if fits.state is State.FAIL:
             return
         if asked.room.context is None:
-            longest = longest_sample(rules.recipe.sampling, rules.task_set)
+            longest = longest_sample(rules.recipe, rules.task_set)
             asked = replace(asked, room=replace(asked.room, context=longest))
         yield examine_context(folder, asked, needed)
         room = available_bytes() - (needed if asked.device == "cpu" else 0)
@@ -257,6 +260,23 @@ def _examine_requirements(rules: Any, engine: str) -> Iterator[Line]:
         yield Line("machine", "for this run", State.FAIL, "; ".join(lacking), "use another machine")
     else:
         yield Line("machine", "for this run", State.OK, "has what the run asks for")
+
+
+def examine_prompt(rules: Any, folder: Path) -> Line:
+    """Return whether the policy's chat template writes what the recipe pins."""
+    from muster.inference.framing import pin_prompt
+
+    prompt = rules.recipe.prompt
+    try:
+        if prompt.form == "chat" and not prompt.template_hash:
+            raise ConfigError("the recipe pins no chat template", hint="tell the run's owner")
+        pin_prompt(rules.recipe, folder)
+    except MusterError as error:
+        return failed("proof", "prompt", error)
+    template = (
+        f", as template {prompt.template_hash[:10]} writes it" if prompt.template_hash else ""
+    )
+    return Line("proof", "prompt", State.OK, f"{prompt.form}{template}")
 
 
 def _documents(rules: Any) -> str:

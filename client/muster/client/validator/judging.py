@@ -34,7 +34,7 @@ from muster.protocol.checking import block_seed, split_blocks
 from muster.protocol.errors import MusterError, ProofError, SampleUnfit
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict
-from muster.protocol.recipe import Recipe, SamplingRecipe
+from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Bounds, Rollout, count_units
 from muster.tasks import TaskSet, runs_completions
 from muster.toploc import Calibration
@@ -79,7 +79,7 @@ class Judgement:
 def bounds_of(claim: Claim, rules: Rules) -> Bounds:
     """Return what the file of a claim that passed check 1 may hold."""
     assert claim.ticket is not None  # check 1
-    most = most_prompt_tokens(claim.ticket, rules.recipe.sampling, rules.task_set)
+    most = most_prompt_tokens(claim.ticket, rules.recipe, rules.task_set)
     return Bounds.of(rules.recipe, prompt_tokens=most)
 
 
@@ -116,9 +116,11 @@ def examine(
     if finding := check_form(rows, claim.submission, rules.recipe, engine):
         return Judgement(finding, units)
     assert claim.ticket is not None  # check 1
-    assignment = derive(claim.ticket, sampling, rules.task_set, engine.encode)
+    assignment = derive(claim.ticket, rules.recipe, rules.task_set, engine)
     runs_text = any(runs_completions(group.problem.task_type) for group in assignment.groups)
-    completions = partial(_check_completions, rows, claim.submission, assignment, sampling, engine)
+    completions = partial(
+        _check_completions, rows, claim.submission, assignment, rules.recipe, engine
+    )
     finding = check_assignment(rows, assignment)
     if not finding:
         # A completion that is run must be shown to be the policy's first: strangers' programs would
@@ -147,23 +149,23 @@ def _check_completions(
     rows: Sequence[Rollout],
     submission: Submission,
     assignment: Assignment,
-    sampling: SamplingRecipe,
+    recipe: Recipe,
     engine: InferenceEngine,
 ) -> Finding | None:
     """Follow every completion turn by turn, then check replies, grades and endings."""
-    limit = sampling.max_new_tokens
+    limit = recipe.sampling.max_new_tokens
     claimed = [
         Claimed(assignment.groups[row.group].problem, row.completion_tokens, row.replies)
         for row in rows
     ]
-    followed = follow(engine, claimed, limit)
-    finding = check_replies(followed, lambda i: follow(engine, [claimed[i]], limit)[0])
+    followed = follow(engine, claimed, recipe)
+    finding = check_replies(followed, lambda i: follow(engine, [claimed[i]], recipe)[0])
     if finding:
         return finding
     decided = [found for found in followed if isinstance(found, Followed)]  # all of them
     texts, units = [found.answer for found in decided], count_units(rows, limit)
     return check_grades(rows, submission, assignment, texts, units) or check_endings(
-        rows, decided, sampling, engine.eos_token_ids
+        rows, decided, recipe.sampling, engine.eos_token_ids
     )
 
 

@@ -31,7 +31,7 @@ def build_submission(
     when it is this machine that cannot: what would be made up instead would be fraud.
     """
     sampling = recipe.sampling
-    groups = derive(ticket, sampling, task_set, engine.encode).groups
+    groups = derive(ticket, recipe, task_set, engine).groups
     asked = [
         (
             group.problem,
@@ -40,7 +40,7 @@ def build_submission(
         for group in groups
         for seed in group.seeds
     ]
-    made = play(engine, asked, proof=recipe.proof)
+    made = play(engine, asked, recipe)
     places = [(j, i, group) for j, group in enumerate(groups) for i in range(len(group.seeds))]
     return [
         _rollout(ticket, group, (j, i), played)
@@ -73,13 +73,13 @@ def generate_row(
 ) -> Rollout:
     """Return one row of the ticket, sampled as a changed request says; it claims the ticket's."""
     sampling = rules.recipe.sampling
-    groups = derive(ticket, sampling, rules.task_set, engine.encode).groups
+    groups = derive(ticket, rules.recipe, rules.task_set, engine).groups
     j, i = divmod(number, sampling.samples_per_problem)
     group = groups[j]
     request = Request(
         group.prompt_tokens, group.seeds[i], sampling.temperature, sampling.max_new_tokens
     )
-    [played] = play(engine, [(group.problem, change(request))], proof=rules.recipe.proof)
+    [played] = play(engine, [(group.problem, change(request))], rules.recipe)
     return _rollout(ticket, group, (j, i), played)
 
 

@@ -19,6 +19,7 @@ from muster.client.validator.judging import Rules
 from muster.client.validator.replay import Replay, replay_rows
 from muster.inference import InferenceEngine, Request
 from muster.protocol.errors import EngineError, ProofError
+from muster.protocol.prompts import render_prompt
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
 from muster.toploc import Calibration
@@ -41,7 +42,9 @@ def require_sound_policy(rules: Rules, engine: InferenceEngine) -> None:
     EngineError when it fails check 6 or 7 (docs/protocol.md section 7).
     """
     recipe, sampling, tasks = rules.recipe, rules.recipe.sampling, rules.task_set
-    prompt_tokens = tuple(engine.encode(tasks[random.randrange(len(tasks))].prompt))
+    problem = tasks[random.randrange(len(tasks))]
+    prompt = render_prompt(problem.prompt, -1, recipe.prompt)
+    prompt_tokens = tuple(engine.encode(prompt))
     limit = min(recipe.proof.chunk_tokens, sampling.max_new_tokens)
     seeds = [random.getrandbits(64) for _ in range(ITEM_SAMPLES)]
     asked = [Request(prompt_tokens, seed, sampling.temperature, limit) for seed in seeds]

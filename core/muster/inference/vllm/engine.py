@@ -37,6 +37,7 @@ from muster.inference.vllm.process import (
 )
 from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import PolicyVersion
+from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import ProofRecipe
 
 logger = logging.getLogger(__name__)
@@ -195,12 +196,9 @@ class VllmEngine:
                 made += [found[place].proofs for place in range(len(found))]
         return made
 
-    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a prompt, with what the tokenizer puts around one, or of text
-        within a sequence, without.
-        """
-        header = {"kind": "encode", "is_start": is_start}
-        question = Frame(header, text.encode(errors="surrogatepass"))
+    def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a prompt, or of one within a sequence."""
+        question = frames.prompt_frame(text, is_start)
         with self._lock:
             self._facts()
             done = self._retrying(lambda: self._ask(question))

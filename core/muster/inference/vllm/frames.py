@@ -34,6 +34,7 @@ from muster.inference.engine import (
     Share,
 )
 from muster.protocol.ids import Hash32
+from muster.protocol.prompts import Part, Prompt
 from muster.toploc import ChunkResult
 from muster.toploc.projections import VALUES
 
@@ -197,6 +198,30 @@ def unpack(body: bytes, lengths: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 # ------------------------------------------------------------------------------------- generation
+
+
+def prompt_frame(prompt: Prompt, is_start: bool) -> Frame:
+    """Return the question for a prompt's token ids."""
+    # A problem's text may hold what is no UTF-8.
+    texts = [prompt] if isinstance(prompt, str) else [part.text for part in prompt]
+    pieces = [text.encode(errors="surrogatepass") for text in texts]
+    header = {
+        "kind": "encode",
+        "is_start": is_start,
+        "sizes": [len(piece) for piece in pieces],
+        "markup": None if isinstance(prompt, str) else [part.is_markup for part in prompt],
+    }
+    return Frame(header, b"".join(pieces))
+
+
+def prompt_of(frame: Frame) -> Prompt:
+    """Return what `prompt_frame` was made of."""
+    pieces = _split(frame.body, 0, frame.header["sizes"])
+    texts = [piece.decode(errors="surrogatepass") for piece in pieces]
+    markup = frame.header["markup"]
+    if markup is None:
+        return texts[0]
+    return tuple(Part(text, is_markup) for text, is_markup in zip(texts, markup, strict=True))
 
 
 def generate_frame(requests: Sequence[Request], chunk_tokens: int, topk: int) -> Frame:

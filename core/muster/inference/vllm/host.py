@@ -25,6 +25,7 @@ from muster.inference.vllm.frames import (
     completion_frame,
     examined_frame,
     pairs_of,
+    prompt_of,
     requests_of,
     samples_of,
     unpack,
@@ -138,8 +139,8 @@ class Host:
         yield Frame({"kind": "done"})
 
     def _encode(self, question: Frame) -> Iterator[Frame]:
-        text = question.body.decode(errors="surrogatepass")
-        tokens = self._held().encode(text, is_start=question.header["is_start"])
+        prompt = prompt_of(question)
+        tokens = self._held().encode(prompt, is_start=question.header["is_start"])
         yield Frame({"kind": "done", "tokens": tokens})
 
     def _decode(self, question: Frame) -> Iterator[Frame]:

@@ -17,8 +17,10 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from muster.inference.engine import Completion, Examined, Request, Sample
 from muster.inference.policy_files import eos_token_ids, fingerprint
+from muster.inference.prompts import encode_prompt
 from muster.inference.vllm.frames import Facts, Tokens
 from muster.protocol.errors import EngineError
+from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import ProofRecipe
 
 CPU_CACHE_BYTES = 4 << 30
@@ -80,9 +82,9 @@ class HostedPolicy:
             raise RuntimeError("the prefix cache is in use")
         return True
 
-    def encode(self, text: str, *, is_start: bool) -> list[int]:
-        """Return the token ids of a prompt, or of text within a sequence."""
-        return list(self._tokenizer.encode(text, add_special_tokens=is_start))
+    def encode(self, text: Prompt, *, is_start: bool) -> list[int]:
+        """Return the token ids of a prompt, or of one within a sequence."""
+        return list(encode_prompt(self._tokenizer, text, is_start=is_start))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a completion without EOS and special tokens."""

@@ -242,9 +242,10 @@ class HonestMatrix:
         return {ONE_LENGTH: self._stage.task_set, SEVERAL_LENGTHS: ragged}
 
     def _requests(self, name: str, prompts: str) -> list[Request]:
-        stage, sampling = self._stage, self._stage.recipe.sampling
+        stage, recipe = self._stage, self._stage.recipe
+        sampling = recipe.sampling
         ticket = stage.ticket(Random(name))
-        groups = derive(ticket, sampling, self._task_sets[prompts], stage.engine.encode).groups
+        groups = derive(ticket, recipe, self._task_sets[prompts], stage.engine).groups
         return [
             Request(group.prompt_tokens, seed, sampling.temperature, sampling.max_new_tokens)
             for group in groups

@@ -222,7 +222,7 @@ class Stage:
 
     def assignment(self, ticket: Ticket) -> Assignment:
         """Return what a ticket derives."""
-        return derive(ticket, self.recipe.sampling, self.task_set, self.engine.encode)
+        return derive(ticket, self.recipe, self.task_set, self.engine)
 
     def problem(self, name: str) -> Problem:
         """Return a problem by its id."""

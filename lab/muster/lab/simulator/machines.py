@@ -17,6 +17,7 @@ from muster.inference import Completion, Examined, Request, Sample, gumbel_noise
 from muster.inference.examining import Recomputed, examine_whole
 from muster.protocol.errors import PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.prompts import Prompt, text_of
 from muster.protocol.recipe import ProofRecipe
 from muster.protocol.rollouts import ANY, Bounds, Rollout, decode_rollouts
 from muster.toploc import build_proofs, build_proofs_many
@@ -102,10 +103,10 @@ class SimulatedEngine:
         """Return what the policy computes of completions."""
         return [self._recompute(prompt, completion) for prompt, completion in samples]
 
-    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
-        """Return a text's tokens."""
+    def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
+        """Return a prompt's tokens."""
         assert is_start is not None
-        return tuple(ALPHABET.index(character) for character in text)
+        return tuple(ALPHABET.index(character) for character in text_of(text))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return a completion's text."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from worlds.chat_world import build_chat_model, make_word_tokenizer
 
 from muster.app.groups import tasks
 from muster.protocol.errors import ConfigError, TaskError
@@ -59,6 +60,27 @@ def test_show_proves_a_problem(file: Path) -> None:
     assert not proof.proves(TASKS[12].to_bytes(), TASKS.hash())
     assert found["hash"] == "0x" + TASKS[11].content_hash().hex()
     assert "position" in run("show", file, TASKS[11].problem_id, "--proof").stdout
+
+
+def test_show_prints_prompts_as_a_model_reads_them(file: Path, tmp_path: Path) -> None:
+    build_chat_model(tmp_path / "model", make_word_tokenizer())
+    (tmp_path / "recipe.toml").write_text(
+        'name = "chat"\n[sampling]\nproblems_per_submission = 1\nsamples_per_problem = 2\n'
+        "temperature = 1.0\nmax_new_tokens = 8\n[training]\nsubmissions_per_step = 1\n"
+        '[prompt]\nform = "chat"\nthinking = "off"\n'
+    )
+    asked = ("--recipe", tmp_path / "recipe.toml", "--model", tmp_path / "model")
+    found = answer("show", file, TASKS[3].problem_id, *asked)
+    (shown,) = found["problems"]
+    assert shown["text"] == (
+        f"<|im_start|>user\n{TASKS[3].prompt}<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    assert "".join(shown["read"]) == shown["text"]
+    assert found["prompt"]["frame"]["begin"] == "<|im_start|>user\n"
+    printed = run("show", file, "--rows", 2, *asked).stdout
+    assert f"  {TASKS[1].prompt}<|im_end|>" in printed
+    assert isinstance(run("show", file, *asked[:2]).exception, ConfigError)
 
 
 def test_show_refuses_what_is_not_there(file: Path) -> None:

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from worlds.chat_world import build_chat_model, make_word_tokenizer
 from worlds.client_world import CALIBRATION, RULES, HashEngine, make_ticket
 
 from muster.client import hardware
 from muster.client.check_statistics import measure
 from muster.client.doctor import State, machine, network
 from muster.client.doctor.chain import examine_chain, examine_run
-from muster.client.doctor.command import Examination
+from muster.client.doctor.command import Examination, examine_prompt
 from muster.client.doctor.machine import (
     OVERHEAD_BYTES,
     cache_bytes,
@@ -34,9 +35,11 @@ from muster.client.hardware import find_gpu
 from muster.client.validator.replay import Replay
 from muster.client.validator.soundness import prove
 from muster.inference.engine import Room
+from muster.inference.framing import pin_prompt
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.messages import Reason
+from muster.protocol.recipe import PromptRecipe
 from muster.shardcast import Manifest, ManifestFile
 from muster.toploc import ChunkResult
 
@@ -105,6 +108,23 @@ def test_reference_is_float32_on_the_cpu_where_it_fits(
     _, _, how = make_engines(load, dtype, device, room_bytes=room, folder=tmp_path)
     assert made == [(dtype, device), ("float32", "cpu")][:references]
     assert how
+
+
+def test_a_pinned_prompt_is_compared_with_the_policy(tmp_path: Path) -> None:
+    build_chat_model(tmp_path / "model", make_word_tokenizer())
+    asked = RULES.recipe.model_copy(update={"prompt": PromptRecipe(form="chat")})
+    pinned = pin_prompt(asked, tmp_path / "model")
+    line = examine_prompt(replace(RULES, recipe=pinned), tmp_path / "model")
+    begun = pinned.prompt.template_hash[:10]
+    assert (line.state, line.figure) == (State.OK, f"chat, as template {begun} writes it")
+    line = examine_prompt(replace(RULES, recipe=asked), tmp_path / "model")
+    assert (line.state, line.figure) == (State.FAIL, "the recipe pins no chat template")
+    other = make_word_tokenizer()
+    other.chat_template += "\n"
+    other.save_pretrained(tmp_path / "model")
+    line = examine_prompt(replace(RULES, recipe=pinned), tmp_path / "model")
+    assert line.state is State.FAIL
+    assert "the recipe pins 0x" in line.figure
 
 
 def test_memory_follows_from_the_header_and_the_number_format(tmp_path: Path) -> None:

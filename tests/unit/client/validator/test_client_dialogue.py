@@ -362,7 +362,7 @@ def test_only_what_is_played_is_followed_without_fault(tokens: tuple[int, ...]) 
     cuts = [place for place, token in enumerate(tokens[:-1], 1) if token == EOS]
     replies = tuple((cut, min(cut + 3, len(tokens) - 1)) for cut in cuts)
     for claimed in (replies, ()):
-        (walked,) = follow(HashEngine(), [Claimed(PROBLEM, tokens, claimed)], LIMIT)
+        (walked,) = follow(HashEngine(), [Claimed(PROBLEM, tokens, claimed)], RECIPE)
         assert isinstance(walked, Followed)
         if walked.fault is None:
             assert len(claimed) == len(cuts)
@@ -389,13 +389,12 @@ def test_proofs_of_a_dialogue_are_those_of_one_prefill(install: Install) -> None
     played = next(
         one
         for one in (
-            play(engine, [(PROBLEM, replace(request, seed=seed))], proof=ProofRecipe())[0]
-            for seed in range(50)
+            play(engine, [(PROBLEM, replace(request, seed=seed))], RECIPE)[0] for seed in range(50)
         )
         if one.replies
     )
     computed = engine.recompute([(request.prompt_tokens, played.tokens)])[0]
-    assert played.proofs == build_proofs(computed.hidden_TH, chunk_tokens=32, topk=128)
+    assert played.proofs == build_proofs(computed.hidden_TH, chunk_tokens=4, topk=8)
 
 
 def test_an_environment_is_part_of_who_grades() -> None:

@@ -31,6 +31,7 @@ from muster.protocol.eip712 import address_of
 from muster.protocol.errors import EngineError, SampleUnfit
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.messages import Reason, Verdict
+from muster.protocol.prompts import Prompt
 from muster.protocol.rollouts import Bounds, Rollout, encode_rollouts
 
 TICKET = make_ticket()
@@ -82,7 +83,7 @@ class Strained(HashEngine):
         self.machine.strain()
         return super().recompute(samples)
 
-    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
+    def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
         self.machine.strain()
         return super().encode(text, is_start=is_start)
 

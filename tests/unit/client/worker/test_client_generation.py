@@ -34,10 +34,11 @@ from muster.client.worker.generation import build_submission
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.errors import ApiError, ConfigError, EncodingError, EngineError, TaskError
 from muster.protocol.ids import Hash32
+from muster.protocol.prompts import Prompt, text_of
 from muster.protocol.rollouts import count_units
 from muster.tasks import Graded, TaskSet, Undecided, exact_match, identities, registry
 
-ENCODE = HashEngine().encode
+ENGINE = HashEngine()
 
 
 def draw(purpose: int, counter: int) -> int:
@@ -50,23 +51,26 @@ def draw(purpose: int, counter: int) -> int:
 
 
 def test_assignment_is_what_the_protocol_derives() -> None:
-    groups = derive(make_ticket(), RECIPE.sampling, TASK_SET, ENCODE).groups
+    groups = derive(make_ticket(), RECIPE, TASK_SET, ENGINE).groups
     expected = list(dict.fromkeys(draw(0, i) % len(TASK_SET) for i in range(9)))[:2]
     assert [group.problem for group in groups] == [TASK_SET[i] for i in expected]
     assert groups[1].seeds == (draw(2, 2), draw(2, 3))
     assert [group.target_length for group in groups] == [-1, -1]
-    assert groups[0].prompt_tokens == ENCODE(groups[0].problem.prompt)
+    assert groups[0].prompt_tokens == ENGINE.encode(groups[0].problem.prompt)
 
 
 def test_target_lengths_are_derived_and_asked_for() -> None:
     sampling = RECIPE.sampling.model_copy(update={"target_lengths": (5, 7, 9)})
     texts: list[str] = []
 
-    def encode(text: str) -> tuple[int, ...]:
-        texts.append(text)
-        return (1,)
+    class Reading(HashEngine):
+        def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
+            assert is_start
+            texts.append(text_of(text))
+            return (1,)
 
-    groups = derive(make_ticket(), sampling, TASK_SET, encode).groups
+    recipe = RECIPE.model_copy(update={"sampling": sampling})
+    groups = derive(make_ticket(), recipe, TASK_SET, Reading()).groups
     lengths = [(5, 7, 9)[draw(1, j) % 3] for j in range(2)]
     assert [group.target_length for group in groups] == lengths
     assert all(f"{n} tokens" in text for n, text in zip(lengths, texts, strict=True))
@@ -75,7 +79,7 @@ def test_target_lengths_are_derived_and_asked_for() -> None:
 @pytest.mark.parametrize("change", [{"index": 1}, {"step": 5}, {"beacon": keccak(b"x")}])
 def test_other_tickets_derive_something_else(change: dict[str, object]) -> None:
     one, other = (
-        derive(ticket, RECIPE.sampling, TASK_SET, ENCODE)
+        derive(ticket, RECIPE, TASK_SET, ENGINE)
         for ticket in (make_ticket(), make_ticket(**change))
     )
     assert one.groups[0].seeds != other.groups[0].seeds
@@ -84,7 +88,7 @@ def test_other_tickets_derive_something_else(change: dict[str, object]) -> None:
 def test_task_set_with_too_few_problems_derives_nothing() -> None:
     small = TaskSet.of("small", "1", TASK_SET.problems[:1])
     with pytest.raises(EncodingError):
-        derive(make_ticket(), RECIPE.sampling, small, ENCODE)
+        derive(make_ticket(), RECIPE, small, ENGINE)
 
 
 # The rollouts

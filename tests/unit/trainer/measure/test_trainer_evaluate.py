@@ -17,6 +17,7 @@ from trainer_fakes import make_recipe
 
 from muster.inference import Completion, Request
 from muster.protocol.ids import PolicyVersion
+from muster.protocol.prompts import Prompt, text_of
 from muster.protocol.recipe import ProofRecipe, Recipe
 from muster.tasks import Problem, TaskSet
 from muster.trainer.measure.evaluate import (
@@ -93,8 +94,8 @@ class ScriptedEngine:
         self.asked = list(requests)
         return [Completion(self.script[i % len(self.script)], []) for i in range(len(requests))]
 
-    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:  # noqa: ARG002
-        return tuple(text.encode())
+    def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:  # noqa: ARG002
+        return tuple(text_of(text).encode())
 
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(str(token) for token in tokens if token != EOS)

@@ -20,6 +20,7 @@ from trainer_fakes import make_recipe
 from muster.inference import Completion, Request
 from muster.protocol.errors import ConfigError, EngineError, StorageError
 from muster.protocol.ids import PolicyVersion
+from muster.protocol.prompts import Prompt, text_of
 from muster.protocol.recipe import ProofRecipe
 from muster.tasks import Problem, TaskSet
 from muster.tasks.toys import make_sort
@@ -51,8 +52,8 @@ class SkilledEngine:
     def load_policy(self, _folder: Path, _version: PolicyVersion) -> None:
         self.loads += 1
 
-    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:  # noqa: ARG002
-        return tuple(text.encode())
+    def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:  # noqa: ARG002
+        return tuple(text_of(text).encode())
 
     def decode(self, tokens: Sequence[int]) -> str:
         return bytes(tokens).decode()

@@ -13,8 +13,9 @@ from muster.inference import InferenceEngine, Request
 from muster.inference.dialogue import Played, play
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import PolicyVersion
+from muster.protocol.prompts import render_prompt
 from muster.protocol.recipe import Recipe
-from muster.tasks import Graded, Problem, TaskSet, Undecided, render_prompt, verify_all
+from muster.tasks import Graded, Problem, TaskSet, Undecided, verify_all
 
 logger = logging.getLogger(__name__)
 
@@ -133,14 +134,15 @@ def play_and_grade(
     sampling = recipe.sampling
     asked = []
     for index, problem in problems:
-        prompt = engine.encode(render_prompt(problem, target_of(recipe, index)))
+        given = render_prompt(problem.prompt, target_of(recipe, index), recipe.prompt)
+        prompt = engine.encode(given)
         for sample in range(samples):
             seed = keccak(seed_name(index, sample, problem).encode())[:8]
             request = Request(
                 prompt, int.from_bytes(seed, "big"), sampling.temperature, sampling.max_new_tokens
             )
             asked.append((problem, request))
-    made = play(engine, asked, proof=recipe.proof)
+    made = play(engine, asked, recipe)
     answers = [(p, one.answer) for (p, _), one in zip(asked, made, strict=True)]
     grades = iter(verify_all([(p, answer) for p, answer in answers if isinstance(answer, str)]))
     graded = [

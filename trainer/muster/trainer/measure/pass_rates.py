@@ -31,7 +31,7 @@ from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.errors import ConfigError, EncodingError, StorageError
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord
-from muster.protocol.recipe import Recipe
+from muster.protocol.recipe import PromptRecipe, Recipe
 from muster.protocol.rollouts import decode_rollouts
 from muster.shardcast import state_hash
 from muster.tasks import Graded, Problem, TaskSet, identities
@@ -110,6 +110,7 @@ def describe(task_set: TaskSet, model: Path, plan: Sampling) -> dict[str, Any]:
     """Return all that decides a record besides the problem: the first line of a file of records."""
     sampling = plan.recipe.sampling
     verifiers = identities(problem.task_type for problem in task_set)
+    prompt = plan.recipe.prompt
     return {
         "schema_version": SCHEMA_VERSION,
         "task_set_hash": hex0x(task_set.hash()),
@@ -122,6 +123,7 @@ def describe(task_set: TaskSet, model: Path, plan: Sampling) -> dict[str, Any]:
         "batch": plan.batch,
         "dtype": plan.dtype,
         "verifiers": [verifier.model_dump() for verifier in verifiers],
+        **({} if prompt == PromptRecipe() else {"prompt": prompt.model_dump()}),
     }
 
 

@@ -1,0 +1,66 @@
+"""Prompts: what a model reads of a problem, and of what is replied to it.
+
+Workers, validators, calibration and evaluation call these functions with the pinned recipe, so that
+they come to the same text. A chat prompt is a frame around texts, and the frame is pinned in the
+recipe: nobody runs a stranger's template, and no text changes what surrounds it. What finds the
+frame is `muster.tasks.chat_template`, what makes token ids of a prompt `muster.inference.prompts`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from muster.protocol.recipe import PromptRecipe
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a chat prompt; nothing stands between two of them."""
+
+    text: str
+    """The piece."""
+    is_markup: bool
+    """Whether it is the frame's. Control tokens are recognised nowhere else."""
+
+
+Prompt = str | tuple[Part, ...]
+"""What a model is given: a text as the tokenizer reads it, or the pieces of a chat prompt."""
+
+
+def render_prompt(text: str, target_length: int, prompt: PromptRecipe) -> Prompt:
+    """Return what a model is given for a problem's text, by a recipe's `[prompt]`.
+
+    A target length is in tokens, -1 for none.
+    """
+    if prompt.form == "plain":
+        return request_length(text, target_length)
+    frame, system = prompt.frame, prompt.system
+    if prompt.length_request == "system":
+        system = request_length(system, target_length)
+    else:
+        text = request_length(text, target_length)
+    asked = (Part(text, False), Part(frame.end, True))
+    if not prompt.has_system:
+        return (Part(frame.begin, True), *asked)
+    return (Part(frame.begin, True), Part(system, False), Part(frame.middle, True), *asked)
+
+
+def render_reply(text: str, prompt: PromptRecipe) -> Prompt:
+    """Return what follows the end of a model's turn when `text` is replied."""
+    if prompt.form == "plain":
+        return text
+    frame = prompt.frame
+    return (Part(frame.reply_begin, True), Part(text, False), Part(frame.reply_end, True))
+
+
+def request_length(text: str, target_length: int) -> str:
+    """Return a text that asks for a length at its end, in INTELLECT-2's words; -1 asks for none."""
+    if target_length < 0:
+        return text
+    request = f"Think for {target_length} tokens before giving a response."
+    return f"{text}\n\n{request}" if text else request
+
+
+def text_of(prompt: Prompt) -> str:
+    """Return a prompt as one text."""
+    return prompt if isinstance(prompt, str) else "".join(part.text for part in prompt)
