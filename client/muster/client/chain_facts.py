@@ -24,7 +24,6 @@ class OutcomePlace(NamedTuple):
     """Where a submission is."""
 
     batch_id: int
-    """Its batch."""
     position: int
     """Its place there."""
 

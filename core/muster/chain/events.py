@@ -38,7 +38,6 @@ class Event:
     block_number: int
     """The block's height."""
     block_hash: Hash32
-    """The block's hash."""
     block_timestamp: int
     """The block's time, Unix seconds."""
     log_index: int
@@ -52,7 +51,6 @@ class Receipt:
     """A transaction that was mined and succeeded."""
 
     tx_hash: str
-    """Its hash."""
     block_number: int
     """The block it is in."""
     gas_used: int

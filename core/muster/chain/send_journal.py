@@ -60,7 +60,6 @@ class Inclusion:
     block_number: int
     """Its block's height."""
     block_hash: str
-    """Its block's hash."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -448,7 +448,6 @@ class SlashView:
     """What was taken, with what followed later."""
     tx_hash: str
     block_number: int
-    """The block."""
     stake_before: tuple[int, int]
     """Active and unbonding stake just before, in wei."""
     taken: tuple[int, int]
@@ -487,7 +486,6 @@ class PaymentView:
     """How much."""
     tx_hash: str
     block_number: int
-    """The block."""
     timestamp: int
     """Its time."""
 

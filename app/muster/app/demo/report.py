@@ -55,7 +55,6 @@ class DemoFacts:
     cast: Cast
     """Who took part."""
     run_id: RunId
-    """The run."""
     view: ChainView
     """The chain, rebuilt from its events."""
     steps: int
@@ -79,7 +78,6 @@ class DemoFacts:
     rpc: str
     """The chain's endpoint."""
     chain_id: int
-    """Its id."""
     deployments: str
     """The deployment file."""
 

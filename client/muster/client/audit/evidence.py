@@ -75,7 +75,6 @@ class KeptOutcomes(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", arbitrary_types_allowed=True)
 
     batch_id: int
-    """The batch."""
     root: HexHash
     """The root it was committed with: a local chain that starts over uses its number again."""
     validator: AccountAddress

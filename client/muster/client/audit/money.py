@@ -104,9 +104,7 @@ class Tally:
     """Slots, units and wei."""
 
     slots: int = 0
-    """Slots."""
     units: int = 0
-    """Units."""
     wei: int = 0
     """Token wei."""
 

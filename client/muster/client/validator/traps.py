@@ -51,7 +51,6 @@ class Found:
     """A planned slot with an outcome."""
 
     batch_id: int
-    """Its batch."""
     position: int
     """Its place there."""
     record: OutcomeRecord

@@ -55,7 +55,6 @@ class NetworkHealth:
     head: int | None
     """Block up to which the chain is read."""
     chain_time: int
-    """The chain's time."""
     read_ago_s: float | None
     """Seconds since the chain's endpoint answered."""
     chain_error: str | None
