@@ -160,6 +160,13 @@ def _text(text: str, kind: str = "plain") -> Answer:
     return Answer(200, None, f"text/{kind}", text)
 
 
+def _word_on_a_batch(what: str, client: str, body: type[Body]) -> Route:
+    """Return the route that takes in what a validator says of a batch."""
+    path = f"/v1/batches/{{batch_id}}/{what}"
+    taken = _json(OutcomesTaken, 202)
+    return Route("POST", path, client, (taken,), signer="validator", body=body)
+
+
 ROUTES = (
     Route("GET", "/v1/runs/{run_id}", "run_info", (_json(RunInfo),)),
     Route(
@@ -198,40 +205,12 @@ ROUTES = (
     Route("GET", "/v1/submissions/{file_hash}", "submission_state", (_json(SubmissionState),)),
     Route("GET", "/v1/batches", "called", (_json(CommittedBatches),), signer="validator"),
     Route("GET", "/v1/batches/{batch_id}", "batch", (_json(BatchContents),)),
-    Route(
-        "POST",
-        "/v1/batches/{batch_id}/outcomes",
-        "post_outcomes",
-        (_json(OutcomesTaken, 202),),
-        signer="validator",
-        body=OutcomesBody,
-    ),
+    _word_on_a_batch("outcomes", "post_outcomes", OutcomesBody),
     Route("GET", "/v1/checking", "watched", (_json(WatchedValidators),)),
     Route("GET", "/v1/batches/{batch_id}/checking", "checking", (_json(BatchChecking),)),
-    Route(
-        "POST",
-        "/v1/batches/{batch_id}/checking",
-        "post_checking",
-        (_json(OutcomesTaken, 202),),
-        signer="validator",
-        body=CheckingBody,
-    ),
-    Route(
-        "POST",
-        "/v1/batches/{batch_id}/fingerprints",
-        "post_fingerprints",
-        (_json(OutcomesTaken, 202),),
-        signer="validator",
-        body=FingerprintsBody,
-    ),
-    Route(
-        "POST",
-        "/v1/batches/{batch_id}/reports",
-        "post_check_report",
-        (_json(OutcomesTaken, 202),),
-        signer="validator",
-        body=ReportBody,
-    ),
+    _word_on_a_batch("checking", "post_checking", CheckingBody),
+    _word_on_a_batch("fingerprints", "post_fingerprints", FingerprintsBody),
+    _word_on_a_batch("reports", "post_check_report", ReportBody),
     Route(
         "GET",
         "/v1/files/{file_hash}",
