@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := adapter asynchrony audit blobs calibration dashboard delta diloco export forgers gas history hostile index inference orchestrator redteam resume rpc-faults shardcast simulator size sync tasks toploc trainer worker
+BENCHES := adapter asynchrony audit blobs calibration dashboard data delta diloco export forgers gas history hostile index inference orchestrator redteam resume rpc-faults shardcast simulator size sync tasks toploc trainer worker
 
 .PHONY: setup vllm lock check fmt test test-vllm test-all audit coverage-contracts mutate-contracts mutate demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
 
@@ -191,6 +191,10 @@ bench-diloco: setup
 # 103 M parameters; ARGS='--shapes mid q06' takes Qwen3-0.6B's shape too, and 9 GB.
 bench-export: setup
 	$(BIN)/python -m benchmarks.training.export $(ARGS)
+
+# A million made-up rows as a data set, exported and checked; 5 GB of disk, some ten minutes.
+bench-data: setup
+	$(BIN)/python -m benchmarks.training.data_set $(ARGS)
 
 bench-delta: setup
 	$(BIN)/python -m benchmarks.training.delta

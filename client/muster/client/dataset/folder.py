@@ -39,7 +39,7 @@ MAX_EXPORT_BYTES = 256 << 20
 """A larger `export.json` is refused."""
 PART_ROWS = 65_536
 """Rows after which a part ends."""
-PART_BYTES = 256 << 20
+PART_BYTES = 128 << 20
 """Bytes of rows in memory after which a part ends."""
 GROUP_ROWS, GROUP_BYTES = 4096, 64 << 20
 """Rows, or their bytes, that are written as one row group."""

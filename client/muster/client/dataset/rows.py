@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from muster.chain import RunView
@@ -70,6 +72,44 @@ class Accepted:
     """Root of the manifest of the policy that generated it."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenLists:
+    """Lists of tokens, one after the other in one array: no object per token."""
+
+    flat: npt.NDArray[np.int32]
+    """Tokens of all rows."""
+    ends: npt.NDArray[np.int64]
+    """Where rows end in it, after a 0."""
+
+    @classmethod
+    def of(cls, column: pa.ChunkedArray) -> TokenLists:
+        """Return the rows of a column of lists."""
+        chunk = column.combine_chunks()
+        # Not the arrays' own methods: those import pandas.
+        offsets = np.from_dlpack(chunk.offsets).astype(np.int64)
+        return cls(np.from_dlpack(chunk.flatten()).astype(np.int32), offsets - offsets[0])
+
+    def row(self, number: int) -> npt.NDArray[np.int32]:
+        """Return a row."""
+        return self.flat[self.ends[number] : self.ends[number + 1]]
+
+    def rows(self) -> list[list[int]]:
+        """Return all rows as lists."""
+        tokens = self.flat.tolist()
+        return [tokens[a:b] for a, b in pairwise(self.ends.tolist())]
+
+    def without(self, tokens: npt.NDArray[np.int32]) -> TokenLists:
+        """Return the rows without some tokens."""
+        keeps = ~np.isin(self.flat, tokens)
+        return TokenLists(self.flat[keeps], np.concatenate([[0], np.cumsum(keeps)])[self.ends])
+
+    def after(self, starts: Sequence[int]) -> TokenLists:
+        """Return each row from a place in it on."""
+        rows = [self.row(n)[start:] for n, start in enumerate(starts)]
+        ends = np.cumsum([0, *map(len, rows)])
+        return TokenLists(np.concatenate([self.flat[:0], *rows]), ends)
+
+
 class Texts:
     """Turns tokens into text as the run's engines do; knows which tokens end a completion."""
 
@@ -94,24 +134,25 @@ class Texts:
         generation = None
         if (folder / "generation_config.json").is_file():
             generation = GenerationConfig.from_pretrained(folder)
-        self._eos = eos_token_ids(config.get_text_config(), generation, tokenizer)
+        eos = eos_token_ids(config.get_text_config(), generation, tokenizer)
+        self._eos = np.array(sorted(eos), np.int32)
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._tokenizer = tokenizer
 
-    def ends(self, token: int) -> bool:
-        """Tell whether a token ends a completion."""
-        return token in self._eos
+    def ends(self, lists: TokenLists) -> list[bool]:
+        """Tell which rows close with a token that ends a completion."""
+        found: list[bool] = np.isin(lists.flat[lists.ends[1:] - 1], self._eos).tolist()
+        return found
 
-    def prompts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+    def prompts(self, lists: TokenLists) -> list[str]:
         """Return prompts as the model reads them, special tokens included."""
-        return self._decode(rows, skips_special=False)
+        return self._decode(lists.rows(), skips_special=False)
 
-    def completions(self, rows: Sequence[Sequence[int]]) -> list[str]:
+    def completions(self, lists: TokenLists) -> list[str]:
         """Return completions without EOS and special tokens, as verifiers read them."""
-        kept = [[token for token in row if token not in self._eos] for row in rows]
-        return self._decode(kept, skips_special=True)
+        return self._decode(lists.without(self._eos).rows(), skips_special=True)
 
-    def _decode(self, rows: Sequence[Sequence[int]], *, skips_special: bool) -> list[str]:
+    def _decode(self, rows: list[list[int]], *, skips_special: bool) -> list[str]:
         if self._fast is not None:
             texts: list[str] = self._fast.decode_batch(rows, skip_special_tokens=skips_special)
             return texts
@@ -147,28 +188,28 @@ class RowMaker:
         if len(table) != record.rollouts:
             raise EncodingError(f"file has {len(table)} rows, its record says {record.rollouts}")
         problems = [self._problem(name) for name in table["problem_id"].to_pylist()]
-        prompts = table["prompt_tokens"].to_pylist()
-        completions = table["completion_tokens"].to_pylist()
-        replies = self._replies(table)
+        prompts = TokenLists.of(table["prompt_tokens"])
+        completions = TokenLists.of(table["completion_tokens"])
+        texts, answers = self._texts.completions(completions), None
+        replies: list[list[int]] = [[]] * len(table)
+        if "replies" in table.column_names:
+            replies = table["replies"].to_pylist()
+            starts = [places[-1] if places else 0 for places in replies]
+            answers = self._texts.completions(completions.after(starts))
         count = len(table)
         columns: dict[str, Any] = {
-            "problem_id": [problem.problem_id for problem in problems],
+            "problem_id": table["problem_id"],
             "source": [problem.source for problem in problems],
             "task_type": [problem.task_type for problem in problems],
             "problem": [problem.prompt for problem in problems],
             "prompt": self._texts.prompts(prompts),
-            "completion": self._texts.completions(completions),
-            "answer": self._texts.completions(
-                [
-                    tokens[places[-1] :] if places else tokens
-                    for tokens, places in zip(completions, replies, strict=True)
-                ]
-            ),
+            "completion": texts,
+            "answer": answers or texts,
             "reward": table["task_reward"],
             "target_length": table["target_length"],
-            "is_finished": [self._texts.ends(tokens[-1]) for tokens in completions],
-            "prompt_tokens": prompts,
-            "completion_tokens": completions,
+            "is_finished": self._texts.ends(completions),
+            "prompt_tokens": table["prompt_tokens"].cast(_TOKENS),
+            "completion_tokens": table["completion_tokens"].cast(_TOKENS),
             "replies": replies,
             "verifier": [self._verifiers.get(problem.task_type, "") for problem in problems],
             "worker": [accepted.worker] * count,
@@ -187,13 +228,6 @@ class RowMaker:
         if place is None:
             raise EncodingError(f"the run's task set has no problem {problem_id!r}")
         return self._task_set[place]
-
-    @staticmethod
-    def _replies(table: pa.Table) -> list[list[int]]:
-        if "replies" not in table.column_names:
-            return [[]] * len(table)
-        places: list[list[int]] = table["replies"].to_pylist()
-        return places
 
 
 def policy_roots(run: RunView) -> dict[int, Hash32]:

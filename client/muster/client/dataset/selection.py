@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from muster.client.dataset.rows import TokenLists
 from muster.protocol.errors import ConfigError
 
 GRAM = 13
@@ -193,7 +194,7 @@ class Selection:
     def _plain_faults(self, rows: pa.Table) -> list[str | None]:
         """Return why each row is left out by its own figures alone, or None."""
         settings = self._settings
-        lengths = _lengths(rows["completion_tokens"])
+        lengths = np.diff(TokenLists.of(rows["completion_tokens"]).ends)
         reasons: list[str | None] = [None] * len(rows)
         faults: dict[str, npt.NDArray[np.bool_]] = {
             "reward": np.asarray(rows["reward"].to_pylist()) < settings.reward_at_least,
@@ -222,21 +223,14 @@ class Selection:
         return self._held_out.has(rows["completion"][row].as_py())
 
 
-def _lengths(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    import pyarrow.compute as pc
-
-    return np.asarray(pc.list_value_length(column).to_pylist(), np.int64)
-
-
 def _keys(rows: pa.Table) -> list[int]:
     """Return what is the same of two rows that say the same: problem and tokens, in 64 bits.
 
     Of a million rows two different ones are taken for the same with a chance below 1e-7.
     """
-    found = []
-    for name, tokens in zip(rows["problem_id"], rows["completion_tokens"], strict=True):
-        ids = np.asarray(tokens.values, np.int32)
-        text = hashlib.blake2b(name.as_py().encode(), digest_size=8)
-        text.update(ids.tobytes())
+    tokens, found = TokenLists.of(rows["completion_tokens"]), []
+    for row, name in enumerate(rows["problem_id"].to_pylist()):
+        text = hashlib.blake2b(name.encode(), digest_size=8)
+        text.update(tokens.row(row).tobytes())
         found.append(int.from_bytes(text.digest(), "big"))
     return found
