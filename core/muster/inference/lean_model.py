@@ -5,8 +5,9 @@ families whose layers are known this computes the same with a few calls per laye
 the transformers model itself, which stays whole and usable. `muster.inference.lean_rows` compares
 it with the model's own forward pass before anything is decoded.
 
-Owns how weights lie in memory. Axes: N tokens, H hidden units, A query and key heads, K key heads,
-E head size.
+Owns how weights lie in memory, and the largest activations: what is done to every token by itself
+is done for some tokens at a time. Axes: N tokens, H hidden units, A query and key heads, K key
+heads, E head size, D kinds of layers.
 """
 
 from __future__ import annotations
@@ -18,10 +19,25 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from muster.inference.products import linear
+
 FAMILIES = frozenset(
-    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+    {
+        "Gemma2ForCausalLM",
+        "Gemma3ForCausalLM",
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+    }
 )
 """Model classes of transformers whose layers are computed here."""
+
+BLOCK_ROWS = 1 << 10
+"""Tokens of a pass through a layer, but for its attention, on a CPU."""
+
+DEVICE_BLOCK_ROWS = 1 << 14
+"""The same on an accelerator."""
 
 _ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose angles do not depend on the length of what is computed."""
@@ -33,16 +49,18 @@ returns what attention yields, [N, heads * E]."""
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """What positions multiply queries and keys by, for N tokens."""
+    """What positions multiply queries and keys by, for N tokens, in each kind of layer."""
 
-    cos_N1E: torch.Tensor
+    cos_DN1E: tuple[torch.Tensor, ...]
     """Cosines, the same for all heads."""
-    sin_N1E: torch.Tensor
+    sin_DN1E: tuple[torch.Tensor, ...]
     """Sines, those of the first half negated: for entries that swapped halves."""
 
-    def at(self, places: torch.Tensor) -> Rotary:
+    def at(self, places: torch.Tensor | slice) -> Rotary:
         """Return those of some positions."""
-        return Rotary(self.cos_N1E[places], self.sin_N1E[places])
+        return Rotary(
+            tuple(cos[places] for cos in self.cos_DN1E), tuple(sin[places] for sin in self.sin_DN1E)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +71,46 @@ class _Linear:
     bias: torch.Tensor | None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        if x.dtype == torch.float32:
+            return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
 class _Norm:
+    """Root-mean-square norm with transformers' order of roundings."""
+
     weight: torch.Tensor
     eps: float
+    is_offset: bool
+    """Whether weights count from one, as Gemma's do, which is rounded last."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Root-mean-square norm with transformers' order of roundings."""
-        if x.dtype == torch.float32:
+        if x.dtype == torch.float32 and not self.is_offset:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        normal = F.rms_norm(x.float(), self.weight.shape, None, self.eps)
-        return self.weight * normal.to(x.dtype)
+        return self.with_weight(x, self.weight)
+
+    def with_weight(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Return the norm of the last axis, with other weights."""
+        normal = F.rms_norm(x.float(), x.shape[-1:], None, self.eps)
+        if self.is_offset:
+            return (normal * (1.0 + weight.float())).to(x.dtype)
+        return weight * normal.to(x.dtype)
 
 
 @dataclass(slots=True)
 class _Layer:
+    kind: int
     before_attention: _Norm
     qkv: _Linear
     heads: tuple[_Norm, _Norm] | None
     output: _Linear
+    after_attention: _Norm | None
     before_mlp: _Norm
     gate: _Linear
     up: _Linear
     down: _Linear
+    after_mlp: _Norm | None
     activation: Any
     head_norm_AE: torch.Tensor | None = None
 
@@ -91,19 +123,35 @@ class LeanModel:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._config = model.config
+        self._config = config = model.config
+        self._attention: str = config._attn_implementation
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         attention = model.model.layers[0].self_attn
-        self.layers: int = model.config.num_hidden_layers
-        self.key_heads: int = model.config.num_key_value_heads
-        self.query_heads: int = model.config.num_attention_heads
+        self.layers: int = config.num_hidden_layers
+        self.key_heads: int = config.num_key_value_heads
+        self.query_heads: int = config.num_attention_heads
         self.head_size: int = attention.head_dim
         self.scale: float = attention.scaling
-        self._layers = [_lay_out(layer) for layer in model.model.layers]
+        self.cap: float | None = getattr(config, "attn_logit_softcapping", None)
+        """What the scores of attention are capped to."""
+        self._head_cap: float | None = getattr(config, "final_logit_softcapping", None)
+        kinds = _kinds(config)
+        self._kinds = sorted(set(kinds))
+        self.windows: list[int | None] = [
+            config.sliding_window if kind == "sliding_attention" else None for kind in kinds
+        ]
+        """Positions that each layer's queries see, their own included; None for all."""
+        self._layers = [
+            _lay_out(layer, self._kinds.index(kind))
+            for layer, kind in zip(model.model.layers, kinds, strict=True)
+        ]
         self._norm = _norm_of(model.model.norm)
         self._head = _by_columns(model.get_output_embeddings())
-        self._embedding: torch.Tensor = model.get_input_embeddings().weight
+        embedding = model.get_input_embeddings()
+        self._embedding: torch.Tensor = embedding.weight
+        self._embedding_scale: torch.Tensor | None = getattr(embedding, "embed_scale", None)
+        self._block_rows = BLOCK_ROWS if self.device.type == "cpu" else DEVICE_BLOCK_ROWS
         self._hooks = self._count_hooks()
 
     def is_intact(self) -> bool:
@@ -114,7 +162,7 @@ class LeanModel:
         """
         return (
             self._config.num_hidden_layers == self.layers
-            and self._config._attn_implementation == "sdpa"
+            and self._config._attn_implementation == self._attention
             and "forward" not in vars(self._model)
             and self._count_hooks() == self._hooks
         )
@@ -124,6 +172,12 @@ class LeanModel:
         """Memory of one token's keys and values."""
         return 2 * self.layers * self.key_heads * self.head_size * self.dtype.itemsize
 
+    @property
+    def pass_bytes_per_token(self) -> int:
+        """Memory of one token's hidden state, queries, keys and values in a layer."""
+        values = self._embedding.shape[1] + self.head_size * (self.query_heads + 2 * self.key_heads)
+        return values * self.dtype.itemsize
+
     def begin(self, length: int) -> Rotary:
         """Take the present weights, and return the rotary factors of `length` positions."""
         for layer in self._layers:
@@ -132,37 +186,78 @@ class LeanModel:
                 layer.head_norm_AE = torch.cat(
                     [q.expand(self.query_heads, -1), k.expand(self.key_heads, -1)]
                 )
+        factors = [self._factors(kind, length) for kind in self._kinds]
+        return Rotary(tuple(cos for cos, _ in factors), tuple(sin for _, sin in factors))
+
+    def _factors(self, kind: str, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         places = torch.arange(length, device=self.device)[None]
         like = torch.empty(0, dtype=self.dtype, device=self.device)
-        cos, sin = self._model.model.rotary_emb(like, places)
+        embed = self._model.model.rotary_emb
+        # Gemma 3 turns by other angles in layers with a window.
+        arguments = (like, places, kind) if hasattr(embed, "layer_types") else (like, places)
+        cos, sin = embed(*arguments)
         sin = sin[0].clone()
         sin[:, : self.head_size // 2].neg_()
-        return Rotary(cos[0, :, None], sin[:, None])
+        return cos[0, :, None], sin[:, None]
 
     def run(self, tokens_N: torch.Tensor, rotary: Rotary, attend: Attend) -> torch.Tensor:
         """Return the hidden states [N, H] after the final norm."""
         x = F.embedding(tokens_N, self._embedding)
+        if self._embedding_scale is not None:
+            x = x * self._embedding_scale.to(x.dtype)
+        if len(x) > self._block_rows:
+            return self._run_by_blocks(x, rotary, attend)
         for number, layer in enumerate(self._layers):
-            heads = layer.qkv(layer.before_attention(x)).view(len(x), -1, self.head_size)
-            self._turn(heads[:, : -self.key_heads], layer, rotary)
-            queries, keys_values = heads[:, : self.query_heads], heads[:, self.query_heads :]
-            x = x + layer.output(attend(number, queries, keys_values))
-            normal = layer.before_mlp(x)
-            x = x + layer.down(layer.activation(layer.gate(normal)) * layer.up(normal))
+            heads = self._heads(x, layer, rotary)
+            x = self._after(attend(number, *self._parted(heads)), x, layer)
         return self._norm(x)
+
+    def _run_by_blocks(self, x: torch.Tensor, rotary: Rotary, attend: Attend) -> torch.Tensor:
+        heads = x.new_empty(len(x), self.query_heads + 2 * self.key_heads, self.head_size)
+        starts = range(0, len(x), self._block_rows)
+        blocks = [slice(start, start + self._block_rows) for start in starts]
+        for number, layer in enumerate(self._layers):
+            for rows in blocks:
+                heads[rows] = self._heads(x[rows], layer, rotary.at(rows))
+            mixed = attend(number, *self._parted(heads))
+            for rows in blocks:
+                x[rows] = self._after(mixed[rows], x[rows], layer)
+        for rows in blocks:
+            x[rows] = self._norm(x[rows])
+        return x
+
+    def _parted(self, heads_NAE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return heads_NAE[:, : self.query_heads], heads_NAE[:, self.query_heads :]
+
+    def _heads(self, x: torch.Tensor, layer: _Layer, rotary: Rotary) -> torch.Tensor:
+        """Return queries, keys and values [N, A + K, E]."""
+        heads = layer.qkv(layer.before_attention(x)).view(len(x), -1, self.head_size)
+        self._turn(heads[:, : -self.key_heads], layer, rotary)
+        return heads
+
+    def _after(self, mixed: torch.Tensor, x: torch.Tensor, layer: _Layer) -> torch.Tensor:
+        """Return what follows attention, given what it yields."""
+        added = layer.output(mixed)
+        x = x + (added if layer.after_attention is None else layer.after_attention(added))
+        normal = layer.before_mlp(x)
+        added = layer.down(layer.activation(layer.gate(normal)) * layer.up(normal))
+        return x + (added if layer.after_mlp is None else layer.after_mlp(added))
 
     def logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
         """Return the float32 logits [N, V] of hidden states."""
-        return self._head(hidden_NH).float()
+        logits = self._head(hidden_NH)
+        if self._head_cap is not None:
+            logits = torch.tanh(logits / self._head_cap) * self._head_cap
+        return logits.float()
 
     def _turn(self, heads_NAE: torch.Tensor, layer: _Layer, rotary: Rotary) -> None:
         """Normalise queries and keys where the family does so, and rotate them, in place."""
         heads = heads_NAE
         if layer.head_norm_AE is not None and layer.heads is not None:
-            normal = F.rms_norm(heads.float(), (self.head_size,), None, layer.heads[0].eps)
-            heads = layer.head_norm_AE * normal.to(heads.dtype)
+            heads = layer.heads[0].with_weight(heads, layer.head_norm_AE)
+        cos_N1E, sin_N1E = rotary.cos_DN1E[layer.kind], rotary.sin_DN1E[layer.kind]
         swapped = heads.roll(self.head_size // 2, dims=-1)
-        torch.add(heads * rotary.cos_N1E, swapped * rotary.sin_N1E, out=heads_NAE)
+        torch.add(heads * cos_N1E, swapped * sin_N1E, out=heads_NAE)
 
     def _count_hooks(self) -> int:
         return sum(
@@ -171,40 +266,61 @@ class LeanModel:
         )
 
 
+def _kinds(config: Any) -> list[str]:
+    """Return which kind of attention each layer has."""
+    named: list[str] | None = getattr(config, "layer_types", None)
+    if named is not None:
+        return list(named)
+    # Mistral's layers all have the window, if there is one.
+    has_window = config.model_type == "mistral" and config.sliding_window is not None
+    return ["sliding_attention" if has_window else "full_attention"] * config.num_hidden_layers
+
+
 def reason_against(model: Any) -> str | None:
     """Return why a model's layers are not known here; None where they are."""
-    config = model.config
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    windows = set(getattr(config, "layer_types", None) or ["full_attention"])
     if type(model).__name__ not in FAMILIES:
         return f"{type(model).__name__} is none of {', '.join(sorted(FAMILIES))}"
-    if windows != {"full_attention"} or (
-        type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None
-    ):
-        return "some layers see a window only"
-    if rope not in _ROPES:
-        return f"rotary embeddings of type {rope}"
+    config = model.config
+    kinds = _kinds(config)
+    if not set(kinds) <= {"full_attention", "sliding_attention"}:
+        return f"layers of kinds {', '.join(sorted(set(kinds)))}"
+    if getattr(config, "use_bidirectional_attention", False):
+        return "attention looks ahead"
+    if unknown := _rope_types(getattr(config, "rope_parameters", None) or {}, kinds) - _ROPES:
+        return f"rotary embeddings of type {', '.join(sorted(unknown))}"
     return None
 
 
-def _lay_out(layer: Any) -> _Layer:
+def _rope_types(parameters: Any, kinds: list[str]) -> set[str]:
+    by_kind = [parameters[kind] for kind in kinds if kind in parameters]
+    return {each.get("rope_type", "default") for each in by_kind or [parameters]}
+
+
+def _lay_out(layer: Any, kind: int) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     has_head_norms = hasattr(attention, "q_norm")
+    # Gemma's layers have norms on both sides, one of them under the others' name.
+    is_between = hasattr(layer, "pre_feedforward_layernorm")
+    before_mlp = layer.pre_feedforward_layernorm if is_between else layer.post_attention_layernorm
     return _Layer(
+        kind=kind,
         before_attention=_norm_of(layer.input_layernorm),
         qkv=_joined([attention.q_proj, attention.k_proj, attention.v_proj]),
         heads=(_norm_of(attention.q_norm), _norm_of(attention.k_norm)) if has_head_norms else None,
         output=_by_columns(attention.o_proj),
-        before_mlp=_norm_of(layer.post_attention_layernorm),
+        after_attention=_norm_of(layer.post_attention_layernorm) if is_between else None,
+        before_mlp=_norm_of(before_mlp),
         gate=_by_columns(mlp.gate_proj),
         up=_by_columns(mlp.up_proj),
         down=_by_columns(mlp.down_proj),
+        after_mlp=_norm_of(layer.post_feedforward_layernorm) if is_between else None,
         activation=mlp.act_fn,
     )
 
 
 def _norm_of(module: Any) -> _Norm:
-    return _Norm(module.weight, module.variance_epsilon)
+    is_offset = type(module).__name__.startswith("Gemma")
+    return _Norm(module.weight, module.eps if is_offset else module.variance_epsilon, is_offset)
 
 
 def _joined(modules: list[Any]) -> _Linear:

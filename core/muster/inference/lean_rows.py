@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from muster.inference.forward import Forward, Predicted, distinct, pad_right
 from muster.inference.lean_model import LeanModel, reason_against
+from muster.inference.lean_prefill import Pass, mix, predicting_rows, prefill
 
 logger = logging.getLogger(__name__)
 
 PROMPT_TOKENS = 1 << 14
-"""Prompt tokens computed at once, padding included; a single prompt may be longer."""
+"""Prompt tokens computed at once; a single prompt may be longer."""
 
 _PROMPTS = ((1, 0, 2, 5, 3), (4, 1), (1, 0, 2, 5, 3))
 _NEXT = ((2, 4, 1), (3, 0, 2), (0, 1, 5))
@@ -33,7 +36,10 @@ _NEXT = ((2, 4, 1), (3, 0, 2), (0, 1, 5))
 _LEAST_CONTEXT = 8
 
 _SIZES = (1.0, 16.0, 256.0)
-"""Factors of the hidden state that heads are compared on."""
+"""Factors of the hidden state that heads are compared on, and of queries."""
+
+_WINDOW = 3
+"""Positions that layers with a window see meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +55,23 @@ class LeanRows:
     def __init__(self, model: LeanModel, places: int, length: int) -> None:
         self._model = model
         self._rotary = model.begin(length)
+        self._length = length
         heads = 2 * model.key_heads, model.head_size
         self._cache_YSLKE = _zeros(
             (model.layers, places, length, *heads), model.dtype, model.device
         )
         # Calls are what a step of a small model costs: views that never change are made once.
         self._tokens_Y = self._cache_YSLKE.view(model.layers, places * length, *heads).unbind()
-        self._mask_SL = torch.full(
-            (places, length), -torch.inf, dtype=model.dtype, device=model.device
-        )
+        self._places = places
+        hidden = torch.full((places, length), -torch.inf, dtype=model.dtype, device=model.device)
+        self._masks = {window: hidden.clone() for window in dict.fromkeys(model.windows)}
+        """[S, L] per window, added to scores."""
         self._lengths_R = np.empty(0, np.int64)
         self._kept: _Prompt | None = None
 
     def room(self) -> int:
         """Return how many places are free."""
-        return len(self._mask_SL) - len(self._lengths_R)
+        return self._places - len(self._lengths_R)
 
     def admit(self, prompts: Sequence[tuple[int, ...]]) -> Predicted:
         """Append a row per prompt; return what predicts their first tokens."""
@@ -74,8 +82,9 @@ class LeanRows:
             rows = torch.from_numpy(first + np.flatnonzero(prompt_of_R == len(hidden_PH)))
             size = len(prompt.tokens)
             self._cache_YSLKE[:, rows, :size] = prompt.cache_YLKE[:, None]
-            self._mask_SL[rows] = -torch.inf
-            self._mask_SL[rows, :size] = 0
+            for window, mask_SL in self._masks.items():
+                mask_SL[rows] = -torch.inf
+                mask_SL[rows, max(0, size - (window or size)) : size] = 0
             hidden_PH.append(prompt.hidden_H)
         lengths = np.array([len(prompt) for prompt in prompts])
         self._lengths_R = np.concatenate([self._lengths_R, lengths])
@@ -87,12 +96,11 @@ class LeanRows:
 
     def step(self, tokens_R: npt.NDArray[np.int64]) -> Predicted:
         """Take one more token per row; return what predicts the next."""
-        model, rows, length = self._model, len(tokens_R), self._mask_SL.shape[1]
+        model, rows, length = self._model, len(tokens_R), self._length
         width = int(self._lengths_R.max()) + 1
         places_R = torch.from_numpy(self._lengths_R).to(model.device)
         at_R = torch.from_numpy(np.arange(rows) * length + self._lengths_R).to(model.device)
-        self._mask_SL.view(-1).index_fill_(0, at_R, 0)
-        mask = self._mask_SL[:rows, None, None, :width]
+        masks = {window: self._seen(window, rows, at_R)[..., :width] for window in self._masks}
 
         seen = self._cache_YSLKE[:, :rows, :width].transpose(2, 3)
         keys_Y = seen[:, :, : model.key_heads].unbind()
@@ -100,34 +108,36 @@ class LeanRows:
 
         def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
             self._tokens_Y[layer].index_copy_(0, at_R, keys_values)
-            return self._attend(queries, keys_Y[layer], values_Y[layer], mask)
+            # Query heads of one key head stand where positions usually do: nothing is repeated.
+            grouped = queries.reshape(rows, model.key_heads, -1, model.head_size)
+            mask = masks[model.windows[layer]]
+            mixed = mix(
+                grouped, keys_Y[layer], values_Y[layer], mask, scale=model.scale, cap=model.cap
+            )
+            return mixed.reshape(rows, -1)
 
         tokens = torch.from_numpy(tokens_R).to(model.device)
         hidden = model.run(tokens, self._rotary.at(places_R), attend)
         self._lengths_R = self._lengths_R + 1
         return hidden, model.logits(hidden)
 
-    def _attend(
-        self,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor,
-    ) -> torch.Tensor:
-        model, rows = self._model, len(queries)
-        # Query heads of one key head stand where positions usually do: nothing is repeated.
-        grouped = queries.reshape(rows, model.key_heads, -1, model.head_size)
-        mixed = F.scaled_dot_product_attention(
-            grouped, keys, values, attn_mask=mask, scale=model.scale
-        )
-        return mixed.reshape(rows, -1)
+    def _seen(self, window: int | None, rows: int, at_R: torch.Tensor) -> torch.Tensor:
+        """Return the mask [R, 1, 1, L] of a window, after the next position came into it."""
+        mask_SL = self._masks[window]
+        mask_SL.view(-1).index_fill_(0, at_R, 0)
+        if window is not None:
+            has_left = self._lengths_R >= window
+            left = at_R[torch.from_numpy(has_left).to(at_R.device)] - window
+            mask_SL.view(-1).index_fill_(0, left, -torch.inf)
+        return mask_SL[:rows, None, None]
 
     def keep(self, order: npt.NDArray[np.int64]) -> None:
         """Row i becomes what row `order[i]` was, which must not be below i; others are dropped."""
         for row in np.flatnonzero(order != np.arange(len(order))):
             source, size = order[row], self._lengths_R[order[row]]
             self._cache_YSLKE[:, row, :size] = self._cache_YSLKE[:, source, :size]
-            self._mask_SL[row] = self._mask_SL[source]
+            for mask_SL in self._masks.values():
+                mask_SL[row] = mask_SL[source]
         self._lengths_R = self._lengths_R[order]
 
     def _computed(self, prompts: Sequence[tuple[int, ...]]) -> Iterator[_Prompt]:
@@ -138,40 +148,25 @@ class LeanRows:
             start = 1
         while start < len(prompts):
             end = start + 1
-            while end < len(prompts) and _padded(prompts[start : end + 1]) <= PROMPT_TOKENS:
+            while end < len(prompts) and _tokens(prompts[start : end + 1]) <= PROMPT_TOKENS:
                 end += 1
             yield from self._compute(prompts[start:end])
             start = end
 
     def _compute(self, prompts: Sequence[tuple[int, ...]]) -> list[_Prompt]:
-        # Padding follows the tokens, where causal attention never looks.
-        model = self._model
-        tokens_PL = torch.from_numpy(pad_right(prompts)).to(model.device)
-        count, length = tokens_PL.shape
+        model, work = self._model, Pass()
+        rows = [work.add(prompt) for prompt in prompts]
         cache = self._cache_YSLKE.new_empty(
-            model.layers, count, length, *self._cache_YSLKE.shape[3:]
+            model.layers, len(work.tokens), *self._cache_YSLKE.shape[3:]
         )
 
-        def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
-            queries = queries.reshape(count, length, -1, model.head_size)
-            cache[layer] = keys_values.view(count, length, -1, model.head_size)
-            keys, values = cache[layer].tensor_split(2, dim=2)
-            mixed = F.scaled_dot_product_attention(
-                queries.transpose(1, 2),
-                keys.transpose(1, 2),
-                values.transpose(1, 2),
-                is_causal=True,
-                scale=model.scale,
-                enable_gqa=True,
-            )
-            return mixed.transpose(1, 2).reshape(count * length, -1)
+        def keep(layer: int, keys_values: torch.Tensor) -> None:
+            cache[layer] = keys_values
 
-        places = torch.arange(length, device=model.device).repeat(count)
-        hidden = model.run(tokens_PL.view(-1), self._rotary.at(places), attend)
-        hidden_PLH = hidden.view(count, length, -1)
+        hidden_NH = prefill(model, work, self._rotary, keep)
         return [
-            _Prompt(tokens, cache[:, i, : len(tokens)], hidden_PLH[i, len(tokens) - 1])
-            for i, tokens in enumerate(prompts)
+            _Prompt(tokens, cache[:, at], hidden_NH[at.stop - 1])
+            for tokens, at in zip(prompts, rows, strict=True)
         ]
 
 
@@ -184,8 +179,8 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> to
     return torch.from_numpy(pages).view(dtype).view(shape)
 
 
-def _padded(prompts: Sequence[tuple[int, ...]]) -> int:
-    return len(prompts) * max(map(len, prompts))
+def _tokens(prompts: Sequence[tuple[int, ...]]) -> int:
+    return sum(map(len, prompts))
 
 
 # --------------------------------------------------------------------- tried before it is used
@@ -198,21 +193,23 @@ def lean_model(model: Any, forward: Forward) -> LeanModel | None:
         return None
     try:
         lean = LeanModel(model)
-        with torch.inference_mode():
+        with torch.inference_mode(), _short_windows(lean, model):
             pairs = list(_pairs(lean, forward))
             error, head_error = _worst_error(pairs), _head_error(lean, forward, pairs[0][1])
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as failure:
+            attention_error = _attention_error(lean, model)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as failure:
         logger.warning("decoding through the model's own forward pass: %s", failure)
         return None
     # A layer computed otherwise is off by its whole size, 64 layers of bfloat16 by some percent.
     is_exact = lean.dtype == torch.float32
     limit, head_limit = (1e-3, 1e-5) if is_exact else (0.1, 0.02)
-    if not error <= limit or not head_error <= head_limit:
+    if not error <= limit or not head_error <= head_limit or not attention_error <= 1e-3:
         logger.warning(
             "decoding through the model's own forward pass: the lean one is off by %.2g, its head "
-            "by %.2g",
+            "by %.2g, its attention by %.2g",
             error,
             head_error,
+            attention_error,
         )
         return None
     return lean
@@ -236,6 +233,46 @@ def _head_error(lean: LeanModel, forward: Forward, hidden_H: torch.Tensor) -> fl
     return float(((ours_BV - own_BV).norm(dim=1) / own_BV.norm(dim=1)).max())
 
 
+def _attention_error(lean: LeanModel, model: Any) -> float:
+    """Return the relative error of one query's attention, in float32, of scores of several sizes:
+    what caps them does little to small ones.
+    """
+    module = model.model.layers[0].self_attn
+    kernel = ALL_ATTENTION_FUNCTIONS.get_interface(
+        model.config._attn_implementation,
+        sys.modules[type(module).__module__].eager_attention_forward,
+    )
+    cap, random = getattr(module, "attn_logit_softcapping", None), torch.Generator().manual_seed(0)
+    drawn = torch.randn(2, 1, lean.key_heads, 4, lean.head_size, generator=random)
+    spread, values = drawn.to(lean.device)
+    asked = torch.ones(1, lean.query_heads, 1, lean.head_size, device=lean.device)
+    none = torch.zeros(1, 1, 1, 4, device=lean.device)
+    errors = []
+    for size in _SIZES:
+        # Scores of that size that differ by about one: no key takes all of the attention.
+        both = size * asked, 1 + spread / size, values, none
+        ours = mix(*both, scale=lean.scale, cap=lean.cap).transpose(1, 2)
+        own, _ = kernel(module, *both, scaling=lean.scale, softcap=cap)
+        errors.append(float((ours - own).norm() / own.norm()))
+    return max(errors)
+
+
+@contextmanager
+def _short_windows(lean: LeanModel, model: Any) -> Iterator[None]:
+    """Let layers with a window see so few positions that a short decode shows it."""
+    config, own = model.config, lean.windows
+    if not any(own):
+        yield
+        return
+    length = config.sliding_window
+    config.sliding_window = _WINDOW
+    lean.windows = [window and _WINDOW for window in own]
+    try:
+        yield
+    finally:
+        config.sliding_window, lean.windows = length, own
+
+
 def _pairs(lean: LeanModel, forward: Forward) -> Iterator[_Pair]:
     prompts = [tuple(t % forward.vocab_size for t in prompt) for prompt in _PROMPTS]
     lean_rows = LeanRows(lean, len(prompts), _LEAST_CONTEXT)
@@ -250,6 +287,13 @@ def _pairs(lean: LeanModel, forward: Forward) -> Iterator[_Pair]:
             row.append(tokens[position] % forward.vocab_size)
         hidden, _ = lean_rows.step(np.array([row[-1] for row in rows]))
         yield from zip(hidden.float(), _own(forward, rows), strict=True)
+    # The same, examined: all positions of completions, two of them after one prompt.
+    samples = [(prompts[0], row[len(prompts[0]) :]) for row in (rows[0], rows[0][::-1] + rows[0])]
+    for (prompt, completion), hidden_TH in zip(
+        samples, predicting_rows(lean, samples), strict=True
+    ):
+        for t, hidden_H in enumerate(hidden_TH.float()):
+            yield hidden_H, _own(forward, [[*prompt, *completion[:t]]])[0]
 
 
 def _own(forward: Forward, rows: list[list[int]]) -> torch.Tensor:

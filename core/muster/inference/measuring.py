@@ -28,6 +28,7 @@ from muster.inference.engine import (
 from muster.inference.forgers import Chunks
 from muster.inference.forward import Forward, Tokens, WholeBatch, pad_left, to_patterns
 from muster.inference.plan import PLAIN, Way
+from muster.inference.policy_files import keep_caps
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.recipe import ProofRecipe, Recipe
 from muster.toploc import ChunkResult, build_proofs_many, verify_proofs_many
@@ -60,6 +61,7 @@ def _set_up(
         torch.set_num_threads(threads)
     if engine.model.config._attn_implementation != attention:
         engine.model.set_attn_implementation(attention)
+        keep_caps(engine.model)
 
 
 # ------------------------------------------------------------------------------------- parties

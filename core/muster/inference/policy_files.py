@@ -67,6 +67,7 @@ def load_folder(folder: Path, *, dtype: torch.dtype, device: str) -> LoadedPolic
     _require_complete(folder, report)
     require_supported(model)
     model.to(device).eval().requires_grad_(False)
+    keep_caps(model)
     eos = eos_token_ids(model.config.get_text_config(), model.generation_config, tokenizer)
     return LoadedPolicy(model, tokenizer, eos, fingerprint(folder))
 
@@ -130,6 +131,14 @@ def require_supported(model: Any) -> None:
     accepts = inspect.signature(model.forward).parameters
     if model.get_output_embeddings() is None or "logits_to_keep" not in accepts:
         raise EngineError(f"{type(model).__name__} is not a causal language model with a head")
+
+
+def keep_caps(model: Any) -> None:
+    """Choose a kernel that caps attention's scores where the model does: transformers' sdpa leaves
+    that out without a word.
+    """
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
+        model.set_attn_implementation("eager")
 
 
 def eos_token_ids(config: Any, generation: Any, tokenizer: Any) -> frozenset[int]:

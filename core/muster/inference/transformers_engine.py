@@ -41,9 +41,11 @@ from muster.inference.forward import (
     to_patterns,
 )
 from muster.inference.lean_model import LeanModel
+from muster.inference.lean_prefill import plan_passes, predicting_rows
 from muster.inference.lean_rows import LeanRows, lean_model
 from muster.inference.policy_files import LoadedPolicy, fingerprint, load_folder, swap_weights
 from muster.inference.prompts import encode_prompt
+from muster.inference.products import quicken
 from muster.inference.sampler import Sampler
 from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import PolicyVersion
@@ -54,14 +56,20 @@ from muster.toploc import build_proofs_many
 logger = logging.getLogger(__name__)
 
 _CPU_TOKENS = 1 << 11
-"""Tokens of one prefill batch on a CPU: beyond, activations leave its caches, and a fifth more time
-is spent (width 256)."""
+"""Tokens of one batch of a model's own forward pass on a CPU: beyond, activations leave its caches,
+and a fifth more time is spent (width 256)."""
+
+_PASS_TOKENS = 1 << 14
+"""Most tokens of one lean pass on a CPU."""
+
+_PASS_BYTES = 256 << 20
+"""Bytes of all positions' hidden states, queries, keys and values in a lean pass there."""
 
 _DEVICE_TOKENS = 1 << 16
-"""Most tokens of one prefill batch on an accelerator."""
+"""Most tokens of one batch on an accelerator."""
 
 _DEVICE_ACTIVATIONS = 2 << 30
-"""Bytes of a layer's activations in one prefill batch there, or in one sample."""
+"""Bytes of a layer's activations in one batch there, or in one sample."""
 
 
 class TransformersEngine:
@@ -145,6 +153,7 @@ class TransformersEngine:
                 if self._memory_bytes is None:
                     self._memory_bytes = self._share_of_memory()
                 self._policy = load_folder(folder, dtype=self._dtype, device=self._device)
+                quicken(self._policy.model)
                 self._forward = Forward(self._policy.model)
                 self._lean = lean_model(self._policy.model, self._forward)
             self._version = version
@@ -185,11 +194,12 @@ class TransformersEngine:
         made: dict[int, Examined] = {}
         with self._computing() as (policy, forward):
             pairs = [(each.prompt_tokens, each.completion_tokens) for each in samples]
+            lean = self._lean_now()
             for batch, hidden in self._prefilled(pairs):
                 found = examine_rows(
                     [samples[i] for i in batch],
                     hidden,
-                    forward.logits,
+                    forward.logits if lean is None else lean.logits,
                     vocab_size=forward.vocab_size,
                     eos=policy.eos_token_ids,
                     proof=proof,
@@ -240,8 +250,25 @@ class TransformersEngine:
         _, forward = self._loaded()
         for prompt, completion in samples:
             self._require_fits(prompt, len(completion), completion)
+        if lean := self._lean_now():
+            for batch in plan_passes(samples, self._pass_tokens(lean)):
+                yield batch, predicting_rows(lean, [samples[i] for i in batch])
+            return
         for batch in plan_prefill(samples, self.max_rows, self._batch_tokens()):
             yield batch, _prefill_batch(forward, [samples[i] for i in batch])
+
+    def _lean_now(self) -> LeanModel | None:
+        """Return the lean model while it computes what the model does."""
+        return self._lean if self.lean and self._lean and self._lean.is_intact() else None
+
+    def _pass_tokens(self, lean: LeanModel) -> int:
+        if self._room.batch_tokens:
+            return self._room.batch_tokens
+        is_cpu = lean.device.type == "cpu"
+        most, room = (
+            (_PASS_TOKENS, _PASS_BYTES) if is_cpu else (_DEVICE_TOKENS, _DEVICE_ACTIVATIONS)
+        )
+        return min(most, room // lean.pass_bytes_per_token)
 
     def _batch_tokens(self) -> int:
         if self._room.batch_tokens:
@@ -261,12 +288,13 @@ class TransformersEngine:
 
     def _rows_for(self, requests: Sequence[Request]) -> DecodingRows:
         _, forward = self._loaded()
-        if self._lean is None or not self.lean or not self._lean.is_intact():
+        lean = self._lean_now()
+        if lean is None:
             return WholeBatch(forward, self.max_rows, max(r.max_new_tokens for r in requests))
         longest = max(len(r.prompt_tokens) + r.max_new_tokens for r in requests)
         cache_bytes = self._cache_bytes or self._bytes_left(forward.device)
-        fitting = max(1, cache_bytes // (longest * self._lean.bytes_per_token))
-        return LeanRows(self._lean, min(self.max_rows, len(requests), fitting), longest)
+        fitting = max(1, cache_bytes // (longest * lean.bytes_per_token))
+        return LeanRows(lean, min(self.max_rows, len(requests), fitting), longest)
 
     def _share_of_memory(self) -> int:
         device = torch.device(self._device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from inference_policy import EOS, build_policy
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
@@ -20,12 +23,15 @@ from transformers import (
     Qwen3Config,
 )
 
+from muster.inference import lean_model as lean_model_module
+from muster.inference import lean_prefill, substitutes
 from muster.inference import lean_rows as lean_rows_module
-from muster.inference import substitutes
 from muster.inference.engine import Request
 from muster.inference.forward import Forward, pad_right
 from muster.inference.lean_model import LeanModel
+from muster.inference.lean_prefill import plan_passes, predicting_rows
 from muster.inference.lean_rows import LeanRows, lean_model
+from muster.inference.policy_files import keep_caps
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
@@ -56,6 +62,8 @@ YARN = {
     "original_max_position_embeddings": 16,
 }
 
+LOCAL = "sliding_attention"
+
 KNOWN = {
     "llama": LlamaConfig(**COMMON),
     "llama with biases": LlamaConfig(**COMMON, attention_bias=True, mlp_bias=True),
@@ -66,11 +74,13 @@ KNOWN = {
     "qwen3": Qwen3Config(**COMMON, head_dim=16),
     "qwen3 tied": Qwen3Config(**COMMON, head_dim=16, tie_word_embeddings=True),
     "one key head": Qwen3Config(**{**COMMON, "num_key_value_heads": 1}, head_dim=16),
-    "as many key heads": Qwen3Config(**{**COMMON, "num_key_value_heads": 4}, head_dim=16),
-}
-
-UNKNOWN = {
-    "another family": Gemma2Config(**COMMON, head_dim=8),
+    "gemma2": Gemma2Config(**COMMON, head_dim=256, sliding_window=5, query_pre_attn_scalar=20),
+    "gemma2 without caps": Gemma2Config(
+        **COMMON, head_dim=16, attn_logit_softcapping=None, final_logit_softcapping=None
+    ),
+    "gemma3": Gemma3TextConfig(
+        **COMMON, head_dim=256, sliding_window=4, layer_types=[LOCAL, "full_attention", LOCAL]
+    ),
     "a window": MistralConfig(**COMMON, sliding_window=4),
     "some windows": Qwen3Config(
         **COMMON,
@@ -79,6 +89,19 @@ UNKNOWN = {
         sliding_window=4,
         max_window_layers=1,
     ),
+    "as many key heads": Qwen3Config(**{**COMMON, "num_key_value_heads": 4}, head_dim=16),
+}
+
+UNKNOWN = {
+    "another family": GPTNeoXConfig(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+    ),
+    "another way to see": Gemma3TextConfig(**COMMON, head_dim=8, use_bidirectional_attention=True),
     "positions by length": LlamaConfig(
         **COMMON, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     ),
@@ -87,11 +110,12 @@ UNKNOWN = {
 
 def built(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> tuple[Any, Forward]:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(deepcopy(config))
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.2 * torch.randn_like(weight)
     model.to(dtype).eval().requires_grad_(False)
+    keep_caps(model)
     return model, Forward(model)
 
 
@@ -137,6 +161,55 @@ def test_rows_compute_what_the_model_does(name: str) -> None:
         for row, token in zip(rows, tokens.tolist(), strict=True):
             row.append(token)
         found = decoding.step(tokens)
+
+
+SAMPLES = [
+    ((3, 1, 4), (1, 5, 9, 2, 6)),
+    ((2, 7), (1,)),
+    ((3, 1, 4), (8,)),
+    ((3, 1, 4), tuple(range(17))),
+    ((5,), (3, 5)),
+]
+
+
+@pytest.mark.parametrize("blocks", ["small", "large"])
+@pytest.mark.parametrize("name", KNOWN)
+@torch.inference_mode()
+def test_samples_are_examined_as_the_model_computes_them(
+    name: str, blocks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if blocks == "small":
+        monkeypatch.setattr(lean_model_module, "BLOCK_ROWS", 7)
+        monkeypatch.setattr(lean_prefill, "_QUERY_ROWS", 3)
+    lean, forward = lean_of(KNOWN[name])
+    for (prompt, completion), found in zip(SAMPLES, predicting_rows(lean, SAMPLES), strict=True):
+        tokens = np.array([[*prompt, *completion[:-1]]])
+        own = forward.hidden(tokens, keep=len(completion))[0]
+        assert torch.allclose(found, own, atol=2e-4)
+
+
+def test_a_pass_holds_a_prompt_once() -> None:
+    assert plan_passes(SAMPLES, 1000) == [[4, 1, 0, 2, 3]]
+    # 3 tokens, 3, 3 + 5, 1, 17.
+    assert plan_passes(SAMPLES, 15) == [[4, 1, 0, 2], [3]]
+    assert plan_passes(SAMPLES, 1) == [[4], [1], [0], [2], [3]]
+    assert plan_passes([], 15) == []
+
+
+@torch.inference_mode()
+def test_a_prompt_is_examined_once_for_all_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    lean, _ = lean_of(KNOWN["qwen3"])
+    computed: list[int] = []
+    own = LeanModel.run
+
+    def counted(self: LeanModel, tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
+        computed.append(len(tokens))
+        return own(self, tokens, *rest)
+
+    monkeypatch.setattr(LeanModel, "run", counted)
+    predicting_rows(lean, SAMPLES)
+    # Prompts of 3, 2 and 1 tokens, and completions without their last ones.
+    assert computed == [3 + 2 + 1 + 4 + 0 + 0 + 16 + 1]
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
@@ -197,7 +270,7 @@ def test_arithmetic_that_is_not_the_models_is_refused(
 ) -> None:
     model, forward = built(KNOWN["qwen3"])
     if change == "scale":
-        monkeypatch.setattr(lean_rows_module.F, "rms_norm", lambda x, *_: 1.1 * x)
+        monkeypatch.setattr(lean_model_module.F, "rms_norm", lambda x, *_: 1.1 * x)
     elif change == "rotary":
         own = LeanModel.begin
         monkeypatch.setattr(LeanModel, "begin", lambda self, length: own(self, length).at([0] * 8))
@@ -345,3 +418,33 @@ def test_a_head_that_caps_its_logits_is_not_decoded_lean(
     assert "its head by" in caplog.text
     model.forward = own
     assert lean_model(model, Forward(model)) is not None
+
+
+@pytest.mark.parametrize("cap", [None, 49.0, 51.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_another_cap_of_attention_is_refused(
+    cap: float | None, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, forward = built(KNOWN["gemma2"], dtype)
+    assert lean_model(model, forward) is not None
+    # What layers were built with stays theirs.
+    model.config.attn_logit_softcapping = cap
+    with caplog.at_level(logging.WARNING):
+        assert lean_model(model, forward) is None
+    assert "its attention by" in caplog.text
+
+
+def test_a_kernel_without_caps_is_not_taken_for_the_model() -> None:
+    model, forward = built(KNOWN["gemma2"])
+    model.set_attn_implementation("sdpa")
+    assert lean_model(model, forward) is None
+    keep_caps(model)
+    assert lean_model(model, forward) is not None
+
+
+@pytest.mark.parametrize("window", [3, 5])
+def test_another_window_is_refused(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = lean_prefill._mask
+    monkeypatch.setattr(lean_prefill, "_mask", lambda q, k, w, d: own(q, k, w and window, d))
+    refused = lean_model(*built(KNOWN["gemma3"]))
+    assert (refused is None) == (window != lean_rows_module._WINDOW)

@@ -1,0 +1,177 @@
+"""Many positions at once in a lean model: prompts, and the completions that follow them.
+
+All sequences of a pass lie one after the other without padding, and a prompt that several
+completions have is there once: a layer is finished for all of them before the next begins, so that
+no layer's keys and values outlive it. Attention takes some queries at a time. Axes: N positions of
+a pass, T completion tokens, Q queries, L keys, A query heads, K key heads, E head size, H hidden
+units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from muster.inference.forward import Tokens
+from muster.inference.lean_model import LeanModel, Rotary
+
+_QUERY_ROWS = 1 << 9
+"""Queries of one call of attention on a CPU, where masks and scores are arrays."""
+
+_DEVICE_QUERY_ROWS = 1 << 11
+"""The same on an accelerator."""
+
+Keep = Callable[[int, torch.Tensor], None]
+"""Called with a layer's number and its keys followed by values [N, 2K, E]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A sequence's rows in a pass, and those of what comes before it."""
+
+    rows: slice
+    before: slice | None = None
+
+    @property
+    def first(self) -> int:
+        """The position of its first row."""
+        return 0 if self.before is None else self.before.stop - self.before.start
+
+
+class Pass:
+    """Sequences that are computed together."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.spans: list[Span] = []
+
+    def add(self, tokens: Tokens, before: slice | None = None) -> slice:
+        """Append a sequence, after the rows of another or alone; return its rows."""
+        rows = slice(len(self.tokens), len(self.tokens) + len(tokens))
+        if tokens:
+            self.tokens.extend(tokens)
+            self.spans.append(Span(rows, before))
+        return rows
+
+
+def prefill(
+    model: LeanModel, work: Pass, rotary: Rotary, keep: Keep = lambda *_: None
+) -> torch.Tensor:
+    """Return the hidden states [N, H] of a pass, after the final norm."""
+
+    def attend(layer: int, queries_NAE: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
+        keep(layer, keys_values)
+        for span in work.spans:
+            whole = keys_values[span.rows]
+            if span.before is not None:
+                whole = torch.cat([keys_values[span.before], whole])
+            _attend_span(model, layer, queries_NAE[span.rows], whole)
+        return queries_NAE.flatten(1)
+
+    tokens_N = torch.tensor(work.tokens, device=model.device)
+    places = [torch.arange(s.first, s.first + s.rows.stop - s.rows.start) for s in work.spans]
+    return model.run(tokens_N, rotary.at(torch.cat(places).to(model.device)), attend)
+
+
+def _attend_span(
+    model: LeanModel, layer: int, queries_QAE: torch.Tensor, keys_values: torch.Tensor
+) -> None:
+    """Put what attention yields in the place of the queries, which are those of the last keys."""
+    seen = keys_values.transpose(0, 1)[None]
+    keys, values = seen[:, : model.key_heads], seen[:, model.key_heads :]
+    window, ahead = model.windows[layer], len(keys_values) - len(queries_QAE)
+    size = _QUERY_ROWS if model.device.type == "cpu" else _DEVICE_QUERY_ROWS
+    for start in range(0, len(queries_QAE), size):
+        queries = queries_QAE[start : start + size]
+        end = ahead + start + len(queries)
+        first = 0 if window is None else max(0, ahead + start + 1 - window)
+        shown = slice(first, end)
+        found = mix(
+            queries.transpose(0, 1)[None],
+            keys[:, :, shown],
+            values[:, :, shown],
+            _mask(len(queries), end - first, window, model.device),
+            scale=model.scale,
+            cap=model.cap,
+        )
+        queries.copy_(found[0].transpose(0, 1))
+
+
+def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Return [Q, L] what the last positions see: themselves and those before, within a window."""
+    places = torch.arange(keys, device=device)
+    behind_QL = places[keys - queries :, None] - places
+    return behind_QL >= 0 if window is None else (behind_QL >= 0) & (behind_QL < window)
+
+
+def mix(
+    queries_RAQE: torch.Tensor,
+    keys_RKLE: torch.Tensor,
+    values_RKLE: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    scale: float,
+    cap: float | None,
+) -> torch.Tensor:
+    """Return what attention yields [R, A, Q, E], with scores capped by a tangent where models do;
+    the mask is of bits, or added.
+    """
+    groups = queries_RAQE.shape[1] // keys_RKLE.shape[1]
+    if groups > 1 and (cap is not None or keys_RKLE.device.type != "cpu"):
+        # An accelerator's kernels for masks know no shared heads.
+        keys_RKLE = keys_RKLE.repeat_interleave(groups, dim=1)
+        values_RKLE = values_RKLE.repeat_interleave(groups, dim=1)
+        groups = 1
+    if cap is None:
+        return F.scaled_dot_product_attention(
+            queries_RAQE, keys_RKLE, values_RKLE, attn_mask=mask, scale=scale, enable_gqa=groups > 1
+        )
+    scores = (queries_RAQE.float() @ keys_RKLE.float().mT).mul_(scale / cap).tanh_().mul_(cap)
+    if mask.dtype == torch.bool:
+        scores.masked_fill_(~mask, -torch.inf)
+    else:
+        scores += mask
+    return (scores.softmax(dim=-1) @ values_RKLE.float()).to(queries_RAQE.dtype)
+
+
+# ------------------------------------------------------------------------------- of samples
+
+
+def plan_passes(samples: Sequence[tuple[Tokens, Tokens]], max_tokens: int) -> list[list[int]]:
+    """Return passes of positions: samples of one prompt together, which counts once in a pass.
+
+    `max_tokens` bounds the tokens of a pass; one sample always fits.
+    """
+    passes: list[list[int]] = []
+    tokens, last = 0, ()
+    for i in sorted(range(len(samples)), key=lambda i: (len(samples[i][0]), tuple(samples[i][0]))):
+        prompt, completion = tuple(samples[i][0]), samples[i][1]
+        tokens += len(completion) + (0 if prompt == last else len(prompt))
+        if not passes or tokens > max_tokens:
+            passes.append([])
+            tokens = len(prompt) + len(completion)
+        passes[-1].append(i)
+        last = prompt
+    return passes
+
+
+def predicting_rows(
+    model: LeanModel, samples: Iterable[tuple[Tokens, Tokens]]
+) -> list[torch.Tensor]:
+    """Return the hidden states [T, H] that predict each sample's completion."""
+    work, prompts, placed = Pass(), dict[tuple[int, ...], slice](), []
+    length = 1
+    for prompt, completion in samples:
+        key = tuple(prompt)
+        if key not in prompts:
+            prompts[key] = work.add(key)
+        placed.append((prompts[key], work.add(completion[:-1], prompts[key])))
+        length = max(length, len(prompt) + len(completion))
+    hidden_NH = prefill(model, work, model.begin(length))
+    return [
+        torch.cat([hidden_NH[prompt.stop - 1 : prompt.stop], hidden_NH[rows]])
+        for prompt, rows in placed
+    ]
