@@ -175,7 +175,7 @@ bench-history: setup
 bench-simulator: setup
 	$(BIN)/python -m benchmarks.orchestrator.simulator $(ARGS)
 
-# Half an hour of one core, 5 GB.
+# Half an hour of one core, 5 GB; each part alone: ARGS="--parts q06 mid".
 bench-size: setup
 	$(BIN)/python -m benchmarks.inference.size $(ARGS)
 

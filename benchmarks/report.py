@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def write(
     commit: str | None = None,
 ) -> Path:
     """Write results/NAME.json and print its metrics; `metrics` have the ids of the design."""
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    today = _today()
     document = {"machine": measured_on, "date": today, "metrics": dict(metrics), "detail": detail}
     if commit is not None:
         document["commit"] = commit
@@ -53,3 +54,41 @@ def write(
     for key, value in metrics.items():
         print(f"{key} {value:.4g}")
     return path
+
+
+def add_part(name: str, part: str, metrics: Mapping[str, float], detail: Any) -> Path:
+    """Put one part's figures into results/NAME.json, which keeps those of other parts, and print
+    its metrics. The part's detail says what it was measured on, when, and of which commit.
+    """
+    held = _read(name)
+    kept = {"machine": machine(), "date": _today(), "commit": present_commit(), **detail}
+    return write(
+        name,
+        {**held.get("metrics", {}), **metrics},
+        {**held.get("detail", {}), part: kept},
+        measured_on=machine(),
+    )
+
+
+def has_part(name: str, part: str) -> bool:
+    """Return whether a part was measured of this commit."""
+    found = _read(name).get("detail", {}).get(part, {})
+    return bool(found) and found.get("commit") == present_commit()
+
+
+def present_commit() -> str:
+    """Return the checkout's commit, with a plus after it when files were changed."""
+    ran = [
+        subprocess.run(["git", *asked], cwd=HERE, capture_output=True, text=True, check=True).stdout
+        for asked in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "../core"])
+    ]
+    return ran[0].strip() + ("+" if ran[1].strip() else "")
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = RESULTS / f"{name}.json"
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def _today() -> str:
+    return datetime.datetime.now(datetime.UTC).date().isoformat()

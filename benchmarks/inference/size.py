@@ -1,40 +1,44 @@
 """Examining, choosing and decoding at users' size: Qwen3-0.6B's shape, 151,936 tokens, bfloat16.
 
-Random weights. One thread, CPU time of the whole process; memory of a process of its own.
+    python -m benchmarks.inference.size [--parts long q06 mid choices hf100 hf800] [--again]
 
-* `examine_gb_16k`: memory above the loaded model while one sample of 16,000 tokens is examined, but
-  for what is there within the attention of transformers, whose peak is `attention_gb` in the
-  detail. The model has 2 layers of the shape for this: what a layer computes is dropped before the
-  next, so that further ones take time and no memory.
-* `examine_over_generate_8x64`: CPU time of examining 8 samples of one prompt of 16 tokens over that
-  of generating them, all 28 layers, in one run. Generating computes the prompt once, examining for
-  every sample.
-* `seam_bytes_per_token`: bytes of question and answer, headers and all, that vLLM's engine and its
-  process would exchange about those samples, with fingerprints of seven validators.
-* `choice_ratio`, `generate_ratio_hf`, `generate_ratio_hf_800`: `benchmarks.inference.decoding`.
+Random weights. One thread, CPU time. Each part runs in a process of its own, for an hour at most,
+and adds its figures to results/size.json when it ends. A part that the file has of this commit is
+not measured again.
 
-In the detail `export_peak_gb_mid` is what the end of a training step takes above training
-(`benchmarks.training.export`).
+* long, `examine_gb_16k`: memory above the loaded model while one sample of 16,000 tokens is
+  examined. The model has 2 layers of the shape: what a layer computes is dropped before the next,
+  so that further ones take time and no memory.
+* q06, `examine_over_generate_8x64`: CPU time of examining 8 samples of 64 tokens after one prompt
+  of 16 over that of generating them, all 28 layers, in one run. `seam_bytes_per_token`: bytes of
+  question and answer, headers and all, that vLLM's engine and its process would exchange about
+  those samples, with fingerprints of seven validators.
+* mid, `examine_over_generate_16x512`: the same of 8 layers of width 512, 16 samples of 512 tokens.
+* choices, `choice_ratio`; hf100, `generate_ratio_hf`; hf800, `generate_ratio_hf_800`:
+  `benchmarks.inference.decoding`.
+
+Generating and examining are the same products where a CPU multiplies bfloat16 as float32. So the
+detail has what of such products a second of each does, beside what a second of nothing else does.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from benchmarks import report
 from benchmarks.inference import decoding
-from benchmarks.training.export import in_a_process
+from benchmarks.training.export import SHAPES, forget_peak, resident_bytes
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -48,11 +52,12 @@ from muster.toploc.field import PRIME
 
 VOCAB, EOS = 151_936, 151_645
 PROOF = ProofRecipe()
-LONG, PROMPT = 16_000, 16
-SAMPLES, TOKENS, SEATS = 8, 64, 7
-WIDTHS = (100, 800)
-"""Positions up to which decoding is measured."""
-ROUNDS = 3
+LONG, PROMPT, SEATS = 16_000, 16, 7
+PART_S = 3600.0
+"""Seconds that a part may take."""
+
+Figures = tuple[dict[str, float], dict[str, Any]]
+"""Metrics by id, and details."""
 
 
 @dataclass(frozen=True)
@@ -61,23 +66,33 @@ class Examination:
 
     samples: list[Sample]
     found: list[Examined]
-    ratio: float
-    """CPU time of examining over generating."""
-    seconds: list[tuple[float, float]]
-    """Generating, examining; per round."""
+    generate_s: float
+    """CPU time of generating them."""
+    examine_s: float
+    """CPU time of examining them."""
+    wrong: int
+    """Tokens that the examination does not expect."""
+    largest_margin: float
+    """How far the worst of them is off, in units of logit / T."""
+
+    @property
+    def ratio(self) -> float:
+        """CPU time of examining over generating."""
+        return self.examine_s / self.generate_s
 
 
-def write_model(folder: Path, layers: int) -> None:
-    """Write a model of Qwen3-0.6B's shape but for its depth, and a tokenizer of single digits."""
+def write_model(folder: Path, name: str, layers: int | None = None) -> None:
+    """Write a model of a shape, of fewer layers if wanted, and a tokenizer of single digits."""
     torch.manual_seed(0)
+    shape = SHAPES[name]
     config = Qwen3Config(
         vocab_size=VOCAB,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=layers,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
+        hidden_size=shape["width"],
+        intermediate_size=shape["inner"],
+        num_hidden_layers=layers or shape["layers"],
+        num_attention_heads=shape["heads"],
+        num_key_value_heads=shape["heads"] // 2,
+        head_dim=128 if name == "q06" else 64,
         max_position_embeddings=40_960,
         tie_word_embeddings=True,
         eos_token_id=EOS,
@@ -98,81 +113,77 @@ def engine_on(folder: Path) -> TransformersEngine:
     return engine
 
 
-def memory_bytes(name: str) -> int:
-    """Return a line of this process's memory, VmRSS or VmHWM."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith(f"{name}:"))
-    return 1024 * int(line.split()[1])
+class Run(NamedTuple):
+    """What a part measures in: a folder with a model, and an engine that loaded it."""
+
+    folder: Path
+    engine: TransformersEngine
 
 
-class Peaks:
-    """The largest memory of this process within a model's attention, and elsewhere."""
-
-    def __init__(self, model: Any) -> None:
-        self.elsewhere = self.attention = 0
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-        self.before = memory_bytes("VmRSS")
-        for layer in model.model.layers:
-            layer.self_attn.register_forward_pre_hook(lambda *_: self.take_elsewhere())
-            layer.self_attn.register_forward_hook(lambda *_: self._take_attention())
-        self._start()
-
-    def take_elsewhere(self) -> None:
-        """Count what was the largest size since the last attention."""
-        self.elsewhere = max(self.elsewhere, memory_bytes("VmHWM") - self.before)
-        self._start()
-
-    def _take_attention(self) -> None:
-        self.attention = max(self.attention, memory_bytes("VmHWM") - self.before)
-        self._start()
-
-    def _start(self) -> None:
-        # Starts the record of the largest size anew.
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def examine_long(folder: Path, tokens: int) -> dict[str, float]:
-    """Return the memory and time of one long sample, above what the model takes by itself."""
-    engine = engine_on(folder)
+def measure_long(run: Run) -> Figures:
+    """Measure memory and time of one long sample, above what the model takes by itself."""
 
     def examine(count: int) -> None:
         pair = tuple(range(PROMPT)), tuple(7 * i % VOCAB for i in range(count - PROMPT))
         proof = PRIME.to_bytes(2, "big") + bytes(2 * PROOF.topk)
         proofs = [proof] * -(-len(pair[1]) // PROOF.chunk_tokens)
-        engine.examine([Sample(*pair, 1, proofs)], proof=PROOF, temperature=1.0)
+        run.engine.examine([Sample(*pair, 1, proofs)], proof=PROOF, temperature=1.0)
 
     examine(8 * PROMPT)
-    peaks, started = Peaks(engine.model), time.process_time()
-    examine(tokens)
-    peaks.take_elsewhere()
+    before, started = resident_bytes("VmRSS"), time.process_time()
+    forget_peak()
+    examine(LONG)
+    gb = (resident_bytes("VmHWM") - before) / 1e9
+    return {"examine_gb_16k": gb}, {"tokens": LONG, "cpu_s": time.process_time() - started}
+
+
+def examination(engine: TransformersEngine, samples: int, tokens: int) -> Examination:
+    """Return what samples of one prompt show, and what that costs beside generating them."""
+    prompt = tuple(range(10, 10 + PROMPT))
+    asked = [Request(prompt, seed, 1.0, tokens) for seed in range(samples)]
+    started = time.process_time()
+    made = engine.generate(asked, proof=PROOF)
+    generate_s = time.process_time() - started
+    block = sum(len(completion.tokens) for completion in made)
+    shares = tuple(Share(keccak(bytes([seat])), 0, block) for seat in range(SEATS))
+    claimed = [
+        Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs, shares)
+        for r, c in zip(asked, made, strict=True)
+    ]
+    started = time.process_time()
+    found = engine.examine(claimed, proof=PROOF, temperature=1.0)
+    examine_s = time.process_time() - started
+    margins = [float(m) for each in found for m in each.replayed.margins_T]
+    wrong = sum(margin > 0 for margin in margins)
+    return Examination(claimed, found, generate_s, examine_s, wrong, max(margins))
+
+
+def detail_of(done: Examination, engine: TransformersEngine) -> dict[str, Any]:
+    """Return an examination's times, margins, and products a second."""
+    weights = sum(p.numel() for p in engine.model.parameters())
+    tokens = sum(len(sample.completion_tokens) for sample in done.samples)
+    products = 2 * weights * tokens / 1e9
     return {
+        "generate_s": done.generate_s,
+        "examine_s": done.examine_s,
+        "generate_gflop_per_s": products / done.generate_s,
+        "examine_gflop_per_s": products / done.examine_s,
+        "float32_gflop_per_s": float32_gflop_per_s(),
         "tokens": tokens,
-        "gb": peaks.elsewhere / 1e9,
-        "attention_gb": peaks.attention / 1e9,
-        "cpu_s": time.process_time() - started,
+        "wrong_tokens": done.wrong,
+        "largest_margin": done.largest_margin,
     }
 
 
-def examine_short(engine: TransformersEngine, rounds: int) -> Examination:
-    """Return what 8 samples show, and what that costs beside generating them."""
-    prompt = tuple(range(10, 10 + PROMPT))
-    asked = [Request(prompt, seed, 1.0, TOKENS) for seed in range(SAMPLES)]
-    seconds = []
-    for _ in range(rounds):
+def float32_gflop_per_s() -> float:
+    """Return what this CPU does in products of large float32 matrices."""
+    left, right = torch.randn(1024, 1024), torch.randn(1024, 3072)
+    taken = []
+    for _ in range(5):
         started = time.process_time()
-        made = engine.generate(asked, proof=PROOF)
-        generated = time.process_time()
-        block = sum(len(completion.tokens) for completion in made)
-        shares = tuple(Share(keccak(bytes([seat])), 0, block) for seat in range(SEATS))
-        samples = [
-            Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs, shares)
-            for r, c in zip(asked, made, strict=True)
-        ]
-        begun = time.process_time()
-        found = engine.examine(samples, proof=PROOF, temperature=1.0)
-        seconds.append((generated - started, time.process_time() - begun))
-    ratio = statistics.median(examining / generating for generating, examining in seconds)
-    return Examination(samples, found, ratio, seconds)
+        left @ right
+        taken.append(time.process_time() - started)
+    return 2 * 1024 * 1024 * 3072 / 1e9 / statistics.median(taken)
 
 
 def seam_bytes_per_token(done: Examination) -> float:
@@ -183,65 +194,85 @@ def seam_bytes_per_token(done: Examination) -> float:
     return size / sum(len(sample.completion_tokens) for sample in done.samples)
 
 
-def examine_long_alone(tokens: int) -> dict[str, float]:
-    """Return `examine_long` of a process in which nothing else was computed."""
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), layers=2)
-        command = [sys.executable, "-m", __spec__.name, "--long", folder, "--tokens", str(tokens)]
-        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    measured: dict[str, float] = json.loads(printed)
-    return measured
-
-
-def main() -> None:
-    """Measure, print, write results/size.json."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--long", type=Path, help="measure the memory of a model's folder only")
-    parser.add_argument("--tokens", type=int, default=LONG)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    args = parser.parse_args()
-    if args.long is not None:
-        print(json.dumps(examine_long(args.long, args.tokens)))
-        return
-    long = examine_long_alone(args.tokens)
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), layers=28)
-        engine = engine_on(Path(folder))
-        short = examine_short(engine, args.rounds)
-        generation = {
-            width: decoding.measure_generation(engine, Path(folder), width) for width in WIDTHS
-        }
-    choices = decoding.measure_choices(VOCAB)
-    report.print_table(
-        f"{SAMPLES} samples of {TOKENS} tokens, CPU s",
-        ["generate", "examine", "ratio"],
-        [[f"{g:.2f}", f"{e:.2f}", f"{e / g:.3f}"] for g, e in short.seconds],
-    )
-    report.print_table(
-        f"noise and choice of a row of {VOCAB:,}, CPU us",
-        ["logits", "plain", "compiled", "ratio"],
-        [
-            [kind, f"{row['plain']:.0f}", f"{row['compiled']:.0f}", f"{row['ratio']:.1f}"]
-            for kind, row in choices.items()
-        ],
-    )
+def measure_q06(run: Run) -> Figures:
+    """Measure examining beside generating, and what crosses vLLM's seam."""
+    done = examination(run.engine, 8, 64)
     metrics = {
-        "examine_gb_16k": long["gb"],
-        "examine_over_generate_8x64": short.ratio,
-        "seam_bytes_per_token": seam_bytes_per_token(short),
-        "choice_ratio": min(row["ratio"] for row in choices.values()),
-        "generate_ratio_hf": generation[100]["ratio"],
-        "generate_ratio_hf_800": generation[800]["ratio"],
+        "examine_over_generate_8x64": done.ratio,
+        "seam_bytes_per_token": seam_bytes_per_token(done),
     }
-    detail = {
-        "long": long,
-        "generate_and_examine_s": short.seconds,
-        "choices_us": choices,
-        "tokens_per_cpu_s": generation,
-        "export_peak_gb_mid": in_a_process("mid")["peak_bytes"] / 1e9,
-    }
-    report.write("size", metrics, detail, measured_on=report.machine())
+    return metrics, detail_of(done, run.engine)
+
+
+def measure_mid(run: Run) -> Figures:
+    """Measure examining beside generating, of longer samples of a smaller model."""
+    done = examination(run.engine, 16, 512)
+    return {"examine_over_generate_16x512": done.ratio}, detail_of(done, run.engine)
+
+
+def measure_choices(_run: Run) -> Figures:
+    """Measure noise and choice of a row."""
+    choices = decoding.measure_choices(VOCAB)
+    return {"choice_ratio": min(row["ratio"] for row in choices.values())}, choices
+
+
+def measure_generation(run: Run, width: int, name: str) -> Figures:
+    """Measure generating up to so many positions beside Hugging Face's."""
+    found = decoding.measure_generation(run.engine, run.folder, width)
+    return {name: found["ratio"]}, found
+
+
+PARTS: dict[str, tuple[str, int | None, Callable[[Run], Figures]]] = {
+    "long": ("q06", 2, measure_long),
+    "q06": ("q06", None, measure_q06),
+    "mid": ("mid", None, measure_mid),
+    "choices": ("small", None, measure_choices),
+    "hf100": ("q06", None, lambda run: measure_generation(run, 100, "generate_ratio_hf")),
+    "hf800": ("q06", None, lambda run: measure_generation(run, 800, "generate_ratio_hf_800")),
+}
+"""The shape and number of layers of each part's model, and what measures it."""
+
+
+def measure(part: str) -> Figures:
+    """Return a part's figures, measured in this process."""
+    shape, layers, measured = PARTS[part]
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), shape, layers)
+        return measured(Run(Path(folder), engine_on(Path(folder))))
+
+
+def measure_alone(part: str) -> Figures:
+    """Return a part's figures, measured in a process of its own."""
+    command = [sys.executable, "-m", __spec__.name, "--alone", part]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PART_S)
+    metrics, detail = json.loads(done.stdout.splitlines()[-1])
+    return metrics, detail
+
+
+def main() -> int:
+    """Measure parts, print, add them to results/size.json; return how many failed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--again", action="store_true", help="measure what the file has already")
+    parser.add_argument("--alone", choices=PARTS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.alone:
+        print(json.dumps(measure(args.alone)))
+        return 0
+    failed = 0
+    for part in args.parts:
+        if not args.again and report.has_part("size", part):
+            print(f"{part}: measured already")
+            continue
+        try:
+            metrics, detail = measure_alone(part)
+        except subprocess.SubprocessError as error:
+            failed += 1
+            print(f"{part}: {error}\n{getattr(error, 'stderr', '') or ''}", file=sys.stderr)
+            continue
+        report.add_part("size", part, metrics, detail)
+    return failed
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """Examining samples where torch computes: on a CPU in numpy's kernels, else on the device itself.
 
-Only findings leave a device: margins, ids and bits of the replay, and the hidden states as
-bfloat16 patterns, two bytes a value, for the proofs. Axes: as in `muster.inference.examining`.
+Only findings leave a device: margins, ids and bits of the replay, and of the hidden states what
+proofs are compared with (`device_proofs`). Axes: as in `muster.inference.examining`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from muster.inference import sampling
+from muster.inference.device_proofs import project, verify_proofs
 from muster.inference.engine import Examined, Replayed, Sample
-from muster.inference.examining import Block, Choices, HostBlock, Odds, examine
-from muster.inference.sampler import DEVICE_ELEMENTS, device_noise
+from muster.inference.examining import (
+    Block,
+    Choices,
+    HostBlock,
+    Odds,
+    Proven,
+    examine,
+    prove_host,
+)
+from muster.inference.sampler import device_token_noise, device_winners
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc.chunks import to_patterns
 
@@ -28,31 +36,25 @@ class DeviceBlock:
 
     def replay(self, choices: Choices, temperature: float) -> Replayed:
         """Return the rows' choices against those that the noise yields."""
-        parts = sampling.blocks(len(self.logits_BV), self.logits_BV.shape[1], DEVICE_ELEMENTS)
-        replayed = [_replay(self.logits_BV[rows], choices.at(rows), temperature) for rows in parts]
-        columns = (torch.cat(column).cpu().numpy() for column in zip(*replayed, strict=True))
-        return Replayed(*columns)
+        logits_BV, device = self.logits_BV, self.logits_BV.device
+        tokens_B = torch.from_numpy(choices.tokens_B).to(device)
+        temperature_B = np.full(len(logits_BV), temperature, np.float32)
+        seeds, positions = choices.seeds_B, choices.positions_B
+        expected_B, best_B = device_winners(logits_BV, seeds, positions, temperature_B)
+        chosen_B = logits_BV.gather(1, tokens_B[:, None])[:, 0]
+        scale = torch.tensor(np.float32(temperature), device=device)
+        claimed_B = chosen_B / scale + device_token_noise(seeds, positions, tokens_B)
+        margins_B = best_B - claimed_B
+        margins_B = torch.where(margins_B.isfinite(), margins_B, torch.inf)
+        likelier_B = chosen_B > logits_BV.gather(1, expected_B[:, None])[:, 0]
+        found = (margins_B, expected_B, likelier_B)
+        return Replayed(*(column.cpu().numpy() for column in found))
 
     def ends(self, eos: Sequence[int], temperature: float) -> Odds:
         """Return [B] the probability of an EOS."""
         odds_BV = (self.logits_BV.double() / temperature).softmax(dim=1)
         odds: Odds = odds_BV[:, list(eos)].sum(dim=1).cpu().numpy()
         return odds
-
-
-def _replay(
-    logits_BV: torch.Tensor, choices: Choices, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    device, vocab = logits_BV.device, logits_BV.shape[1]
-    tokens_B1 = torch.from_numpy(choices.tokens_B).to(device)[:, None]
-    seeds, positions = choices.seeds_B.tolist(), choices.positions_B.tolist()
-    scale = torch.tensor(np.float32(temperature), device=device)
-    scores_BV = device_noise(seeds, positions, vocab, device=device).add_(logits_BV / scale)
-    best_B, expected_B = scores_BV.max(dim=1)
-    margins_B = best_B - scores_BV.gather(1, tokens_B1)[:, 0]
-    margins_B = torch.where(margins_B.isfinite(), margins_B, torch.inf)
-    likelier_B1 = logits_BV.gather(1, tokens_B1) > logits_BV.gather(1, expected_B[:, None])
-    return margins_B, expected_B, likelier_B1[:, 0]
 
 
 def block_of(logits_BV: torch.Tensor) -> Block:
@@ -79,10 +81,26 @@ def examine_rows(
     hidden_NH = hidden[0] if len(hidden) == 1 else torch.cat(list(hidden))
     return examine(
         samples,
-        [to_patterns(hidden_TH) for hidden_TH in hidden],
+        _prove(samples, hidden, proof),
         lambda rows: block_of(logits_of(hidden_NH[rows])),
         vocab_size=vocab_size,
         eos=eos,
-        proof=proof,
         temperature=temperature,
+    )
+
+
+def _prove(samples: Sequence[Sample], hidden: Sequence[torch.Tensor], proof: ProofRecipe) -> Proven:
+    if hidden[0].device.type == "cpu":
+        return prove_host(samples, [to_patterns(hidden_TH) for hidden_TH in hidden], proof)
+    return prove_device(samples, hidden, proof)
+
+
+def prove_device(
+    samples: Sequence[Sample], hidden: Sequence[torch.Tensor], proof: ProofRecipe
+) -> Proven:
+    """Return what `prove_host` does, of hidden states on a device, found there."""
+    pairs = list(zip(samples, hidden, strict=True))
+    return Proven(
+        [verify_proofs(hidden_TH, sample.proofs, proof) for sample, hidden_TH in pairs],
+        [project(hidden_TH, sample.shares) for sample, hidden_TH in pairs],
     )

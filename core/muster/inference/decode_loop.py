@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from muster.inference.device_proofs import builder_on
 from muster.inference.engine import Completion, Request
 from muster.inference.forward import Predicted, Tokens, to_rows
 from muster.inference.sampler import Sampler
@@ -51,12 +52,14 @@ def generate(
     *,
     eos: npt.NDArray[np.bool_],
     proof: ProofRecipe,
+    device: torch.device,
 ) -> list[Completion]:
     """Return the requests' completions in the order asked; call under `torch.inference_mode`.
 
-    `eos` says of every token id whether it ends a completion. There is at least one request.
+    `eos` says of every token id whether it ends a completion; `device` is where rows compute. There
+    is at least one request.
     """
-    with IncrementalBuilder(chunk_tokens=proof.chunk_tokens, topk=proof.topk) as proofs:
+    with builder_on(device, proof) as proofs:
         return _Decode(rows, requests, sampler, eos, proofs).run()
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from muster.inference.engine import Examined, Replayed, Sample
 from muster.inference.sampling import replay_block
 from muster.protocol.recipe import ProofRecipe
-from muster.toploc import verify_proofs_many
+from muster.toploc import ChunkResult, verify_proofs_many
 from muster.toploc.chunks import Patterns
 from muster.toploc.projections import VALUES, project_rows
 
@@ -86,47 +86,55 @@ class HostBlock:
         return odds
 
 
+class Proven(NamedTuple):
+    """What hidden states show of samples, wherever they are."""
+
+    chunks: Sequence[Sequence[ChunkResult]]
+    """Per sample, each proof against them."""
+    projections: Sequence[Odds]
+    """Per sample [S, VALUES], see `Examined.projections`."""
+
+
 def examine(
     samples: Sequence[Sample],
-    hidden: Sequence[Patterns],
+    proven: Proven,
     block_of: Callable[[slice], Block],
     *,
     vocab_size: int,
     eos: Iterable[int],
-    proof: ProofRecipe,
     temperature: float,
 ) -> list[Examined]:
-    """Return what is found in samples of as many redraws each, given their hidden states [T, H].
+    """Return what is found in samples of as many redraws each.
 
     `block_of` makes the logits of some of the N rows, which are those of all samples in order.
-    Raises ProofError for hidden states that are no numbers and proofs that do not parse.
     """
-    if not samples:
-        return []
-    chunks = verify_proofs_many(
-        hidden,
-        [sample.proofs for sample in samples],
-        chunk_tokens=proof.chunk_tokens,
-        topk=proof.topk,
-    )
     replays, ends = _replayed(samples, block_of, vocab_size, sorted(eos), temperature)
     return [
         Examined(
             replayed=own,
             chunks=tuple(found),
-            projections=_projected(sample, hidden_TH),
+            projections=projections,
             redrawn=tuple(redrawn),
             ends_T=ends[i] if sample.redraws else None,
         )
-        for i, (sample, hidden_TH, found, (own, *redrawn)) in enumerate(
-            zip(samples, hidden, chunks, zip(*replays, strict=True), strict=True)
+        for i, (sample, found, projections, (own, *redrawn)) in enumerate(
+            zip(samples, *proven, zip(*replays, strict=True), strict=True)
         )
     ]
 
 
-def _projected(sample: Sample, hidden_TH: Patterns) -> Odds:
-    sums = [project_rows(hidden_TH, s.seed, s.first, s.tokens) for s in sample.shares]
-    return np.array(sums, np.float64).reshape(-1, VALUES)
+def prove_host(samples: Sequence[Sample], hidden: Sequence[Patterns], proof: ProofRecipe) -> Proven:
+    """Return what hidden states [T, H] in this process's memory show of samples.
+
+    Raises ProofError for hidden states that are no numbers and proofs that do not parse.
+    """
+    proofs = [sample.proofs for sample in samples]
+    chunks = verify_proofs_many(hidden, proofs, chunk_tokens=proof.chunk_tokens, topk=proof.topk)
+    sums = [
+        [project_rows(hidden_TH, s.seed, s.first, s.tokens) for s in sample.shares]
+        for sample, hidden_TH in zip(samples, hidden, strict=True)
+    ]
+    return Proven(chunks, [np.array(each, np.float64).reshape(-1, VALUES) for each in sums])
 
 
 def _replayed(
@@ -196,10 +204,9 @@ def examine_whole(
     logits_NV = np.concatenate([each.logits_TV for each in computed])
     return examine(
         samples,
-        [each.hidden_TH for each in computed],
+        prove_host(samples, [each.hidden_TH for each in computed], proof),
         lambda rows: HostBlock(logits_NV[rows]),
         vocab_size=logits_NV.shape[1],
         eos=eos,
-        proof=proof,
         temperature=temperature,
     )

@@ -224,15 +224,15 @@ def to_patterns(hidden: torch.Tensor) -> npt.NDArray[np.uint16]:
     return integers.view(np.uint16)
 
 
-def to_rows(hidden: torch.Tensor) -> npt.NDArray[np.uint16] | npt.NDArray[np.float32]:
-    """Return hidden states as an IncrementalBuilder takes them: patterns, or floats without a copy.
+def to_rows(hidden: torch.Tensor) -> Any:
+    """Return hidden states as the builder of their device takes them: patterns, or floats without a
+    copy, on a CPU; themselves elsewhere.
 
     Rounding costs a step as much as the rest of proving; the builder rounds whole chunks.
     """
-    if hidden.dtype == torch.float32 and hidden.device.type == "cpu":
-        rows: npt.NDArray[np.float32] = hidden.numpy()
-        return rows
-    return to_patterns(hidden)
+    if hidden.device.type != "cpu":
+        return hidden
+    return hidden.numpy() if hidden.dtype == torch.float32 else to_patterns(hidden)
 
 
 # ----------------------------------------------------------------------------------- decoding

@@ -146,7 +146,8 @@ def plan_passes(samples: Sequence[tuple[Tokens, Tokens]], max_tokens: int) -> li
     `max_tokens` bounds the tokens of a pass; one sample always fits.
     """
     passes: list[list[int]] = []
-    tokens, last = 0, ()
+    tokens = 0
+    last: tuple[int, ...] = ()
     for i in sorted(range(len(samples)), key=lambda i: (len(samples[i][0]), tuple(samples[i][0]))):
         prompt, completion = tuple(samples[i][0]), samples[i][1]
         tokens += len(completion) + (0 if prompt == last else len(prompt))

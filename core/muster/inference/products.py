@@ -48,9 +48,10 @@ def linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
 
 def quicken(model: Any) -> None:
     """Let the layers of a loaded model, of any architecture, multiply so where that is faster."""
-    for module in model.modules():
-        if _IS_SLOW and type(module) is torch.nn.Linear and module.weight.dtype == torch.bfloat16:
-            module.forward = partial(_forward, module)
+    layers: list[Any] = [m for m in model.modules() if type(m) is torch.nn.Linear]
+    for layer in layers:
+        if _IS_SLOW and layer.weight.dtype == torch.bfloat16:
+            layer.forward = partial(_forward, layer)
 
 
 def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,9 @@ logarithms do. Axes: Q requests, R rows that are asked about, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,8 @@ import torch
 from muster.inference import sampling
 from muster.inference.engine import Request
 from muster.inference.sampling import Integers
+
+logger = logging.getLogger(__name__)
 
 DEVICE_ELEMENTS = 1 << 22
 """Scores computed per pass: bounds the float64 intermediates to about 64 MiB."""
@@ -57,47 +61,93 @@ def choices(
     if logits_RV.device.type == "cpu":
         ids_R, _ = sampling.winners(logits_RV.numpy(), seeds, positions, temperature_R)
         return torch.from_numpy(ids_R)
-    return device_choices(logits_RV, seeds, positions, temperature_R)
+    return device_winners(logits_RV, seeds, positions, temperature_R)[0]
 
 
 # ------------------------------------------------------------------------- on an accelerator
 
 
-def device_noise(
-    seeds: Integers, positions: Integers, vocab: int, *, device: torch.device | str
-) -> torch.Tensor:
-    """Return [R, V] float32 noise, row by row as `muster.inference.sampling.gumbel_noise`."""
-    return _to_gumbel(device_hashes(seeds, positions, vocab, device=device))
-
-
-def device_hashes(
-    seeds: Integers, positions: Integers, vocab: int, *, device: torch.device | str
-) -> torch.Tensor:
-    """Return [R, V] the 32-bit integers that the noise is made of, as the bits of int32."""
-    return _hash(_keys(seeds, positions, device), vocab)
-
-
-def device_choices(
+def device_winners(
     logits_RV: torch.Tensor,
     seeds: Integers,
     positions: Integers,
     temperature_R: npt.NDArray[np.float32],
-) -> torch.Tensor:
-    """Return the choices [R] of `muster.inference.sampling.winners`; the smallest id wins a tie."""
-    device, vocab = logits_RV.device, logits_RV.shape[1]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ids and scores [R] of `muster.inference.sampling.winners`, where logits are; the
+    smallest id wins a tie.
+    """
+    device = logits_RV.device
     keys_2R = _keys(seeds, positions, device)
-    temperature_R1 = torch.from_numpy(temperature_R).to(device)[:, None]
-    ids_R = torch.empty(len(logits_RV), dtype=torch.int64, device=device)
+    temperature = torch.from_numpy(temperature_R).to(device, non_blocking=True)
+    fused = _fused(device)
+    if fused is not None and logits_RV.stride(1) == 1:
+        return fused(logits_RV, keys_2R, temperature)
+    return _winners_by_passes(logits_RV, keys_2R, temperature)
+
+
+def _winners_by_passes(
+    logits_RV: torch.Tensor, keys_2R: torch.Tensor, temperature_R: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    vocab, ids, best = logits_RV.shape[1], [], []
     for rows in sampling.blocks(len(logits_RV), vocab, DEVICE_ELEMENTS):
         scores = _to_gumbel(_hash(keys_2R[:, rows], vocab))
-        ids_R[rows] = scores.add_(logits_RV[rows].float() / temperature_R1[rows]).argmax(dim=1)
-    return ids_R
+        scores.add_(logits_RV[rows].float() / temperature_R[rows, None])
+        scores_R, ids_R = scores.max(dim=1)
+        ids.append(ids_R)
+        best.append(scores_R)
+    return torch.cat(ids), torch.cat(best)
+
+
+def device_token_noise(
+    seeds: Integers, positions: Integers, tokens_R: torch.Tensor
+) -> torch.Tensor:
+    """Return [R] the noise of one token per row, see `muster.inference.sampling.token_noise`."""
+    first_R, second_R = _keys(seeds, positions, tokens_R.device)
+    words_R = _mix_in_place(tokens_R.to(torch.int32) ^ first_R)
+    return _to_gumbel(_mix_in_place(words_R.add_(second_R)))
+
+
+_Winners = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+@cache
+def _fused(device: torch.device) -> _Winners | None:
+    """Return the kernel that does all in one launch; None where there is none, or where it differs
+    from torch's arithmetic.
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        from muster.inference.fused_choices import winners
+
+        return winners if is_same(winners, device) else None
+    except Exception as failure:  # Whatever a compiler of kernels raises: torch can do it.
+        logger.warning("tokens are chosen without a fused kernel: %s", failure)
+        return None
+
+
+def is_same(winners: _Winners, device: torch.device) -> bool:
+    """Return whether a kernel chooses as torch does: ids and bits of scores, of rows that are flat,
+    ordinary and peaked, and of one with NaN.
+    """
+    spread_R1 = torch.tensor([[0.0], [1.0], [8.0], [1.0]])
+    logits = torch.randn(4, 5000, generator=torch.Generator().manual_seed(0)) * spread_R1
+    logits[3, 1234] = torch.nan
+    keys_2R = _keys([1, 2**40, 3, 4], [0, 1, 2**20, 3], device)
+    asked = logits.to(device), keys_2R, torch.tensor([1.0, 0.5, 1.0, 0.7], device=device)
+    ours, theirs = winners(*asked), _winners_by_passes(*asked)
+    same = torch.equal(ours[0], theirs[0]) and torch.allclose(
+        ours[1], theirs[1], rtol=0, atol=0, equal_nan=True
+    )
+    if not same:
+        logger.warning("the fused kernel chooses other tokens: %s", (ours, theirs))
+    return same
 
 
 def _keys(seeds: Integers, positions: Integers, device: torch.device | str) -> torch.Tensor:
     """Return [2, R] what rows' hashes start from, of all rows in one upload."""
     keys_2R = np.stack(sampling.row_keys(seeds, positions)).view(np.int32)
-    return torch.from_numpy(keys_2R).to(device)
+    return torch.from_numpy(keys_2R).to(device, non_blocking=True)
 
 
 def _hash(keys_2R: torch.Tensor, vocab: int) -> torch.Tensor:

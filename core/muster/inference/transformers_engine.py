@@ -21,6 +21,7 @@ import torch
 from muster.inference import decode_loop
 from muster.inference.blocks import examine_rows
 from muster.inference.decode_loop import DecodingRows
+from muster.inference.device_proofs import build_proofs
 from muster.inference.engine import (
     ROOM,
     Completion,
@@ -51,7 +52,6 @@ from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import ProofRecipe
-from muster.toploc import build_proofs_many
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,12 @@ class TransformersEngine:
             sampler = Sampler(requests)
             is_eos_V = np.isin(np.arange(forward.vocab_size), sorted(policy.eos_token_ids))
             return decode_loop.generate(
-                self._rows_for(requests), requests, sampler, eos=is_eos_V, proof=proof
+                self._rows_for(requests),
+                requests,
+                sampler,
+                eos=is_eos_V,
+                proof=proof,
+                device=forward.device,
             )
 
     def examine(
@@ -215,7 +220,7 @@ class TransformersEngine:
         made: dict[int, list[bytes]] = {}
         with self._computing(), _sound():
             for batch, hidden in self._prefilled(samples):
-                built = build_proofs_many(hidden, chunk_tokens=proof.chunk_tokens, topk=proof.topk)
+                built = build_proofs(hidden, proof)
                 made.update(zip(batch, built, strict=True))
         return [made[i] for i in range(len(samples))]
 

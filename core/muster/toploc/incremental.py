@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from queue import SimpleQueue
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -25,28 +25,28 @@ _WAITING_ELEMENTS = 1 << 25
 """Entries of finished chunks that may wait for the thread: 64 MiB of patterns, 128 of floats."""
 
 
-Rows = npt.NDArray[np.uint16] | npt.NDArray[np.float32]
-"""bfloat16 patterns, or floats that the thread rounds to bfloat16."""
-
-
 class _Job(NamedTuple):
     """Chunks of equally many rows."""
 
     requests: list[int]
-    chunks_RCH: Rows
+    chunks: Any
+    """What `_taken` made of them."""
+    elements: int
+    """Their entries."""
 
 
 class IncrementalBuilder:
     """Builds the proofs of samples that are being decoded; one thread calls it, and closes it.
 
     A request is a small integer, at least 0, of the caller's choice, free for another after `take`.
+    Where rows are kept and what is proven of them is in four methods, for rows that are elsewhere.
     Leaving the context ends the thread; proofs that were not taken are dropped.
     """
 
     def __init__(self, *, chunk_tokens: int = 32, topk: int = 128) -> None:
         self._chunk_tokens = chunk_tokens
         self._topk = topk
-        self._rows_QCH: Rows = np.empty((0, chunk_tokens, 0), np.uint16)
+        self._rows_QCH: Any = np.empty((0, chunk_tokens, 0), np.uint16)
         self._filled_Q = np.zeros(0, np.int64)
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._changed = threading.Condition()
@@ -70,14 +70,15 @@ class IncrementalBuilder:
     ) -> None:
         self.close()
 
-    def add(self, requests_R: npt.NDArray[np.int64], rows_RH: Rows) -> None:
-        """Take one more row of each of some distinct requests, of one width and type for all time.
+    def add(self, requests_R: npt.NDArray[np.int64], rows_RH: Any) -> None:
+        """Take one more row [R, H] of each of some distinct requests, of one width and type for all
+        time: bfloat16 patterns, or float32 that the thread rounds.
 
         Waits while too many chunks wait. Raises ProofError when a chunk could not be proven.
         """
         self.extend(requests_R, rows_RH[:, None])
 
-    def extend(self, requests_R: npt.NDArray[np.int64], rows_RNH: Rows) -> None:
+    def extend(self, requests_R: npt.NDArray[np.int64], rows_RNH: Any) -> None:
         """Take N more rows of each of some distinct requests, as N calls of `add` do."""
         start = 0
         while start < rows_RNH.shape[1]:
@@ -89,7 +90,7 @@ class IncrementalBuilder:
             # As far as the chunk of no request is full.
             size = min(rows_RNH.shape[1] - start, self._chunk_tokens - int(filled_R.max()))
             places_RN = filled_R[:, None] + np.arange(size)
-            self._rows_QCH[requests_R[:, None], places_RN] = rows_RNH[:, start : start + size]
+            self._write(requests_R, places_RN, rows_RNH[:, start : start + size])
             filled_R += size
             self._filled_Q[requests_R] = filled_R
             is_full_R = filled_R == self._chunk_tokens
@@ -122,28 +123,50 @@ class IncrementalBuilder:
         self._jobs.put(None)
         self._thread.join()
 
-    def _grow(self, requests: int, rows: Rows) -> None:
+    def _grow(self, requests: int, rows: Any) -> None:
         # At least doubled: requests that come one by one must not copy everything each time.
         used = len(self._filled_Q)
         self._filled_Q = np.concatenate(
             [self._filled_Q, np.zeros(max(requests - used, used), np.int64)]
         )
         shape = (len(self._filled_Q), self._chunk_tokens, rows.shape[-1])
-        kept, self._rows_QCH = self._rows_QCH[:used], np.empty(shape, rows.dtype)
+        kept, self._rows_QCH = self._rows_QCH[:used], self._room(shape, rows)
         if used:
             self._rows_QCH[:used] = kept
+
+    def _room(self, shape: tuple[int, ...], like: Any) -> Any:
+        """Return room for rows of a kind."""
+        return np.empty(shape, like.dtype)
+
+    def _write(
+        self, requests_R: npt.NDArray[np.int64], places_RN: npt.NDArray[np.int64], rows_RNH: Any
+    ) -> None:
+        """Put rows into their requests' chunks."""
+        self._rows_QCH[requests_R[:, None], places_RN] = rows_RNH
+
+    def _taken(self, requests_R: npt.NDArray[np.int64], rows: int) -> Any:
+        """Return what the thread needs of chunks, whose room is written into again."""
+        return self._rows_QCH[requests_R, :rows]
+
+    def _prove(self, chunks: Any) -> list[list[bytes]]:
+        """Return the proofs of each request's chunk; runs in the thread."""
+        patterns_RCH = to_patterns(chunks)
+        return build_proofs_many(
+            list(patterns_RCH), chunk_tokens=self._chunk_tokens, topk=self._topk
+        )
 
     def _hand_over(self, requests_R: npt.NDArray[np.int64]) -> None:
         """Queue the chunks of requests that hold equally many rows."""
         rows = int(self._filled_Q[requests_R[0]])
-        job = _Job(requests_R.tolist(), self._rows_QCH[requests_R, :rows])
+        elements = len(requests_R) * rows * self._rows_QCH.shape[-1]
+        job = _Job(requests_R.tolist(), self._taken(requests_R, rows), elements)
         self._filled_Q[requests_R] = 0
         with self._changed:
             self._changed.wait_for(
                 lambda: self._failure or self._waiting_elements <= _WAITING_ELEMENTS
             )
             self._raise_failure()
-            self._waiting_elements += job.chunks_RCH.size
+            self._waiting_elements += job.elements
             for request in job.requests:
                 self._waiting_chunks[request] += 1
         self._jobs.put(job)
@@ -159,10 +182,7 @@ class IncrementalBuilder:
             if self._is_closed:
                 continue
             try:
-                chunks_RCH = to_patterns(job.chunks_RCH)
-                built = build_proofs_many(
-                    list(chunks_RCH), chunk_tokens=self._chunk_tokens, topk=self._topk
-                )
+                built = self._prove(job.chunks)
             except Exception as error:  # Whatever it is, the caller's thread raises it.
                 with self._changed:
                     self._failure = error
@@ -172,7 +192,7 @@ class IncrementalBuilder:
 
     def _note(self, job: _Job, built: Sequence[Sequence[bytes]]) -> None:
         with self._changed:
-            self._waiting_elements -= job.chunks_RCH.size
+            self._waiting_elements -= job.elements
             for request, proofs in zip(job.requests, built, strict=True):
                 self._proofs[request] += proofs
                 self._waiting_chunks[request] -= 1

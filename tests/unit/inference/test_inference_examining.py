@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds.replays import replay_sample
 
-from muster.inference import blocks, examining
+from muster.inference import blocks, examining, sampler
 from muster.inference.blocks import DeviceBlock, examine_rows
 from muster.inference.engine import Examined, Redraw, Sample, Share
 from muster.inference.examining import Choices, HostBlock, Recomputed, examine_whole
@@ -107,8 +107,9 @@ def test_no_more_logits_than_a_block_s_are_there_at_a_time(monkeypatch: pytest.M
 
 
 def test_a_device_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "_prove", blocks.prove_device)
     monkeypatch.setattr(blocks, "block_of", DeviceBlock)
-    monkeypatch.setattr(blocks, "DEVICE_ELEMENTS", 2 * VOCAB)
+    monkeypatch.setattr(sampler, "DEVICE_ELEMENTS", 2 * VOCAB)
     assert_right(examined())
 
 

@@ -122,6 +122,8 @@ def test_torch_chooses_the_same(seed: int, temperature: float, block: int) -> No
     temperatures = np.full(8, temperature, np.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler, "DEVICE_ELEMENTS", block)
-        ids = sampler.device_choices(torch.from_numpy(logits), [seed] * 8, range(8), temperatures)
+        ids, _ = sampler.device_winners(
+            torch.from_numpy(logits), [seed] * 8, range(8), temperatures
+        )
     ours, _ = sampling.winners(logits, [seed] * 8, range(8), temperatures)
     assert ids.tolist() == ours.tolist()

@@ -41,7 +41,7 @@ def counted(rows: ChosenRows, name: str) -> int:
 
 def test_rows_of_a_changing_batch_become_each_requests_proofs() -> None:
     own = {name: rows_of(count, seed) for seed, (name, count) in enumerate([("a", 6), ("b", 3)])}
-    rows = ChosenRows(2, 8)
+    rows = ChosenRows(ProofRecipe(chunk_tokens=2, topk=8), "cpu")
     # b joins late, its prompt is computed in two parts, a is preempted for a step, b ends first.
     for present in (["a"], ["a", "b?"], ["b", "a"], ["b"], ["a", "b"], ["a"], ["a"]):
         names = [name[0] for name in present]
@@ -56,7 +56,7 @@ def test_rows_of_a_changing_batch_become_each_requests_proofs() -> None:
 
 
 def test_places_are_used_again() -> None:
-    rows = ChosenRows(2, 8)
+    rows = ChosenRows(ProofRecipe(chunk_tokens=2, topk=8), "cpu")
     for seed in range(5):
         own = rows_of(3, seed)
         for row in own:
@@ -68,7 +68,7 @@ def test_places_are_used_again() -> None:
 
 def test_bfloat16_rows_are_proven_as_they_are() -> None:
     own = rows_of(4).to(torch.bfloat16)
-    rows = ChosenRows(2, 8)
+    rows = ChosenRows(ProofRecipe(chunk_tokens=2, topk=8), "cpu")
     for row in own:
         rows.add(["a"], row[None])
     assert rows.take(["a"]) == [(4, build_proofs(own, chunk_tokens=2, topk=8))]
@@ -76,7 +76,7 @@ def test_bfloat16_rows_are_proven_as_they_are() -> None:
 
 
 def test_nonsense_is_told_when_the_request_ends_not_in_the_middle_of_a_step() -> None:
-    rows = ChosenRows(1, 8)
+    rows = ChosenRows(ProofRecipe(chunk_tokens=1, topk=8), "cpu")
     rows.add(["a"], torch.full((1, H), float("nan")))
     with pytest.raises(ProofError, match="NaN"):
         rows.take(["a"])
@@ -87,7 +87,7 @@ def test_nonsense_is_told_when_the_request_ends_not_in_the_middle_of_a_step() ->
 
 
 def test_rows_that_are_not_one_per_request_are_a_failure() -> None:
-    rows = ChosenRows(2, 8)
+    rows = ChosenRows(ProofRecipe(chunk_tokens=2, topk=8), "cpu")
     with pytest.raises(RuntimeError, match="2 rows for 1 requests"):
         rows.see(*step(rows_of(2), ["a"], [False]))
     rows.close()
@@ -146,6 +146,7 @@ class Runner:
         self.execute_model_state: Any = None
         self.input_batch = SimpleNamespace(req_ids=["a"])
         self.discard_request_mask = SimpleNamespace(np=np.array([False]))
+        self.device = torch.device("cpu")
         self.model = SimpleNamespace(compute_logits=lambda hidden: hidden[:, :3] * 2)
 
     def execute_model(self, state: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,8 +11,8 @@ from hypothesis import strategies as st
 
 from muster.toploc import build_proofs_many, verify_proofs, verify_proofs_many
 from muster.toploc.chunks import DECOYS, Patterns
-from muster.toploc.field import PRIME, evaluate, interpolate
-from muster.toploc.portable import decoy_matches, has_decoys
+from muster.toploc.field import PRIME, Residues, evaluate, interpolate
+from muster.toploc.portable import decoy_matches, has_decoys, select
 from muster.toploc.wire import ChunkShape, decode
 
 ROWS, HIDDEN, TOPK = 16, 64, 32
@@ -24,6 +26,10 @@ def states(count: int, seed: int = 0, *, hidden: int = HIDDEN) -> Patterns:
 
 def constant(value: int, points: int = TOPK) -> bytes:
     return np.array([PRIME, value, *[0] * (points - 1)], ">u2").tobytes()
+
+
+def decoys(patterns_BE: Patterns, moduli: Residues, coefficients: Residues) -> Any:
+    return decoy_matches(select(patterns_BE, coefficients.shape[1]), moduli, coefficients)
 
 
 def matches(patterns_BTH: Patterns, proofs: list[bytes]) -> list[int]:
@@ -63,7 +69,7 @@ def test_line_through_two_large_entries_matches_no_more_than_chance() -> None:
     coefficients = np.zeros((20, TOPK), np.uint32)
     coefficients[:, :2] = interpolate(x, y)
     moduli = np.full(20, PRIME, np.uint32)
-    assert decoy_matches(given_states.reshape(20, -1), moduli, coefficients).max() <= DECOYS // 4
+    assert decoys(given_states.reshape(20, -1), moduli, coefficients).max() <= DECOYS // 4
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -78,7 +84,7 @@ def test_matches_are_what_the_definition_says(seed: int) -> None:
         claim = int(evaluate(coefficients, np.array([[place]], np.uint32))[0, 0]) & 0x7FFF
         expected += (int(patterns[0, place]) & 0x7FFF) < claim <= largest
     moduli = np.full(1, PRIME, np.uint32)
-    assert decoy_matches(patterns, moduli, coefficients).tolist() == [expected]
+    assert decoys(patterns, moduli, coefficients).tolist() == [expected]
 
 
 def test_modulus_of_a_proof_applies_to_decoys() -> None:
@@ -87,7 +93,7 @@ def test_modulus_of_a_proof_applies_to_decoys() -> None:
     shape = ChunkShape(elements=ROWS * 4200, points=TOPK)
     moduli, coefficients = decode([proof], shape)
     assert verify_proofs(wide[0], [proof], topk=TOPK)[0].decoy_matches == int(
-        decoy_matches(wide.reshape(1, -1), moduli, coefficients)[0]
+        decoys(wide.reshape(1, -1), moduli, coefficients)[0]
     )
 
 
@@ -101,4 +107,4 @@ def test_small_chunks_have_no_decoys(elements: int, points: int, expected: bool)
     coefficients = np.full((1, points), 0, np.uint32)
     moduli = np.full(1, PRIME, np.uint32)
     coefficients[0, 0] = 0x3F80
-    assert decoy_matches(patterns, moduli, coefficients).tolist() == [0]
+    assert decoys(patterns, moduli, coefficients).tolist() == [0]

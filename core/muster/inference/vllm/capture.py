@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from muster.inference.blocks import examine_rows
+from muster.inference.device_proofs import build_proofs, builder_on
 from muster.inference.engine import Examined, Sample
 from muster.inference.forward import to_rows
 from muster.inference.vllm.frames import Facts
 from muster.protocol.errors import ProofError
 from muster.protocol.recipe import ProofRecipe
-from muster.toploc import IncrementalBuilder, build_proofs
 
 
 class HiddenStates:
@@ -63,7 +63,8 @@ class HiddenStates:
 
     def muster_prove(self, chunk_tokens: int, topk: int) -> None:
         """Build proofs of what is generated from now on."""
-        self.muster_capture = ChosenRows(chunk_tokens, topk)
+        proof = ProofRecipe(chunk_tokens=chunk_tokens, topk=topk)
+        self.muster_capture = ChosenRows(proof, self.model_runner.device)
 
     def muster_take(self, requests: list[str]) -> list[tuple[int, list[bytes]]]:
         """Return the number of rows and the proofs of ended requests; raises ProofError."""
@@ -96,8 +97,7 @@ class HiddenStates:
 
     def muster_build(self, request: str, proof: ProofRecipe) -> list[bytes]:
         """Return the proofs of a request's kept rows; raises ProofError."""
-        rows_TH = self.muster_capture.rows(request)
-        return build_proofs(rows_TH, chunk_tokens=proof.chunk_tokens, topk=proof.topk)
+        return build_proofs([self.muster_capture.rows(request)], proof)[0]
 
     def muster_drop(self, request: str) -> None:
         """Forget a request's rows."""
@@ -113,8 +113,8 @@ class HiddenStates:
 class ChosenRows:
     """Proofs of the rows that tokens are chosen from."""
 
-    def __init__(self, chunk_tokens: int, topk: int) -> None:
-        self._builder = IncrementalBuilder(chunk_tokens=chunk_tokens, topk=topk)
+    def __init__(self, proof: ProofRecipe, device: torch.device | str) -> None:
+        self._builder = builder_on(device, proof)
         self._slots: dict[str, int] = {}
         self._rows: list[int] = []
         self._free: list[int] = []

@@ -1,0 +1,189 @@
+"""TOPLOC on the device that computed: only what proofs need leaves it.
+
+A proof needs a chunk's largest entries, their places, and the few entries that decoys are chosen
+from: about 1 kB of a chunk of 64 kB (32 tokens of width 1,024). Which entries are chosen is the
+same as on a CPU, among equal ones too. While tokens are generated a chunk's rows wait on the
+device; what leaves it goes into pinned memory, and the thread that builds proofs waits for it, not
+the device. Axes: B chunks, C rows of a chunk, E elements of a chunk, K points, P pool, S shares, T
+rows of a sample, H hidden units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from muster.inference.engine import Share
+from muster.protocol.errors import ProofError
+from muster.protocol.recipe import ProofRecipe
+from muster.toploc import (
+    ChunkResult,
+    IncrementalBuilder,
+    build_proofs_many,
+    portable,
+    projections,
+    wire,
+)
+
+_PASS_ELEMENTS = 1 << 24
+"""Entries ranked at a time: 128 MiB of keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """What is on its way from a device, about B chunks of E elements."""
+
+    elements: int
+    packed_BN: torch.Tensor
+    """[B, 2K + P + 1] int32 on the host: places, patterns, the pool's patterns, whether all are
+    numbers."""
+    points: int
+    """K."""
+    arrival: Any
+    """An event that is over when it is there; None where nothing had to travel."""
+
+    def arrived(self) -> portable.Selected:
+        """Wait, and return it."""
+        if self.arrival is not None:
+            self.arrival.synchronize()
+        packed, points = self.packed_BN.numpy(), self.points
+        return portable.Selected(
+            self.elements,
+            packed[:, :points].astype(np.int64),
+            packed[:, points : 2 * points].astype(np.uint32),
+            packed[:, 2 * points : -1].astype(np.uint16),
+            bool(packed[:, -1].all()),
+        )
+
+
+def select(chunks_BE: torch.Tensor, points: int) -> Leaving:
+    """Let what proofs with so many points need of chunks leave their device."""
+    step = max(1, _PASS_ELEMENTS // chunks_BE.shape[1])
+    packed_BN = torch.cat([_packed(part, points) for part in torch.split(chunks_BE, step)])
+    arrival = None
+    if packed_BN.device.type == "cuda":
+        host = torch.empty(packed_BN.shape, dtype=packed_BN.dtype, pin_memory=True)
+        packed_BN = host.copy_(packed_BN, non_blocking=True)
+        arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrival.record()
+    return Leaving(chunks_BE.shape[1], packed_BN, points, arrival)
+
+
+def _packed(chunks_BE: torch.Tensor, points: int) -> torch.Tensor:
+    elements, device = chunks_BE.shape[1], chunks_BE.device
+    narrow = chunks_BE.to(torch.bfloat16).contiguous().view(torch.int16)
+    patterns_BE = narrow.to(torch.int32).bitwise_and_(0xFFFF)
+    magnitudes_BE = patterns_BE & 0x7FFF
+    # All keys differ, and of equal magnitudes the smaller index has the larger one.
+    behind_E = torch.arange(elements - 1, -1, -1, dtype=torch.int64, device=device)
+    keys_BE = (magnitudes_BE.to(torch.int64) << 32) | behind_E
+    places_BK = elements - 1 - (keys_BE.topk(points, dim=1, sorted=False).values & 0xFFFFFFFF)
+    pool_P = torch.from_numpy(portable.pool_places(elements)).to(device)
+    is_finite_B1 = (magnitudes_BE < 0x7F80).all(dim=1, keepdim=True)
+    parts = (places_BK, patterns_BE.gather(1, places_BK), patterns_BE[:, pool_P], is_finite_B1)
+    return torch.cat([part.to(torch.int32) for part in parts], dim=1)
+
+
+# ------------------------------------------------------------------------------ whole samples
+
+
+def build_proofs(samples: Sequence[torch.Tensor], proof: ProofRecipe) -> list[list[bytes]]:
+    """Return the proofs of samples' hidden states [T, H], where they are."""
+    if all(rows_TH.device.type == "cpu" for rows_TH in samples):
+        return build_proofs_many(samples, chunk_tokens=proof.chunk_tokens, topk=proof.topk)
+    return [_built(rows_TH, proof) for rows_TH in samples]
+
+
+def _built(rows_TH: torch.Tensor, proof: ProofRecipe) -> list[bytes]:
+    leaving = [select(chunks, shape.points) for chunks, shape in _chunks(rows_TH, proof)]
+    return [each for part in leaving for each in portable.prove(part.arrived())]
+
+
+def verify_proofs(
+    rows_TH: torch.Tensor, proofs: Sequence[bytes], proof: ProofRecipe
+) -> list[ChunkResult]:
+    """Return `muster.toploc.verify_proofs` of hidden states on a device."""
+    leaving = [(select(chunks, shape.compared), shape) for chunks, shape in _chunks(rows_TH, proof)]
+    expected = sum(len(part.packed_BN) for part, _ in leaving)
+    if len(proofs) != expected:
+        raise ProofError(f"{len(proofs)} proofs for {expected} chunks", reason="count")
+    found: list[ChunkResult] = []
+    for part, shape in leaving:
+        given = proofs[len(found) : len(found) + len(part.packed_BN)]
+        found += portable.compare(part.arrived(), given, shape)
+    return found
+
+
+def _chunks(
+    rows_TH: torch.Tensor, proof: ProofRecipe
+) -> list[tuple[torch.Tensor, wire.ChunkShape]]:
+    """Return the whole chunks [B, E] of a sample, and a shorter last one if there is one."""
+    tokens, width = rows_TH.shape
+    shapes = wire.chunk_shapes(tokens, width, chunk_tokens=proof.chunk_tokens, topk=proof.topk)
+    whole = tokens // proof.chunk_tokens
+    parts = []
+    if whole:
+        rows = rows_TH[: whole * proof.chunk_tokens]
+        parts.append((rows.reshape(whole, -1), shapes[0]))
+    if tokens % proof.chunk_tokens:
+        parts.append((rows_TH[whole * proof.chunk_tokens :].reshape(1, -1), shapes[-1]))
+    return parts
+
+
+def project(rows_TH: torch.Tensor, shares: Sequence[Share]) -> npt.NDArray[np.float64]:
+    """Return [S, VALUES] what a sample's rows add to each share's projections, computed where the
+    rows are: eight numbers a share leave.
+    """
+    narrow_TH = rows_TH.to(torch.bfloat16).double()
+    sums = []
+    for share in shares:
+        signs = projections.balanced_signs(share.seed, share.tokens)
+        signs_VT = signs[:, share.first : share.first + len(rows_TH)]
+        channels_VH = projections.channel_signs(share.seed, rows_TH.shape[1])
+        sums_VH = torch.from_numpy(np.ascontiguousarray(signs_VT)).to(rows_TH.device) @ narrow_TH
+        sums.append((sums_VH * torch.from_numpy(channels_VH).to(rows_TH.device)).sum(dim=1))
+    if not sums:
+        return np.zeros((0, projections.VALUES))
+    found: npt.NDArray[np.float64] = torch.stack(sums).cpu().numpy()
+    return found
+
+
+# ------------------------------------------------------------------------- while tokens come
+
+
+def builder_on(device: torch.device | str, proof: ProofRecipe) -> IncrementalBuilder:
+    """Return what builds the proofs of rows on a device."""
+    kind = IncrementalBuilder if torch.device(device).type == "cpu" else DeviceBuilder
+    return kind(chunk_tokens=proof.chunk_tokens, topk=proof.topk)
+
+
+class DeviceBuilder(IncrementalBuilder):
+    """An IncrementalBuilder of rows that are on a device, where unfinished chunks stay."""
+
+    def _room(self, shape: tuple[int, ...], like: Any) -> Any:
+        return torch.empty(shape, dtype=torch.bfloat16, device=like.device)
+
+    def _write(
+        self,
+        requests_R: npt.NDArray[np.int64],
+        places_RN: npt.NDArray[np.int64],
+        rows_RNH: Any,
+    ) -> None:
+        device, size = rows_RNH.device, self._chunk_tokens
+        at_RN = torch.from_numpy(requests_R[:, None] * size + places_RN)
+        rows = rows_RNH.reshape(-1, rows_RNH.shape[-1]).to(torch.bfloat16)
+        flat = self._rows_QCH.view(-1, rows.shape[-1])
+        flat.index_copy_(0, at_RN.reshape(-1).to(device, non_blocking=True), rows)
+
+    def _taken(self, requests_R: npt.NDArray[np.int64], rows: int) -> Any:
+        held = self._rows_QCH[torch.from_numpy(requests_R).to(self._rows_QCH.device), :rows]
+        chunks_BE = held.flatten(1)
+        return select(chunks_BE, min(self._topk, chunks_BE.shape[1]))
+
+    def _prove(self, chunks: Any) -> list[list[bytes]]:
+        return [[proof] for proof in portable.prove(chunks.arrived())]
