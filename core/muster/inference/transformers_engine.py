@@ -45,8 +45,8 @@ from muster.inference.lean_model import LeanModel
 from muster.inference.lean_prefill import plan_passes, predicting_rows
 from muster.inference.lean_rows import LeanRows, lean_model
 from muster.inference.policy_files import LoadedPolicy, fingerprint, load_folder, swap_weights
-from muster.inference.prompts import encode_prompt
 from muster.inference.products import quicken
+from muster.inference.prompts import encode_prompt
 from muster.inference.sampler import Sampler
 from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import PolicyVersion
