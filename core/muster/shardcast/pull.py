@@ -141,6 +141,8 @@ class Pull:
         self._tried: set[str] = set()
         self._left: set[str] = set()
         """Relays that were left, and brought no whole chunk since: others are asked first."""
+        self._brought: set[str] = set()
+        """Relays that brought a whole chunk."""
         self._explored_s = 0.0
         self._most = 0.0
         """Highest rate of all attempts together so far."""
@@ -270,7 +272,11 @@ class Pull:
             fresh = []
         # Whoever was quick up to the last bytes of a chunk is as quick as others on the average.
         found = [*known, *fresh] or awake
-        pool = [url for url in found if url not in self._left] or found
+        pool = (
+            [url for url in found if url not in self._left]
+            or [url for url in found if url in self._brought]
+            or found
+        )
         if not pool and all(a.was_quiet_for(LEFT_AFTER_S, now_s) for a in self._running):
             pool = [url for url in self._transfer.reserve() if url not in refused]
         return scores.choose(pool) if pool else None
@@ -352,6 +358,7 @@ class Pull:
             rival.sink.close()
         self._transfer.note(attempt.url, None, size=sink.size, seconds=now_s - attempt.started_s)
         self._left.discard(attempt.url)
+        self._brought.add(attempt.url)
         if chunk.was_shared and not await in_thread(sink.still_holds):
             self._start_over(chunk, {rival.url for rival in rivals})
             return False

@@ -32,22 +32,24 @@ def open_sink() -> VerifyingSink:
 
 
 @pytest.mark.parametrize(
-    ("left", "asked"),
+    ("left", "brought", "asked"),
     [
-        (set(), {TAIL, HONEST}),
-        ({TAIL}, {HONEST}),
-        ({TAIL, HONEST}, {TAIL, HONEST}),
+        (set(), set(), {TAIL, HONEST}),
+        ({TAIL}, set(), {HONEST}),
+        ({TAIL}, {TAIL}, {HONEST}),
+        ({TAIL, HONEST}, {HONEST}, {HONEST}),
+        ({TAIL, HONEST}, set(), {TAIL, HONEST}),
     ],
 )
 async def test_relay_that_was_left_is_asked_only_where_there_is_no_other(
-    left: set[str], asked: set[str]
+    left: set[str], brought: set[str], asked: set[str]
 ) -> None:
     scores = RelayScores([TAIL, HONEST], rng=Random(1))
     for url in (TAIL, HONEST):
         scores.succeeded(url, SIZE, 1.0)  # as quick on the average
     client = ShardClient()
     pull = Pull(Transfer(client, scores, RunId(1), PolicyVersion(0), attempts=5), [], parallel=4)
-    pull._left = left
+    pull._left, pull._brought = left, brought
     chunk = _Chunk(open_sink)
     assert {pull._relay_for(chunk, 0.0, explores=False) for _ in range(50)} == asked
     client.close()
