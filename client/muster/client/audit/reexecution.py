@@ -90,7 +90,7 @@ HOW_POLICIES = (
     "one that still has it; rebuild: --relay URL of one with an earlier version and its deltas"
 )
 """How to get an old policy; a fetch rebuilds it from deltas by itself."""
-HOW_NONE = "nothing does: the evidence of one file bears it out as little as it contradicts it"
+HOW_NONE = "nothing does: the evidence of one file neither proves nor contradicts it"
 """What can be done about an outcome that hangs on more than its file."""
 HOW_MACHINE = "free memory and disk on this machine, and audit it again"
 """What can be done where this machine failed: that contradicts nobody."""

@@ -76,7 +76,7 @@ def slot_of_record(record: OutcomeRecord) -> SlotOfWorker:
 
 
 def slot_in(view: HistoryView, batch: BatchView, submission: Submission) -> SlotOfWorker:
-    """Return the slot that a submission of a batch fills; worker 0 is none of the run's."""
+    """Return the slot that a submission of a batch fills; number 0 is no worker of the run."""
     standing = view.standing(batch.run_id, submission.worker, before=batch.block_number)
     return (standing.worker_id if standing else 0, submission.step, submission.index)
 

@@ -128,7 +128,7 @@ class Comparison:
     compared: int
     """Submissions that both had to recompute."""
     failed: tuple[int, ...]
-    """Positions of those whose fingerprints are of no recomputation."""
+    """Positions of submissions whose fingerprints come from no recomputation."""
 
     @property
     def has_checked(self) -> bool:

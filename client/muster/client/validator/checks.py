@@ -347,7 +347,7 @@ def _check_wide(replays: Sequence[Replay], calibration: Calibration) -> Finding 
     wide, ends = (sum(column) for column in zip(*counts, strict=True))
     if wide <= limits.most and ends <= limits.most_ends:
         return None
-    # Each may be rounding, and which ones are nobody knows: together they prove no fraud.
+    # Each may be rounding, and nobody can tell which ones are: together they prove no fraud.
     return _rejected(
         Reason.SAMPLER_MISMATCH,
         f"{wide} tokens are further than {limits.margin:.3g} from the maximum, {ends} of them at "
@@ -377,7 +377,7 @@ def count_strikes(replays: Sequence[Replay], calibration: Calibration) -> int:
 
 
 def conduct_of(replays: Sequence[Replay], calibration: Calibration) -> Conduct:
-    """Return what the sequential test takes of a submission."""
+    """Return the figures of a submission for the sequential test."""
     groups: dict[tuple[int, ...], list[Flip]] = {}
     for replay in replays:
         groups.setdefault(replay.tokens[0], []).extend(replay.flips)
@@ -406,7 +406,7 @@ def check_history(
 def _struck(
     reason: Reason, passed: Sequence[bool], replays: Sequence[Replay], calibration: Calibration
 ) -> Finding | None:
-    """Return what follows where samples did not pass check 6 or 7."""
+    """Return the outcome when samples did not pass check 6 or 7."""
     if all(passed):
         return None
     strikes = count_strikes(replays, calibration)

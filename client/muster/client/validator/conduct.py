@@ -149,7 +149,7 @@ class ConductStore:
     def _earlier(
         self, worker_id: int, place: OutcomePlace, batches: Batches
     ) -> dict[OutcomePlace, Conduct]:
-        """Return what was measured of batches that the chain still has."""
+        """Return the measurements of batches that the chain still has."""
         found = {}
         for known in self._places(worker_id):
             batch = batches.get(known.batch_id)

@@ -53,7 +53,7 @@ WALL_S = 120.0
 TRIES = 3
 """How often a file is tried before its validator is disturbed."""
 MAX_ANSWER_BYTES = 1 << 30
-"""Bound on what is read back from a child."""
+"""Most bytes that are read back from a child."""
 
 _ROOM_BYTES = 32 << 20
 """Memory that decoding takes whatever the file."""
@@ -70,7 +70,7 @@ _OWN_DEATHS = frozenset(
 
 
 class _Broken(Exception):
-    """A file ended its child, and nobody else did."""
+    """A file ended its child process, and nothing else did."""
 
 
 class FileDecoder:
@@ -121,7 +121,7 @@ class FileDecoder:
             await self._in_child(_Child.start)
 
     async def _in_child(self, ask: Callable[[_Child], T]) -> T:
-        """Return what a child answers, asked in a thread."""
+        """Return a child's answer; a thread asks."""
         child = self._idle.pop() if self._idle else _Child(self._cpu_s)
         try:
             async with asyncio.timeout(self._wall_s):
@@ -158,7 +158,7 @@ class _Child:
         """Whether it has started, and has answered all that it was asked."""
 
     def asked(self, ask: Callable[[_Child], T]) -> T:
-        """Return what it answers; one that is killed meanwhile is waited for."""
+        """Return the child's answer; a child that is killed meanwhile is waited for."""
         try:
             return ask(self)
         finally:

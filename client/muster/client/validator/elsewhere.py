@@ -82,7 +82,7 @@ class Elsewhere:
             return await sources.batch(batch.batch_id, batch.root, batch.count)
 
     async def _answer(self, about: object, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what was asked for, if it comes soon; raises ApiError otherwise."""
+        """Return the thing asked for if it comes soon; raises ApiError otherwise."""
         task = self._asking.get(about)
         if task is None:
             task = self._begin(about, ask)
@@ -116,7 +116,7 @@ class Elsewhere:
         if about in self._rests_until or len(self._asking) >= MOST_ASKED:
             raise _not_yet()
         task = self._asking[about] = asyncio.create_task(self._noting_failure(about, ask))
-        # Looked at even where nobody asks again.
+        # The result is looked at even when nobody asks again.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 

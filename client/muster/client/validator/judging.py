@@ -71,7 +71,7 @@ class Judgement:
     fingerprints: Mapping[Address, bytes] = field(default_factory=dict)
     """What each validator's fingerprints of the hidden states are, if it came to those."""
     is_nonsense: bool = False
-    """Whether the prefill gave what is no number: of a sound engine's, the file is to blame."""
+    """Whether the prefill gave NaN or infinity: with a sound engine, the file is to blame."""
     earlier: tuple[tuple[int, int], ...] = ()
     """The worker's submissions, (batch, position), that were taken into account with this one."""
 
@@ -95,7 +95,7 @@ MISDECLARED = Judgement(
 
 
 def unread(claim: Claim, finding: Finding) -> Judgement:
-    """Return the judgement on a claim whose file gave no rows."""
+    """Return the judgement on a claim whose file was not read."""
     return Judgement(finding, claim.submission.units)
 
 
