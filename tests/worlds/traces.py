@@ -102,7 +102,11 @@ class Traces:
     """Files that were asked for, in order."""
 
     def __post_init__(self) -> None:
-        self.maker = RowMaker(RECIPE, task_set(), Texts(save_tokenizer(self.folder / "model")))
+        self.maker = self.maker_of(RECIPE)
+
+    def maker_of(self, recipe: Recipe) -> RowMaker:
+        """Return what makes the rows of a run with this recipe."""
+        return RowMaker(recipe, task_set(), Texts(save_tokenizer(self.folder / "model")))
 
     def add(self, *rollouts: Rollout) -> Accepted:
         """Add a submission at the end of the stream."""

@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import (
-    ConfigError,
     MusterError,
     SignatureError,
     StorageError,
@@ -66,9 +65,9 @@ class Relay:
         metrics: ShardMetrics | None = None,
         rng: Random | None = None,
     ) -> None:
-        """`poll_s` is the shortest pause between two looks at an upstream or at the chain."""
-        if not upstreams:
-            raise ConfigError("a relay needs at least one upstream")
+        """`poll_s` is the shortest pause between two looks at an upstream or at the chain. Without
+        an upstream it mirrors nothing, and only drops what the chain takes back.
+        """
         self._store = store
         self._run_id = run_id
         self._trust = trust
@@ -93,7 +92,8 @@ class Relay:
             async with asyncio.TaskGroup() as group:
                 for url in self._scores.urls:
                     group.create_task(self._watch(url))
-                group.create_task(self._mirror_all())
+                if self._scores.urls:
+                    group.create_task(self._mirror_all())
                 group.create_task(self._recheck_all())
         finally:
             unsubscribe()

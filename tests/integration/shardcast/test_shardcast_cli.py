@@ -128,6 +128,31 @@ async def test_relay_process_mirrors_what_is_anchored_and_stops_on_sigterm(
             assert await asyncio.to_thread(process.wait, 20) == 0
 
 
+async def test_relay_without_upstream_serves_what_its_store_holds_and_the_chain_has(
+    chain: Chain, anvil: Anvil, tmp_path: Path
+) -> None:
+    settings = (await relaying(chain, anvil, tmp_path)).model_copy(
+        update={"upstream": (), "ready_file": tmp_path / "ready"}
+    )
+    store = ChunkStore(settings.store)
+    manifest = publish(chain, store, RunId(settings.run), 0)
+    await chain.runs.publish_checkpoint(RunId(settings.run), manifest.version, manifest.root())
+    publish(chain, store, RunId(settings.run), 1)  # never anchored
+    running = asyncio.ensure_future(serve_relay(settings))
+    async with asyncio.timeout(20):
+        while not (tmp_path / "ready").exists():
+            assert not running.done(), running.result()
+            await asyncio.sleep(0.02)
+        relay = (tmp_path / "ready").read_text()
+        async with Fetcher([relay], tmp_path / "cache") as client:
+            folder = await client.fetch(RunId(settings.run), manifest.version, manifest.root())
+            assert (folder / "model.safetensors").read_bytes() == bytes(100_000)
+        async with httpx.AsyncClient() as http:
+            listed = await http.get(f"{relay}/v1/{settings.run}/versions")
+        assert listed.json() == {"versions": [0]}
+    running.cancel()
+
+
 async def relaying(chain: Chain, anvil: Anvil, tmp_path: Path, **changes: Any) -> RelaySettings:
     return RelaySettings(
         run=await create_run(chain),

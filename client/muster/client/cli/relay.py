@@ -44,6 +44,8 @@ def relay() -> None:
 def run(config: Path | None, **flags: object) -> None:
     """Mirror a run until stopped, or until it is closed and nobody fetches any more.
 
+    Without --upstream it serves what the store holds, such as the one that `run create` wrote.
+
     \b
     Example:
       muster relay run --run 1 --upstream http://origin:8800 --store ./relay --port 8700

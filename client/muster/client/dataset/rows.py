@@ -17,10 +17,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from muster.chain import RunView
+from muster.inference.prompts import after_last, encode_prompt
 from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import OutcomeRecord
+from muster.protocol.prompts import Part
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Bounds, read_table, require_bounds
 from muster.tasks import Problem, TaskSet
@@ -139,6 +141,12 @@ class Texts:
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._tokenizer = tokenizer
 
+    def mark(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a recipe's `answer_after`, none for the empty text."""
+        if not text:
+            return ()
+        return encode_prompt(self._tokenizer, (Part(text, True),), is_start=False)
+
     def ends(self, lists: TokenLists) -> list[bool]:
         """Tell which rows close with a token that ends a completion."""
         found: list[bool] = np.isin(lists.flat[lists.ends[1:] - 1], self._eos).tolist()
@@ -172,6 +180,7 @@ class RowMaker:
         self._task_set = task_set
         self._texts = texts
         self._bounds = Bounds.of(recipe)
+        self._mark = texts.mark(recipe.prompt.answer_after)
         self._places = {problem.problem_id: n for n, problem in enumerate(task_set)}
         self._verifiers = {v.task_type: f"{v.name} {v.version}" for v in recipe.verifiers}
 
@@ -190,11 +199,12 @@ class RowMaker:
         problems = [self._problem(name) for name in table["problem_id"].to_pylist()]
         prompts = TokenLists.of(table["prompt_tokens"])
         completions = TokenLists.of(table["completion_tokens"])
-        texts, answers = self._texts.completions(completions), None
+        texts = answers = self._texts.completions(completions)
         replies: list[list[int]] = [[]] * len(table)
         if "replies" in table.column_names:
             replies = table["replies"].to_pylist()
-            starts = [places[-1] if places else 0 for places in replies]
+        if "replies" in table.column_names or self._mark:
+            starts = [self._answer_start(completions.row(n), replies[n]) for n in range(len(table))]
             answers = self._texts.completions(completions.after(starts))
         count = len(table)
         columns: dict[str, Any] = {
@@ -204,7 +214,7 @@ class RowMaker:
             "problem": [problem.prompt for problem in problems],
             "prompt": self._texts.prompts(prompts),
             "completion": texts,
-            "answer": answers or texts,
+            "answer": answers,
             "reward": table["task_reward"],
             "target_length": table["target_length"],
             "is_finished": self._texts.ends(completions),
@@ -222,6 +232,13 @@ class RowMaker:
             "file_sha256": [hex0x(record.file_hash)] * count,
         }
         return pa.table({name: columns[name] for name in SCHEMA.names}, schema=SCHEMA)
+
+    def _answer_start(self, tokens: npt.NDArray[np.int32], replies: list[int]) -> int:
+        """Return where the graded part of a completion begins: in its last turn, after the thought;
+        its end where no thought ends.
+        """
+        turn = replies[-1] if replies else 0
+        return len(tokens) - len(after_last(tokens[turn:].tolist(), self._mark))
 
     def _problem(self, problem_id: str) -> Problem:
         place = self._places.get(problem_id)

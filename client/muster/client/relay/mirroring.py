@@ -41,8 +41,8 @@ class RelaySettings(Settings):
 
     run: Annotated[int, Field(ge=1)]
     """The run it mirrors."""
-    upstream: Annotated[tuple[str, ...], Field(min_length=1)]
-    """URLs of the origin or of other relays."""
+    upstream: tuple[str, ...] = ()
+    """URLs of the origin or of other relays; none to serve what the store already holds."""
     rpc: str = DEFAULT_RPC
     """JSON-RPC endpoint of the chain."""
     deployments: Path = DEPLOYMENTS

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from worlds.traces import ALL, EOS, ORIGIN, Traces, rollout, tokens
+from worlds.traces import ALL, EOS, ORIGIN, RECIPE, Traces, rollout, tokens
 
 from muster.client.dataset import folder as folder_module
 from muster.client.dataset.card import put_card
@@ -25,6 +25,7 @@ from muster.client.dataset.verify import (
     check_rules,
 )
 from muster.protocol.errors import ConfigError, NotYet, StorageError
+from muster.protocol.recipe import PromptRecipe
 
 pytestmark = pytest.mark.asyncio
 
@@ -106,6 +107,21 @@ async def test_the_answer_is_what_follows_the_last_reply(traces: Traces) -> None
     traces.add(said)
     [row] = rows_of(await export(traces))
     assert (row["completion"], row["answer"], row["replies"]) == ("12ab34", "34", [2, 4])
+
+
+@pytest.mark.parametrize(
+    ("completion", "replies", "answer"),
+    [("12f34", (), "34"), ("12f3f4", (), "4"), ("1234", (), ""), ("1f2ab3f4", ((3, 5),), "4")],
+)
+async def test_the_answer_is_what_follows_the_thought(
+    traces: Traces, completion: str, replies: tuple[tuple[int, int], ...], answer: str
+) -> None:
+    traces.maker = traces.maker_of(
+        RECIPE.model_copy(update={"prompt": PromptRecipe(answer_after="f")})
+    )
+    traces.add(replace(rollout(3, tokens(completion), 1.0, 0), replies=replies))
+    [row] = rows_of(await export(traces))
+    assert (row["completion"], row["answer"]) == (completion, answer)
 
 
 @pytest.mark.parametrize(
