@@ -178,6 +178,7 @@ bench-simulator: setup
 # Half an hour of one core, 5 GB; each part alone: ARGS="--parts q06 mid".
 bench-size: setup
 	$(BIN)/python -m benchmarks.inference.size $(ARGS)
+	$(BIN)/python -m benchmarks.training.size
 
 bench-tasks: setup
 	$(BIN)/python -m benchmarks.tasks.tasks

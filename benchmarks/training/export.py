@@ -32,7 +32,7 @@ from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.rollouts import Rollout
 from muster.shardcast import ChunkStore, Manifest
 from muster.trainer.learn.learner import Learner
-from muster.trainer.learn.persistence import named_weights
+from muster.trainer.learn.persistence import kept_state, named_weights
 from muster.trainer.publish.policies import BASE, PolicyShelf, policy_files
 from muster.trainer.recover.checkpoint import Checkpoints, Identity, TrainerState
 from muster.trainer.stream.reader import Cursor
@@ -127,13 +127,16 @@ def take_step(learner: Learner) -> None:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in learner.model.parameters():
+            if not parameter.requires_grad:
+                continue
             gradient = torch.empty_like(parameter).normal_(generator=generator)
             parameter.add_(gradient.sign(), alpha=-RATE)
-            learner.optimizer.state[parameter] = {
+            state = {
                 "step": torch.tensor(1.0),
                 "exp_avg": gradient,
                 "exp_avg_sq": gradient.square(),
             }
+            learner.optimizer.state[parameter] = kept_state(learner.optimizer, parameter, state)
 
 
 @contextmanager

@@ -24,7 +24,13 @@ from muster.lifecycle import free_port
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import MusterError
 from muster.protocol.ids import PolicyVersion, RunId, Step
-from muster.protocol.recipe import FilterRecipe, Recipe, SamplingRecipe, TrainingRecipe
+from muster.protocol.recipe import (
+    AdapterRecipe,
+    FilterRecipe,
+    Recipe,
+    SamplingRecipe,
+    TrainingRecipe,
+)
 from muster.protocol.rollouts import Rollout
 from muster.trainer.base_model import WarmStart, build_base_model
 from muster.trainer.learn.follow import follow
@@ -59,6 +65,7 @@ IDENTITY = Identity(RunId(1), keccak(b"recipe"), 31337)
 def recipe(**training: Any) -> Recipe:
     """A recipe in which every term of the loss counts."""
     filters = FilterRecipe(max_mismatch=training.pop("max_mismatch", 0.0))
+    adapter = AdapterRecipe(rank=training.pop("rank", 0))
     values = {
         "submissions_per_step": 1,
         "optimizer_steps": 1,
@@ -77,6 +84,7 @@ def recipe(**training: Any) -> Recipe:
         ),
         training=TrainingRecipe.model_validate(values),
         filters=filters,
+        adapter=adapter,
     )
 
 
@@ -125,6 +133,7 @@ class Job:
         budget = training.pop("micro_batch_tokens", 60)
         dtype = training.pop("compute_dtype", "float32")
         recomputed = training.pop("recomputed", "none")
+        optimizer_state = training.pop("optimizer_state", "float32")
         self.learner = Learner(
             self.shelf.path(BASE),
             recipe(**training),
@@ -132,6 +141,7 @@ class Job:
             micro_batch_tokens=budget,
             compute_dtype=dtype,
             recomputed=recomputed,
+            optimizer_state=optimizer_state,
             team=team,
         )
         self.checkpoints = Checkpoints(
@@ -167,6 +177,7 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "without mismatching samples": (5, {"max_mismatch": 0.3}),
     "bfloat16": (5, {"compute_dtype": "bfloat16"}),
     "recomputed": (5, {"recomputed": "full"}),
+    "an adapter": (5, {"rank": 4}),
 }
 """Groups in a step, and how it is computed."""
 

@@ -47,6 +47,8 @@ SECTIONS = {
         "threads",
         "micro_batch_tokens",
         "recompute",
+        "optimizer_state",
+        "offload",
         "memory_gb",
         "peak_tflops",
         "rank_timeout_s",
@@ -73,6 +75,16 @@ def _memory_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--recompute",
             type=click.Choice(["none", "selective", "full"]),
             help="What is computed again. [default: the least that fits]",
+        ),
+        click.option(
+            "--optimizer-state",
+            type=click.Choice(["float32", "bfloat16"]),
+            help="Format of the optimiser's moments. [default: float32]",
+        ),
+        click.option(
+            "--offload/--no-offload",
+            default=None,
+            help="Keep the moments in a file. [default: in memory]",
         ),
         click.option(
             "--memory-gb",
@@ -217,7 +229,8 @@ def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> No
     from muster.trainer.config import load_recipe
     from muster.trainer.learn.plan import Choices, plan_memory
 
-    plan = plan_memory(model, load_recipe(recipe), Choices(**options))
+    chosen = {name: value for name, value in options.items() if value is not None}
+    plan = plan_memory(model, load_recipe(recipe), Choices(**chosen))
     click.echo(json.dumps(plan.figures()) if as_json else plan.table())
 
 
@@ -278,18 +291,22 @@ def trainer_bench(model: Path, recipe: Path, as_json: bool, **options: Any) -> N
     from transformers.utils import logging as transformers_logging
 
     from muster.trainer.config import load_recipe
-    from muster.trainer.learn.plan import Choices
+    from muster.trainer.learn.plan import Choices, return_freed_buffers
     from muster.trainer.measure.bench import Load, measure_step
 
+    return_freed_buffers()
     torch.set_num_threads(options["threads"])
     transformers_logging.disable_progress_bar()
-    of_memory = ("device", "compute_dtype", "micro_batch_tokens", "recompute", "memory_gb")
+    of_memory = (
+        *("device", "compute_dtype", "micro_batch_tokens", "recompute", "memory_gb"),
+        *("optimizer_state", "offload"),
+    )
     of_load = ("groups", "prompt_tokens", "completion_tokens", "repeats")
     peak = options["peak_tflops"]
     found = measure_step(
         model,
         load_recipe(recipe),
-        Choices(**{name: options[name] for name in of_memory}),
+        Choices(**{name: options[name] for name in of_memory if options[name] is not None}),
         Load(**{name: options[name] for name in of_load}),
         peak_flops=peak and peak * 1e12,
         worker_tokens_per_s=options["worker_tokens_per_s"],

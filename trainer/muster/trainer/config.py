@@ -100,6 +100,12 @@ class TrainerSettings(Settings):
     recompute: Literal["none", "selective", "full"] | None = None
     """What the backward pass computes again instead of keeping it: nothing, the inside of each
     block's feed-forward part, or whole blocks. Without it, the least that fits."""
+    optimizer_state: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the optimiser's two moments. bfloat16 takes four bytes a parameter less; it
+    is rounded at random, and resumes to the same bits."""
+    offload: bool = False
+    """Whether the moments are in a file of the state folder instead of the memory, for one process
+    on a CPU: eight bytes a parameter less, or four; each optimiser step reads and writes them."""
     memory_gb: Annotated[float, Field(gt=0)] | None = None
     """Memory that a process may take, in 10^9 bytes; without it, what is there."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None

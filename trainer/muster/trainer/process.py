@@ -28,7 +28,12 @@ from muster.trainer.config import TrainerSettings
 from muster.trainer.learn.follow import follow as follow_leader
 from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.parallel import ONE_PROCESS, RankLost, Team, join
-from muster.trainer.learn.plan import Choices, MemoryPlan, plan_memory
+from muster.trainer.learn.plan import (
+    Choices,
+    MemoryPlan,
+    plan_memory,
+    return_freed_buffers,
+)
 from muster.trainer.loop import Parts, Trainer
 from muster.trainer.measure.evaluate import Evaluator
 from muster.trainer.measure.figures import shortage_figures
@@ -63,6 +68,7 @@ CLOSED_LOOK_S = 5.0
 async def serve(settings: TrainerSettings, key: bytes) -> None:
     """Train the run until it is complete; raises MusterError when it cannot."""
     torch.set_num_threads(settings.threads)
+    return_freed_buffers()
     transformers_logging.disable_progress_bar()
     # One process saves its checkpoints as one; torch would rather have a process group.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -251,6 +257,8 @@ class _Assembly:
             micro_batch_tokens=plan.micro_batch_tokens,
             recomputed=plan.recompute,
             compute_dtype=settings.compute_dtype,
+            optimizer_state=settings.optimizer_state,
+            offload=settings.state_dir / "offload" if settings.offload else None,
             device=settings.device,
             team=self.team,
         )
@@ -297,6 +305,8 @@ class _Assembly:
             compute_dtype=settings.compute_dtype,
             micro_batch_tokens=settings.micro_batch_tokens,
             recompute=settings.recompute,
+            optimizer_state=settings.optimizer_state,
+            offload=settings.offload,
             memory_gb=settings.memory_gb,
             evaluates=settings.eval_set is not None,
         )

@@ -1,26 +1,20 @@
-"""Two training steps in a process of their own, whose peak memory is compared with the plan.
+"""The bytes that torch has allocated at the peak of a training step, by its own count.
 
-    python measured_peak.py FOLDER '{"recompute": "full", ...}'
-
-FOLDER holds a model. Prints {"planned": bytes, "measured": bytes}.
+Neither the machine's load nor what else the process has in memory changes them.
 """
 
 from __future__ import annotations
 
-import json
-import resource
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
-from muster.protocol.ids import PolicyVersion, Step
+from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import AdapterRecipe, Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.rollouts import Rollout
 from muster.trainer.learn.learner import Learner
-from muster.trainer.learn.plan import Choices, plan_memory
-from muster.trainer.publish.policies import BASE, PolicyShelf
 
 GROUPS, GROUP = 2, 4
 
@@ -62,31 +56,24 @@ def groups(length: int) -> list[list[Rollout]]:
     ]
 
 
-def main(folder: Path, wanted: dict[str, Any]) -> None:
-    """Plan, take two steps, print both figures."""
-    torch.set_num_threads(1)
-    rank = wanted.pop("rank", 0)
-    shelf = PolicyShelf(folder.with_name("shelf"))
-    shelf.adopt(folder)
-    length = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
-    choices = Choices(memory_gb=1000.0, **wanted)
-    plan = plan_memory(folder, recipe(length, rank), choices)
-    learner = Learner(
-        shelf.path(BASE),
-        recipe(length, rank),
-        published=lambda _: shelf.weights(BASE),
-        micro_batch_tokens=plan.micro_batch_tokens,
-        recomputed=plan.recompute,
-        compute_dtype=choices.compute_dtype,
-    )
-    for number in (1, 2):
-        learner.step(Step(number), groups(length))
-    measured = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    # Nothing is written to the disk here.
-    rows = [p for p in plan.parts if p.name != "versions on their way out"]
-    planned = max(sum(p.reading for p in rows), sum(p.training for p in rows))
-    sys.stdout.write(json.dumps({"planned": planned, "measured": measured}))
+def kept_bytes(learner: Learner) -> int:
+    """Return the bytes of weights, their copies and the optimiser's state."""
+    passes: Any = learner._passes
+    models = {id(m): m for m in (learner.model, passes._computing.model)}.values()
+    found: list[Tensor] = [p for model in models for p in model.parameters()]
+    for state in learner.optimizer.state.values():
+        found += [value for value in state.values() if isinstance(value, Tensor)]
+    return sum(tensor.nbytes for tensor in {t.data_ptr(): t for t in found}.values())
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Return the most bytes that some work has allocated at a time, on the CPU."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        work()
+    results: Any = profiled.profiler
+    events = [e for e in results.kineto_results.events() if e.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak

@@ -289,12 +289,6 @@ def test_layers_that_cannot_be_adapted_are_named(
         Learner(model_folder, recipe, published=lambda _: None)
 
 
-def test_adapter_under_torchrun_is_refused_by_name(model_folder: Path) -> None:
-    team: Any = object()
-    with pytest.raises(ConfigError, match="an adapter is trained by one process"):
-        Learner(model_folder, adapter_recipe(), published=lambda _: None, team=team)
-
-
 # ------------------------------------------------------------------------- going on from a version
 
 

@@ -16,14 +16,13 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from muster.protocol.recipe import Recipe
 from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.parallel import Team
-from muster.trainer.learn.passes import ComputeType
-from muster.trainer.learn.recompute import Recompute
 from muster.trainer.learn.sharded import Blueprint
 from muster.trainer.recover.checkpoint import Checkpoints
 
@@ -73,21 +72,13 @@ def follow(team: Team, device: str) -> None:
 
 
 def _started(
-    team: Team,
-    device: str,
-    recipe: bytes,
-    blueprint: Blueprint,
-    micro_batch_tokens: int,
-    compute_dtype: ComputeType,
-    recomputed: Recompute,
+    team: Team, device: str, recipe: bytes, blueprint: Blueprint, options: dict[str, Any]
 ) -> Learner:
     return Learner(
         blueprint,
         Recipe.from_bytes(recipe),
         published=lambda _: None,
-        micro_batch_tokens=micro_batch_tokens,
         device=device,
-        compute_dtype=compute_dtype,
-        recomputed=recomputed,
         team=team,
+        **options,
     )

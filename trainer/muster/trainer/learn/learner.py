@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion, Step
@@ -35,9 +35,10 @@ from muster.trainer.learn.losses import (
     token_loss,
     weights,
 )
+from muster.trainer.learn.optimizer import SmallAdamW, StateFile, StateType
 from muster.trainer.learn.packing import MicroBatch, Sample, balance
 from muster.trainer.learn.parallel import ONE_PROCESS, Ranks, Team, whole
-from muster.trainer.learn.passes import ComputeType, Known, Passes
+from muster.trainer.learn.passes import ComputeType, Known, Passes, require_dense
 from muster.trainer.learn.persistence import (
     Weights,
     adapter_weights,
@@ -100,9 +101,12 @@ class Learner:
         device: str = "cpu",
         compute_dtype: ComputeType = "float32",
         recomputed: Recompute = "none",
+        optimizer_state: StateType = "float32",
+        offload: Path | None = None,
         team: Team | None = None,
     ) -> None:
-        """`published` gives a published version's weights, exactly as workers got them.
+        """`published` gives a published version's weights, exactly as workers got them. The
+        optimiser's state is in a file of the folder `offload`, if there is one.
 
         With a team rank 0 has the base model's folder, and the others its blueprint and no weights.
         """
@@ -114,10 +118,13 @@ class Learner:
         self._ranks: Ranks = team or ONE_PROCESS
         self._held = threading.Event()
         self._held.set()
+        if offload is not None and team is not None:
+            raise ConfigError(
+                "one process alone keeps its optimiser's state in a file",
+                hint="--no-offload: ranks share the state",
+            )
         own = _load(model, self._device if team is None else torch.device("cpu"))
         if recipe.adapter.rank:
-            if team is not None:
-                raise ConfigError("an adapter is trained by one process", hint="without torchrun")
             add_adapter(own, recipe.adapter)
         self.model = own.train()
         options: dict[str, Any] = {
@@ -131,18 +138,31 @@ class Learner:
             self._passes = Passes(self.model, published, **options)
         else:
             blueprint = model if isinstance(model, Blueprint) else blueprint_of(own)
-            start = (recipe.to_bytes(), blueprint, micro_batch_tokens, compute_dtype, recomputed)
-            team.lead("start", start)
+            start = {
+                "micro_batch_tokens": micro_batch_tokens,
+                "compute_dtype": compute_dtype,
+                "recomputed": recomputed,
+                "optimizer_state": optimizer_state,
+                "offload": offload,
+            }
+            team.lead("start", (recipe.to_bytes(), blueprint, start))
             self._passes = ShardedPasses(own, blueprint, published, team, **options)
-        training = recipe.training
         self._trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self._trained,
-            lr=training.learning_rate,
-            betas=(training.adam_beta1, training.adam_beta2),
-            weight_decay=training.weight_decay,
-            fused=team is None,
-        )
+        self.optimizer = self._optimizer(optimizer_state, offload)
+
+    def _optimizer(self, state: StateType, folder: Path | None) -> torch.optim.Optimizer:
+        training = self._recipe.training
+        options: dict[str, Any] = {
+            "lr": training.learning_rate,
+            "betas": (training.adam_beta1, training.adam_beta2),
+            "weight_decay": training.weight_decay,
+        }
+        if state == "float32" and folder is None:
+            fused = self._ranks is ONE_PROCESS
+            return torch.optim.AdamW(self._trained, fused=fused, **options)
+        file = None if folder is None else StateFile(folder)
+        rank = self._ranks.rank
+        return SmallAdamW(self._trained, dtype=state, file=file, rank=rank, **options)
 
     def step(self, step: Step, groups: Sequence[Sequence[Rollout]]) -> StepFigures:
         """Take the optimiser steps of one training step; the same input gives the same weights."""
@@ -433,6 +453,7 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
 def _load(model: Path | Blueprint, device: torch.device) -> Any:
     if isinstance(model, Blueprint):
         return empty_model(model.config)
+    require_dense(AutoConfig.from_pretrained(model))
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device)
 
 

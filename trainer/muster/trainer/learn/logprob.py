@@ -10,13 +10,16 @@ float32 (float64 for float64). Memory is that of the buffer and of the head's gr
 * one pass: `token_objective` asks for each token's loss when it has its values, and makes the
   gradient at once. A quarter fewer matrix products; for losses that are a sum over tokens.
 
+A head's gradient is as large as the head. `Head.adds_at_once` adds it to the weight's own gradient
+while it is made, and autograd is given none of it.
+
 Axes: N completion tokens, D hidden size, V vocabulary, C rows of a chunk, R rows made at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +31,9 @@ CHUNK_LOGITS = 1 << 26
 writes all of it, so chunks of few tokens are slow."""
 BLOCK_LOGITS = 1 << 20
 """Logits that are in float32 at a time: 4 MiB, which caches hold."""
+
+Made = tuple[Tensor, Tensor | None, Tensor | None]
+"""Gradients of hidden states, weight and bias."""
 
 Objective = Callable[[Tensor, Tensor, slice], Tensor]
 """Takes logp [R], entropy [R] and which of the N tokens they are; returns each one's loss [R]."""
@@ -45,6 +51,9 @@ class Head:
     """Factor on the logits (Cohere's `logit_scale`, one over Granite's `logits_scaling`)."""
     softcap: float = 0.0
     """Gemma's `final_logit_softcapping`: z becomes c * tanh(z / c); 0 for none."""
+    adds_at_once: bool = False
+    """Whether the gradient of the weight, a leaf, is added to its `grad` without autograd. A
+    `token_objective` adds it in the forward pass and may then be differentiated for 1 alone."""
 
 
 def head_of(model: Any) -> Head:
@@ -107,12 +116,14 @@ class _Recompute(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, bias_V, targets_N = ctx.saved_tensors
         logp_gradient_N, entropy_gradient_N = gradients
-        head = Head(weight_VD, bias_V, ctx.head.scale, ctx.head.softcap)
+        head = replace(ctx.head, weight_VD=weight_VD, bias_V=bias_V)
+        total_VD = _total_of(ctx.head.weight_VD, ctx.head, is_due=ctx.needs_input_grad[1])
 
         def given(_: _Block, rows: slice) -> tuple[Tensor, Tensor]:
             return logp_gradient_N[rows], entropy_gradient_N[rows]
 
-        return *_gradients(hidden_ND, head, targets_N, ctx.temperature, given), None, None, None
+        made = _gradients(hidden_ND, head, targets_N, ctx.temperature, given, total_VD)
+        return *_for_autograd(made, head), None, None, None
 
 
 class _OnePass(torch.autograd.Function):
@@ -122,7 +133,7 @@ class _OnePass(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden_ND: Tensor,
-        _weight_VD: Tensor,
+        weight_VD: Tensor,
         _bias_V: Tensor | None,
         targets_N: Tensor,
         head: Head,
@@ -139,7 +150,9 @@ class _OnePass(torch.autograd.Function):
             total.add_(loss)
             return slopes[0], slopes[1]
 
-        ctx.gradients = _gradients(hidden_ND, head, targets_N, temperature, found)
+        total_VD = _total_of(weight_VD, head, is_due=ctx.needs_input_grad[1])
+        made = _gradients(hidden_ND, head, targets_N, temperature, found, total_VD)
+        ctx.gradients, ctx.is_added = _for_autograd(made, head), head.adds_at_once
         ctx.mark_non_differentiable(logp_N, entropy_N)
         return total.to(logp_N.dtype), logp_N, entropy_N
 
@@ -148,6 +161,8 @@ class _OnePass(torch.autograd.Function):
         # Not kept here: autograd takes over a tensor that nobody else holds, and copies others.
         made, ctx.gradients = ctx.gradients, None
         if not bool(gradients[0] == 1):
+            if ctx.is_added:
+                raise ValueError("the head's gradient was added for a sum of 1")
             for gradient in made:
                 if gradient is not None:
                     gradient.mul_(gradients[0])
@@ -197,12 +212,14 @@ def _gradients(
     targets_N: Tensor,
     temperature: float,
     slopes: Callable[[_Block, slice], tuple[Tensor, Tensor]],
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the gradients of hidden states, weight and bias, given those of logp and entropy."""
+    total_VD: Tensor | None,
+) -> Made:
+    """Return the gradients of hidden states, weight and bias, given those of logp and entropy.
+
+    The weight's is added to `total_VD`; there is none for a weight that is not trained.
+    """
     weight_VD, bias_V = head.weight_VD, head.bias_V
     gradient_ND = torch.empty_like(hidden_ND)
-    # A chunk's product is summed up in float32 and rounded once, so few chunks lose little.
-    gradient_VD = torch.zeros_like(weight_VD)
     gradient_V = None if bias_V is None else torch.zeros_like(bias_V)
     for chunk in _chunks(len(targets_N), head):
         raw_CV = functional.linear(hidden_ND[chunk], weight_VD, bias_V)
@@ -212,10 +229,30 @@ def _gradients(
                 _raw_gradient(block, targets_N[rows], slopes(block, rows), head, temperature)
             )
         torch.mm(raw_CV, weight_VD, out=gradient_ND[chunk])
-        gradient_VD.addmm_(raw_CV.T, hidden_ND[chunk])
+        if total_VD is not None:
+            # A chunk's product is summed up in float32 and rounded once: few chunks lose little.
+            total_VD.addmm_(raw_CV.T, hidden_ND[chunk])
         if gradient_V is not None:
             gradient_V += raw_CV.sum(0)
-    return gradient_ND, gradient_VD, gradient_V
+    return gradient_ND, total_VD, gradient_V
+
+
+def _total_of(weight_VD: Tensor, head: Head, *, is_due: bool) -> Tensor | None:
+    """Return what the gradient of a head's weight is added to."""
+    if not is_due:
+        return None
+    return gradient_of(head.weight_VD) if head.adds_at_once else torch.zeros_like(weight_VD)
+
+
+def _for_autograd(made: Made, head: Head) -> Made:
+    return (made[0], None, made[2]) if head.adds_at_once else made
+
+
+def gradient_of(weight: Tensor) -> Tensor:
+    """Return the gradient that a leaf has so far: zeros if it has none."""
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    return weight.grad
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

@@ -309,3 +309,13 @@ def spread(target: Tensor, source: Tensor | None) -> None:
     given = torch.empty(target.shape, dtype=target.dtype) if source is None else source
     given = given.to(target.device, target.dtype)
     target.copy_(distribute_tensor(given, target.device_mesh, target.placements))
+
+
+def from_leader(value: Tensor | None, like: Tensor) -> Tensor:
+    """Return rank 0's tensor on every rank; others give none, and its form by another tensor."""
+    if value is None and not dist.is_initialized():
+        raise ValueError("nobody gives the tensor")
+    given = torch.empty_like(like) if value is None else value
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast(given, 0)
+    return given

@@ -17,15 +17,24 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.learn.attention import NAME, switch_off_dropout, understands_packing
-from muster.trainer.learn.logprob import Objective, head_of, token_logprobs, token_objective
+from muster.trainer.learn.embedding import add_rows_at_once
+from muster.trainer.learn.logprob import (
+    Head,
+    Objective,
+    head_of,
+    token_logprobs,
+    token_objective,
+)
 from muster.trainer.learn.packing import MicroBatch, Sample, pack
 from muster.trainer.learn.persistence import (
     Weights,
@@ -46,6 +55,26 @@ BASE = PolicyVersion(0)
 
 ComputeType = Literal["float32", "bfloat16"]
 """Number formats that forward and backward passes can run in."""
+
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Where architectures say how many experts a token chooses from."""
+
+
+def require_dense(config: Any) -> None:
+    """Raise ConfigError for a mixture of experts; `config` is as transformers describes it.
+
+    Which experts a token goes to jumps with rounding, so another engine, number format or batch
+    may compute it with other weights: the ratio of two policies would then compare two models.
+    """
+    for name in EXPERTS:
+        count = getattr(config, name, None)
+        if isinstance(count, int) and count > 1:
+            raise ConfigError(
+                f"{config.model_type} is a mixture of {count} experts, and the experts that the "
+                "sampling engine chose are not part of a rollout",
+                hint="train a dense model",
+            )
 
 
 class Known(NamedTuple):
@@ -70,9 +99,11 @@ class Passes:
         compute_dtype: ComputeType = "float32",
         recomputed: Recompute = "none",
         is_packed: bool | None = None,
+        is_whole: bool = True,
     ) -> None:
         """`published` gives a version's weights; they stand in for those that compute.
         `is_packed` says whether samples may share rows; none to find out, which takes weights.
+        `is_whole` says that the model will not be sharded.
         """
         switch_off_dropout(trained)
         self.is_packed = understands_packing(trained) if is_packed is None else is_packed
@@ -83,6 +114,9 @@ class Passes:
         self._flops = 0.0
         self._computing = ComputeCopy(trained, compute_dtype)
         recompute(self._computing.model, recomputed)
+        self._adds_at_once = is_whole and self._computing.model is trained
+        if self._adds_at_once:
+            add_rows_at_once(trained.get_input_embeddings())
         self._published = published
         self._temperature = temperature
         self._micro_batch_tokens = micro_batch_tokens
@@ -110,18 +144,19 @@ class Passes:
         self._flops += self._cost.of(batch.work, with_gradient=torch.is_grad_enabled())
         hidden_ND = batch.hidden(self._computing.model)
         targets_N = batch.targets_N.to(hidden_ND.device)
-        head = head_of(self._computing.model)
-        return token_logprobs(hidden_ND, head, targets_N, self._temperature)
+        return token_logprobs(hidden_ND, self._head(), targets_N, self._temperature)
 
     def objective(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Tensor, Tensor]:
         """Return the sum of a loss over tokens with gradient, and log-probability and entropy [N]
         without; `objective` as `muster.trainer.learn.logprob.token_objective` takes it.
         """
-        model = self._computing.model
         self._flops += self._cost.of(batch.work, with_gradient=True)
-        hidden_ND = batch.hidden(model)
+        hidden_ND = batch.hidden(self._computing.model)
         targets_N = batch.targets_N.to(hidden_ND.device)
-        return token_objective(hidden_ND, head_of(model), targets_N, self._temperature, objective)
+        return token_objective(hidden_ND, self._head(), targets_N, self._temperature, objective)
+
+    def _head(self) -> Head:
+        return replace(head_of(self._computing.model), adds_at_once=self._adds_at_once)
 
     def accompany(self, batch: MicroBatch) -> None:
         """Compute a pass and a gradient of zero: a filler, that others do not compute alone."""

@@ -31,7 +31,8 @@ from torch.nn import functional
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import AdapterRecipe
-from muster.trainer.learn.parallel import forget_gathered, spread
+from muster.trainer.learn.optimizer import SmallAdamW
+from muster.trainer.learn.parallel import forget_gathered, from_leader, spread
 
 Weights = Mapping[str, Tensor]
 """A policy's parameters by name, as saved."""
@@ -56,12 +57,25 @@ def load_weights(model: Any, weights: Weights | None) -> None:
 
     On all ranks of a team together; only rank 0 gives the weights, others get their shards.
     """
-    own = trained_weights(model)
+    _load_each(trained_weights(model), weights)
+
+
+def _load_each(own: Weights, weights: Weights | None) -> None:
     if weights is not None:
         _check_names(own, weights)
     with torch.no_grad():
         for name, value in own.items():
             spread(value, None if weights is None else weights[name])
+
+
+def load_base(model: Any, weights: Weights | None) -> None:
+    """Copy the base's weights into a model, with an adapter or without; as `load_weights`."""
+    own = {
+        name.replace(".base_layer.", "."): value
+        for name, value in named_weights(model).items()
+        if f".{_NAME}." not in name
+    }
+    _load_each(own, weights)
 
 
 @contextmanager
@@ -142,10 +156,19 @@ def restore_state(
     for name, parameter in model.named_parameters():
         own = below(state, f"optimizer.{name}.")
         # The names of one parameter may begin with another's.
-        own = {key: value.detach().clone() for key, value in own.items() if "." not in key}
+        own = {key: value for key, value in own.items() if "." not in key}
         if own:
-            optimizer.state[parameter] = own
+            optimizer.state[parameter] = kept_state(optimizer, parameter, own)
     _restore_random(below(state, f"random.{rank}."))
+
+
+def kept_state(
+    optimizer: torch.optim.Optimizer, parameter: Tensor, values: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return a parameter's saved state in the format and at the place where it belongs now."""
+    if isinstance(optimizer, SmallAdamW):
+        return {key: optimizer.keep(parameter, key, value) for key, value in values.items()}
+    return {key: value.detach().clone() for key, value in values.items()}
 
 
 def _check_names(own: Weights, given: Weights) -> None:
@@ -270,14 +293,15 @@ def adapter_off(model: Any) -> Iterator[None]:
 def merged_in(model: Any, weights: Weights | None) -> Iterator[None]:
     """Compute with a version's merged weights in place of base and adapter, layer by layer.
 
-    All other weights are the base's. A layer's weight is converted while the layer computes, so
-    that no second copy of the model arises.
+    All other weights are the base's. A layer's weight is mapped and converted while the layer
+    computes, so that no second copy of the model arises. On all ranks of a team together; rank 0
+    alone gives the weights, and sends each layer's to the others.
     """
     layers = {name: m for name, m in model.named_modules() if hasattr(m, "lora_A")}
-    if weights is None or any(f"{name}.weight" not in weights for name in layers):
+    if weights is not None and any(f"{name}.weight" not in weights for name in layers):
         raise ValueError(f"the version lacks weights of {sorted(layers)[:5]}")
     for name, layer in layers.items():
-        layer.base_layer.forward = partial(_linear, layer.base_layer, weights[f"{name}.weight"])
+        layer.base_layer.forward = partial(_linear, layer.base_layer, weights, f"{name}.weight")
     try:
         with adapter_off(model):
             yield
@@ -286,9 +310,11 @@ def merged_in(model: Any, weights: Weights | None) -> Iterator[None]:
             del layer.base_layer.forward
 
 
-def _linear(layer: torch.nn.Linear, weight: Tensor, value: Tensor) -> Tensor:
+def _linear(layer: torch.nn.Linear, weights: Weights | None, name: str, value: Tensor) -> Tensor:
+    # Gathered and in the compute format where the model is sharded.
     own = layer.weight
-    return functional.linear(value, weight.to(own.device, own.dtype), layer.bias)
+    weight = None if weights is None else weights[name].to(own.device, own.dtype)
+    return functional.linear(value, from_leader(weight, own), layer.bias)
 
 
 def _require_inner(model: Any, targets: Sequence[str]) -> None:

@@ -14,8 +14,9 @@ What never fits is refused, with the smallest change that would do.
 
 from __future__ import annotations
 
+import ctypes
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -25,7 +26,8 @@ from transformers import AutoConfig
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import Recipe
-from muster.trainer.learn.passes import ComputeType
+from muster.trainer.learn.optimizer import StateType
+from muster.trainer.learn.passes import ComputeType, require_dense
 from muster.trainer.learn.recompute import Recompute
 from muster.trainer.learn.rehearsal import PassBytes, Rehearsal
 
@@ -48,11 +50,13 @@ TOKEN_BYTES = 36
 """Of a token in a tuple of Python's."""
 LIBRARIES = 100 << 20
 """Bytes that torch and the C library take with the first step, whatever the model: code that is
-loaded then, and holes between what is allocated (measured with six settings on Linux, glibc)."""
-KEPT_BUFFER = 32 << 20
-"""Largest buffer that the C library keeps in the process when it is freed."""
+loaded then, and holes between small buffers."""
+MAPPED = 1 << 20
+"""Bytes of a buffer that the kernel takes back as soon as it is freed (`return_freed_buffers`)."""
 PROCESS_ON_GPU = 600 << 20
 """Bytes of a GPU that CUDA itself takes."""
+M_MMAP_THRESHOLD = -3
+"""Name of that limit in glibc's `mallopt`."""
 RANKS = (2, 4, 8, 16, 32, 64)
 """Numbers of ranks that are tried for a hint."""
 
@@ -75,6 +79,10 @@ class Choices:
     """Tokens that go through the model together."""
     recompute: Recompute | None = None
     """What the backward pass computes again."""
+    optimizer_state: StateType = "float32"
+    """Number format of the optimiser's moments."""
+    offload: bool = False
+    """Whether the moments are in a file."""
     memory_gb: float | None = None
     """Memory of a process, in 10^9 bytes; none for what is there."""
     evaluates: bool = False
@@ -157,8 +165,9 @@ class Planner:
         self, config: Any, recipe: Recipe, choices: Choices, rehearsal: Rehearsal | None = None
     ) -> None:
         """`config` is the architecture, as transformers describes it; `rehearsal` was made for
-        another plan of the same model.
+        another plan of the same model. Raises ConfigError for a mixture of experts.
         """
+        require_dense(config)
         self._recipe, self._choices = recipe, choices
         self._config = config
         self._rehearsal = rehearsal or Rehearsal(config, recipe.adapter, choices.compute_dtype)
@@ -177,25 +186,32 @@ class Planner:
 
     def plan(self) -> MemoryPlan:
         """Return a plan that fits; raises MemoryShort when there is none."""
-        chosen = self._choices.recompute
-        kinds: Sequence[Recompute] = get_args(Recompute) if chosen is None else (chosen,)
-        if not self._rehearsal.size.blocks:
-            kinds = ("none",)
-        useful = max(LEAST, min(self._longest, self._per_optimizer_step()))
+        found = self.found()
+        if found is None:
+            tokens = self._choices.micro_batch_tokens or self._useful()
+            raise self._short(self._made(self._kinds()[-1], tokens))
+        return found
+
+    def found(self) -> MemoryPlan | None:
+        """Return a plan that fits; None when there is none."""
+        useful = self._useful()
         for least in (max(useful, min(EFFICIENT, self._per_optimizer_step())), useful):
-            for kind in kinds:
+            for kind in self._kinds():
                 found = self._largest(kind, least)
                 if found is not None:
                     return found
-        raise self._short(self._made(kinds[-1], self._choices.micro_batch_tokens or useful))
+        return None
 
-    def fits(self) -> bool:
-        """Tell whether there is a plan."""
-        try:
-            self.plan()
-        except MemoryShort:
-            return False
-        return True
+    def _kinds(self) -> Sequence[Recompute]:
+        """Return what may be computed again, the least first."""
+        chosen = self._choices.recompute
+        if not self._rehearsal.size.blocks:
+            return ("none",)
+        return get_args(Recompute) if chosen is None else (chosen,)
+
+    def _useful(self) -> int:
+        """Return the fewest tokens of a micro-batch that save memory."""
+        return max(LEAST, min(self._longest, self._per_optimizer_step()))
 
     def _with(self, choices: Choices) -> Planner:
         """Return the planner of other choices."""
@@ -221,10 +237,10 @@ class Planner:
     def _made(self, kind: Recompute, tokens: int) -> MemoryPlan:
         # A longer sample is a micro-batch of its own, and a step may have fewer tokens.
         alive = max(min(tokens, self._per_optimizer_step()), self._longest)
-        passes = self._rehearsal.bytes(kind, alive)
-        return MemoryPlan(tuple(self._parts(passes, alive)), tokens, kind, self._available)
+        passes = self._rehearsal.bytes(kind, alive, is_whole=self._choices.ranks == 1)
+        return MemoryPlan(tuple(self._parts(passes)), tokens, kind, self._available)
 
-    def _parts(self, passes: PassBytes, tokens: int) -> list[Part]:
+    def _parts(self, passes: PassBytes) -> list[Part]:
         size, ranks, choices = self._rehearsal.size, self._choices.ranks, self._choices
         objective = self._recipe.training
         is_adapter, is_short = bool(self._recipe.adapter.rank), choices.compute_dtype != "float32"
@@ -235,11 +251,16 @@ class Planner:
             parts.append(Part("weights that compute", 2 * size.trained, 2 * size.trained))
         parts += [
             Part("gradients", 0, 4 * size.trained / ranks),
-            Part("optimiser", 8 * size.trained / ranks, 8 * size.trained / ranks),
         ]
+        moments = self._moments()
+        parts.append(Part("optimiser", moments, moments))
         if not is_adapter:
             width = 2 if is_short and ranks == 1 else 4
             parts.append(Part("policy that stands in", width * size.parameters / ranks, 0))
+        else:
+            # Merged weights are mapped and converted one layer at a time.
+            width = (2 if is_short else 4) + self._file_width()
+            parts.append(Part("policy that stands in", width * size.layer, 0))
         if ranks > 1:
             gathered = self._gathered(2 if is_short else 4)
             parts.append(Part("weights gathered from ranks", gathered, gathered))
@@ -250,13 +271,25 @@ class Planner:
             Part("samples, log-probabilities", known, known),
         ]
         if choices.device == "cpu":
-            kept = self._kept_by_the_heap(tokens)
-            parts.append(Part("kept by libraries", kept, kept))
+            parts.append(Part("kept by libraries", LIBRARIES, LIBRARIES))
         if choices.evaluates:
             policy = (2 if is_short else 4) * size.parameters
             parts.append(Part("evaluation", policy, policy))
         parts.append(Part(SAVING, SAVING_BYTES, SAVING_BYTES))
         return parts
+
+    def _moments(self) -> float:
+        """Return the bytes of the optimiser's state, or of what is mapped of it at a time."""
+        width = 4 if self._choices.optimizer_state == "bfloat16" else 8
+        size = self._rehearsal.size
+        if self._choices.offload:
+            return width * min(size.trained, max(size.head, size.layer))
+        return width * size.trained / self._choices.ranks
+
+    def _file_width(self) -> int:
+        """Return the bytes of a weight in the base model's files."""
+        dtype = getattr(self._config, "dtype", None)
+        return dtype.itemsize if isinstance(dtype, torch.dtype) else 4
 
     def _gathered(self, width: int) -> float:
         """Return the bytes of the parts of a sharded model that are whole at a time."""
@@ -264,14 +297,6 @@ class Planner:
         outer = size.parameters - sum(size.blocks)
         # Whole weights, their gradient, and what it is summed up in over ranks.
         return (outer + 2 * max(size.blocks, default=0)) * (2 * width + 4)
-
-    def _kept_by_the_heap(self, tokens: int) -> float:
-        """Return the bytes of freed buffers that stay: glibc keeps those below 32 MiB for the next
-        allocation, about twice what a pass without gradient has at a time.
-        """
-        width = getattr(self._config, "intermediate_size", None) or 4 * self._config.hidden_size
-        few = min(tokens, KEPT_BUFFER // (4 * width))
-        return LIBRARIES + 2 * self._rehearsal.block_bytes(few)
 
     def _short(self, least: MemoryPlan) -> MemoryShort:
         return MemoryShort(
@@ -281,26 +306,48 @@ class Planner:
             hint=self._way_out(least),
         )
 
+    def _less_state(self) -> Iterator[tuple[str, Choices]]:
+        """Yield flags that leave less of the optimiser in memory, those that change least first."""
+        own = self._choices
+        is_short = own.optimizer_state != "float32"
+        short = "" if is_short else " --optimizer-state bfloat16"
+        if own.ranks == 1 and torch.device(own.device).type == "cpu" and not own.offload:
+            yield "--offload", replace(own, offload=True)
+            yield f"--offload{short}", replace(own, offload=True, optimizer_state="bfloat16")
+        elif not is_short:
+            yield short.strip(), replace(own, optimizer_state="bfloat16")
+
     def _way_out(self, least: MemoryPlan) -> str:
         """Return the smallest change with which training would fit."""
         own = self._choices
-        if own.micro_batch_tokens is not None or own.recompute is not None:
-            free = replace(own, micro_batch_tokens=None, recompute=None)
-            try:
-                found = self._with(free).plan()
-            except MemoryShort:
-                pass
-            else:
+        free = replace(own, micro_batch_tokens=None, recompute=None)
+        if free != own:
+            found = self._with(free).found()
+            if found is not None:
                 return (
                     f"--micro-batch-tokens {found.micro_batch_tokens} "
                     f"--recompute {found.recompute} fits"
                 )
         if not self._recipe.adapter.rank:
+            for flags, less in self._less_state():
+                if self._with(less).found() is not None:
+                    return f"{flags} fits"
             for ranks in RANKS:
-                more = replace(own, ranks=ranks, memory_gb=self._available / GB)
-                if ranks > own.ranks and self._with(more).fits():
+                more = replace(own, ranks=ranks, offload=False, memory_gb=self._available / GB)
+                if ranks > own.ranks and self._with(more).found() is not None:
                     return f"{ranks} ranks with as much memory each would do (torchrun)"
         return f"it needs --memory-gb {least.peak / GB:.2f}, or an adapter instead of all weights"
+
+
+def return_freed_buffers() -> None:
+    """Have the C library give large buffers back to the kernel when they are freed.
+
+    glibc keeps buffers of up to 32 MiB, for others that rarely fit: a sixth of the memory of a
+    training step. Other C libraries are left as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MAPPED)
 
 
 def _process_bytes(device: str) -> float:

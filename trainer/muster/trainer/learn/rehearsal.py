@@ -31,8 +31,10 @@ from muster.trainer.learn.recompute import Recompute, blocks, recompute
 
 TOKENS = (512, 1024)
 """Lengths of rehearsed rows."""
-BLOCK_BUFFERS = 5
+BLOCK_BUFFERS = 3
 """Float32 buffers of some rows' logits that are alive together."""
+CAPPED_BUFFERS = 5
+"""The same where logits are capped."""
 
 
 class PassBytes(NamedTuple):
@@ -54,6 +56,8 @@ class ModelSize:
     """Those that are trained."""
     blocks: tuple[int, ...]
     """Of each decoder block."""
+    layer: int
+    """Of the largest weight inside a block."""
     head: int
     """Of the head."""
     vocabulary: int
@@ -78,8 +82,8 @@ class Rehearsal:
             # As in `understands_packing`: whatever such attention stumbles over, rows are padded.
             self._is_packed = False
 
-    def bytes(self, kind: Recompute, tokens: int) -> PassBytes:
-        """Return what a micro-batch of so many tokens takes.
+    def bytes(self, kind: Recompute, tokens: int, *, is_whole: bool = True) -> PassBytes:
+        """Return what a micro-batch of so many tokens takes, of a model that is not sharded or is.
 
         Blocks are rehearsed with a small vocabulary; what the head and the embedding add is known.
         """
@@ -88,21 +92,20 @@ class Rehearsal:
             [_line(TOKENS, [float(made[i]) for made in row], tokens) for row in found]
             for i in range(3)
         ]
-        is_whole = self._few[0] == self._few[1]
+        is_all = self._few[0] == self._few[1]
         kept, backward, reading = (
-            few[0] if is_whole else _line(self._few, few, self._total) for few in at
+            few[0] if is_all else _line(self._few, few, self._total) for few in at
         )
         chunk, width = self._chunk(tokens), 4 if self._dtype == "float32" else 2
-        head = 0 if self._adapter.rank else self.size.head * width
+        # One process adds both gradients to the weights' own while they are made (`Passes`).
+        is_added = is_whole and width == 4
+        head = 0 if self._adapter.rank or is_added else self.size.head * width
         # Both gradients of a tied weight are there before they are added up.
         embedding = head * (1 + self.size.is_tied)
-        # The heap does not shrink when the logits come, which are mapped apart from it.
-        return PassBytes(max(max(kept, backward) + head + chunk, embedding), reading + chunk)
-
-    def block_bytes(self, tokens: int) -> float:
-        """Return the bytes of the buffers that are alive together in a pass without gradient."""
-        found = [float(self._few_blocks("none", self._few[0], few)[2]) for few in TOKENS]
-        return _line(TOKENS, found, tokens)
+        hidden = 2 * width * tokens * int(self._config.hidden_size)
+        return PassBytes(
+            max(kept + head + chunk, backward + head, embedding), max(reading, chunk + hidden)
+        )
 
     def _measure(self) -> ModelSize:
         with FakeTensorMode():
@@ -112,6 +115,9 @@ class Rehearsal:
             parameters=sum(p.numel() for p in model.parameters()),
             trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
             blocks=tuple(sum(p.numel() for p in block.parameters()) for block in blocks(model)),
+            layer=max(
+                (p.numel() for block in blocks(model) for p in block.parameters()), default=0
+            ),
             head=head.numel(),
             vocabulary=head.shape[0],
             is_tied=head is model.get_input_embeddings().weight,
@@ -122,7 +128,9 @@ class Rehearsal:
         rows, width = self.size.vocabulary, 4 if self._dtype == "float32" else 2
         chunk = min(tokens, max(16, CHUNK_LOGITS // rows))
         block = min(tokens, max(1, BLOCK_LOGITS // rows))
-        return float(chunk * rows * width + BLOCK_BUFFERS * block * rows * 4)
+        is_capped = bool(getattr(self._config, "final_logit_softcapping", None))
+        buffers = CAPPED_BUFFERS if is_capped else BLOCK_BUFFERS
+        return float(chunk * rows * width + buffers * block * rows * 4)
 
     @cache  # noqa: B019  # lives as long as a plan is made
     def _few_blocks(self, kind: Recompute, layers: int, tokens: int) -> tuple[int, int, int]:

@@ -21,7 +21,7 @@ from muster.trainer.learn.logprob import Objective
 from muster.trainer.learn.packing import MicroBatch, Sample
 from muster.trainer.learn.parallel import Team, inside, shard
 from muster.trainer.learn.passes import BASE, ComputeType, Passes
-from muster.trainer.learn.persistence import Weights, load_weights
+from muster.trainer.learn.persistence import Weights, load_base
 from muster.trainer.learn.recompute import Recompute
 
 FILLER = Sample((0,), (0, 0), 0.0, 0)
@@ -62,12 +62,13 @@ class ShardedPasses(Passes):
             micro_batch_tokens=micro_batch_tokens,
             recomputed=recomputed,
             is_packed=blueprint.is_packed,
+            is_whole=False,
         )
         self._team = team
         for buffer in trained.buffers():
             team.share(buffer)
         shard(trained, team, getattr(torch, compute_dtype))
-        load_weights(trained, published(BASE))
+        load_base(trained, published(BASE))
 
     def pack(self, samples: Sequence[Sample]) -> list[MicroBatch]:
         """Return the micro-batches of some samples, as many on every rank."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -200,6 +201,8 @@ def _learner(model: Path, recipe: Recipe, choices: Choices, plan: MemoryPlan) ->
         micro_batch_tokens=plan.micro_batch_tokens,
         recomputed=plan.recompute,
         compute_dtype=choices.compute_dtype,
+        optimizer_state=choices.optimizer_state,
+        offload=Path(tempfile.gettempdir()) if choices.offload else None,
         device=choices.device,
     )
     return learner

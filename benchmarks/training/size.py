@@ -1,0 +1,259 @@
+"""The memory that training takes, measured beside what was planned; part of `make bench-size`.
+
+    python -m benchmarks.training.size [--settings mid q06]
+
+Each setting runs in a process of its own: a model with a bfloat16 base, float32 master weights and
+Adam's moments that are there already, and a training step of two optimiser steps on made-up
+rollouts. All of them are of version 0, which is stale by then, and the loss has a KL term. The peak
+is the largest resident size, the process and mapped files included.
+
+* `train_bytes_per_parameter`: the peak of `mid` above the process before anything was loaded, per
+  parameter, with 16 samples of 128 tokens and whole blocks computed again.
+* `q06_train_gb`, `q06_train_gb_4096`: the peaks of Qwen3-0.6B's shape, with 16 samples of 128
+  tokens, and with a row of 4,096.
+* `policy_loads_per_step`: how often a policy is read in a step with eight optimiser steps, two
+  stale versions and a reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from benchmarks.report import machine, print_table, write
+from benchmarks.training.export import (
+    SHAPES,
+    build_base,
+    forget_peak,
+    resident_bytes,
+    take_step,
+)
+from transformers import AutoConfig
+
+from muster.protocol.ids import PolicyVersion, Step
+from muster.protocol.recipe import AdapterRecipe, Recipe, SamplingRecipe, TrainingRecipe
+from muster.protocol.rollouts import Rollout
+from muster.trainer.learn.learner import Learner
+from muster.trainer.learn.persistence import Weights
+from muster.trainer.learn.plan import SAVING, Choices, Planner, return_freed_buffers
+from muster.trainer.publish.policies import BASE, PolicyShelf, open_shelf
+
+
+class Setting(NamedTuple):
+    """One measured training step."""
+
+    shape: str
+    """A name of `SHAPES`."""
+    lengths: tuple[int, ...]
+    """Tokens of each sample of a group, prompt included."""
+    groups: int
+    """Groups of a step, at most one per optimiser step's half."""
+    rank: int = 0
+    """Of the adapter; 0 for all weights."""
+    stale: bool = True
+    """Whether samples are of another version than the one in training."""
+    choices: Mapping[str, Any] = MappingProxyType({})
+    """Of `Choices`."""
+
+
+FULL: dict[str, Any] = {"recompute": "full", "micro_batch_tokens": 1024}
+SETTINGS: dict[str, Setting] = {
+    "mid": Setting("mid", (128,) * 8, 2, choices=FULL),
+    "mid, selective": Setting(
+        "mid", (128,) * 8, 2, choices={"recompute": "selective", "micro_batch_tokens": 1024}
+    ),
+    "mid, none": Setting(
+        "mid", (128,) * 8, 2, choices={"recompute": "none", "micro_batch_tokens": 1024}
+    ),
+    "mid, 256 tokens": Setting(
+        "mid", (128,) * 8, 2, choices={"recompute": "none", "micro_batch_tokens": 256}
+    ),
+    "mid, adapter": Setting(
+        "mid", (128,) * 8, 2, 16, choices={"recompute": "none", "micro_batch_tokens": 1024}
+    ),
+    "mid, adapter, full": Setting("mid", (128,) * 8, 2, 16, choices=FULL),
+    "mid, short moments": Setting(
+        "mid", (128,) * 8, 2, choices={**FULL, "optimizer_state": "bfloat16"}
+    ),
+    "mid, moments in a file": Setting("mid", (128,) * 8, 2, choices={**FULL, "offload": True}),
+    "q06": Setting("q06", (128,) * 8, 2, choices=FULL),
+    "q06, row of 4096": Setting("q06", (4096, 8), 2, stale=False, choices=FULL),
+    "q06, adapter": Setting("q06", (128,) * 8, 2, 16, choices=FULL),
+}
+"""What is measured, by name; those of q06 take 12 GB and some minutes each."""
+LOADS = {"optimizer_steps": 8, "kl_coefficient": 0.01}
+"""The step whose reads of policies are counted."""
+
+
+def recipe(setting: Setting) -> Recipe:
+    """Two optimiser steps with a KL term where samples are stale."""
+    return Recipe(
+        name="size",
+        sampling=SamplingRecipe(
+            problems_per_submission=setting.groups,
+            samples_per_problem=len(setting.lengths),
+            temperature=1.0,
+            max_new_tokens=max(setting.lengths) - 1,
+        ),
+        training=TrainingRecipe(
+            submissions_per_step=1,
+            optimizer_steps=2,
+            learning_rate=1e-6,
+            kl_coefficient=0.01 if setting.stale else 0.0,
+        ),
+        adapter=AdapterRecipe(rank=setting.rank),
+    )
+
+
+def rollouts(setting: Setting, versions: tuple[int, ...] = (0,)) -> list[list[Rollout]]:
+    """Groups of made-up samples, half of them right, of these versions in turn."""
+    return [
+        [
+            Rollout(
+                problem_id=f"p{group}",
+                group=group,
+                sample=sample,
+                sampling_seed=sample,
+                target_length=-1,
+                policy_version=PolicyVersion(versions[group % len(versions)]),
+                prompt_tokens=(3 + group,),
+                completion_tokens=(*((7 * i + sample) % 1000 + 10 for i in range(length - 2)), 1),
+                proofs=b"unused",
+                task_reward=float(sample % 2),
+            )
+            for sample, length in enumerate(setting.lengths)
+        ]
+        for group in range(setting.groups)
+    ]
+
+
+def measure(name: str, folder: Path) -> dict[str, Any]:
+    """Return planned and measured memory of one setting, in bytes."""
+    setting = SETTINGS[name]
+    made = recipe(setting)
+    shelf = open_shelf(folder / "policies", made, dtype="base")
+    shelf.adopt(folder / "base")
+    before = resident_bytes("VmRSS")
+    config = AutoConfig.from_pretrained(shelf.path(BASE))
+    # Rows are as long as the samples here, and not a prompt longer.
+    config.max_position_embeddings = max(setting.lengths)
+    choices = Choices(memory_gb=1000.0, **setting.choices)
+    plan = Planner(config, made, choices).plan()
+    learner = Learner(
+        shelf.path(BASE),
+        made,
+        published=lambda _: shelf.weights(BASE),
+        micro_batch_tokens=plan.micro_batch_tokens,
+        recomputed=plan.recompute,
+        optimizer_state=choices.optimizer_state,
+        offload=folder / "offload" if choices.offload else None,
+    )
+    take_step(learner)
+    forget_peak()
+    began = time.process_time()
+    learner.step(Step(1), rollouts(setting))
+    parts = {p.name: (p.reading, p.training) for p in plan.parts}
+    return {
+        "parameters": sum(p.numel() for p in learner.model.parameters()),
+        "before": before,
+        # Nothing is written to the disk here.
+        "planned": plan.peak - parts[SAVING][0],
+        "measured": resident_bytes("VmHWM"),
+        "cpu_s": time.process_time() - began,
+        "parts": parts,
+    }
+
+
+def policy_loads(folder: Path) -> int:
+    """Return how often a step with eight optimiser steps, two stale versions and a reference reads
+    a policy.
+    """
+    setting = Setting("small", (8,) * 4, 8)
+    made = recipe(setting)
+    made = made.model_copy(update={"training": made.training.model_copy(update=LOADS)})
+    shelf = PolicyShelf(folder / "policies")
+    shelf.adopt(folder / "base")
+    read: list[PolicyVersion] = []
+
+    def published(version: PolicyVersion) -> Weights:
+        read.append(version)
+        return shelf.weights(BASE)
+
+    learner = Learner(shelf.path(BASE), made, published=published, micro_batch_tokens=64)
+    take_step(learner)
+    learner.step(Step(3), rollouts(setting, versions=(1, 2)))
+    return len(read)
+
+
+def in_a_process(name: str, folder: Path) -> Any:
+    """Return what a setting takes, measured in a process of its own."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.training.size"]
+    found = subprocess.run(
+        [*command, "--child", name, "--folder", str(folder)],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return json.loads(found.stdout.splitlines()[-1])
+
+
+def figures(names: Sequence[str]) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return the metrics by id, and every setting's figures."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        for shape in dict.fromkeys(["small", *(SETTINGS[n].shape for n in names)]):
+            build_base(Path(name) / shape / "base", SHAPES[shape])
+            own = [n for n in names if SETTINGS[n].shape == shape]
+            found |= {n: in_a_process(n, Path(name) / shape) for n in own}
+        loads = policy_loads(Path(name) / "small")
+    metrics: dict[str, float] = {"policy_loads_per_step": loads}
+    if "mid" in found:
+        mid = found["mid"]
+        above = mid["measured"] - mid["before"]
+        metrics["train_bytes_per_parameter"] = above / mid["parameters"]
+    ids = {"q06": "q06_train_gb", "q06, row of 4096": "q06_train_gb_4096"}
+    metrics |= {ids[n]: found[n]["measured"] / 1e9 for n in ids if n in found}
+    return metrics, found
+
+
+def main() -> None:
+    """Measure, print, write results/training_size.json."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--child", choices=SETTINGS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    return_freed_buffers()
+    if options.child:
+        print(json.dumps(measure(options.child, options.folder)))
+        return
+    metrics, found = figures(options.settings)
+    print_table(
+        "A training step's memory, GB",
+        ["setting", "planned", "measured", "ratio", "CPU s"],
+        [
+            [
+                name,
+                f"{each['planned'] / 1e9:.3f}",
+                f"{each['measured'] / 1e9:.3f}",
+                f"{each['planned'] / each['measured']:.3f}",
+                f"{each['cpu_s']:.0f}",
+            ]
+            for name, each in found.items()
+        ],
+    )
+    write("training_size", metrics, found, measured_on=machine())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) whose state is short, or not in memory.
+
+torch's own AdamW keeps two float32 moments, eight bytes a parameter. Two ways to less:
+
+* bfloat16 moments: four bytes. Each step rounds them at random, up or down so that the mean is
+  exact: the second moment moves by a thousandth of itself in a step, a quarter of what bfloat16 can
+  show, and would stand still if it were rounded to the nearest. Random bits come from the number of
+  the step and of the parameter, so a resumed run draws the same.
+* a file: moments are mapped from it, and the kernel may take their memory back after every tensor.
+
+Arithmetic is float32, some numbers at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+StateType = Literal["float32", "bfloat16"]
+"""Number formats of the optimiser's state."""
+SLICE = 1 << 20
+"""Numbers of a parameter that are computed at a time."""
+EPSILON = 1e-8
+"""Added to the root of the second moment, as torch does."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Names of the moments, which are torch's."""
+
+
+class StateFile:
+    """Tensors in one unnamed file of a folder; the file ends with the process."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._fd, name = tempfile.mkstemp(dir=folder)
+        os.unlink(name)
+        weakref.finalize(self, os.close, self._fd)
+        self._size = 0
+        self._maps: dict[int, mmap.mmap] = {}
+
+    def zeros(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Return a new tensor of zeros in the file."""
+        size = max(1, shape.numel() * dtype.itemsize)
+        start, page = self._size, mmap.ALLOCATIONGRANULARITY
+        self._size += -(-size // page) * page
+        os.ftruncate(self._fd, self._size)
+        mapped = mmap.mmap(self._fd, size, offset=start)
+        numbers = torch.frombuffer(mapped, dtype=torch.uint8)[: shape.numel() * dtype.itemsize]
+        made = numbers.view(dtype).view(shape)
+        self._maps[made.data_ptr()] = mapped
+        return made
+
+    def let_go(self, tensor: Tensor) -> None:
+        """Give a tensor's memory back to the kernel, which keeps its numbers in the file."""
+        mapped = self._maps.get(tensor.data_ptr())
+        if mapped is not None:
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+
+class SmallAdamW(torch.optim.Optimizer):
+    """AdamW with moments in a short format, in a file, or both."""
+
+    def __init__(
+        self,
+        parameters: list[Tensor],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        dtype: StateType,
+        file: StateFile | None = None,
+        rank: int = 0,
+    ) -> None:
+        """`rank` tells the random bits of this process's shards from others'."""
+        super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+        self._dtype: torch.dtype = getattr(torch, dtype)
+        self._file, self._rank = file, rank
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closures here
+        """Take an optimiser step with the gradients that there are."""
+        del closure
+        for group in self.param_groups:
+            for number, parameter in enumerate(group["params"]):
+                if parameter.grad is not None:
+                    self._step_one(group, number, parameter)
+
+    def keep(self, parameter: Tensor, key: str, value: Tensor) -> Tensor:
+        """Return a value of a saved state as this optimiser keeps it."""
+        if key not in MOMENTS:
+            return value.detach().clone()
+        made = self._zeros(parameter)
+        made.copy_(value)
+        return made
+
+    def _zeros(self, parameter: Tensor) -> Tensor:
+        if self._file is None:
+            return torch.zeros_like(parameter, dtype=self._dtype)
+        return self._file.zeros(parameter.shape, self._dtype)
+
+    def _step_one(self, group: dict[str, Any], number: int, parameter: Tensor) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            for name in MOMENTS:
+                state[name] = self._zeros(parameter)
+        state["step"] += 1
+        step = int(state["step"])
+        moments = [state[name] for name in MOMENTS]
+        generator = torch.Generator(parameter.device)
+        generator.manual_seed(_seed(self._rank, number, step))
+        # All but gradients are contiguous: what is written to them is in the tensors.
+        tensors = [_flat(t) for t in (parameter, parameter.grad, *moments)]
+        for own, gradient, *kept in _slices(tensors):
+            mean, square = (t.to(own.device, torch.float32) for t in kept)
+            gradient = gradient.float()
+            _update(own, gradient, mean, square, group, step)
+            for target, value in zip(kept, (mean, square), strict=True):
+                if target.dtype == torch.bfloat16:
+                    value = round_at_random(value, generator)
+                if target.data_ptr() != value.data_ptr():
+                    target.copy_(value)
+        if self._file is not None:
+            for moment in moments:
+                self._file.let_go(moment)
+
+
+def _update(
+    own: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, group: dict[str, Any], step: int
+) -> None:
+    """Change some weights and their moments, float32, in place."""
+    rate, (first, second) = group["lr"], group["betas"]
+    own.mul_(1 - rate * group["weight_decay"])
+    mean.lerp_(gradient, 1 - first)
+    square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+    root = square.sqrt().div_(math.sqrt(1 - second**step)).add_(EPSILON)
+    own.addcdiv_(mean, root, value=-rate / (1 - first**step))
+
+
+def round_at_random(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Return float32 numbers as bfloat16: one of two neighbours, so that the mean is the number.
+
+    A bfloat16 is the upper half of a float32's bits; a random lower half is added, and cut off.
+    """
+    noise = torch.randint(
+        0, 1 << 16, value.shape, dtype=torch.int32, device=value.device, generator=generator
+    )
+    bits = value.view(torch.int32).add(noise).bitwise_and_(-(1 << 16))
+    # What is not finite stays what it is.
+    return torch.where(value.isfinite(), bits.view(torch.float32), value).to(torch.bfloat16)
+
+
+def _seed(rank: int, number: int, step: int) -> int:
+    return ((rank << 20 | number) << 32) | step
+
+
+def _flat(tensor: Any) -> Tensor:
+    own: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return own.detach().reshape(-1)
+
+
+def _slices(tensors: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    yield from zip(*(torch.split(tensor, SLICE) for tensor in tensors), strict=True)
