@@ -42,7 +42,7 @@ RECIPE = Recipe(
 CASES: dict[str, tuple[str, Profile, dict[str, str]]] = {
     "2x64:float32": ("2x64", "full", {}),
     "2x64:bfloat16": ("2x64", "full", {}),
-    "2x128:bfloat16": ("2x128", "full", {"sibling 2x64": "2x64"}),
+    "2x128:bfloat16": ("2x128", "full", {}),
     "4x256:float32": ("4x256", "full", {"sibling 2x128": "2x128"}),
     "4x256:bfloat16": ("4x256", "full", {"sibling 2x128": "2x128"}),
     "8x512:float32": ("8x512", "quick", {"sibling 4x256": "4x256"}),

@@ -25,4 +25,4 @@ def hash_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from muster.inference import loading
 
-    monkeypatch.setattr(loading, "load_transformers", lambda _threads: lambda *_: HashEngine())
+    monkeypatch.setattr(loading, "load_transformers", lambda *_: lambda *_: HashEngine())

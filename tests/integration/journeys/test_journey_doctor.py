@@ -270,7 +270,7 @@ async def doctor(asked: Examination, *words: str) -> Result:
 async def test_the_command_says_fit_and_ends_with_0(
     asked: Examination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "load_transformers", lambda _threads: load)
+    monkeypatch.setattr(loading, "load_transformers", lambda *_: load)
     assert asked.orchestrator is not None
     result = await doctor(asked, "--orchestrator", asked.orchestrator)
     assert result.exit_code == 0, result.output
@@ -282,7 +282,7 @@ async def test_the_command_says_fit_and_ends_with_0(
 async def test_the_command_says_unfit_why_and_ends_with_1(
     asked: Examination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "load_transformers", lambda _threads: lambda *_: Greedy())
+    monkeypatch.setattr(loading, "load_transformers", lambda *_: lambda *_: Greedy())
     assert asked.orchestrator is not None
     result = await doctor(asked, "--orchestrator", asked.orchestrator)
     assert result.exit_code == 1

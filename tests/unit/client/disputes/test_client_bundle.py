@@ -84,7 +84,7 @@ class Case:
         return self.verify_at(path, chain)
 
     def verify_at(self, path: Path, chain: ChainFacts | None = None) -> dict[str, BundleCheck]:
-        options = {"policy": None, "threads": None, "dtype": None, "device": None}
+        options = {"policy": None, "engine": None, "threads": None, "dtype": None, "device": None}
         unpacked = self.folder / "unpacked"
         unpacked.mkdir(exist_ok=True)
         with Bundle(path) as bundle:
@@ -185,7 +185,7 @@ class Decoder:
 @pytest.fixture
 def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     monkeypatch.setattr(decoding, "FileDecoder", Decoder)
-    monkeypatch.setattr(loading, "load_transformers", lambda _threads: lambda *_: HashEngine())
+    monkeypatch.setattr(loading, "load_transformers", lambda *_: lambda *_: HashEngine())
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     return make_case(tmp_path, [tmp_path / "model.safetensors"], HashEngine(VERSION))
 
