@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from muster.inference.limits import detection, submission_size
-from muster.protocol.errors import ConfigError, MusterError
+from muster.protocol.errors import ConfigError, EncodingError, MusterError
+from muster.protocol.ids import Address, to_address
 from muster.protocol.intervals import rate_bound, wilson
 from muster.protocol.prompts import Prompt, render_prompt
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.tasks import TaskSet
-from muster.toploc.calibration import Measurement
+from muster.toploc.calibration import Machine, Measurement
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from muster.inference.contributions import Signed
 
 
 MOST_PROMPTS = 256
@@ -76,6 +79,39 @@ def engines_of(options: Mapping[str, Any]) -> tuple[str, ...]:
     if options["engine"] or options["dtype"]:
         raise ConfigError("--engines says engines and number formats", hint="leave --engine out")
     return tuple(options["engines"].split(","))
+
+
+def read_contributions(given: Sequence[str]) -> list[Signed]:
+    """Return the contributions of ADDRESS=FILE pairs; raises ConfigError and EngineError."""
+    from muster.inference.contributions import read_file
+
+    found: dict[Address, Signed] = {}
+    for pair in given:
+        address, _, file = pair.partition("=")
+        try:
+            signer = to_address(address)
+        except EncodingError as error:
+            raise ConfigError(f"{pair!r} is not ADDRESS=FILE") from error
+        if signer in found:
+            raise ConfigError(f"{address} is named twice", hint="one file of each contributor")
+        found[signer] = read_file(Path(file), signer)
+    return list(found.values())
+
+
+def machines_table(machines: Sequence[Machine]) -> Table:
+    """Return every machine's figures beside the others'."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title_justify="left", title_style="bold")
+    table.title = "Machines: worst errors, and samples outside the limits of the first alone"
+    for name in ("machine", "samples", "outside", "exponents", "mean", "margin"):
+        table.add_column(name, justify="left" if name == "machine" else "right")
+    for each in machines:
+        figures = (each.exponent_mismatches, each.mantissa_error_mean, each.margin)
+        table.add_row(
+            each.name, str(each.samples), str(each.outside), *(f"{x:.4g}" for x in figures)
+        )
+    return table
 
 
 def require_writable(out: Path) -> None:

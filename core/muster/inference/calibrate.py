@@ -13,18 +13,30 @@ One model and recipe per calibration, one or several number formats.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from muster.inference import limits
 from muster.inference.attacks import Attack, Attacker
+from muster.inference.contributions import (
+    Contribution,
+    Signed,
+    add_claims,
+    contribution_of,
+    device_class,
+    machine_of,
+    require_no_outlier,
+    require_same,
+    weights_hash,
+)
 from muster.inference.engine import Request
-from muster.inference.honest import Honest, measure_honest
-from muster.inference.measuring import Bench, Party
+from muster.inference.honest import Honest, judge, measure_honest
+from muster.inference.measuring import Bench, Party, Work
 from muster.inference.plan import MIN_CHUNKS, Plan, few_prompts, layout_of, require_sound
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.trials import (
@@ -38,11 +50,13 @@ from muster.inference.trials import (
 )
 from muster.inference.vllm.engine import VllmEngine
 from muster.protocol.encoding import abi_words, keccak
-from muster.protocol.errors import EngineError
-from muster.protocol.ids import PolicyVersion
+from muster.protocol.errors import EngineError, ProofError
+from muster.protocol.ids import Address, PolicyVersion
 from muster.toploc import Calibration
-from muster.toploc.calibration import CalibratedModel, Measurement
+from muster.toploc.calibration import CalibratedModel, Machine, Measurement
+from muster.toploc.history import HistoryLimits
 
+T = TypeVar("T")
 Progress = Callable[[str], None]
 """Is told what is being measured."""
 
@@ -68,19 +82,24 @@ def calibrate_model(
     model_dir: Path,
     plan: Plan,
     *,
+    contributions: Sequence[Signed] = (),
+    accepted: Collection[Address] = (),
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> CalibrationRun:
     """Return validation limits of a base model under a recipe, and what they rest on.
 
-    Raises EngineError when the model does not load, and when prompts or chunks are too few to judge
-    by. A model whose limits let a forger through is reported with a `refusal`.
+    What other machines contributed is recomputed here and counts like this machine's own. Raises
+    EngineError when the model does not load, when prompts or chunks are too few to judge by, and
+    for contributions about something else. A model whose limits let a forger through is reported
+    with a `refusal`, and so is a contribution that would widen them and is not `accepted`.
     """
     require_sound(model_dir, plan)
-    bench, *others = _load_all(model_dir, plan)
-    tell = Course(plan, [bench, *others], progress or _tell_nobody, clock)
+    parties = bench, *_ = _load_all(model_dir, plan)
+    tell = Course(plan, parties, progress or _tell_nobody, clock)
     requests = _requests(bench.engine, plan)
-    honest = measure_honest(bench, others, requests, plan, tell)
+    works = _works_of(contributions, model_dir, plan, requests)
+    honest = measure_honest(bench, parties[1:], requests, plan, tell)
 
     tell("forgers that computed nothing")
     forged = try_forgers(honest.survey, plan.recipe, plan.seed)
@@ -93,22 +112,115 @@ def calibrate_model(
     cheap = attacker.cheap_tokens()
     attacks = _run_attacks(attacker, plan, tell)
 
-    calibration = _choose(model_dir, bench, plan, honest, cheap.errors.margins)
+    own = _choose(model_dir, bench, plan, honest, cheap.errors.margins)
+    own = own.model_copy(update={"history": _history(own, honest)})
+    machines = [machine_of(honest, own, device_class(plan.device), ", ".join(plan.engines))]
+    for signed, work in zip(contributions, works, strict=True):
+        tell(f"work of {signed.name}")
+        machines.append(_add(honest, parties, signed, work, plan, own))
+    merged = replace(plan, engines=_engines_of(plan, contributions))
+    calibration = _choose(model_dir, bench, merged, honest, cheap.errors.margins)
     table = [sample_row(calibration, pair, "honest", e) for pair, e in honest.errors.items()]
-    losses = map(calibration.loss, honest.margins_by_pair())
-    history = limits.history_limits((row.strain for row in table), losses, honest.leans())
+    history = _history(calibration, honest)
     table += [forged_row(calibration, each) for each in forged]
     table += [miscounted_row(each) for each in uncounted]
-    refusal = _refusal_of(lambda: limits.require_no_forger(table))
     rows = [attack_row(calibration, attack) for attack in attacks]
     table += [row for row in rows if row is not None]
-    refusal = refusal or _refusal_of(lambda: limits.require_separated(table, plan.recipe))
-    found = {"measured": tuple(table), "history": history}
+    refusal = (
+        _refusal_of(lambda: require_no_outlier(machines, own.history, accepted))
+        or _refusal_of(lambda: limits.require_no_forger(table))
+        or _refusal_of(lambda: limits.require_separated(table, plan.recipe))
+    )
+    found = {"measured": tuple(table), "history": history, "machines": tuple(machines)}
     return CalibrationRun(calibration.model_copy(update=found), tuple(table), refusal)
+
+
+def contribute(
+    model_dir: Path,
+    plan: Plan,
+    *,
+    contributions: Sequence[Signed] = (),
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Contribution:
+    """Return what this machine measures of somebody else's calibration: honest work only, that of
+    other contributions recomputed here. Raises EngineError as `calibrate_model` does.
+    """
+    require_sound(model_dir, plan)
+    parties = bench, *_ = _load_all(model_dir, plan)
+    requests = _requests(bench.engine, plan)
+    works = _works_of(contributions, model_dir, plan, requests)
+    tell = Course(plan, parties, progress or _tell_nobody, clock)
+    honest = measure_honest(bench, parties[1:], requests, plan, tell)
+    for signed, work in zip(contributions, works, strict=True):
+        judge(honest, parties, signed.name, work, plan)
+    device, engine = device_class(plan.device), ", ".join(plan.engines)
+    weights = weights_hash(model_dir)
+    return contribution_of(honest, weights, plan.recipe, device=device, engine=engine)
+
+
+def _works_of(
+    contributions: Sequence[Signed], model_dir: Path, plan: Plan, requests: Sequence[Request]
+) -> list[Work]:
+    if not contributions:
+        return []
+    weights = weights_hash(model_dir)
+    return [require_same(each, weights, plan.recipe, requests) for each in contributions]
+
+
+def _engines_of(plan: Plan, contributions: Sequence[Signed]) -> tuple[str, ...]:
+    said = [name.strip() for each in contributions for name in each.contribution.engine.split(",")]
+    for name in said:
+        layout_of(name)
+    return tuple(dict.fromkeys([*plan.engines, *said]))
+
+
+def _add(
+    honest: Honest,
+    parties: Sequence[Party],
+    signed: Signed,
+    work: Work,
+    plan: Plan,
+    own: Calibration,
+) -> Machine:
+    """Take a contribution: its work as this machine finds it, and what it says of its own."""
+    said, part = signed.contribution, Honest(honest.survey)
+    before = honest.redrawn.keys() | honest.errors.keys()
+    try:
+        judge(honest, parties, signed.name, work, plan)
+    except (EngineError, ProofError) as error:
+        raise EngineError(f"{signed.name}: its work cannot be recomputed: {error}") from error
+    add_claims(honest, signed, plan.recipe.proof.chunk_tokens)
+    part.errors = _new(honest.errors, before)
+    part.redrawn = _new(honest.redrawn, before)
+    part.shifts = _new(honest.shifts, before)
+    figures = machine_of(part, own, said.device, said.engine)
+    return figures.model_copy(update={"name": signed.name, "contributor": signed.signer})
+
+
+def _new(found: dict[str, T], before: Set[str]) -> dict[str, T]:
+    return {pair: each for pair, each in found.items() if pair not in before}
+
+
+def _history(calibration: Calibration, honest: Honest) -> HistoryLimits:
+    strains = [
+        float(np.mean(list(map(calibration.sample_strain, errors.chunks, errors.margins))))
+        for errors in honest.errors.values()
+    ]
+    losses = map(calibration.loss, honest.margins_by_pair())
+    return limits.history_limits(strains, losses, honest.leans())
 
 
 def _tell_nobody(_message: str) -> None:
     pass
+
+
+def _refusal_of(check: Callable[[], None]) -> EngineError | None:
+    try:
+        check()
+    except EngineError as refusal:
+        return refusal
+    return None
 
 
 class Course:
@@ -127,14 +239,6 @@ class Course:
             left = max(0, self._effort - done) / done * (self._clock() - self._started)
             message = f"{message}; about {left / 60:.1f} min left"
         self._progress(message)
-
-
-def _refusal_of(check: Callable[[], None]) -> EngineError | None:
-    try:
-        check()
-    except EngineError as refusal:
-        return refusal
-    return None
 
 
 # ------------------------------------------------------------------------------------ preparing
@@ -212,7 +316,8 @@ def _choose(
     recipe, engine = plan.recipe, bench.engine
     coarsest = max((layout_of(name)[0] for name in plan.engines), key=list(limits.FLOORS).index)
     floors = limits.FLOORS[coarsest]
-    samples = sum(len(errors.chunks) for errors in honest.errors.values())
+    seen = [errors for pair, errors in honest.errors.items() if pair not in honest.claimed]
+    samples = sum(len(errors.chunks) for errors in seen)
     sampler = limits.sampler_limits(
         honest.token_margins(), recipe.sampling.max_new_tokens, floors, cheats
     )

@@ -40,6 +40,9 @@ class Honest:
     shifts: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Per pair, how the probability of EOS differs: sums over tokens, signed and absolute."""
 
+    claimed: set[str] = field(default_factory=set)
+    """Pairs that nobody here has seen: what contributors say of their own validators."""
+
     def add(self, pair: str, errors: Errors) -> None:
         """Take some samples of a pair of ways."""
         self.errors[pair] = self.errors[pair] + errors if pair in self.errors else errors
@@ -50,7 +53,12 @@ class Honest:
 
     def token_margins(self) -> npt.NDArray[np.float32]:
         """Return the margins of all tokens, those of the work itself and those redrawn."""
-        of_work = [margins for errors in self.errors.values() for margins in errors.margins]
+        of_work = [
+            # Nobody here has seen how many a contributor has: the worst of a sample counts.
+            margins_T.max(keepdims=True) if pair in self.claimed else margins_T
+            for pair, errors in self.errors.items()
+            for margins_T in errors.margins
+        ]
         return np.concatenate([*of_work, *self.margins_by_pair()])
 
     def margins_by_pair(self) -> list[npt.NDArray[np.float32]]:
@@ -82,13 +90,13 @@ def measure_honest(
         for way in party.ways(plan.workers()):
             worker = f"{_label(party, parties)}{way.name}"
             if party is bench and way == PLAIN:
-                _judge(honest, parties, worker, reference.survey.work, plan, reference)
+                judge(honest, parties, worker, reference.survey.work, plan, reference)
                 continue
             tell(f"honest work, {worker}")
             work = party.generate(reference.survey.work.requests, way)
-            _judge(honest, parties, worker, work, plan)
+            judge(honest, parties, worker, work, plan)
     honest.shortest = bench.generate(one_token(reference.survey.work.requests))
-    _judge(honest, parties, "one token only", honest.shortest, plan)
+    judge(honest, parties, "one token only", honest.shortest, plan)
     return honest
 
 
@@ -103,7 +111,7 @@ def _enough(bench: Bench, requests: list[Request], plan: Plan) -> Work:
     return Work([*work.requests, *asked], [*work.completions, *more.completions])
 
 
-def _judge(
+def judge(
     honest: Honest,
     parties: Sequence[Party],
     worker: str,

@@ -120,13 +120,51 @@ class Measurement(DocumentPart):
         return self
 
 
+class Machine(DocumentPart):
+    """What one machine was seen to differ by, beside the others."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    """What the table calls it."""
+    contributor: Annotated[str, Field(pattern=r"^(0x[0-9a-fA-F]{40})?$")]
+    """Who vouches for it; empty for the machine of the calibration's owner."""
+    device: Annotated[str, Field(min_length=1, max_length=64)]
+    """Class of the device."""
+    engine: Annotated[str, Field(min_length=1, max_length=128)]
+    """Engines and number formats."""
+    samples: Annotated[int, Field(ge=0)]
+    """How many samples, each counted once for every way that recomputed it."""
+    outside: Annotated[int, Field(ge=0)]
+    """How many are outside the limits that the owner's machines alone lead to."""
+    exponent_mismatches: Share
+    """Share of points: the worst chunk's."""
+    mantissa_error_mean: Annotated[float, Field(ge=0, le=127)]
+    """The worst chunk's."""
+    margin: Annotated[float, Field(ge=0)]
+    """The largest."""
+    strain: Share
+    """Mean strain of its samples under the owner's limits."""
+    loss: Share
+    """Largest mean share of the owner's margin that a pair of its ways gives away."""
+    lean: Annotated[float, Field(ge=0)]
+    """How far the worst pair of its ways leans to EOS or from it."""
+
+    def is_outside(self, own: HistoryLimits) -> bool:
+        """Return whether the owner's machines alone would lead to limits that exclude it."""
+        return (
+            self.outside > 0
+            or self.strain > own.honest_strain
+            or self.loss > own.honest_loss
+            or self.lean > own.honest_lean
+        )
+
+
 class Calibration(Document):
     """Validation limits of one base model under one recipe."""
 
     NAME: ClassVar[str] = "calibration"
     MAX_BYTES: ClassVar[int] = 256 * 1024
 
-    schema_version: Annotated[int, Field(ge=3, le=4)] = 4
+    schema_version: Annotated[int, Field(ge=3, le=5)] = 5
     """Version of this document's form."""
     model: CalibratedModel
     """What was measured."""
@@ -144,6 +182,8 @@ class Calibration(Document):
     """Limits of the sequential test over a worker's submissions."""
     measured: Annotated[tuple[Measurement, ...], Field(max_length=256)] = ()
     """What the limits rest on."""
+    machines: Annotated[tuple[Machine, ...], Field(max_length=64), Since(5)] = ()
+    """Whose measurements these are, the owner's first."""
 
     def chunk_passes(self, result: ChunkResult) -> bool:
         """Return whether a chunk's errors are inside the limits."""

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from muster.client.cli.options import FILE, FOLDER, engine_choice
+from muster.client.cli.options import (
+    FILE,
+    FOLDER,
+    PASSWORD_HELP,
+    engine_choice,
+    open_keystore,
+    parse_account,
+)
 from muster.client.journal import write_durably
 from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ConfigError
 from muster.settings.options import RECIPE
 
 
 @click.command()
 @click.option("--model", type=FOLDER, required=True, help="Folder of the base model.")
-@click.option("--task-set", type=FILE, help="The run's task set; without, the model's own prompts.")
-@click.option(
-    "--recipe", type=RECIPE, help="The run's: TOML, canonical JSON, preset; without, a plain one."
-)
+@click.option("--task-set", type=FILE, help="The run's; without, the model's own prompts.")
+@click.option("--recipe", type=RECIPE, help="The run's; without, a plain one.")
 @click.option(
     "--out",
     type=FILE,
@@ -47,9 +54,16 @@ from muster.settings.options import RECIPE
     type=int,
     default=320,
     show_default=True,
-    help="Samples of one proof to measure; of longer ones fewer.",
+    help="Samples, were each one proof.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the measurement.")
+@click.option("--contribute", is_flag=True, help="Measure for somebody else: --out is signed.")
+@click.option("--keystore", type=FILE, help="With --contribute: who signs.")
+@click.option("--password-file", type=FILE, help=PASSWORD_HELP)
+@click.option(
+    "--with", "given", multiple=True, metavar="ADDRESS=FILE", help="Another machine's; repeatable."
+)
+@click.option("--accept", multiple=True, metavar="ADDRESS", help="Whose outlier may widen limits.")
 @engine_choice
 def calibrate(
     model: Path,
@@ -66,8 +80,10 @@ def calibrate(
     saves most of the work, gets through.
 
     \b
-    Example:
+    Examples:
       muster calibrate --model model --task-set tasks.jsonl --recipe recipe.toml
+      muster calibrate --model model --device cuda --contribute --keystore key.json --out h100
+      muster calibrate --model model --with 0x...=h100
     """
     from rich.console import Console
 
@@ -96,16 +112,32 @@ def calibrate(
     )
     require_sound(model, plan)
     inputs.require_writable(out)
-    from muster.inference.calibrate import calibrate_model
+    if options["contribute"] and options["keystore"] is None:
+        raise ConfigError("a contribution is signed", hint="--keystore FILE")
+    from muster.inference.calibrate import calibrate_model, contribute
+    from muster.inference.contributions import to_file
     from muster.inference.loading import require_device
 
     require_device(plan.device)
-    found = calibrate_model(model, plan, progress=lambda message: click.echo(message, err=True))
-    Console(stderr=True).print(inputs.make_table(found.table, rules))
+    others_said = inputs.read_contributions(options["given"])
+    tell = partial(click.echo, err=True)
+    if options["contribute"]:
+        wallet = open_keystore(options["keystore"], options["password_file"])
+        made = contribute(model, plan, contributions=others_said, progress=tell)
+        write_durably(out, to_file(made, wallet.key))
+        click.echo(wallet.address)
+        return
+    accepted = [parse_account(address) for address in options["accept"]]
+    found = calibrate_model(
+        model, plan, contributions=others_said, accepted=accepted, progress=tell
+    )
+    console = Console(stderr=True)
+    console.print(inputs.make_table(found.table, rules))
+    if others_said:
+        console.print(inputs.machines_table(found.calibration.machines))
     if plot is not None:
-        inputs.save_drawing(
-            plot, found.table, rules, f"{model.resolve().name}, {', '.join(engines)}"
-        )
+        title = ", ".join([model.resolve().name, *engines])
+        inputs.save_drawing(plot, found.table, rules, title)
     if found.refusal is not None:
         raise found.refusal
     write_durably(out, found.calibration.to_bytes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -12,21 +13,24 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 from worlds.client_world import CALIBRATION, RECIPE, TASK_SET
 
 from muster.client import cli
+from muster.client.calibration import machines_table
 from muster.client.cli.calibrate import calibrate
 from muster.client.cli.judges import juror, validator
 from muster.client.cli.keys import wallet
 from muster.client.cli.worker import rewards, worker
 from muster.inference import calibrate as calibrating
+from muster.inference.contributions import Contribution, read_file
 from muster.inference.loading import require_device
 from muster.inference.plan import Plan
 from muster.protocol.errors import ConfigError, EngineError, WalletError
 from muster.protocol.ids import to_address
 from muster.toploc import Calibration
 from muster.toploc.calibration import Measurement
-from muster.wallet import LIGHT_SCRYPT_N, load_wallet
+from muster.wallet import LIGHT_SCRYPT_N, create_wallet, load_wallet
 
 COMMANDS: dict[str, Any] = {
     "wallet": wallet,
@@ -177,6 +181,9 @@ def test_calibration_needs_no_more_than_a_model(
         (["--out", "no/such/folder/c.json"], "cannot write"),
         (["--recipe", "intellect2-short"], "a context of 128"),
         (["--device", "abacus:7"], "torch cannot compute on 'abacus:7'"),
+        (["--contribute"], "a contribution is signed"),
+        (["--with", "somebody=part"], "is not ADDRESS=FILE"),
+        (["--with", f"0x{'00' * 20}=no/such/file"], "is no contribution"),
     ],
 )
 def test_calibration_that_cannot_be_is_refused_before_a_model_is_loaded(
@@ -187,6 +194,39 @@ def test_calibration_that_cannot_be_is_refused_before_a_model_is_loaded(
     result = run("calibrate", "--model", model, *words)
     assert reason in str(result.exception)
     assert not asked
+
+
+def test_contribution_is_signed_by_its_keystore(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = Contribution(
+        weights=f"0x{'00' * 32}",
+        recipe=f"0x{'00' * 32}",
+        device="CPU x86_64",
+        engine="transformers:float32",
+        work=(),
+        pairs=(),
+        draws=(),
+    )
+    monkeypatch.setattr(calibrating, "contribute", lambda *_, **__: said)
+    account = create_wallet(tmp_path / "key.json", "secret", light=True)
+    (tmp_path / "password").write_text("secret")
+    result = run(
+        *("calibrate", "--model", model, "--contribute", "--out", str(tmp_path / "part")),
+        *("--keystore", str(tmp_path / "key.json")),
+        *("--password-file", str(tmp_path / "password")),
+    )
+    assert result.stdout.strip() == account.address
+    assert read_file(tmp_path / "part", account.address).contribution == said
+
+
+def test_machines_are_shown_side_by_side() -> None:
+    (path,) = Path("tests/unit/protocol/documents").glob("calibration.5.*")
+    table = machines_table(Calibration.from_bytes(path.read_bytes()).machines)
+    shown = io.StringIO()
+    Console(width=100, file=shown).print(table)
+    assert "by 0xaCD81D4C" in shown.getvalue()
+    assert "0.0004883" in shown.getvalue()
 
 
 def test_refused_model_gets_no_calibration_but_its_table(

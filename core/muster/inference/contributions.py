@@ -1,0 +1,315 @@
+"""What other machines measured of one calibration: signed files, and what they may change.
+
+A contribution holds a machine's honest work, and how far its own ways are from each other. Whoever
+makes the calibration recomputes the work on machines of their own. What a contributor says of its
+own validators cannot be recomputed: a lie there would widen limits, so that a machine whose errors
+are outside the limits that the owner's own machines lead to is an *outlier*, named and refused
+until the owner accepts it.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Collection, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from muster.inference.engine import Completion, Request
+from muster.inference.honest import Honest
+from muster.inference.limits import Drawn, worst_of
+from muster.inference.measuring import Errors, Work
+from muster.protocol.documents import Document, DocumentPart
+from muster.protocol.eip712 import recover, sign
+from muster.protocol.encoding import hex0x, keccak
+from muster.protocol.errors import EncodingError, EngineError, SignatureError
+from muster.protocol.ids import Address, Hash32
+from muster.protocol.recipe import Recipe
+from muster.shardcast.digests import state_hash
+from muster.toploc import ChunkResult
+from muster.toploc.calibration import Calibration, Machine
+from muster.toploc.history import HistoryLimits
+
+_SIGNATURE_BYTES = 65
+_PURPOSE = b"\x19Muster calibration contribution:\n"
+"""Before what is signed: no other signature of this project begins with these bytes."""
+_MOST = 1e30
+"""Said of a margin that is no number."""
+
+Count = Annotated[int, Field(ge=0, le=1 << 31)]
+Points = Annotated[int, Field(ge=1, le=1 << 31)]
+Error = Annotated[float, Field(ge=0, le=1e31)]
+Hex = Annotated[str, Field(pattern=r"^[0-9a-f]*$")]
+
+
+class ContributedSample(DocumentPart):
+    """One honest completion."""
+
+    prompt: tuple[Count, ...]
+    """Token ids."""
+    seed: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    """The sampling seed."""
+    tokens: Annotated[tuple[Count, ...], Field(min_length=1)]
+    """Token ids."""
+    proofs: tuple[Hex, ...]
+    """One per chunk."""
+
+
+class ContributedPair(DocumentPart):
+    """What a validator's way found in a worker's, sample by sample."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    """The pair."""
+    chunks: tuple[tuple[tuple[Count, Error, Error, Count, Points, Count], ...], ...]
+    """Per sample and chunk, the fields of a ChunkResult in their order."""
+    lengths: tuple[Count, ...]
+    """Tokens of each sample."""
+    margins: tuple[tuple[Count, Count, Error], ...]
+    """Sample, position and margin, where it is not 0."""
+
+
+class ContributedDraws(DocumentPart):
+    """What a validator's way found of choices under fresh noise."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    """The pair."""
+    count: Count
+    """Tokens drawn."""
+    moved: tuple[tuple[Error, bool], ...]
+    """Margin where it is not 0, and whether an EOS was chosen or expected."""
+    shift: tuple[float, float]
+    """How the probability of EOS differs, see `end_shift`."""
+
+
+class Contribution(Document):
+    """A machine's measurements."""
+
+    NAME: ClassVar[str] = "contribution"
+    MAX_BYTES: ClassVar[int] = 64 << 20
+
+    schema_version: Literal[1] = 1
+    """Version of this document's form."""
+    weights: Annotated[str, Field(pattern=r"^0x[0-9a-f]{64}$")]
+    """Hash of the model's files."""
+    recipe: Annotated[str, Field(pattern=r"^0x[0-9a-f]{64}$")]
+    """Hash of the recipe."""
+    device: Annotated[str, Field(min_length=1, max_length=64)]
+    """Class of the device."""
+    engine: Annotated[str, Field(min_length=1, max_length=128)]
+    """Engines and number formats."""
+    work: tuple[ContributedSample, ...]
+    """What the plain way generated."""
+    pairs: Annotated[tuple[ContributedPair, ...], Field(max_length=1024)]
+    """Errors between its own ways."""
+    draws: Annotated[tuple[ContributedDraws, ...], Field(max_length=64)]
+    """Choices under fresh noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A contribution and who vouches for it."""
+
+    contribution: Contribution
+    signer: Address
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        said = self.contribution
+        return f"{said.device[:40]}, by {self.signer[:10]}"
+
+
+# ------------------------------------------------------------------------------------- writing
+
+
+def device_class(device: str) -> str:
+    """Return what calibrations call the kind of a device."""
+    if device == "cpu":
+        return f"CPU {platform.machine()}"
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+def contribution_of(
+    honest: Honest, weights: Hash32, recipe: Recipe, *, device: str, engine: str
+) -> Contribution:
+    """Return what a machine measured, as a document."""
+    work = honest.survey.work
+    return Contribution(
+        weights=hex0x(weights),
+        recipe=hex0x(recipe.hash()),
+        device=device,
+        engine=engine,
+        work=tuple(
+            ContributedSample(
+                prompt=request.prompt_tokens,
+                seed=f"{request.seed:016x}",
+                tokens=completion.tokens,
+                proofs=tuple(proof.hex() for proof in completion.proofs),
+            )
+            for request, completion in zip(work.requests, work.completions, strict=True)
+        ),
+        pairs=tuple(_pair(name, errors) for name, errors in honest.errors.items()),
+        draws=tuple(
+            _draws(name, drawn, honest.shifts[name]) for name, drawn in honest.redrawn.items()
+        ),
+    )
+
+
+def _pair(name: str, errors: Errors) -> ContributedPair:
+    return ContributedPair(
+        name=name,
+        chunks=tuple(tuple(astuple(result) for result in results) for results in errors.chunks),
+        lengths=tuple(len(margins_T) for margins_T in errors.margins),
+        margins=tuple(
+            (sample, int(place), _finite(margins_T[place]))
+            for sample, margins_T in enumerate(errors.margins)
+            for place in np.flatnonzero(margins_T)
+        ),
+    )
+
+
+def _draws(name: str, drawn: Drawn, shift: tuple[float, float]) -> ContributedDraws:
+    moved = np.flatnonzero(drawn.margins_N)
+    return ContributedDraws(
+        name=name,
+        count=len(drawn.margins_N),
+        moved=tuple((_finite(drawn.margins_N[i]), bool(drawn.is_end_N[i])) for i in moved),
+        shift=shift,
+    )
+
+
+def _finite(margin: np.float32) -> float:
+    return float(margin) if math.isfinite(margin) else _MOST
+
+
+def to_file(contribution: Contribution, key: bytes) -> bytes:
+    """Return the file of a contribution, signed: 65 bytes of signature, then canonical JSON."""
+    data = contribution.to_bytes()
+    return sign(keccak(_PURPOSE + data), key) + data
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def read_file(path: Path, signer: Address) -> Signed:
+    """Return a contribution; raises EngineError unless it is one, and of that signer."""
+    try:
+        data = path.read_bytes()
+        document = data[_SIGNATURE_BYTES:]
+        found = recover(keccak(_PURPOSE + document), data[:_SIGNATURE_BYTES])
+        if found != signer:
+            raise EngineError(f"{path} is signed by {found}, not by {signer}")
+        return Signed(Contribution.from_bytes(document), signer)
+    except (OSError, EncodingError, SignatureError) as error:
+        raise EngineError(f"{path} is no contribution: {error}") from error
+
+
+def require_same(
+    signed: Signed, weights: Hash32, recipe: Recipe, requests: Sequence[Request]
+) -> Work:
+    """Return a contribution's work; raises EngineError unless it is about this model and recipe,
+    and answers the very requests: nothing is left for a contributor to choose.
+    """
+    said = signed.contribution
+    for what, theirs, ours in (
+        ("model", said.weights, hex0x(weights)),
+        ("recipe", said.recipe, hex0x(recipe.hash())),
+    ):
+        if theirs != ours:
+            raise EngineError(f"{signed.name}: measured with the {what} {theirs}, not {ours}")
+    asked = [(request.prompt_tokens, f"{request.seed:016x}") for request in requests]
+    if [(each.prompt, each.seed) for each in said.work] != asked[: len(said.work)]:
+        raise EngineError(
+            f"{signed.name}: its prompts or seeds are not those of this calibration",
+            hint="give both the same --task-set, --samples and --seed",
+        )
+    completions = [
+        Completion(each.tokens, [bytes.fromhex(proof) for proof in each.proofs])
+        for each in said.work
+    ]
+    return Work(requests[: len(completions)], completions)
+
+
+def add_claims(honest: Honest, signed: Signed, chunk_tokens: int) -> None:
+    """Take what a contributor says of its own ways; raises EngineError for what is no measurement.
+
+    It may say no more of a pair than is known of the owner's: many good figures would hide some.
+    """
+    most = max(len(drawn.margins_N) for drawn in honest.redrawn.values())
+    samples = max(len(errors.chunks) for errors in honest.errors.values())
+    for pair in signed.contribution.pairs:
+        counts = [-(-length // chunk_tokens) for length in pair.lengths]
+        margins = [np.zeros(length, np.float32) for length in pair.lengths]
+        is_known = all(s < len(margins) and p < len(margins[s]) for s, p, _ in pair.margins)
+        is_whole = [len(results) for results in pair.chunks] == counts and all(pair.lengths)
+        if not is_known or not is_whole or len(counts) > samples:
+            raise EngineError(f"{signed.name}: {pair.name!r} does not add up")
+        for sample, place, margin in pair.margins:
+            margins[sample][place] = margin
+        chunks = [[ChunkResult(*result) for result in results] for results in pair.chunks]
+        honest.add(signed.name, Errors(chunks, margins))
+        honest.claimed.add(signed.name)
+    for draws in signed.contribution.draws:
+        if not len(draws.moved) <= draws.count <= most or draws.count == 0:
+            raise EngineError(f"{signed.name}: {draws.name!r} does not add up")
+        name = f"{signed.name}: {draws.name}"
+        margins_N, is_end_N = np.zeros(draws.count, np.float32), np.zeros(draws.count, bool)
+        for place, (margin, is_end) in enumerate(draws.moved):
+            margins_N[place], is_end_N[place] = margin, is_end
+        honest.redrawn[name] = Drawn(margins_N, is_end_N)
+        honest.shifts[name] = draws.shift
+
+
+# -------------------------------------------------------------------------------------- judging
+
+
+def machine_of(part: Honest, own: Calibration, device: str, engine: str) -> Machine:
+    """Return the figures of some of the measurements; `own` has the limits that the owner's
+    machines lead to.
+    """
+    errors = sum(part.errors.values(), Errors([], []))
+    pairs = list(zip(errors.chunks, errors.margins, strict=True))
+    passed = [all(map(own.chunk_passes, c)) and own.sampler_passes(m) for c, m in pairs]
+    worst = worst_of(errors.all_chunks(), honest=True)
+    return Machine(
+        name="own",
+        contributor="",
+        device=device,
+        engine=engine,
+        samples=len(passed),
+        outside=len(passed) - sum(passed),
+        exponent_mismatches=worst["exponent_mismatches"],
+        mantissa_error_mean=worst["mantissa_error_mean"],
+        margin=max(_finite(margins_T.max()) for margins_T in errors.margins),
+        strain=float(np.mean([own.sample_strain(*pair) for pair in pairs])),
+        loss=max(map(own.loss, part.margins_by_pair()), default=0.0),
+        lean=max(part.leans(), default=0.0),
+    )
+
+
+def require_no_outlier(
+    machines: Sequence[Machine], own: HistoryLimits, accepted: Collection[Address]
+) -> None:
+    """Raise EngineError for a contribution that would widen the limits and is not accepted."""
+    known = {"", *accepted}
+    for machine in machines:
+        if machine.is_outside(own) and machine.contributor not in known:
+            raise EngineError(
+                f"the contribution of {machine.contributor} is an outlier: {machine.outside} of "
+                f"{machine.samples} samples are outside the limits that your own machines lead "
+                f"to; strain {machine.strain:.2g}, loss {machine.loss:.2g}, "
+                f"lean {machine.lean:.2g}",
+                hint=f"measure such a device yourself, or --accept {machine.contributor}",
+            )
+
+
+def weights_hash(folder: Path) -> Hash32:
+    """Return the hash of a model's configuration and weights."""
+    files = [folder / "config.json", *folder.glob("*.safetensors")]
+    return state_hash({path.name: path for path in files if path.is_file()})
