@@ -34,7 +34,7 @@ def test_choices_on_an_accelerator_are_those_of_the_cpu(
 ) -> None:
     expected = choose(Sampler(requests()), ROWS, [position] * len(ROWS))
     # The accelerator's path runs on a CPU as well.
-    monkeypatch.setattr(sampler, "choices", sampler.device_choices)
+    monkeypatch.setattr(sampler, "choices", lambda *asked: sampler.device_winners(*asked)[0])
     assert choose(Sampler(requests()), ROWS, [position] * len(ROWS)) == expected
 
 
@@ -65,3 +65,19 @@ def test_noise_belongs_to_the_request_and_not_to_its_place() -> None:
     assert alone.choose(np.array([0]), logits, position) == together.choose(
         np.array([2]), logits, position
     )
+
+
+@pytest.mark.parametrize("change", ["none", "another id", "another bit", "no NaN"])
+def test_a_fused_kernel_that_chooses_otherwise_is_not_used(change: str) -> None:
+    def winners(*asked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, scores = sampler._winners_by_passes(*asked)
+        if change == "another id":
+            ids[2] += 1
+        elif change == "another bit":
+            scores[0] = torch.nextafter(scores[0], torch.tensor(torch.inf))
+        elif change == "no NaN":
+            scores.nan_to_num_()
+        return ids, scores
+
+    assert sampler.is_same(winners, torch.device("cpu")) == (change == "none")
+    assert sampler._fused(torch.device("cpu")) is None
