@@ -129,7 +129,13 @@ class Network:
     ) -> Any:
         common = self._common(f"worker-{number}")
         return run_worker(
-            WorkerSettings(**common, worker=WORKERS[number].address, heartbeat_s=0.5, **settings),
+            WorkerSettings(
+                **common,
+                worker=WORKERS[number].address,
+                heartbeat_s=0.5,
+                # What replaces a part of the loop is for one ticket at a time.
+                **{"tickets_per_engine": 2 if loop_class is WorkerLoop else 1, **settings},
+            ),
             NODES[number],
             engine_factory=make_engine,
             loop_class=loop_class,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,19 +155,20 @@ class FakeOrchestrator:
         if self.errors.get(call):
             raise self.errors[call].popleft()
 
-    async def lease(self, _run_id: RunId) -> Lease | NoWork:
+    async def lease(self, _run_id: RunId, holding: Sequence[Ticket] = ()) -> Lease | NoWork:
         self._called("lease")
-        if not self.tickets:
+        ticket = next((each for each in self.tickets if each not in holding), None)
+        if ticket is None:
             return NoWork(retry_after_s=0.01)
-        ticket = self.tickets[0]
         signature = self.signatures.get(ticket, sign_ticket(ticket))
         return Lease(ticket=ticket, signature=signature)
 
     async def submit(self, submission: Submission, signature: bytes, body: bytes) -> Hash32:
         self._called("submit")
         self.uploads.append((submission, signature, body))
-        if self.tickets and self.tickets[0].index == submission.index:
-            self.tickets.popleft()
+        filled = [each for each in self.tickets if each.index == submission.index]
+        if filled:
+            self.tickets.remove(filled[0])
         return submission.file_hash
 
     async def heartbeat(self, _run_id: RunId, **_said: object) -> HeartbeatAnswer:

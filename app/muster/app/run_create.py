@@ -25,8 +25,10 @@ from muster.client.cli.options import (
 if TYPE_CHECKING:
     from muster.chain import Chain, RunConfig
     from muster.protocol.ids import Address
-    from muster.trainer.create import RunPlan
+    from muster.trainer.create import CheckTime, RunPlan
     from muster.trainer.measure.evaluate import Evaluation
+
+    Tried = tuple[Evaluation, CheckTime]
 
 PUBLISH_GAS = 100_000
 """Of publishing version 0, with room to spare."""
@@ -83,7 +85,7 @@ def create(file: Path | None, yes: bool, as_json: bool, **flags: Any) -> None:
 
     from muster.app.run_file import read_run, wallets_of
     from muster.telemetry import setup_logging
-    from muster.trainer.create import create_run
+    from muster.trainer.create import create_run, require_checkable
 
     switches = {name: flags.pop(name) for name in ("admit_anyway", "accept_unsafe_economics")}
     asked = read_run(file, flags)
@@ -95,6 +97,7 @@ def create(file: Path | None, yes: bool, as_json: bool, **flags: Any) -> None:
         found = None
         if asked.sample:
             found = await asyncio.to_thread(_try_model, plan, asked.sample, asked.device)
+            require_checkable(plan.recipe, found[1], await chain.ledger.outcome_deadline())
         publisher = trainer.address if trainer.address == plan.trainer else None
         await _show(chain, config, plan, (owner.address, publisher), found)
         if not yes:
@@ -113,7 +116,7 @@ def create(file: Path | None, yes: bool, as_json: bool, **flags: Any) -> None:
     click.echo(json.dumps(created) if as_json else created["run_id"])
 
 
-def _try_model(plan: RunPlan, problems: int, device: str) -> Evaluation:
+def _try_model(plan: RunPlan, problems: int, device: str) -> Tried:
     from muster.trainer.create import ModelTrial, try_model
 
     return try_model(plan, ModelTrial(problems, SAMPLES, device))
@@ -124,7 +127,7 @@ async def _show(
     config: RunConfig,
     plan: RunPlan,
     payers: tuple[Address, Address | None],
-    found: Evaluation | None,
+    found: Tried | None,
 ) -> None:
     """Say what is about to be created, spent and locked; raises ConfigError without gas money.
 
@@ -162,7 +165,7 @@ async def _jurors(chain: Chain, excluded: set[Address]) -> str:
     return bench_words(sum(juror not in excluded for juror in view.jurors()))
 
 
-def _parts(plan: RunPlan, found: Evaluation | None) -> dict[str, str]:
+def _parts(plan: RunPlan, found: Tried | None) -> dict[str, str]:
     from muster.app.run_file import read_calibration
     from muster.client.quantities import format_size
     from muster.protocol.rollouts import MAX_FILE_BYTES
@@ -176,12 +179,23 @@ def _parts(plan: RunPlan, found: Evaluation | None) -> dict[str, str]:
         "recipe": f"{plan.recipe.name}; {f'{steps} steps' if steps else 'no last step'}",
         "model": f"{plan.model}, a {measured.architecture}" + ("" if found else "; not loaded"),
         "problems": f"{len(TaskSet.open(plan.task_set)):,} in {plan.task_set}",
-        "base model": "not tried" if found is None else _pass_rate(found),
+        "base model": "not tried" if found is None else _pass_rate(found[0]),
         "engines": f"{measured.engine}, as the calibration has it",
         "files": f"at most {format_size(size)} of {format_size(MAX_FILE_BYTES)}",
+        "checks": _check_time(plan, found),
         "judges": f"{plan.quorum} of {len(plan.validators)} validators must agree; each is "
         "invited, and takes its seat with muster validator join",
     }
+
+
+def _check_time(plan: RunPlan, found: Tried | None) -> str:
+    from muster.client.quantities import format_duration
+
+    if found is None:
+        return "not measured"
+    check = found[1]
+    longest = format_duration(int(check.longest_s(plan.recipe)) + 1)
+    return f"at most {longest} a submission, as measured on {check.device}"
 
 
 def _pass_rate(found: Evaluation) -> str:

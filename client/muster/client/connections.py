@@ -20,7 +20,7 @@ from muster.client.settings import EngineSettings, NodeSettings
 from muster.client.tickets import longest_sample
 from muster.inference import InferenceEngine
 from muster.inference.engine import Room
-from muster.inference.loading import load_as
+from muster.inference.loading import load_as, load_process
 from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ConfigError
@@ -108,9 +108,12 @@ async def _named_relays(api: OrchestratorApi, settings: NodeSettings) -> tuple[s
 
 def make_engine(settings: EngineSettings) -> InferenceEngine:
     """Return the engine that settings name."""
-    return load_as(settings.engine, settings.threads, room_of(settings), settings.tensor_parallel)(
-        settings.dtype, settings.device
-    )
+    room = room_of(settings)
+    if settings.engine == "transformers" and len(getattr(settings, "devices", ())) > 1:
+        # One interpreter would run one engine's calls at a time.
+        return load_process(settings.threads, room)(settings.dtype, settings.device)
+    load = load_as(settings.engine, settings.threads, room, settings.tensor_parallel)
+    return load(settings.dtype, settings.device)
 
 
 def room_of(settings: EngineSettings) -> Room:

@@ -20,6 +20,17 @@ Urls = Annotated[tuple[str, ...], BeforeValidator(_urls)]
 """URLs; separated by blanks or commas in the environment."""
 
 
+def _devices_of(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    names = (each.strip() for each in value.split(",") if each.strip())
+    return tuple(f"cuda:{each}" if each.isdecimal() else each for each in names)
+
+
+Devices = Annotated[tuple[str, ...], BeforeValidator(_devices_of), Field(max_length=64)]
+"""Names of devices; between commas in flags and in the environment."""
+
+
 class EngineSettings(Settings):
     """The settings of every process that follows the chain and runs a model."""
 
@@ -57,7 +68,10 @@ class EngineSettings(Settings):
 
     @model_validator(mode="after")
     def _only_vllm_spreads_a_model(self) -> Self:
-        if self.tensor_parallel > 1 and (self.engine != "vllm" or self.device == "cpu"):
+        on_gpus = self.device != "cpu" or all(
+            name.startswith("cuda") for name in getattr(self, "devices", ()) or ("cpu",)
+        )
+        if self.tensor_parallel > 1 and not (self.engine == "vllm" and on_gpus):
             raise ValueError("--tensor-parallel needs --engine vllm and --device cuda")
         return self
 
@@ -91,10 +105,39 @@ class WorkerSettings(NodeSettings):
 
     worker: Annotated[Address, BeforeValidator(to_address)]
     """The staking wallet this node works for."""
+    devices: Devices = ()
+    """Devices side by side, an engine and its process each: 0 or cuda:0 for a GPU, or cpu; empty
+    for `device` alone. With `tensor_parallel`, so many after each other have one model."""
+    tickets_per_engine: Annotated[int, Field(ge=1, le=8)] = 2
+    """Tickets at hand of each engine: while one is generated, the others are fetched for, graded or
+    uploaded."""
     heartbeat_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     """Seconds between signs of life."""
     plain: bool = False
     """Log lines on a terminal too, instead of the live view."""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where the engines compute; a model over several GPUs has a plus sign between them."""
+        names, size = self.devices, self.tensor_parallel
+        if not names:
+            return (self.device,)
+        if size == 1:
+            return names
+        numbers = [name.removeprefix("cuda:") for name in names]
+        groups = (numbers[i : i + size] for i in range(0, len(numbers), size))
+        return tuple(f"cuda:{'+'.join(group)}" for group in groups)
+
+    @model_validator(mode="after")
+    def _devices_come_in_groups(self) -> Self:
+        if self.devices and len(self.devices) % self.tensor_parallel:
+            raise ValueError(
+                f"{len(self.devices)} devices do not come in groups of {self.tensor_parallel}"
+            )
+        gpus = [name for name in self.devices if name != "cpu"]
+        if len(set(gpus)) < len(gpus):
+            raise ValueError(f"a GPU is named twice in {', '.join(self.devices)}")
+        return self
 
 
 class ValidatorSettings(NodeSettings):

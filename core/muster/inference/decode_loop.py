@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from muster.inference.device_proofs import builder_on
-from muster.inference.engine import Completion, Request
+from muster.inference.engine import Completion, Progress, Request, Watch
 from muster.inference.forward import Predicted, Tokens, to_rows
 from muster.inference.sampler import Sampler
 from muster.protocol.recipe import ProofRecipe
@@ -53,14 +53,15 @@ def generate(
     eos: npt.NDArray[np.bool_],
     proof: ProofRecipe,
     device: torch.device,
+    watch: Watch | None = None,
 ) -> list[Completion]:
     """Return the requests' completions in the order asked; call under `torch.inference_mode`.
 
     `eos` says of every token id whether it ends a completion; `device` is where rows compute. There
-    is at least one request.
+    is at least one request. `watch` hears of every few steps.
     """
     with builder_on(device, proof) as proofs:
-        return _Decode(rows, requests, sampler, eos, proofs).run()
+        return _Decode(rows, requests, sampler, eos, proofs).run(watch)
 
 
 class _Decode:
@@ -83,7 +84,7 @@ class _Decode:
         self._last_R = np.empty(0, np.int64)
         self._held: list[torch.Tensor] = []
 
-    def run(self) -> list[Completion]:
+    def run(self, watch: Watch | None) -> list[Completion]:
         """Return the completions."""
         waiting = plan_decode([r.prompt_tokens for r in self._requests])
         while waiting or len(self._live_R):
@@ -92,9 +93,17 @@ class _Decode:
                 waiting = waiting[room:]
             if len(self._live_R):
                 self._take(0, self._rows.step(self._last_R))
+            if watch is not None and not self._held:
+                watch(self._progress(len(waiting)))
         return [
             Completion(tuple(tokens), self._proofs.take(i)) for i, tokens in enumerate(self._tokens)
         ]
+
+    def _progress(self, waiting: int) -> Progress:
+        tokens = sum(map(len, self._tokens))
+        unended = sum(len(self._tokens[i]) for i in self._live_R.tolist())
+        ended = len(self._tokens) - waiting - len(self._live_R)
+        return Progress(tokens, ended, tokens - unended)
 
     def _admit(self, requests: npt.NDArray[np.int64]) -> None:
         self._commit(self._live_R)

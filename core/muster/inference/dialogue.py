@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from muster.inference.engine import InferenceEngine, Request
+from muster.inference.engine import InferenceEngine, Progress, Request, Watch
 from muster.inference.prompts import after_last
 from muster.protocol.prompts import Part, render_reply
 from muster.protocol.recipe import PromptRecipe, ProofRecipe, Recipe
@@ -134,9 +134,13 @@ class _Play:
 
 
 def play(
-    engine: InferenceEngine, asked: Sequence[tuple[Problem, Request]], recipe: Recipe
+    engine: InferenceEngine,
+    asked: Sequence[tuple[Problem, Request]],
+    recipe: Recipe,
+    *,
+    watch: Watch | None = None,
 ) -> list[Played]:
-    """Return the completions in the order asked; raises EngineError.
+    """Return the completions in the order asked; raises EngineError, and what `watch` raises.
 
     A completion without replies has the engine's own proofs; those of the others are built by one
     prefill.
@@ -144,15 +148,19 @@ def play(
     plays = [_Play(problem, r, dialogue_of(problem.task_type)) for problem, r in asked]
     reader, live = Reader(engine, recipe.prompt), plays
     while live:
-        live = _play_turn(reader, live, recipe.proof)
+        over = None if watch is None else _in_all(plays, live, watch)
+        live = _play_turn(reader, live, recipe.proof, over)
     if replied := [each for each in plays if each.replies]:
         _prove(engine, replied, recipe.proof)
     return [Played(p.tokens, p.proofs, p.replies, p.answer or "") for p in plays]
 
 
-def _play_turn(reader: Reader, live: list[_Play], proof: ProofRecipe) -> list[_Play]:
+def _play_turn(
+    reader: Reader, live: list[_Play], proof: ProofRecipe, watch: Watch | None
+) -> list[_Play]:
     """Play one turn and what follows it; return the plays that go on."""
-    made = reader.engine.generate([each.next_request() for each in live], proof=proof)
+    asked = [each.next_request() for each in live]
+    made = reader.engine.generate(asked, proof=proof, watch=watch)
     asking: list[tuple[_Play, Question]] = []
     for each, completion in zip(live, made, strict=True):
         each.proofs = completion.proofs
@@ -163,6 +171,23 @@ def _play_turn(reader: Reader, live: list[_Play], proof: ProofRecipe) -> list[_P
         room = each.request.max_new_tokens - len(each.tokens)
         each.go_on(what_follows(reader, question, turn, room))
     return [each for each, _ in asking if each.answer is None]
+
+
+def _in_all(plays: list[_Play], live: list[_Play], watch: Watch) -> Watch:
+    """Return what tells of all turns so far when it is told of the present one.
+
+    A sample of several turns has ended when nothing follows its turn, which is not known before.
+    """
+    before = sum(len(each.tokens) for each in plays)
+    is_one_turn = all(each.environment is None for each in live)
+    ended = [each for each in plays if each.answer is not None]
+    ended_tokens = sum(len(each.tokens) for each in ended)
+
+    def over(made: Progress) -> None:
+        more, more_tokens = (made.ended, made.ended_tokens) if is_one_turn else (0, 0)
+        watch(Progress(before + made.tokens, len(ended) + more, ended_tokens + more_tokens))
+
+    return over
 
 
 def _prove(engine: InferenceEngine, plays: list[_Play], proof: ProofRecipe) -> None:

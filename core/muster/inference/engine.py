@@ -7,7 +7,7 @@ completion tokens, S shares of a sample.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -65,6 +65,22 @@ class Completion:
     """Completion token ids, with the EOS that ended it, if one did."""
     proofs: list[bytes]
     """TOPLOC proofs, one per chunk of completion tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a `generate` is."""
+
+    tokens: int
+    """Completion tokens so far, of all samples."""
+    ended: int
+    """Samples that are done."""
+    ended_tokens: int
+    """Their completion tokens."""
+
+
+Watch = Callable[[Progress], None]
+"""Is told, every few steps, how far a `generate` is; what it raises ends that."""
 
 
 # Examining
@@ -161,8 +177,13 @@ class InferenceEngine(Protocol):
     def load_policy(self, folder: Path, version: PolicyVersion) -> None:
         """Load a policy folder; raises EngineError when it is unusable."""
 
-    def generate(self, requests: Sequence[Request], *, proof: ProofRecipe) -> list[Completion]:
-        """Return the completions in the order asked; raises EngineError."""
+    def generate(
+        self, requests: Sequence[Request], *, proof: ProofRecipe, watch: Watch | None = None
+    ) -> list[Completion]:
+        """Return the completions in the order asked.
+
+        Raises EngineError, and what `watch` raises.
+        """
 
     def examine(
         self, samples: Sequence[Sample], *, proof: ProofRecipe, temperature: float

@@ -52,6 +52,18 @@ def load_transformers(threads: int, room: Room = ROOM) -> EngineLoader:
     return load
 
 
+def load_process(threads: int, room: Room = ROOM) -> EngineLoader:
+    """Return what runs transformers in a process of its own, beside others of the same worker."""
+
+    def load(dtype: Dtype, device: str) -> InferenceEngine:
+        from muster.inference.vllm.engine import ProcessEngine
+
+        require_device(device)
+        return ProcessEngine(dtype, threads=threads, device=device, room=room)
+
+    return load
+
+
 def require_device(device: str) -> None:
     """Raise ConfigError when torch cannot compute on a device, as it is named to torch."""
     import torch

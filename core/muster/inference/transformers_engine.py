@@ -29,6 +29,7 @@ from muster.inference.engine import (
     Request,
     Room,
     Sample,
+    Watch,
     require_fits,
     require_samplable,
 )
@@ -173,7 +174,9 @@ class TransformersEngine:
         )
         return text
 
-    def generate(self, requests: Sequence[Request], *, proof: ProofRecipe) -> list[Completion]:
+    def generate(
+        self, requests: Sequence[Request], *, proof: ProofRecipe, watch: Watch | None = None
+    ) -> list[Completion]:
         """Return the completions in the order asked."""
         with self._computing() as (policy, forward), _sound():
             for request in requests:
@@ -190,6 +193,7 @@ class TransformersEngine:
                 eos=is_eos_V,
                 proof=proof,
                 device=forward.device,
+                watch=watch,
             )
 
     def examine(

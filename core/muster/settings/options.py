@@ -71,7 +71,7 @@ def engine_choice(command: F) -> F:
         click.option("--device", help="Where the model computes. [default: cpu]"),
         click.option(
             "--threads",
-            type=click.IntRange(1, 256),
+            type=int,
             help="CPU threads of the model. [default: 1]",
         ),
         click.option(

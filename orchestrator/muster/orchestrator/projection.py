@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from muster.chain import (
     BatchView,
@@ -23,6 +24,9 @@ from muster.chain.structs import BatchStatus
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.recipe import TrainingRecipe
+
+NEWEST_BATCHES = 32
+"""Batches, of all runs, by which the speed of checking is known."""
 
 
 @dataclass(slots=True)
@@ -141,6 +145,17 @@ class Projection:
     def unjudged(self) -> list[BatchView]:
         """Committed batches that wait for their outcomes, ascending."""
         return [b for b in self.unsettled if b.status is BatchStatus.COMMITTED]
+
+    def judged_units_per_s(self) -> float | None:
+        """Return the best speed at which one of the newest batches was judged, in accepted units a
+        second from commitment to outcomes; None when none was.
+        """
+        speeds = []
+        for each in islice(reversed(self.view.batches.values()), NEWEST_BATCHES):
+            if each.run_id == self.run_id and each.posted_at is not None:
+                accepted = (r.units for r in each.records or () if r.verdict is Verdict.ACCEPTED)
+                speeds.append(sum(accepted) / max(1, each.posted_at - each.committed_at))
+        return max(speeds, default=None)
 
     @property
     def unsettled(self) -> list[BatchView]:

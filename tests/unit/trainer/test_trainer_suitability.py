@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from muster.inference import Completion
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import Recipe
+from muster.tasks.toys import make_sort
 from muster.trainer.config import load_recipe
-from muster.trainer.create import largest_file, require_files_fit
+from muster.trainer.create import (
+    CheckTime,
+    largest_file,
+    measure_check,
+    require_checkable,
+    require_files_fit,
+)
 
 DEMO = load_recipe(Path(__file__).parents[3] / "configs" / "demo.toml")
 
@@ -42,3 +53,54 @@ def test_samples_must_fit_an_outcome_record() -> None:
     require_files_fit(sampled(problems_per_submission=4095, samples_per_problem=16), 64)
     with pytest.raises(ConfigError, match="65536 samples does not fit"):
         require_files_fit(sampled(problems_per_submission=4096, samples_per_problem=16), 64)
+
+
+@pytest.mark.parametrize("rows", [{"problems_per_submission": 9}, {"problems_per_submission": 1}])
+def test_the_change_that_is_named_makes_files_fit(rows: dict[str, int]) -> None:
+    recipe = sampled(samples_per_problem=16, max_new_tokens=32 * 20_000, **rows)
+    with pytest.raises(ConfigError, match="with its proofs") as caught:
+        require_files_fit(recipe, 5120)
+    named = dict(re.findall(r"sampling\.(\w+) = (\d+)", caught.value.hint or ""))
+    require_files_fit(sampled(samples_per_problem=16, **{**SIZE, **ints(named)}), 5120)
+
+
+SIZE = {"max_new_tokens": 32 * 20_000}
+
+
+def ints(named: dict[str, str]) -> dict[str, int]:
+    return {name: int(value) for name, value in named.items()}
+
+
+def test_a_submission_must_be_checked_before_outcomes_are_due() -> None:
+    # 4 x 16 samples of 900 + 100 tokens at 10 ms each: 640 s.
+    shape = {"samples_per_problem": 16, "max_new_tokens": 900}
+    check = CheckTime(per_token_s=0.01, prompt_tokens=100.0, device="cpu")
+    recipe = sampled(problems_per_submission=4, **shape)
+    require_checkable(recipe, check, 640)
+    with pytest.raises(ConfigError, match="about 640 s to check on cpu") as caught:
+        require_checkable(recipe, check, 600)
+    assert "problems_per_submission = 3 would do" in (caught.value.hint or "")
+    require_checkable(sampled(problems_per_submission=3, **shape), check, 600)
+
+
+class Engine:
+    """Takes two hundredths of a second to examine."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(text.encode())
+
+    def generate(self, requests: Any, **_: Any) -> list[Completion]:
+        return [Completion((1,) * request.max_new_tokens, []) for request in requests]
+
+    def examine(self, samples: Any, **_: Any) -> None:
+        self.seen = samples
+        time.sleep(0.02)
+
+
+def test_the_time_of_a_check_is_measured_on_completions_of_the_model() -> None:
+    engine, tasks = Engine(), make_sort(8, seed=0)
+    found = measure_check(engine, tasks, sampled(max_new_tokens=10), "cpu")  # type: ignore[arg-type]
+    lengths = [len(tasks[n].prompt) for n in range(4)]
+    assert [len(each.prompt_tokens) for each in engine.seen] == lengths
+    assert found.prompt_tokens == sum(lengths) / 4
+    assert found.per_token_s >= 0.02 / (sum(lengths) + 40)

@@ -9,12 +9,14 @@ what takes a model on a sample of the problems (`try_model`).
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.chain import Chain, RunConfig, RunTerms
+from muster.inference.engine import Request, Sample
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, StorageError, TaskError
@@ -33,6 +35,7 @@ from muster.trainer.publish.policies import BASE, policy_files
 from muster.trainer.publish.publisher import Publisher
 
 if TYPE_CHECKING:
+    from muster.inference.engine import InferenceEngine
     from muster.inference.transformers_engine import TransformersEngine
     from muster.trainer.measure.evaluate import Evaluation
 
@@ -41,6 +44,8 @@ logger = logging.getLogger(__name__)
 TOKENIZER_FILE = "tokenizer.json"
 TRIED = 64
 """Problems that are graded before a run relies on a task set; `muster tasks check` tries more."""
+CHECKED, CHECKED_TOKENS = 4, 256
+"""Samples that are checked to measure how long it takes, and their most tokens."""
 TOKEN_BYTES = 4
 """Bytes of a token in a submission's file, before compression."""
 
@@ -349,12 +354,80 @@ def require_files_fit(recipe: Recipe, hidden_size: int) -> None:
         raise ConfigError(
             f"a submission of {rows} samples of {sampling.max_new_tokens} tokens can take "
             f"{size / 2**20:,.1f} MiB with its proofs, files may have {MAX_FILE_BYTES >> 20}",
-            hint="lower sampling.problems_per_submission or sampling.max_new_tokens",
+            hint=_smaller(recipe, size / MAX_FILE_BYTES),
         )
 
 
-def try_model(plan: RunPlan, trial: ModelTrial) -> Evaluation:
-    """Return how the base model does on a sample of the problems; blocking.
+def _smaller(recipe: Recipe, factor: float) -> str:
+    """Return the smallest change of a recipe that takes the factor off its submissions."""
+    sampling = recipe.sampling
+    problems = int(sampling.problems_per_submission / factor)
+    if problems:
+        return f"sampling.problems_per_submission = {problems} would do"
+    tokens = int(sampling.max_new_tokens * sampling.problems_per_submission / factor)
+    tokens -= tokens % recipe.proof.chunk_tokens
+    return (
+        "sampling.problems_per_submission = 1, with "
+        f"sampling.max_new_tokens = {max(1, tokens)} or fewer samples_per_problem"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTime:
+    """How long a validator takes, measured where the model was tried."""
+
+    per_token_s: float
+    """Seconds a token of prompt or completion."""
+    prompt_tokens: float
+    """Mean tokens of a prompt."""
+    device: str
+    """Where it was measured."""
+
+    def longest_s(self, recipe: Recipe) -> float:
+        """Return the seconds for a submission whose completions are as long as they may be."""
+        sampling = recipe.sampling
+        rows = sampling.problems_per_submission * sampling.samples_per_problem
+        return rows * (sampling.max_new_tokens + self.prompt_tokens) * self.per_token_s
+
+
+def measure_check(
+    engine: InferenceEngine, task_set: TaskSet, recipe: Recipe, device: str
+) -> CheckTime:
+    """Return how long it takes to check a few completions of the loaded model; blocking."""
+    sampling, count = recipe.sampling, min(CHECKED, len(task_set))
+    prompts = [tuple(engine.encode(task_set[n].prompt)) for n in range(count)]
+    limit = min(sampling.max_new_tokens, CHECKED_TOKENS)
+    asked = [
+        Request(prompt, seed, sampling.temperature, limit) for seed, prompt in enumerate(prompts)
+    ]
+    made = engine.generate(asked, proof=recipe.proof)
+    samples = [
+        Sample(each.prompt_tokens, found.tokens, each.seed, found.proofs)
+        for each, found in zip(asked, made, strict=True)
+    ]
+    tokens = sum(len(each.prompt_tokens) + len(each.completion_tokens) for each in samples)
+    started = time.perf_counter()
+    engine.examine(samples, proof=recipe.proof, temperature=sampling.temperature)
+    per_token_s = (time.perf_counter() - started) / tokens
+    return CheckTime(per_token_s, sum(map(len, prompts)) / count, device)
+
+
+def require_checkable(recipe: Recipe, check: CheckTime, deadline_s: int) -> None:
+    """Raise ConfigError when a validator could not check one submission before outcomes are due."""
+    longest_s = check.longest_s(recipe)
+    if longest_s <= deadline_s:
+        return
+    raise ConfigError(
+        f"a submission of long completions takes about {longest_s:,.0f} s to check on "
+        f"{check.device}, outcomes are due {deadline_s:,} s after they are committed",
+        hint=f"{_smaller(recipe, longest_s / deadline_s)}; or measure where validators compute: "
+        "--device",
+    )
+
+
+def try_model(plan: RunPlan, trial: ModelTrial) -> tuple[Evaluation, CheckTime]:
+    """Return how the base model does on a sample of the problems, and how long a check takes;
+    blocking.
 
     Raises EngineError when it does not load, ConfigError when the calibration is of another one.
     """
@@ -371,7 +444,8 @@ def try_model(plan: RunPlan, trial: ModelTrial) -> Evaluation:
     chosen = [task_set[n * len(task_set) // count] for n in range(count)]
     some = TaskSet.of(task_set.name, task_set.version, chosen)
     evaluator = Evaluator(some, engine, recipe, samples=trial.samples)
-    return evaluator.evaluate(plan.model, BASE)
+    found = evaluator.evaluate(plan.model, BASE)
+    return found, measure_check(engine, some, recipe, trial.device)
 
 
 def require_calibrated(calibration: Calibration, engine: TransformersEngine, folder: Path) -> None:

@@ -7,6 +7,8 @@ Every kind is fraud by docs/protocol.md section 8: validators must catch it, the
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +32,10 @@ TYPICAL_PATTERN = 0x4030
 class OtherModel(WorkerLoop):
     """Serves another model's tokens and proofs: the policy with its weights disturbed."""
 
-    async def fetch(self, version: PolicyVersion, root: Hash32) -> None:
+    async def load(self, folder: Path, version: PolicyVersion) -> None:
         """Load the policy, then disturb it."""
-        fresh = self._loaded != (version, root)
-        await super().fetch(version, root)
-        if fresh:
-            await self.compute.run(_disturb, self.place.engine.model)  # type: ignore[attr-defined]
+        await super().load(folder, version)
+        await self.compute.run(_disturb, self.place.engine.model)  # type: ignore[attr-defined]
 
 
 class StalePolicy(WorkerLoop):
@@ -48,10 +48,11 @@ class StalePolicy(WorkerLoop):
         await self._prefetch()
         return NoWork(retry_after_s=self.place.poll_s)
 
-    async def fetch(self, version: PolicyVersion, root: Hash32) -> None:
-        """Load the first policy only."""
-        if self._loaded is None:
-            await super().fetch(version, root)
+    @asynccontextmanager
+    async def policy(self, version: PolicyVersion, root: Hash32) -> AsyncIterator[None]:
+        """Hold the first policy, whichever is asked for."""
+        async with super().policy(*(self.station.loaded or (version, root))):
+            yield
 
 
 class ConstantProof(WorkerLoop):
@@ -170,6 +171,8 @@ def _run(
     from muster.wallet import open_wallet
 
     given = {name: value for name, value in flags.items() if value != ()}
+    # Their tricks are for one ticket at a time.
+    given["tickets_per_engine"] = 1
     settings = load_settings(WorkerSettings, file=config, flags=given, env_prefix="MUSTER_WORKER_")
     node = open_wallet(keystore, password_file)
     setup_logging("adversary")

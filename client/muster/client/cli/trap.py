@@ -122,6 +122,7 @@ def trap_run(plan_file: Path, **options: Any) -> None:
 
     plan = read_plan(plan_file)
     settings, node = begin_process(WorkerSettings, "worker", options)
+    settings = settings.model_copy(update={"tickets_per_engine": 1})
     with TrapJournal(settings.state_dir) as traps:
         make_loop = partial(TrapWorker, plan=plan, traps=traps)
         run_until_stopped(lambda: run_worker(settings, node, loop_class=make_loop))

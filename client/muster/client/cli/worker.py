@@ -101,10 +101,11 @@ def worker() -> None:
 @worker.command("run")
 @node_options
 @click.option("--worker", metavar="ADDRESS", help="The staking wallet this node works for.")
+@click.option("--devices", metavar="NAMES", help="An engine each: 0,1 or cpu,cpu.")
 @click.option("--heartbeat-s", type=float, help="Seconds between signs of life. [default: 10]")
 @click.option("--plain", is_flag=True, default=None, help="Log lines, no live view.")
 def worker_run(**options: Any) -> None:
-    """Lease tickets, generate, sign and upload until stopped; --keystore is the node's.
+    """Lease tickets, generate, sign and upload until stopped, with the node's key.
 
     A terminal shows a live view, anything else gets a line per event.
 

@@ -64,11 +64,11 @@ def take_picture(loop: WorkerLoop, events: tuple[str, ...], *, now: int, window_
     """Return what a worker does at `now`; outcomes are final `window_s` after they were posted."""
     waiting, lasting = len(loop.place.journal.unfinished()), loop.outages.lasting
     rows = {
-        "state": loop.state + (f", waiting for {' and '.join(lasting)}" if lasting else ""),
+        "state": loop.doing + (f", waiting for {' and '.join(lasting)}" if lasting else ""),
         "policy": _policy(loop),
         "ticket": _ticket(loop, now),
         "speed": f"{loop.tokens_per_s:,.0f} tokens/s" if loop.tokens_per_s else "-",
-        "work": f"{loop.uploaded} uploaded, {waiting} waiting; "
+        "work": f"{sum(each.uploaded for each in loop.loops)} uploaded, {waiting} waiting; "
         f"{loop.accepted} accepted, {loop.refused} not",
         "money": _money(loop, now - window_s),
         "stake": f"{format_tokens(_stake_wei(loop))} tokens",
@@ -86,12 +86,14 @@ def _policy(loop: WorkerLoop) -> str:
 
 
 def _ticket(loop: WorkerLoop, now: int) -> str:
-    ticket = loop.ticket
-    if ticket is None:
+    tickets = loop.place.held.tickets
+    if not tickets:
         return "none"
-    left = ticket.deadline - now
+    first = min(tickets, key=lambda each: each.deadline)
+    left = first.deadline - now
     due = f"due in {format_duration(left)}" if left > 0 else "late"
-    return f"step {ticket.step}, index {ticket.index}, {due}"
+    more = f", and {len(tickets) - 1} more" if len(tickets) > 1 else ""
+    return f"step {first.step}, index {first.index}, {due}{more}"
 
 
 def _money(loop: WorkerLoop, final_before: int) -> str:

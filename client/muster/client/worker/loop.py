@@ -17,6 +17,10 @@ The loop trusts nobody: tickets, documents and policies count only as far as the
 that nobody commits or judges is the matter of `muster.client.worker.silence`. The loop lives
 through the loss of the orchestrator, the relays and the chain. Its order of work is that of
 `work_once`; devnets and adversaries replace `generate` or `claim`.
+
+A loop works on one ticket after the other. Two of them share an engine, so that one leases,
+fetches, grades and uploads while the other generates; the first loop of a node also settles and
+disputes for all of them (`helpers`). What they share is in `muster.client.worker.station`.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ import contextlib
 import logging
 import time
 from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -37,11 +43,13 @@ from muster.client.outage import SURVIVED, Outage, Outages
 from muster.client.tickets import TicketFault, lease_fault
 from muster.client.validator.checks import check_claim
 from muster.client.validator.judging import examine
-from muster.client.worker.generation import build_submission, submission_of
+from muster.client.worker.generation import play_ticket, submission_of, ticket_samples
+from muster.client.worker.hope import Hope, Hopeless
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.place import WorkerPlace
 from muster.client.worker.selfcheck import require_sound, require_sound_policy
 from muster.client.worker.silence import SilenceDuty
+from muster.client.worker.station import REACH
 from muster.lifecycle import ComputeThread, run_beside
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash
@@ -58,6 +66,8 @@ from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, 
 from muster.protocol.rollouts import Rollout, decode_rollouts, encode_rollouts
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from muster.chain import BatchView, ChainView, Event
 
 logger = logging.getLogger(__name__)
@@ -75,6 +85,13 @@ _PASSING = frozenset({"ticket_unknown", "worker_not_active"})
 after a reorganisation that it has not read to the end. It will give the slot out again, for which
 nothing but this may ever be signed: what was signed is kept.
 """
+
+SLOW_PAUSE_S, LONGEST_SLOW_PAUSE_S = 10.0, 3600.0
+"""Pauses of a machine that cannot finish the run's tickets in time, before it tries one again."""
+PATIENCE = 5
+"""A loop that would work beside others is told to ask again so many times later."""
+STATES = ("generating", "fetching", "grading", "uploading", "idle")
+"""What loops do; of several the first is what the node does."""
 
 NO_TICKET_HINTS = {
     "unit_cap": "its stake covers no more units: add stake, or wait until outcomes are final",
@@ -114,15 +131,18 @@ def require_good_standing(view: ChainView, run_id: RunId, worker: Address, node:
 
 
 class WorkerLoop:
-    """One node of one worker."""
+    """One node of one worker, or one of its loops."""
 
     def __init__(self, place: WorkerPlace) -> None:
         self.place = place
+        self.station = place.station
         self.compute = ComputeThread()
+        self.helpers: tuple[WorkerLoop, ...] = ()
+        """The node's other loops, which only work on tickets."""
+        self._leader: WorkerLoop | None = None
         # Told of itself: outcomes are all that are on chain, the rest counts since its start.
         self.state = "starting"
         self.ticket: Ticket | None = None
-        self.tokens_per_s = 0.0
         self.uploaded = 0
         self.accepted = 0
         self.refused = 0
@@ -132,12 +152,17 @@ class WorkerLoop:
         self.silence: SilenceDuty | None = None
         """What helps it when its run is silent; there is none without a chain to send to."""
         self._ticket_signature = b""
+        self._due_at = float("inf")
         self._has_resumed = False
         self._over_since: float | None = None
         self._node = address_of(place.key)
-        self._loaded: tuple[PolicyVersion, Hash32] | None = None
         self.outages = Outages()
         self.refusals = Outage("a ticket that can be worked on", first_s=TICKET_PAUSE_S)
+        self.slowness = Outage(
+            "a ticket that this machine can finish in time",
+            first_s=SLOW_PAUSE_S,
+            longest_s=LONGEST_SLOW_PAUSE_S,
+        )
         self._no_ticket_because: str | None = None
         self._posted: deque[int] = deque(maxlen=100_000)
         self._woken = asyncio.Event()
@@ -149,33 +174,68 @@ class WorkerLoop:
         """
         self._posted.extend(sorted(self.place.view.batches))
         try:
-            await run_beside(self._work(), self._heartbeat())
+            helping = (helper.help() for helper in self.helpers)
+            await run_beside(self._work(), self._heartbeat(), *helping)
         finally:
-            self.compute.close()
+            for each in self.loops:
+                each.compute.close()
+
+    def take_helpers(self, helpers: Iterable[WorkerLoop]) -> None:
+        """Have other loops of this node work on tickets as well."""
+        self.helpers = tuple(helpers)
+        for each in self.helpers:
+            each._leader = self
+            each.outages, each.refusals, each.slowness = self.outages, self.refusals, self.slowness
+
+    @property
+    def loops(self) -> tuple[WorkerLoop, ...]:
+        """All loops of the node, this one first."""
+        return (self, *self.helpers)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """What the node's engines generate together."""
+        return sum(each.tokens_per_s for each in {loop.station for loop in self.loops})
+
+    @property
+    def doing(self) -> str:
+        """What the node does, in a word."""
+        states = {loop.state for loop in self.loops}
+        return next((each for each in STATES if each in states), self.state)
 
     async def on_change(self, events: list[Event]) -> None:
         """Take note of new events of the chain."""
         for event in events:
             if event.name == "OutcomesPosted":
                 self._posted.append(event.args["batch_id"])
-        self._woken.set()
+        for each in self.loops:
+            each._woken.set()
 
     @property
     def policy_version(self) -> PolicyVersion | None:
         """The policy that is loaded."""
-        return self._loaded[0] if self._loaded else None
+        return self.station.loaded[0] if self.station.loaded else None
 
     async def _work(self) -> None:
         while not self._has_ended():
-            self._woken.clear()
-            pause = await self._round()
-            # News from the chain may mean work, but the orchestrator needs a moment to see it too.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._woken.wait()
-                    await asyncio.sleep(self.place.poll_s)
+            await self._rest(await self._round())
         run, waiting = self.place.run_id, len(self.place.journal.unfinished())
         logger.info("run complete", extra={"run_id": run, "without_outcome": waiting})
+
+    async def help(self) -> None:
+        """Work on tickets beside the node's first loop until cancelled."""
+        while True:
+            # Where there is no work, one of a node's loops asks for it.
+            is_idle = self._is_over() or not self.place.held.tickets
+            await self._rest(self._idle() if is_idle else await self._try_work())
+
+    async def _rest(self, pause: float) -> None:
+        # News from the chain may mean work, but the orchestrator needs a moment to see it too.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await self._woken.wait()
+                await asyncio.sleep(self.place.poll_s)
+        self._woken.clear()
 
     def _has_ended(self) -> bool:
         """Return whether there is nothing left to do in this run."""
@@ -202,12 +262,17 @@ class WorkerLoop:
                 await self._resume()
                 self._has_resumed = True
             await self._require_good_standing()
-            pause = self._idle() if self._is_over() else await self.work_once()
         except SURVIVED as error:
             await asyncio.sleep(self.outages.failed(error))
             return 0.0
-        finally:
-            self.ticket = None
+        return self._idle() if self._is_over() else await self._try_work()
+
+    async def _try_work(self) -> float:
+        try:
+            pause = await self.work_once()
+        except SURVIVED as error:
+            await asyncio.sleep(self.outages.failed(error))
+            return 0.0
         self.outages.recovered()
         return pause
 
@@ -217,57 +282,116 @@ class WorkerLoop:
 
     async def work_once(self) -> float:
         """Work on at most one ticket; return how many seconds to wait before the next."""
-        lease = await self.lease()
+        held = self.place.held
+        if pause := self._pause_of_slowness():
+            return pause
+        async with held.asking:
+            lease = await self.lease()
+            fault = None if isinstance(lease, NoWork) else await self._fault(lease)
+            if isinstance(lease, Lease) and fault is None:
+                held.tickets.append(lease.ticket)
         if isinstance(lease, NoWork):
-            self._note_reason(lease.reason)
-            await self._prefetch()
-            return max(lease.retry_after_s, self._idle())
+            return await self._idle_without(lease)
+        if fault is not None:
+            return self._refuse(lease.ticket, fault)
+        try:
+            return await self._work_on(lease)
+        finally:
+            held.tickets.remove(lease.ticket)
+            self.ticket = None
+
+    async def _work_on(self, lease: Lease) -> float:
         ticket = lease.ticket
-        if fault := await self._fault(lease):
-            return self._refuse(ticket, fault)
         if signed := self.place.journal.signed(ticket):
             await self._submit_again(signed)
             # Also when it was taken: an orchestrator may give the same ticket for ever.
             return self.refusals.failed(ConfigError("its slot was signed before, and sent again"))
         self.refusals.recovered()
         self.ticket, self._ticket_signature = ticket, lease.signature
-        await self.fetch(ticket.policy_version, ticket.policy_root)
         try:
             rollouts = await self.generate(ticket)
         except TaskError as error:
-            logger.warning("ticket left to lapse", extra={**_fields(ticket), "error": str(error)})
+            fields = {**_fields(ticket), "error": str(error), "hint": error.hint}
+            logger.warning("ticket left to lapse", extra=fields)
             return TICKET_PAUSE_S
         await self.submit(ticket, rollouts)
         return 0.0
 
     # 3. fetch
 
-    async def fetch(self, version: PolicyVersion, root: Hash32) -> None:
-        """Load a policy version, verified against the root on chain.
+    @asynccontextmanager
+    async def policy(self, version: PolicyVersion, root: Hash32) -> AsyncIterator[None]:
+        """Hold the engine on a policy version, verified against the root on chain.
 
-        Raises EngineError when what it computes is not what a validator would: it is loaded anew.
+        It is fetched while others still work with another one. Raises EngineError when what it
+        computes is not what a validator would: it is loaded anew.
         """
-        if self._loaded == (version, root):
-            return
-        self.state = "fetching"
-        folder = await self.place.fetcher.fetch(self.place.run_id, version, root)
-        # A load that fails leaves the engine without any policy.
-        self._loaded = None
+        folder = None
+        if self.station.loaded != (version, root):
+            self.state = "fetching"
+            folder = await self.place.fetcher.fetch(self.place.run_id, version, root)
+
+        async def load() -> None:
+            await self.load(folder or await self._fetched(version, root), version)
+
+        async with self.station.holding((version, root), load):
+            yield
+
+    async def _fetched(self, version: PolicyVersion, root: Hash32) -> Path:
+        return await self.place.fetcher.fetch(self.place.run_id, version, root)
+
+    async def load(self, folder: Path, version: PolicyVersion) -> None:
+        """Load a policy's folder into the engine, which nobody uses, and try it."""
         await self.compute.run(self.place.engine.load_policy, folder, version)
         await self.compute.run(require_sound_policy, self.place.rules, self.place.engine)
-        self._loaded = (version, root)
 
     async def _prefetch(self) -> None:
+        """Have the newest policy at hand: in the engine, unless that is at work."""
         run = self.place.run
-        if run.latest_version is not None:
-            root = run.checkpoints[run.latest_version].manifest_root
-            await self.fetch(run.latest_version, root)
+        if run.latest_version is None:
+            return
+        policy = run.latest_version, run.checkpoints[run.latest_version].manifest_root
+        if self.station.is_held:
+            await self._fetched(*policy)
+        else:
+            async with self.policy(*policy):
+                pass
 
     # 4. lease
 
     async def lease(self) -> Lease | NoWork:
         """Return a ticket, which nobody has checked yet, or when to ask again."""
-        return await self.place.api.lease(self.place.run_id)
+        held = self.place.held.tickets
+        return await self.place.api.lease(self.place.run_id, *([held] if held else []))
+
+    def _pause_of_slowness(self) -> float:
+        """Return how long to wait because another ticket would not be done in time; 0 for not."""
+        station, lease_s = self.station, self.place.held.lease_s
+        if station.reaches(lease_s):
+            return 0.0
+        if station.waiting:
+            return self._idle()
+        # What a ticket asks for may change: one is tried again.
+        takes_s = station.takes_s
+        station.forget_speed()
+        self._idle()
+        return self.slowness.failed(
+            ConfigError(
+                f"a ticket of this run takes this machine about {takes_s:,.0f} s, and must be done "
+                f"in {REACH:.0%} of the {lease_s:,.0f} s that it is given",
+                hint="a faster machine or --dtype bfloat16; or the run's owner: longer leases "
+                "(orchestrator run --lease-s), smaller submissions in the next recipe",
+            )
+        )
+
+    async def _idle_without(self, answer: NoWork) -> float:
+        """Note that there is no ticket; return how many seconds to wait before the next try."""
+        if self.place.held.tickets:
+            # Another loop of this node works, and asks again once it is done.
+            return max(answer.retry_after_s * PATIENCE, self._idle())
+        self._note_reason(answer.reason)
+        await self._prefetch()
+        return max(answer.retry_after_s, self._idle())
 
     def _note_reason(self, reason: str | None) -> None:
         """Say once why there is work but no ticket."""
@@ -277,7 +401,7 @@ class WorkerLoop:
         self._no_ticket_because = reason
 
     async def _fault(self, lease: Lease) -> TicketFault | None:
-        place = self.place
+        place, now = self.place, await self.place.now()
         terms = ticket_terms(
             place.view,
             place.run_id,
@@ -287,13 +411,14 @@ class WorkerLoop:
             place.run.config.orchestrator,
         )
         earlier = place.journal.signed(lease.ticket)
-        return lease_fault(
-            lease.ticket,
-            lease.signature,
-            terms,
-            now=await place.now(),
-            signed=earlier.ticket if earlier else None,
-        )
+        signed = earlier.ticket if earlier else None
+        fault = lease_fault(lease.ticket, lease.signature, terms, now=now, signed=signed)
+        if fault is None:
+            left_s = lease.ticket.deadline - now
+            self._due_at = time.monotonic() + left_s
+            # One that is given again has less left than it had.
+            place.held.lease_s = max(place.held.lease_s or 0.0, left_s)
+        return fault
 
     def _refuse(self, ticket: Ticket, fault: TicketFault) -> float:
         if fault is TicketFault.POLICY_UNKNOWN:
@@ -305,20 +430,34 @@ class WorkerLoop:
     # 5. generate
 
     async def generate(self, ticket: Ticket) -> list[Rollout]:
-        """Return the ticket's rollouts; the policy is loaded.
+        """Return the ticket's rollouts, by its policy.
 
-        Raises EngineError when a validator would not accept them.
+        Raises EngineError when a validator would not accept them, TaskError when they cannot be
+        graded, or would not be done in time.
         """
-        self.state = "generating"
-        place, started = self.place, time.perf_counter()
-        rollouts = await self.compute.run(
-            build_submission, ticket, place.rules.recipe, place.rules.task_set, place.engine
-        )
-        generating_s = time.perf_counter() - started
-        tokens = sum(len(rollout.completion_tokens) for rollout in rollouts)
-        self.tokens_per_s = tokens / max(generating_s, 1e-9)
-        await self.check(rollouts, generating_s)
-        return rollouts
+        place, station = self.place, self.station
+        rules = place.rules
+        station.waiting += 1
+        try:
+            async with self.policy(ticket.policy_version, ticket.policy_root), station.turn:
+                self.state, started = "generating", time.monotonic()
+                hope = Hope(ticket_samples(rules.recipe), self._due_at)
+                try:
+                    played = await self.compute.run(
+                        play_ticket, ticket, rules.recipe, rules.task_set, place.engine, hope
+                    )
+                except Hopeless as error:
+                    station.took(error.takes_s)
+                    raise
+                took_s = time.monotonic() - started
+                station.tokens_per_s = played.tokens / max(took_s, 1e-9)
+                await self.check(played.rows, took_s)
+                station.took(time.monotonic() - started)
+        finally:
+            station.waiting -= 1
+        self.slowness.recovered()
+        self.state = "grading"
+        return await self.compute.run(played.graded)
 
     async def check(self, rollouts: list[Rollout], generating_s: float) -> None:
         """Raise EngineError when a validator would not accept what was generated just now."""
@@ -327,7 +466,7 @@ class WorkerLoop:
             await self.compute.run(require_sound, rollouts, place.rules, place.engine, generating_s)
         except EngineError:
             # Perhaps it is the weights: they are read again before the next try.
-            self._loaded = None
+            self.station.loaded = None
             raise
 
     # 6. submit
@@ -476,9 +615,10 @@ class WorkerLoop:
         claim = claim_of(place.view, batch, entry, position, place.domain)
         if check_claim(claim):
             return False
-        await self.fetch(signed.ticket.policy_version, signed.ticket.policy_root)
         rows = await self.compute.run(decode_rollouts, data)
-        judgement = await self.compute.run(examine, claim, rows, place.rules, place.engine)
+        ticket = signed.ticket
+        async with self.policy(ticket.policy_version, ticket.policy_root), self.station.turn:
+            judgement = await self.compute.run(examine, claim, rows, place.rules, place.engine)
         return judgement.finding is None
 
     # Standing and signs of life
@@ -512,7 +652,7 @@ class WorkerLoop:
                 answer = await place.api.heartbeat(
                     place.run_id,
                     policy_version=self.policy_version,
-                    state=self.state,
+                    state=self.doing,
                     software=SOFTWARE,
                     hardware=said,
                 )

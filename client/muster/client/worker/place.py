@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from muster.client.worker.station import Held, Station
 from muster.protocol.eip712 import digest, sign
 from muster.protocol.ids import Address, RunId
 
@@ -74,3 +75,9 @@ class WorkerPlace(NodePlace):
     """Seconds between signs of life."""
     keep_going: bool = False
     """Whether it stays when the run is over."""
+    tickets_per_engine: int = 1
+    """Loops that share an engine."""
+    station: Station = field(default_factory=Station)
+    """Who shares the engine."""
+    held: Held = field(default_factory=Held)
+    """The tickets that the node's loops work on."""

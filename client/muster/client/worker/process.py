@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from muster.chain import Chain
@@ -27,12 +28,15 @@ from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.loop import WorkerLoop, require_good_standing
 from muster.client.worker.place import WorkerPlace
 from muster.client.worker.silence import SilenceDuty, Times, read_times
+from muster.client.worker.station import Station
 from muster.lifecycle import run_beside
 from muster.tasks import require_pinned
 from muster.wallet import Wallet
 
 logger = logging.getLogger(__name__)
 
+LoopClass = Callable[[WorkerPlace], WorkerLoop]
+"""Makes the loops of a node."""
 Watch = Callable[[WorkerLoop, Chain], Coroutine[Any, Any, None]]
 """Shows what a worker does, until cancelled."""
 
@@ -42,7 +46,7 @@ async def run_worker(
     node: Wallet,
     *,
     engine_factory: EngineFactory = make_engine,
-    loop_class: Callable[[WorkerPlace], WorkerLoop] = WorkerLoop,
+    loop_class: LoopClass = WorkerLoop,
     watch: Watch | None = None,
 ) -> None:
     """Work until cancelled; raises MusterError when the worker cannot or may not work.
@@ -61,6 +65,7 @@ async def run_worker(
             require_fit(rules.recipe, rules.calibration, settings)
             # A grade by another verifier may be a fraud.
             await asyncio.to_thread(require_pinned, rules.recipe.verifiers)
+            first, *others = settings_of_engines(with_context(settings, rules))
             place = WorkerPlace(
                 run_id=settings.run,
                 worker=settings.worker,
@@ -70,27 +75,54 @@ async def run_worker(
                 now=connected.chain.now,
                 api=connected.api,
                 fetcher=connected.fetcher,
-                engine=await load_engine(engine_factory, with_context(settings, rules)),
+                engine=await load_engine(engine_factory, first),
                 rules=rules,
                 journal=journal,
                 poll_s=settings.poll_s,
                 heartbeat_s=settings.heartbeat_s,
                 keep_going=settings.keep_going,
+                tickets_per_engine=settings.tickets_per_engine,
             )
             times = await read_times(connected.chain)
             await warn_of_no_bond(connected.chain, node, times)
-            loop = loop_class(place)
-            silence = loop.silence = SilenceDuty(
+            loop = await make_loops(loop_class, place, others, engine_factory)
+            silence = SilenceDuty(
                 place,
                 connected.chain,
                 rooms,
                 times,
                 named=[*connected.relays, settings.orchestrator],
             )
+            for each in loop.loops:
+                each.silence = silence
             watching = [watch(loop, connected.chain)] if watch else []
             await run_beside(
                 loop.run(), silence.run(), connected.follow(settings, loop.on_change), *watching
             )
+
+
+def settings_of_engines(settings: WorkerSettings) -> list[WorkerSettings]:
+    """Return the settings of each engine."""
+    return [settings.model_copy(update={"device": device}) for device in settings.places]
+
+
+async def make_loops(
+    loop_class: LoopClass,
+    place: WorkerPlace,
+    others: Sequence[WorkerSettings],
+    engine_factory: EngineFactory,
+) -> WorkerLoop:
+    """Return the node's first loop with its helpers: so many for each engine, of which `others` are
+    made here.
+    """
+    places = [place]
+    for settings in others:
+        engine = await load_engine(engine_factory, settings)
+        places.append(replace(place, engine=engine, station=Station()))
+    # The first loops of all engines come first: each has a ticket before any has a second.
+    loops = [loop_class(each) for _ in range(place.tickets_per_engine) for each in places]
+    loops[0].take_helpers(loops[1:])
+    return loops[0]
 
 
 async def warn_of_no_bond(chain: Chain, node: Wallet, times: Times) -> None:

@@ -83,9 +83,10 @@ class TrapWorker(WorkerLoop):
         trap = self.plan.trap_at(ticket.step, ticket.index)
         if trap is None:
             return rollouts
-        kind, rollouts = await self.compute.run(
-            lay, trap, ticket, rollouts, self.place.rules, self.place.engine
-        )
+        async with self.policy(ticket.policy_version, ticket.policy_root), self.station.turn:
+            kind, rollouts = await self.compute.run(
+                lay, trap, ticket, rollouts, self.place.rules, self.place.engine
+            )
         self._spoilt[ticket.step, ticket.index] = kind
         return rollouts
 

@@ -1,4 +1,4 @@
-"""The engine on vLLM, for whom uses it: an InferenceEngine whose work is done by another process.
+"""The engine on vLLM, or on transformers, whose work is done by another process.
 
 Owns which policy is loaded, and what happens when the process fails: it is started again, given the
 policy again, and asked again for what is missing; nobody outside notices but by the time it takes.
@@ -7,10 +7,11 @@ policy again, and asked again for what is missing; nobody outside notices but by
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -19,9 +20,11 @@ from muster.inference.engine import (
     ROOM,
     Completion,
     Examined,
+    Progress,
     Request,
     Room,
     Sample,
+    Watch,
     require_fits,
     require_samplable,
 )
@@ -43,6 +46,8 @@ from muster.protocol.recipe import ProofRecipe
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Dtype = Literal["float32", "bfloat16"]
+"""Arithmetic of a model."""
 
 BATCH_TOKENS = 2048
 """Tokens of one step unless told otherwise."""
@@ -71,19 +76,18 @@ class _Loaded:
     """Name, size and time of change of every file: a restart must find the same ones."""
 
 
-class VllmEngine:
-    """InferenceEngine on vLLM; see `muster.inference.engine` for the contract.
+class ProcessEngine:
+    """InferenceEngine in a process of its own; see `muster.inference.engine` for the contract.
 
-    Starts its process with the first policy. Raises EngineError at once when there is no
-    environment with vLLM. `threads` are the process's; `room` and `cache_bytes` bound what it
-    takes. A policy is spread over `tensor_parallel` devices, which `device` names: "cuda" for the
-    first ones that it sees, else "cuda:2+3". `child` is what `python` runs.
+    Starts its process with the first policy. `threads` are the process's; `room` and `cache_bytes`
+    bound what it takes. `python` runs `child`, which hosts transformers or vLLM.
     """
 
     def __init__(
         self,
-        dtype: Literal["float32", "bfloat16"] = "float32",
+        dtype: Dtype = "float32",
         *,
+        hosts: Literal["transformers", "vllm"] = "transformers",
         threads: int = 1,
         device: str = "cpu",
         room: Room = ROOM,
@@ -95,19 +99,21 @@ class VllmEngine:
     ) -> None:
         self.dtype = dtype
         self._options = {
+            "hosts": hosts,
             "dtype": dtype,
+            "threads": threads,
             "device": device,
             "context": room.context,
             "memory_share": room.memory_share,
             "max_rows": room.max_rows,
-            "batch_tokens": room.batch_tokens or BATCH_TOKENS,
+            "batch_tokens": room.batch_tokens,
             "cache_bytes": cache_bytes,
             "tensor_parallel": tensor_parallel,
         }
         self._context = room.context
         self._patience = patience
         environ = process_environment(threads=threads, device=device)
-        self._current = _CurrentProcess(python or find_python(), environ, child)
+        self._current = _CurrentProcess(python or Path(sys.executable), environ, child)
         # No process outlives the engine: collected, closed or left at the interpreter's end.
         self._finalizer = weakref.finalize(self, self._current.drop)
         self._loaded: _Loaded | None = None
@@ -158,7 +164,9 @@ class VllmEngine:
         in_place = bool(done.header.get("in_place"))
         logger.info("policy loaded", extra={"policy_version": version, "in_place": in_place})
 
-    def generate(self, requests: Sequence[Request], *, proof: ProofRecipe) -> list[Completion]:
+    def generate(
+        self, requests: Sequence[Request], *, proof: ProofRecipe, watch: Watch | None = None
+    ) -> list[Completion]:
         """Return the completions in the order asked."""
         with self._lock:
             self._facts()
@@ -167,7 +175,7 @@ class VllmEngine:
                 self._require_fits(request.prompt_tokens, request.max_new_tokens)
             made: dict[int, Completion] = {}
             if requests:
-                self._retrying(lambda: self._generate(requests, proof, made))
+                self._retrying(lambda: self._generate(requests, proof, made, watch))
         return [made[i] for i in range(len(requests))]
 
     def examine(
@@ -234,7 +242,11 @@ class VllmEngine:
         return self._last(question, self._patience.silence_s)
 
     def _generate(
-        self, requests: Sequence[Request], proof: ProofRecipe, made: dict[int, Completion]
+        self,
+        requests: Sequence[Request],
+        proof: ProofRecipe,
+        made: dict[int, Completion],
+        watch: Watch | None,
     ) -> None:
         """Add the completions that `made` lacks to it."""
         self._hold()
@@ -242,7 +254,7 @@ class VllmEngine:
         asked = [requests[place] for place in places]
         limits = [request.max_new_tokens for request in asked]
         question = frames.generate_frame(asked, proof.chunk_tokens, proof.topk)
-        self._take(question, limits, places, made)
+        self._take(question, limits, places, made, watch)
         _require_all(len(made), len(requests))
 
     def _examine(
@@ -283,12 +295,23 @@ class VllmEngine:
         limits: Sequence[int],
         places: Sequence[int],
         made: dict[int, Completion],
+        watch: Watch | None = None,
     ) -> None:
         """Add the completions that answer a question, each at its place."""
+        before = len(made), sum(len(each.tokens) for each in made.values())
         for frame in self._current.ask(question, self._patience.silence_s):
             if frame.kind == "completion":
                 place, completion = frames.completion_of(frame, limits)
                 made[places[place]] = completion
+            elif watch is not None and (progress := frames.progress_of(frame)):
+                ended, tokens = before
+                watch(
+                    Progress(
+                        tokens + progress.tokens,
+                        ended + progress.ended,
+                        tokens + progress.ended_tokens,
+                    )
+                )
 
     def _last(self, question: Frame, silence_s: float) -> Frame:
         *_, done = self._current.ask(question, silence_s)
@@ -305,14 +328,14 @@ class VllmEngine:
                 last = error
                 self._current.drop(within_s=0)
                 logger.warning(
-                    "vLLM's process failed", extra={"error": str(error), "failures": failures}
+                    "the engine's process failed", extra={"error": str(error), "failures": failures}
                 )
             except BaseException:
                 # A refusal leaves no answer unread; an interrupt does.
                 self._current.drop_unless_idle()
                 raise
         raise EngineError(
-            f"vLLM's process failed {failures} times in a row, last: {last}",
+            f"the engine's process failed {failures} times in a row, last: {last}",
             hint="less memory may do: fewer samples at a time, --dtype bfloat16; or --engine "
             "transformers",
         )
@@ -353,6 +376,40 @@ class VllmEngine:
         if self._loaded is None:
             raise EngineError("no policy is loaded", hint="call load_policy first")
         return self._loaded.facts
+
+
+class VllmEngine(ProcessEngine):
+    """InferenceEngine on vLLM, in an environment of its own.
+
+    Raises EngineError at once when there is none. A policy is spread over `tensor_parallel`
+    devices, which `device` names: "cuda" for the first ones that it sees, else "cuda:2+3".
+    """
+
+    def __init__(
+        self,
+        dtype: Dtype = "float32",
+        *,
+        threads: int = 1,
+        device: str = "cpu",
+        room: Room = ROOM,
+        cache_bytes: int | None = None,
+        tensor_parallel: int = 1,
+        python: Path | None = None,
+        child: Path = CHILD,
+        patience: Patience = Patience(),
+    ) -> None:
+        super().__init__(
+            dtype,
+            hosts="vllm",
+            threads=threads,
+            device=device,
+            room=replace(room, batch_tokens=room.batch_tokens or BATCH_TOKENS),
+            cache_bytes=cache_bytes,
+            tensor_parallel=tensor_parallel,
+            python=python or find_python(),
+            child=child,
+            patience=patience,
+        )
 
 
 class _CurrentProcess:

@@ -27,6 +27,7 @@ import numpy as np
 from muster.inference.engine import (
     Completion,
     Examined,
+    Progress,
     Redraw,
     Replayed,
     Request,
@@ -285,6 +286,16 @@ def _split(body: bytes, start: int, sizes: Sequence[int]) -> Iterator[bytes]:
 
 
 # -------------------------------------------------------------------------------------- examining
+
+
+def progress_of(frame: Frame) -> Progress | None:
+    """Return how far a generation is, where a sign of life says it."""
+    said = frame.header.get("made")
+    if frame.kind != "alive" or not isinstance(said, list):
+        return None
+    if len(said) != 3 or not all(isinstance(number, int) for number in said):
+        raise ChannelBroken("a sign of life that says nonsense")
+    return Progress(*said)
 
 
 def prove_frame(samples: Sequence[tuple[Tokens, Tokens]], chunk_tokens: int, topk: int) -> Frame:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from muster.inference.engine import Progress
 from muster.inference.vllm.frames import (
     Channel,
     ChannelBroken,
@@ -35,6 +36,7 @@ from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.recipe import ProofRecipe
 
 if TYPE_CHECKING:
+    from muster.inference.hosted import HostedTransformers
     from muster.inference.vllm.model import HostedPolicy
 
 logger = logging.getLogger(__name__)
@@ -55,7 +57,7 @@ class Host:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._questions: queue.Queue[Frame] = queue.Queue(1)
-        self._policy: HostedPolicy | None = None
+        self._policy: HostedPolicy | HostedTransformers | None = None
         self._told = time.monotonic()
 
     def serve(self) -> None:
@@ -99,20 +101,19 @@ class Host:
     def _tell(self, kind: str, message: str, hint: str | None = None) -> None:
         self._channel.send(Frame({"kind": kind, "message": message[:4000], "hint": hint}))
 
-    def _tick(self) -> None:
+    def _tick(self, made: Progress | None = None) -> None:
+        """Give a sign of life, and say how far a generation is."""
         now = time.monotonic()
         if now - self._told >= ALIVE_S:
             self._told = now
-            self._channel.send(Frame({"kind": "alive"}))
+            said = {} if made is None else {"made": [made.tokens, made.ended, made.ended_tokens]}
+            self._channel.send(Frame({"kind": "alive", **said}))
 
     def _open(self, question: Frame) -> Iterator[Frame]:
-        require_version(installed_version())
-        from muster.inference.vllm.model import HostedPolicy, Options
-
-        header, folder = question.header, Path(question.header["folder"])
+        folder, options = Path(question.header["folder"]), dict(question.header["options"])
         in_place = False
         if self._policy is None:
-            self._policy = HostedPolicy(folder, Options(**header["options"]))
+            self._policy = _open(options.pop("hosts"), folder, options)
         elif not (in_place := self._policy.swap(folder)):
             # Another model: vLLM gives its memory back only by ending.
             yield Frame({"kind": "done", "other": True})
@@ -152,6 +153,18 @@ class Host:
         if self._policy is None:
             raise EngineError("no policy is open")
         return self._policy
+
+
+def _open(hosts: str, folder: Path, options: dict[str, Any]) -> HostedPolicy | HostedTransformers:
+    if hosts == "transformers":
+        from muster.inference.hosted import HostedTransformers
+
+        return HostedTransformers(folder, options)
+    require_version(installed_version())
+    from muster.inference.vllm.model import HostedPolicy, Options
+
+    options.pop("threads")  # the environment says it
+    return HostedPolicy(folder, Options(**options))
 
 
 def _proof_of(question: Frame) -> ProofRecipe:

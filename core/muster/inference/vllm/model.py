@@ -15,7 +15,7 @@ import psutil
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from muster.inference.engine import Completion, Examined, Request, Sample
+from muster.inference.engine import Completion, Examined, Progress, Request, Sample
 from muster.inference.policy_files import eos_token_ids, fingerprint
 from muster.inference.prompts import encode_prompt
 from muster.inference.vllm.frames import Facts, Tokens
@@ -96,15 +96,22 @@ class HostedPolicy:
         return text
 
     def generate(
-        self, requests: Sequence[Request], proof: ProofRecipe, *, tick: Callable[[], None]
+        self, requests: Sequence[Request], proof: ProofRecipe, *, tick: Callable[[Progress], None]
     ) -> Iterator[tuple[int, Completion]]:
-        """Yield every request's place and completion, in the order they end; `tick` is called once
-        per step.
+        """Yield every request's place and completion, in the order they end; `tick` is told once
+        per step how far it is.
         """
+        done = ended_tokens = 0
+
+        def tell() -> None:
+            tick(Progress(ended_tokens + self._running_tokens(), done, ended_tokens))
+
         self._call("muster_prove", proof.chunk_tokens, proof.topk)
         try:
             asked = [(r.prompt_tokens, _sampled(r, self.facts)) for r in requests]
-            for ended in self._run(asked, tick):
+            for ended in self._run(asked, tell):
+                done += len(ended)
+                ended_tokens += sum(len(tokens) for _, _, tokens in ended)
                 taken = self._call("muster_take", [name for _, name, _ in ended])
                 for (place, _, tokens), (rows, proofs) in zip(ended, taken, strict=True):
                     if rows != len(tokens):
@@ -180,6 +187,10 @@ class HostedPolicy:
         finally:
             if self._engine.has_unfinished_requests():
                 self._engine.abort_request(names, internal=True)
+
+    def _running_tokens(self) -> int:
+        states = self._engine.output_processor.request_states.values()
+        return sum(state.detokenizer.num_output_tokens() for state in states)
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return self._engine.collective_rpc(method, args=args, kwargs=kwargs)[0]

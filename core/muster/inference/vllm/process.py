@@ -202,7 +202,8 @@ class EngineProcess:
         return self._process.pid
 
     def ask(self, question: Frame, *, silence_s: float) -> Iterator[Frame]:
-        """Yield the answer's frames, "done" last; between two at most `silence_s` pass.
+        """Yield the answer's frames, signs of life among them and "done" last; between two at most
+        `silence_s` pass.
 
         Raises EngineError when the question is refused, ProofError when what is examined holds no
         numbers, and ProcessLost, after which the process is of no more use. To leave the answer
@@ -220,8 +221,7 @@ class EngineProcess:
                     raise ProofError(str(frame.header.get("message")), reason="hidden")
                 if frame.kind == "broken":
                     raise ProcessLost(str(frame.header.get("message")))
-                if frame.kind != "alive":
-                    yield frame
+                yield frame
                 if frame.kind == "done":
                     return
         except ChannelSilent:

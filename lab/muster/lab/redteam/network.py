@@ -275,7 +275,12 @@ class Session:
 
     async def _work(self, member: Member) -> None:
         name = f"worker {member.node.address}"
-        settings = WorkerSettings(**self._common(name), worker=member.wallet.address)
+        settings = WorkerSettings(
+            **self._common(name),
+            worker=member.wallet.address,
+            # Tricks are for one ticket at a time.
+            tickets_per_engine=1 if member.kind in KINDS else 2,
+        )
 
         async def watch(loop: WorkerLoop, _chain: Chain) -> None:
             member.loop = loop

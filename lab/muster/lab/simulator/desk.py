@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from muster.orchestrator.leases.leases import SignedTicket
 from muster.orchestrator.services import Services
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
-from muster.protocol.messages import HardwareReport, Submission
+from muster.protocol.messages import HardwareReport, Submission, Ticket
 
 T = TypeVar("T")
 
@@ -80,11 +80,12 @@ class Desk:
             wants_hardware=services.hardware.wants(node),
         )
 
-    async def lease(self, node: Address) -> Lease | NoWork:
+    async def lease(self, node: Address, holding: Sequence[Ticket]) -> Lease | NoWork:
         """Return a ticket or when to ask again."""
         services = self.services
         worker = services.identities.active_worker(node)
-        signed = await services.leases.lease(worker)
+        held = frozenset((each.step, each.index) for each in holding)
+        signed = await services.leases.lease(worker, held)
         if isinstance(signed, SignedTicket):
             return Lease(ticket=signed.ticket, signature=signed.signature)
         reason = None if signed is None else signed.value
@@ -168,9 +169,9 @@ class SimulatedApi:
         said = (policy_version, state, software, hardware)
         return await self._ask("heartbeat", self._desk.heartbeat(self._account, *said))
 
-    async def lease(self, _run_id: RunId) -> Lease | NoWork:
+    async def lease(self, _run_id: RunId, holding: Sequence[Ticket] = ()) -> Lease | NoWork:
         """Return a ticket, or when to ask again."""
-        return await self._ask("lease", self._desk.lease(self._account))
+        return await self._ask("lease", self._desk.lease(self._account, holding))
 
     async def submit(self, submission: Submission, signature: bytes, body: bytes) -> Hash32:
         """Upload a file."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.inference import Completion, Examined, Request, Sample, gumbel_noise
+from muster.inference.engine import Progress, Watch
 from muster.inference.examining import Recomputed, examine_whole
 from muster.protocol.errors import PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
@@ -79,9 +80,17 @@ class SimulatedEngine:
         """Load a version."""
         self.policy_version = version
 
-    def generate(self, requests: Sequence[Request], *, proof: ProofRecipe) -> list[Completion]:
+    def generate(
+        self, requests: Sequence[Request], *, proof: ProofRecipe, watch: Watch | None = None
+    ) -> list[Completion]:
         """Return completions with proofs."""
-        return [self._generate(request, proof) for request in requests]
+        made: list[Completion] = []
+        for request in requests:
+            made.append(self._generate(request, proof))
+            tokens = sum(len(each.tokens) for each in made)
+            if watch is not None:
+                watch(Progress(tokens, len(made), tokens))
+        return made
 
     def examine(
         self, samples: Sequence[Sample], *, proof: ProofRecipe, temperature: float

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from muster.api.answers import BatchContents, BatchEntry
 from muster.chain import BatchView, LeasedWork
@@ -29,6 +30,9 @@ from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import Submission, Ticket
 
 logger = logging.getLogger(__name__)
+
+CHECKED_BY = 0.5
+"""Part of the outcome deadline in which a batch must be checked at the speed that was seen."""
 
 
 @dataclass(slots=True)
@@ -210,7 +214,19 @@ class Batching:
 
     async def _waiting(self) -> list[Submission]:
         [rows] = await self.database.ask(statements.first_waiting(limit=self.batch_limit))
-        return [Submission.from_json(json.loads(claim)) for (claim,) in rows]
+        found = [Submission.from_json(json.loads(claim)) for (claim,) in rows]
+        return found[: self._checkable(found)]
+
+    def _checkable(self, submissions: Sequence[Submission]) -> int:
+        """Return how many of the first submissions validators check in a part of the deadline, at
+        the speed of the newest batches; one at least, and all while nothing was judged.
+        """
+        per_s = self.projection.judged_units_per_s()
+        if not per_s:
+            return len(submissions)
+        most = per_s * self.outcome_deadline_s * CHECKED_BY
+        units = accumulate(each.units for each in submissions)
+        return max(1, sum(total <= most for total in units))
 
     async def _keep(self, root: Hash32, submissions: list[Submission]) -> None:
         await self.files.keep_batch(

@@ -14,6 +14,7 @@ from muster.orchestrator.loop import commit_once
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ApiError, ChainUnreachable, ContractRevert, TransactionLost
 from muster.protocol.merkle import merkle_root
+from muster.protocol.messages import Verdict
 from muster.protocol.recipe import TrainingRecipe
 
 WIDE = TrainingRecipe(submissions_per_step=100)
@@ -38,6 +39,25 @@ async def test_batches_hold_at_most_the_limit(tmp_path: Path) -> None:
         while await bench.commit():
             pass
         assert [count for _, count, _ in bench.network.chain.ledger.committed] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(("verdict", "counts"), [("ACCEPTED", [3, 2]), ("REJECTED", [5])])
+async def test_a_batch_is_what_validators_check_in_half_the_deadline_at_the_speed_seen(
+    tmp_path: Path, verdict: str, counts: list[int]
+) -> None:
+    async with open_bench(tmp_path, Network(training=WIDE)) as bench:
+        first = await bench.upload(0, b"first")
+        await bench.commit()
+        bench.set_chain_time(bench.network.chain.time + 10)
+        # 20 units in 10 s; work that was refused says nothing of the time that a check takes.
+        await bench.judge(1, [first], Verdict[verdict])
+        await bench.record()
+        bench.services.batching.outcome_deadline_s = 70
+        for number in range(5):
+            await bench.upload(1 + number % 2, b"file %d" % number)
+        while await bench.commit():
+            pass
+        assert [count for _, count, _ in bench.network.chain.ledger.committed[1:]] == counts
 
 
 async def test_nothing_is_committed_when_nothing_waits(bench: Bench) -> None:
