@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from muster.inference import InferenceEngine
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.errors import SignatureError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
@@ -21,6 +21,9 @@ from muster.protocol.prompts import render_prompt, text_of
 from muster.protocol.recipe import Recipe, SamplingRecipe
 from muster.protocol.seeds import problem_indices, sample_seed, target_length, ticket_seed
 from muster.tasks import Problem, TaskSet
+
+if TYPE_CHECKING:
+    from muster.inference import InferenceEngine
 
 MAX_TICKET_LIFE_S = 24 * 3600
 """A deadline further ahead than this is absurd: a node would be bound to one ticket for days."""

@@ -71,8 +71,8 @@ def engine_choice(command: F) -> F:
         click.option("--device", help="Where the model computes. [default: cpu]"),
         click.option(
             "--threads",
-            type=int,
-            help="CPU threads of the model. [default: 1]",
+            type=click.IntRange(1, 256),
+            help="CPU threads. [default: 1]",
         ),
         click.option(
             "--dtype", type=click.Choice(DTYPES), help="Arithmetic of the model. [default: float32]"

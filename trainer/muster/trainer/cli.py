@@ -148,9 +148,7 @@ def trainer() -> None:
 @_memory_options
 @_peak_option
 @click.option("--on-collapse", help="On lasting alarms: log, stop or rollback. [default: log]")
-@click.option(
-    "--threads", type=click.IntRange(1, 256), help="CPU threads of the model. [default: 1]"
-)
+@click.option("--threads", type=click.IntRange(1, 256), help="CPU threads. [default: 1]")
 @click.option("--device", help="Where the model computes. [default: cpu]")
 @click.option("--dry-run", is_flag=True, help="Print settings, recipe and its hash, and stop.")
 @click.option("--recipe", type=RECIPE, help="With --dry-run: the recipe, TOML file or preset.")
@@ -274,7 +272,7 @@ def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> No
     type=click.IntRange(1, 256),
     default=1,
     show_default=True,
-    help="CPU threads of the model.",
+    help="CPU threads.",
 )
 @click.option("--device", default="cpu", show_default=True, help="Where the model computes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

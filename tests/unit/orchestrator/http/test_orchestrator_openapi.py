@@ -180,6 +180,8 @@ async def play(bench: Bench) -> None:
     async with bench.api(bench.network.keys.trainer) as trainer:
         await trainer.submission_state(submission.file_hash)
         await trainer.post_metrics(1, {"reward": 0.5})
+        [root] = bench.services.projection.run.checkpoints.values()
+        await trainer.post_evaluation(RUN, root.version, root.manifest_root, {"eval_reward": 0.5})
 
 
 async def test_committed_document_is_the_live_one(document: dict[str, Any]) -> None:
