@@ -321,7 +321,8 @@ def _choose(
     sampler = limits.sampler_limits(
         honest.token_margins(), recipe.sampling.max_new_tokens, floors, cheats
     )
-    wide = limits.wide_limits(list(honest.redrawn.values()), sampler, floors, recipe)
+    drawn, claimed = honest.drawn_apart()
+    wide = limits.wide_limits(drawn, sampler, floors, recipe, claimed=claimed)
     return Calibration(
         model=CalibratedModel(
             name=model_dir.resolve().name,

@@ -263,6 +263,7 @@ def add_claims(honest: Honest, signed: Signed, chunk_tokens: int) -> None:
         for place, (margin, is_end) in enumerate(draws.moved):
             margins_N[place], is_end_N[place] = margin, is_end
         honest.redrawn[name] = Drawn(margins_N, is_end_N)
+        honest.claimed.add(name)
         honest.shifts[name] = draws.shift
 
 

@@ -53,13 +53,22 @@ class Honest:
 
     def token_margins(self) -> npt.NDArray[np.float32]:
         """Return the margins of all tokens, those of the work itself and those redrawn."""
-        of_work = [
-            # Nobody here has seen how many a contributor has: the worst of a sample counts.
-            margins_T.max(keepdims=True) if pair in self.claimed else margins_T
-            for pair, errors in self.errors.items()
-            for margins_T in errors.margins
+        seen = [
+            *((pair, margins) for pair, each in self.errors.items() for margins in each.margins),
+            *((pair, drawn.margins_N) for pair, drawn in self.redrawn.items()),
         ]
-        return np.concatenate([*of_work, *self.margins_by_pair()])
+        # Nobody here has seen how many tokens a contributor has: the worst of each lot counts.
+        return np.concatenate(
+            [
+                margins_N.max(keepdims=True) if pair in self.claimed else margins_N
+                for pair, margins_N in seen
+            ]
+        )
+
+    def drawn_apart(self) -> tuple[list[Drawn], list[Drawn]]:
+        """Return the redrawn tokens of pairs that were measured here, and of those claimed."""
+        own = [drawn for pair, drawn in self.redrawn.items() if pair not in self.claimed]
+        return own, [drawn for pair, drawn in self.redrawn.items() if pair in self.claimed]
 
     def margins_by_pair(self) -> list[npt.NDArray[np.float32]]:
         """Return the redrawn margins of every pair."""

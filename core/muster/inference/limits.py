@@ -141,10 +141,18 @@ def _outside(honest: Margins, margin: float, longest: int) -> int:
 
 
 def wide_limits(
-    pairs: Sequence[Drawn], sampler: SamplerLimits, floors: Floors, recipe: Recipe
+    pairs: Sequence[Drawn],
+    sampler: SamplerLimits,
+    floors: Floors,
+    recipe: Recipe,
+    *,
+    claimed: Sequence[Drawn] = (),
 ) -> WideLimits | None:
     """Return how many tokens of a submission may have a margin that few honest ones have, given the
     choices of every pair of honest ways; None where the margin is not beyond its floor.
+
+    `claimed` are pairs that other machines say they measured: they can raise the counts, and not
+    lower them.
 
     A worker that prefers some token can do so by `WideLimits.margin` everywhere, and by more at as
     many tokens as may be wide: of all margins the one is taken that leaves it least, per completion
@@ -153,13 +161,13 @@ def wide_limits(
     """
     samples = submission_size(recipe)
     tokens = samples * recipe.sampling.max_new_tokens
-    worst = 2 * max(float(pair.margins_N.max(initial=0.0)) for pair in pairs)
+    worst = 2 * max(float(pair.margins_N.max(initial=0.0)) for pair in [*pairs, *claimed])
     left, best = worst, None
     for halvings in range(1, _MOST_HALVINGS):
         margin = worst / 2**halvings
         if worst <= floors.margin or margin < floors.margin / _RATE_HEADROOM:
             break
-        limits = _wide_limits(pairs, margin, tokens)
+        limits = _wide_limits(pairs, claimed, margin, tokens)
         share = min(1.0, max(limits.most_ends / samples, limits.most / tokens))
         # Beyond a margin that some tokens may exceed, these may do so by anything.
         found = margin + (max(worst, sampler.margin) - margin) * share
@@ -168,20 +176,25 @@ def wide_limits(
     return best
 
 
-def _wide_limits(pairs: Sequence[Drawn], margin: float, tokens: int) -> WideLimits:
-    wide = [(int((m > margin).sum()), len(m)) for m, _ in pairs]
-    ends = [(int(((m > margin) & is_end).sum()), len(m)) for m, is_end in pairs]
-    return WideLimits(
-        margin=margin,
-        most=_seldom_more(tokens, _rate(wide)),
-        most_ends=_seldom_more(tokens, _rate(ends)),
-    )
+def _wide_limits(
+    pairs: Sequence[Drawn], claimed: Sequence[Drawn], margin: float, tokens: int
+) -> WideLimits:
+    def counts(of: Sequence[Drawn], *, only_ends: bool) -> list[tuple[int, int]]:
+        return [
+            (int(((m > margin) & (is_end | (not only_ends))).sum()), len(m)) for m, is_end in of
+        ]
+
+    def most(*, only_ends: bool) -> int:
+        own, said = (counts(of, only_ends=only_ends) for of in (pairs, claimed))
+        return _seldom_more(tokens, _rate(own, said))
+
+    return WideLimits(margin=margin, most=most(only_ends=False), most_ends=most(only_ends=True))
 
 
-def _rate(pairs: Sequence[tuple[int, int]]) -> float:
+def _rate(own: Sequence[tuple[int, int]], claimed: Sequence[tuple[int, int]]) -> float:
     """Return the rate that other machines may have, given (hits, trials) of every pair of ways."""
-    hits, trials = (sum(column) for column in zip(*pairs, strict=True))
-    rates = [hit / total for hit, total in pairs if total >= _ENOUGH]
+    hits, trials = (sum(column) for column in zip(*own, strict=True))
+    rates = [hit / total for hit, total in [*own, *claimed] if total >= _ENOUGH]
     return min(1.0, _RATE_HEADROOM * max([wilson(hits, trials)[1], *rates]))
 
 

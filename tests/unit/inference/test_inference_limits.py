@@ -147,6 +147,17 @@ def test_wide_limits_spare_machines_that_turn_twice_as_many_as_the_worst(seed: i
     assert (is_wide & (random.random(is_wide.shape) < 0.02)).sum(axis=1).max() <= limits.most_ends
 
 
+def test_claimed_choices_raise_wide_limits_and_never_lower_them() -> None:
+    own = [drawn(0.002, ends=0.01)]
+    silent = Drawn(np.zeros(200_000, np.float32), np.zeros(200_000, bool))
+    alone = wide_limits(own, MARGIN, COARSE, LARGE)
+    assert wide_limits(own, MARGIN, COARSE, LARGE, claimed=[silent] * 64) == alone
+    more = wide_limits(own, MARGIN, COARSE, LARGE, claimed=[drawn(0.008, ends=0.01)])
+    assert alone is not None
+    assert more is not None
+    assert (more.margin, more.most) > (alone.margin, alone.most)
+
+
 @pytest.mark.parametrize(("strain", "expected"), [(0.0, 0.02), (0.1, 0.2), (0.8, 0.9)])
 def test_history_allows_twice_the_worst_mean_strain(strain: float, expected: float) -> None:
     assert history_limits([0.0, strain], [], []).honest_strain == pytest.approx(expected)
