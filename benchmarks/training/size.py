@@ -29,7 +29,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from benchmarks.report import machine, print_table, write
+from benchmarks.report import add_part, print_table
 from benchmarks.training.export import (
     SHAPES,
     build_base,
@@ -206,27 +206,32 @@ def in_a_process(name: str, folder: Path) -> Any:
     return json.loads(found.stdout.splitlines()[-1])
 
 
-def figures(names: Sequence[str]) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the metrics by id, and every setting's figures."""
+def measure_all(names: Sequence[str]) -> dict[str, Any]:
+    """Return every setting's figures; each is put into results/size.json once it is measured."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         for shape in dict.fromkeys(["small", *(SETTINGS[n].shape for n in names)]):
             build_base(Path(name) / shape / "base", SHAPES[shape])
-            own = [n for n in names if SETTINGS[n].shape == shape]
-            found |= {n: in_a_process(n, Path(name) / shape) for n in own}
+            for setting in (n for n in names if SETTINGS[n].shape == shape):
+                found[setting] = in_a_process(setting, Path(name) / shape)
+                metrics = metrics_of(setting, found[setting])
+                add_part("size", f"training, {setting}", metrics, found[setting])
         loads = policy_loads(Path(name) / "small")
-    metrics: dict[str, float] = {"policy_loads_per_step": loads}
-    if "mid" in found:
-        mid = found["mid"]
-        above = mid["measured"] - mid["before"]
-        metrics["train_bytes_per_parameter"] = above / mid["parameters"]
+        add_part("size", "policy loads", {"policy_loads_per_step": loads}, {})
+    return found
+
+
+def metrics_of(setting: str, found: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that a setting's figures give."""
+    if setting == "mid":
+        above = found["measured"] - found["before"]
+        return {"train_bytes_per_parameter": above / found["parameters"]}
     ids = {"q06": "q06_train_gb", "q06, row of 4096": "q06_train_gb_4096"}
-    metrics |= {ids[n]: found[n]["measured"] / 1e9 for n in ids if n in found}
-    return metrics, found
+    return {ids[setting]: found["measured"] / 1e9} if setting in ids else {}
 
 
 def main() -> None:
-    """Measure, print, write results/training_size.json."""
+    """Measure, print, write into results/size.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--child", choices=SETTINGS, help=argparse.SUPPRESS)
@@ -237,7 +242,7 @@ def main() -> None:
     if options.child:
         print(json.dumps(measure(options.child, options.folder)))
         return
-    metrics, found = figures(options.settings)
+    found = measure_all(options.settings)
     print_table(
         "A training step's memory, GB",
         ["setting", "planned", "measured", "ratio", "CPU s"],
@@ -252,7 +257,6 @@ def main() -> None:
             for name, each in found.items()
         ],
     )
-    write("training_size", metrics, found, measured_on=machine())
 
 
 if __name__ == "__main__":
