@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
     from muster.client.audit.contradictions import Check
     from muster.client.audit.history import History
+    from muster.client.dataset.export import Stream
     from muster.client.dataset.folder import DataFolder
     from muster.client.dataset.inputs import Places
+    from muster.client.dataset.selection import HeldOut, Settings
 
 
 @click.group()
@@ -80,7 +82,7 @@ def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @file_options
 @json_option
 @dump_option
-def export_command(run: int, out: Path, as_json: bool, **options: Any) -> None:
+def export_command(run: int, as_json: bool, **options: Any) -> None:
     """Write a run's accepted rollouts as a data set, one row a sample.
 
     Run again, the same command goes on: after an interruption, or with what was accepted since.
@@ -92,18 +94,54 @@ def export_command(run: int, out: Path, as_json: bool, **options: Any) -> None:
       muster data export --run 1 --source http://host:8600 --keystore trainer.json --model base \\
           --reward-at-least 1 --per-problem 1 --test-share 0.02 --exclude aime.jsonl --out traces
     """
-    from muster.client.dataset.card import put_card
-    from muster.client.dataset.export import Stream, export_rows, origin_of
-    from muster.client.dataset.folder import DataFolder
-    from muster.client.dataset.inputs import open_inputs
-    from muster.client.dataset.selection import HeldOut, Selection, Settings
-    from muster.telemetry import progress, setup_logging
+    from muster.client.dataset.export import Stream
+    from muster.client.dataset.selection import HeldOut
+    from muster.telemetry import setup_logging
 
     setup_logging("data")
     run_id, history = RunId(run), read_history(options)
     history.require_run(run_id)
-    held_out = HeldOut(options["exclude"])
-    settings = Settings(
+    stream, held_out = Stream.of(history, run_id), HeldOut(options["exclude"])
+    folder = asyncio.run(_export(history, stream, held_out, options))
+    facts = {
+        "data_set": str(folder.path),
+        "root": hex0x(folder.export.root()),
+        "rows": sum(each.rows for each in folder.export.files()),
+        "submissions": folder.export.end,
+        "files": len(list(folder.export.files())),
+    }
+    print_result(facts, as_json, {**facts, "next": f"muster data verify {folder.path}"})
+
+
+async def _export(
+    history: History, stream: Stream, held_out: HeldOut, options: dict[str, Any]
+) -> DataFolder:
+    """Bring the folder that the flags name up to the end of the stream."""
+    from muster.client.dataset.card import put_card
+    from muster.client.dataset.export import export_rows, origin_of
+    from muster.client.dataset.folder import DataFolder
+    from muster.client.dataset.inputs import open_inputs
+    from muster.client.dataset.selection import Selection
+    from muster.telemetry import progress
+
+    settings = _settings(held_out, options)
+    async with open_inputs(history, stream.run_id, _places(options)) as inputs:
+        origin = origin_of(history, stream.run_id, inputs.tokenizer)
+        folder = DataFolder.continue_or_begin(options["out"], origin, settings)
+        selection = Selection(settings, held_out)
+        try:
+            with progress("submissions") as show:
+                await export_rows(folder, stream, inputs.maker, selection, inputs.find_file, show)
+        finally:
+            # What could be exported has its card, too.
+            put_card(folder, stream)
+        return folder
+
+
+def _settings(held_out: HeldOut, options: dict[str, Any]) -> Settings:
+    from muster.client.dataset.selection import Settings
+
+    return Settings(
         reward_at_least=options["reward_at_least"],
         tokens_at_least=options["tokens_at_least"],
         tokens_at_most=options["tokens_at_most"],
@@ -112,36 +150,6 @@ def export_command(run: int, out: Path, as_json: bool, **options: Any) -> None:
         test_share=options["test_share"],
         held_out=tuple(held_out.hashes),
     )
-    stream = Stream.of(history, run_id)
-
-    async def bring() -> DataFolder:
-        async with open_inputs(history, run_id, _places(options)) as inputs:
-            origin = origin_of(history, run_id, inputs.tokenizer)
-            folder = DataFolder.continue_or_begin(out, origin, settings)
-            try:
-                with progress("submissions") as on_progress:
-                    await export_rows(
-                        folder,
-                        stream,
-                        inputs.maker,
-                        Selection(settings, held_out),
-                        inputs.find_file,
-                        on_progress,
-                    )
-            finally:
-                # What could be exported has its card, too.
-                put_card(folder, stream)
-            return folder
-
-    folder = asyncio.run(bring())
-    facts = {
-        "data_set": str(out),
-        "root": hex0x(folder.export.root()),
-        "rows": sum(each.rows for each in folder.export.files()),
-        "submissions": folder.export.end,
-        "files": len(list(folder.export.files())),
-    }
-    print_result(facts, as_json, {**facts, "next": f"muster data verify {out}"})
 
 
 @data.command("verify")

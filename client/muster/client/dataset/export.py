@@ -40,6 +40,8 @@ FindFile = Callable[[Hash32], Awaitable[bytes]]
 class Stream:
     """A run's accepted submissions in the order in which they were posted."""
 
+    run_id: RunId
+    """The run."""
     table: OutcomeTable
     """Every outcome of the chain."""
     rows: Sequence[int]
@@ -54,6 +56,7 @@ class Stream:
         """Return a run's."""
         table = tabulate(history.ledger)
         return cls(
+            run_id,
             table,
             stream_rows(history.ledger, table, run_id),
             {number: worker.address for number, worker in history.ledger.worker_by_id.items()},

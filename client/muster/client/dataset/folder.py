@@ -132,7 +132,7 @@ class Export:
                 settings=Settings.from_json(values["settings"]),
                 parts=tuple(_part(each) for each in values["parts"]),
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise EncodingError(f"malformed {EXPORT}: {error}") from error
         if found.to_bytes() != data:
             raise EncodingError(f"{EXPORT} does not re-encode to the same bytes")

@@ -53,8 +53,10 @@ class Settings:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Settings:
-        """Return settings from their JSON values; raises TypeError for others."""
-        return cls(**{**values, "held_out": tuple(values["held_out"])})
+        """Return settings from their JSON values; raises TypeError or ValueError for others."""
+        # Canonical JSON writes 1.0 as 1.
+        shares = {name: float(values[name]) for name in ("reward_at_least", "test_share")}
+        return cls(**{**values, **shares, "held_out": tuple(values["held_out"])})
 
 
 def is_test(problem_id: str, share: float) -> bool:

@@ -266,7 +266,7 @@ async def test_a_run_without_accepted_work_has_no_data_set_yet(traces: Traces) -
 async def test_a_folder_of_another_data_set_is_refused(traces: Traces) -> None:
     traces.add_counting(1)
     await export(traces)
-    with pytest.raises(ConfigError, match=r"another settings: reward_at_least 0, not 1"):
+    with pytest.raises(ConfigError, match=r"another settings: reward_at_least 0.0, not 1"):
         traces.data_folder(Settings(reward_at_least=1.0))
     (traces.folder / "traces" / EXPORT).unlink()
     with pytest.raises(ConfigError, match="is not empty"):
@@ -299,7 +299,8 @@ async def test_libraries_load_the_folder(traces: Traces, monkeypatch: pytest.Mon
 @pytest.fixture
 async def exported(traces: Traces, tmp_path: Path) -> DataFolder:
     traces.add_counting(3)
-    return await export(traces, Settings(test_share=0.5))
+    made = await export(traces, Settings(test_share=0.5, reward_at_least=0.0))
+    return DataFolder.open(made.path)
 
 
 async def test_an_honest_data_set_passes_every_check(traces: Traces, exported: DataFolder) -> None:
@@ -313,6 +314,17 @@ async def test_an_honest_data_set_passes_every_check(traces: Traces, exported: D
     ]
     assert [check.word for check in checks] == ["ok"] * 5, checks
     assert "18 rows made again" in checks[-1].detail
+
+
+@pytest.mark.parametrize("settings", [Settings(reward_at_least=1.0), Settings(per_problem=1)])
+async def test_a_selection_passes_every_check_when_it_is_read_again(
+    traces: Traces, settings: Settings
+) -> None:
+    traces.add_counting(3)
+    folder = DataFolder.open((await export(traces, settings)).path)
+    assert check_outcomes(folder, traces.stream).passed
+    assert check_rules(folder, HeldOut()).passed
+    assert check_card(folder, traces.stream).passed, check_card(folder, traces.stream)
 
 
 async def test_rows_whose_file_is_not_at_hand_stay_open(
