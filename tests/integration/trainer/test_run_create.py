@@ -233,7 +233,7 @@ async def test_a_submission_that_exceeds_its_file_is_refused(desk: Desk) -> None
     error = await desk.refusal(recipe=str(long))
     assert "a submission of 128 samples of 100000 tokens can take" in str(error)
     assert "files may have 64" in str(error)
-    assert "max_new_tokens" in hint(error)
+    assert "problems_per_submission = 3 would do" in hint(error)
 
 
 @pytest.mark.parametrize(
