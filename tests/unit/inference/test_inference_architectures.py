@@ -89,7 +89,8 @@ def asked(limit: int = 10) -> list[Request]:
 
 def test_logits_are_the_model_s_own(folder: Path) -> None:
     samples = [(prompt, (3, 1, 4)) for prompt in PROMPTS]
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    # Other kernels leave a cap of attention scores out.
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     for (prompt, completion), computed in zip(
         samples, engine_on(folder).recompute(samples), strict=True
     ):

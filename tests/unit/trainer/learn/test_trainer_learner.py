@@ -167,7 +167,8 @@ def test_non_finite_gradient_skips_the_step(model_folder: Path, base: Weights) -
     learner.step(Step(1), groups)
     before = _flat(learner).clone()
     state = learner.optimizer.state_dict()["state"][0]["step"].clone()
-    hook = learner.model.lm_head.weight.register_hook(lambda gradient: gradient * float("nan"))
+    inner = learner.model.model.layers[0].mlp.up_proj.weight
+    hook = inner.register_hook(lambda gradient: gradient * float("nan"))
     figures = learner.step(Step(2), groups)
     hook.remove()
     assert figures.skipped == 1
