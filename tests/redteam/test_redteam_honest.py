@@ -184,7 +184,7 @@ def test_a_number_format_that_no_calibration_covers_is_noticed(stage: Stage) -> 
     panel = Panel(("transformers:float32",), coarse, (exact, coarse), starts_ragged=False)
     judged = HonestMatrix(stage, profile="quick").judge(panel, 0)
     assert judged.strikes[exact.name] > 0.9 * ROLLOUTS
-    assert judged.strikes[coarse.name] == 0
+    assert judged.strikes[coarse.name] < judged.strikes[exact.name]
     assert judged.rejected == judged.strikes[exact.name]
     assert judged.is_fraud
 

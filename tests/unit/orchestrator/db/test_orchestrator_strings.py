@@ -49,7 +49,12 @@ def nobody_waits_for_a_database_that_is_well(monkeypatch: pytest.MonkeyPatch) ->
 
 def keys_of(bench: Bench) -> dict[str, bytes]:
     keys = bench.network.keys
-    return {"node": keys.nodes[0], "validator": keys.validators[0], "trainer": keys.trainer}
+    return {
+        "node": keys.nodes[0],
+        "validator": keys.validators[0],
+        "trainer": keys.trainer,
+        "evaluator": keys.trainer,
+    }
 
 
 def http_of(bench: Bench) -> httpx.AsyncClient:

@@ -66,6 +66,7 @@ def key_for(bench: Bench, signer: Signer) -> bytes | None:
         "node": keys.nodes[0],
         "validator": keys.validators[0],
         "trainer": keys.trainer,
+        "evaluator": keys.trainer,
         "validator, trainer or juror": keys.trainer,
     }[signer]
 

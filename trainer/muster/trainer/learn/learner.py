@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from muster.inference.policy_files import keep_caps
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.objective import ObjectiveRecipe
@@ -454,7 +455,9 @@ def _load(model: Path | Blueprint, device: torch.device) -> Any:
     if isinstance(model, Blueprint):
         return empty_model(model.config)
     require_dense(AutoConfig.from_pretrained(model))
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device)
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    keep_caps(loaded)
+    return loaded.to(device)
 
 
 def _mini_batches(groups: list[list[Sample]], count: int, step: Step) -> list[list[list[Sample]]]:

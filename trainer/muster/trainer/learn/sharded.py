@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from muster.inference.policy_files import keep_caps
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.learn.attention import understands_packing
 from muster.trainer.learn.logprob import Objective
@@ -117,6 +118,7 @@ def empty_model(config: Any) -> Any:
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        keep_caps(model)
     model.to_empty(device="cpu")
     model.tie_weights()
     return model
