@@ -104,18 +104,20 @@ class BestOfMany(WorkerLoop):
 class GreedyDecoder(WorkerLoop):
     """Decodes almost greedily instead of at the recipe's temperature, for more reward."""
 
-    async def generate(self, ticket: Ticket) -> list[Rollout]:
-        """Generate with the temperature of every request lowered."""
+    @asynccontextmanager
+    async def policy(self, version: PolicyVersion, root: Hash32) -> AsyncIterator[None]:
+        """Lower the temperature of every request once the policy is loaded, and tried."""
         engine, honest = self.place.engine, self.place.engine.generate
 
         def cold(requests: list[Request], **options: Any) -> Any:
             return honest([replace(r, temperature=r.temperature / 10) for r in requests], **options)
 
-        engine.generate = cold  # type: ignore[method-assign, assignment]
-        try:
-            return await super().generate(ticket)
-        finally:
-            engine.generate = honest  # type: ignore[method-assign]
+        async with super().policy(version, root):
+            engine.generate = cold  # type: ignore[method-assign, assignment]
+            try:
+                yield
+            finally:
+                engine.generate = honest  # type: ignore[method-assign]
 
     async def check(self, rollouts: list[Rollout], generating_s: float) -> None:
         """Ask nothing: the answer would be no."""
