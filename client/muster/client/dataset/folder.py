@@ -17,7 +17,9 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
+from heapq import merge
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -207,12 +209,18 @@ class DataFolder:
 
     def submissions(self, part: Part) -> Iterator[tuple[int, pa.Table]]:
         """Yield the rows of each submission in a part with its place in the stream, in order."""
-        whole = pa.concat_tables([SCHEMA.empty_table(), *(rows for _, rows in self.tables(part))])
-        whole = whole.sort_by([("stream_position", "ascending"), ("row", "ascending")])
-        places = np.asarray(whole["stream_position"].to_pylist(), np.int64)
-        starts = np.flatnonzero(np.diff(places, prepend=-1))
-        for start, end in pairwise([*starts.tolist(), len(places)]):
-            yield int(places[start]), whole.slice(start, end - start)
+        files = [self._by_submission(replace(part, files=(each,))) for each in part.files]
+        for place, found in groupby(merge(*files, key=itemgetter(0)), key=itemgetter(0)):
+            rows = pa.concat_tables([rows for _, rows in found])
+            yield place, rows.sort_by("row")
+
+    def _by_submission(self, part: Part) -> Iterator[tuple[int, pa.Table]]:
+        """Yield what a file has of each submission, which is in one row group."""
+        for _, rows in self.tables(part):
+            places = np.asarray(rows["stream_position"].to_pylist(), np.int64)
+            starts = np.flatnonzero(np.diff(places, prepend=-1)).tolist()
+            for start, end in pairwise([*starts, len(places)]):
+                yield int(places[start]), rows.slice(start, end - start)
 
     def put(self, part: Part) -> None:
         """Add a part, or write one anew, and note that it is there."""
