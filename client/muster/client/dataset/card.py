@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import pyarrow.compute as pc
 
+from muster.client.audit.dump import whole_file
 from muster.client.dataset.export import Stream
-from muster.client.dataset.folder import CARD, SPLITS, DataFolder, Part, write_whole
+from muster.client.dataset.folder import CARD, SPLITS, DataFolder, Part
 from muster.protocol.encoding import hex0x
 
 MOST_LISTED = 50
@@ -183,4 +184,5 @@ def _counts(what: str, rows: Sequence[tuple[str, int]]) -> list[str]:
 def put_card(folder: DataFolder, stream: Stream) -> None:
     """Write the data card into its folder, if it has parts."""
     if folder.export.parts:
-        write_whole(folder.path / CARD, write_card(folder, stream, Figures(folder)).encode())
+        with whole_file(folder.path / CARD) as partial:
+            partial.write_text(write_card(folder, stream, Figures(folder)), encoding="utf-8")

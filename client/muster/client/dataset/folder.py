@@ -13,7 +13,6 @@ own rows, when there is more. `export.json` is written last, after the files tha
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from muster.client.audit.dump import whole_file
 from muster.client.dataset.rows import SCHEMA
 from muster.client.dataset.selection import Settings, is_test
 from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
@@ -227,7 +227,8 @@ class DataFolder:
         parts = tuple(each for each in self.export.parts if each.start != part.start)
         parts = tuple(sorted((*parts, part), key=lambda each: each.start))
         self.export = replace(self.export, parts=parts)
-        write_whole(self.path / EXPORT, self.export.to_bytes())
+        with whole_file(self.path / EXPORT) as partial:
+            partial.write_bytes(self.export.to_bytes())
 
     def leave_out(self, part: Part, overturned: Collection[int]) -> None:
         """Write a part anew without the rows of some submissions, by their places in the stream."""
@@ -322,20 +323,6 @@ class PartWriter:
 
     def _partial(self, split: str) -> Path:
         return self._folder.path / "data" / f".{split}-{self._number:05d}.partial"
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that is there whole or not at all; raises StorageError."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _sha256(path: Path) -> str:
