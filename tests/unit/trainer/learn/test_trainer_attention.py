@@ -23,6 +23,7 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
 )
+from worlds.tiny_shapes import COMMON, GEMMA
 
 from muster.trainer.learn.attention import (
     NAME,
@@ -34,20 +35,6 @@ from muster.trainer.learn.cascade import Layout, cascade
 from muster.trainer.learn.logprob import head_of, token_logprobs
 from muster.trainer.learn.packing import Sample, pack
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-}
-GEMMA = {**COMMON, "query_pre_attn_scalar": 16}
 GPT2: dict[str, Any] = {
     **dict.fromkeys(("bos_token_id", "pad_token_id")),
     "vocab_size": 40,

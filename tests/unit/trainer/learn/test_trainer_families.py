@@ -20,6 +20,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
+from worlds.tiny_shapes import COMMON, GEMMA
 
 from muster.protocol.errors import ConfigError
 from muster.trainer.learn.learner import Learner
@@ -27,20 +28,6 @@ from muster.trainer.learn.packing import Sample
 from muster.trainer.learn.passes import Passes
 from muster.trainer.learn.plan import Choices, Planner
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-}
-GEMMA = {**COMMON, "query_pre_attn_scalar": 16}
 DENSE = {
     "Qwen2": Qwen2Config(**COMMON),
     "Qwen3, tied": Qwen3Config(**COMMON, tie_word_embeddings=True),
