@@ -184,6 +184,8 @@ def test_a_number_format_that_no_calibration_covers_is_noticed(stage: Stage) -> 
     panel = Panel(("transformers:float32",), coarse, (exact, coarse), starts_ragged=False)
     judged = HonestMatrix(stage, profile="quick").judge(panel, 0)
     assert judged.strikes[exact.name] > 0.9 * ROLLOUTS
+    # Not 0: a product of few rows is summed in another order than one of many, which limits of
+    # float32 leave no room for.
     assert judged.strikes[coarse.name] < judged.strikes[exact.name]
     assert judged.rejected == judged.strikes[exact.name]
     assert judged.is_fraud

@@ -201,18 +201,21 @@ def trainer_run(
     run_until_stopped(lambda: serve(settings, key))
 
 
-@trainer.command("plan")
-@click.option("--model", type=FOLDER, required=True, help="Base model; config.json is enough.")
-@click.option("--recipe", type=RECIPE, required=True, help="The recipe: TOML file or preset.")
-@click.option("--ranks", type=click.IntRange(1), default=1, help="Processes. [default: 1]")
-@click.option("--device", default="cpu", show_default=True, help="Where the model computes.")
-@click.option(
+_dtype_option = click.option(
     "--compute-dtype",
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
     show_default=True,
     help="Arithmetic of the passes.",
 )
+
+
+@trainer.command("plan")
+@click.option("--model", type=FOLDER, required=True, help="Base model; config.json is enough.")
+@click.option("--recipe", type=RECIPE, required=True, help="The recipe: TOML file or preset.")
+@click.option("--ranks", type=click.IntRange(1), default=1, help="Processes. [default: 1]")
+@click.option("--device", default="cpu", show_default=True, help="Where the model computes.")
+@_dtype_option
 @_memory_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> None:
@@ -259,13 +262,7 @@ def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> No
     help="What a worker samples. [default: as this machine]",
 )
 @_peak_option
-@click.option(
-    "--compute-dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    default="float32",
-    show_default=True,
-    help="Arithmetic of the passes.",
-)
+@_dtype_option
 @_memory_options
 @click.option(
     "--threads",
