@@ -16,7 +16,7 @@ from worlds import client_world as world
 from muster.app.devnet.anvil import Anvil
 from muster.chain import Chain, ChainView, RunConfig, RunTerms, read_view
 from muster.client.connections import EngineFactory
-from muster.client.juror.process import run_juror
+from muster.client.juror.duty import run_juror
 from muster.client.relay.mirroring import RelaySettings, serve_relay
 from muster.client.settings import JurorSettings, NodeSettings, ValidatorSettings, WorkerSettings
 from muster.client.stake import join_bench, join_run, take_from_faucet, take_seat

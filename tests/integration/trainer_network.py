@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 from chain_scenario import HONEST, ORCHESTRATOR, OWNER, TRAINER, VALIDATORS, Scenario, accepted
 
-from muster.app.demo.warm import WarmProcess
+from muster.app.demo.processes import WarmProcess
 from muster.chain import save_deployment
 from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.ids import PolicyVersion, RunId, Step

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.app.demo.drawing import save_reward_curve, terminal_curve
+from muster.app.demo.display import save_reward_curve, terminal_curve
 
 
 def test_a_rising_curve_goes_from_bottom_left_to_top_right() -> None:

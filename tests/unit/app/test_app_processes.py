@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from muster.app.demo import warm
+from muster.app.demo import processes as children
 from muster.app.demo.processes import Child, Processes
 from muster.protocol.errors import ConfigError
 
@@ -93,7 +93,7 @@ def warm_scripts(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "import time; print('up', flush=True); time.sleep(60)"
     )
     monkeypatch.syspath_prepend(str(scripts))
-    monkeypatch.setattr(warm, "PRELOADED", ("colorsys",))
+    monkeypatch.setattr(children, "PRELOADED", ("colorsys",))
     return scripts
 
 
@@ -144,9 +144,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from muster.app.demo import warm
+from muster.app.demo import processes
 from muster.app.demo.processes import Processes
-warm.PRELOADED = ()
+processes.PRELOADED = ()
 async def start():
     running = Processes(Path({str(warm_scripts)!r}) / "logs", {{}})
     async with running:
@@ -173,11 +173,11 @@ def test_a_process_ends_though_it_left_warm_children_behind(warm_scripts: Path) 
     program = f"""
 import asyncio
 from pathlib import Path
-from muster.app.demo import warm
-warm.PRELOADED = ()
+from muster.app.demo import processes
+processes.PRELOADED = ()
 async def start():
     log = Path({str(warm_scripts)!r}) / "log"
-    child = await warm.WarmProcess.start(["asleep_script"], log, {{}})
+    child = await processes.WarmProcess.start(["asleep_script"], log, {{}})
     print(child.pid, flush=True)
     input()
 asyncio.run(start())

@@ -474,7 +474,7 @@ async def take_model(network: Network, run_id: RunId, progress: Progress) -> Non
 
 def write_report(folder: Path, facts: DemoFacts) -> dict[str, Any]:
     """Write `report.json` and `reward.png`, and return the report."""
-    from muster.app.demo.drawing import save_reward_curve
+    from muster.app.demo.display import save_reward_curve
     from muster.app.demo.report import build_report
 
     report = build_report(facts)

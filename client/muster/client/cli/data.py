@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from muster.client.audit.history import History
     from muster.client.dataset.export import Stream
     from muster.client.dataset.folder import DataFolder
-    from muster.client.dataset.inputs import Places
+    from muster.client.dataset.rows import Places
     from muster.client.dataset.selection import HeldOut, Settings
 
 
@@ -120,7 +120,7 @@ async def _export(
     from muster.client.dataset.card import put_card
     from muster.client.dataset.export import export_rows, origin_of
     from muster.client.dataset.folder import DataFolder
-    from muster.client.dataset.inputs import open_inputs
+    from muster.client.dataset.rows import open_inputs
     from muster.client.dataset.selection import Selection
     from muster.telemetry import progress
 
@@ -188,7 +188,7 @@ async def _check_rows(folder: DataFolder, history: History, options: dict[str, A
     """Return whether rows are those of their files, as far as these are at hand."""
     from muster.client.audit.contradictions import Check
     from muster.client.dataset.export import Stream
-    from muster.client.dataset.inputs import open_inputs
+    from muster.client.dataset.rows import open_inputs
     from muster.client.dataset.verify import check_rows
     from muster.telemetry import progress
 
@@ -204,7 +204,7 @@ async def _check_rows(folder: DataFolder, history: History, options: dict[str, A
 
 def _places(options: dict[str, Any]) -> Places:
     """Return where copies are, as the flags say."""
-    from muster.client.dataset.inputs import Places
+    from muster.client.dataset.rows import Places
 
     if options["model"] is None:
         raise ConfigError(

@@ -102,7 +102,7 @@ def juror_run(**options: Any) -> None:
       muster juror run --keystore juror.json --state-dir juror --source http://orchestrator:8600
     """
     settings, account = begin_process(JurorSettings, "juror", options)
-    from muster.client.juror.process import run_juror
+    from muster.client.juror.duty import run_juror
 
     run_until_stopped(lambda: run_juror(settings, account))
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from worlds.chat_world import build_chat_model, make_word_tokenizer
 
-from muster.app.groups import tasks
+from muster.app.cli import tasks
 from muster.protocol.errors import ConfigError, TaskError
 from muster.protocol.ids import Hash32
 from muster.protocol.seeds import problem_indices

@@ -32,8 +32,8 @@ from worlds.client_world import (
 
 from muster.api import BatchEntry
 from muster.chain import ClaimView, LeasedWork
+from muster.client.juror.duty import require_place
 from muster.client.juror.judging import CaseJudge
-from muster.client.juror.process import require_place
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.jury import BenchPlace, Ruling, summons_of

@@ -15,7 +15,7 @@ import uvloop
 from dashboard_stage import History, save_tokenizer, sorting_rollouts, store
 from orchestrator_fakes import RUN, Network
 
-from muster.orchestrator.dashboard.tokenizer import RETRY_S, RunTokenizer
+from muster.orchestrator.dashboard.samples import RETRY_S, RunTokenizer
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import Reason, Verdict
 from muster.shardcast import ChunkStore, Manifest, ShardServer, publish
