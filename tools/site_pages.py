@@ -129,12 +129,17 @@ def decisions_page() -> str:
 
 
 def exported(init: Path) -> list[str]:
-    """Return the names of a package's `__all__`."""
+    """Return the names that a package offers: imported as themselves, or assigned."""
+    names: list[str] = []
     for node in ast.parse(init.read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            names: list[str] = ast.literal_eval(node.value)
-            return names
-    raise ValueError(f"{init} exports nothing: it has no __all__")
+        match node:
+            case ast.ImportFrom(names=imported):
+                names += [each.name for each in imported if each.asname == each.name]
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                names.append(name)
+    if not names:
+        raise ValueError(f"{init} exports nothing: it imports no name as itself")
+    return sorted(names)
 
 
 def python_page(module: str, names: list[str]) -> str:

@@ -22,8 +22,7 @@ from benchmarks.report import machine, print_table, write
 from benchmarks.tasks import task_sets
 
 from muster.tasks import Graded, Problem, verify, verify_all
-from muster.tasks.math import engine
-from muster.tasks.math import verifier as math
+from muster.tasks.math import engine, verifier as math
 from muster.tasks.sandbox import shared_sandbox
 
 EXACT = [

@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 from benchmarks.report import machine, print_table, write
-from benchmarks.training.delta_steps import PROBLEMS, SAMPLES
-from benchmarks.training.delta_steps import _groups as sampled_groups
+from benchmarks.training.delta_steps import PROBLEMS, SAMPLES, _groups as sampled_groups
 from matplotlib import pyplot
 
 from muster.inference.transformers_engine import TransformersEngine

@@ -15,8 +15,7 @@ import psutil
 import pytest
 from installed import TOO_MUCH, Installed
 
-from muster.app.cli import SECTIONS
-from muster.app.cli import muster as root_command
+from muster.app.cli import SECTIONS, muster as root_command
 
 ROOT = Path(__file__).parents[2]
 DEMO_TIMEOUT_S = 300

@@ -12,8 +12,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
-from muster.chain import Deployment
-from muster.chain import structs as chain
+from muster.chain import Deployment, structs as chain
 from muster.chain.abi import contract_abi, decode_revert
 from muster.chain.contracts import (
     ContributionLedger,

@@ -5,27 +5,14 @@ sides of every request live here. Nothing here knows how the orchestrator stores
 """
 
 from muster.api.answers import (
-    BatchChecking,
-    BatchContents,
-    BatchEntry,
-    HeartbeatAnswer,
-    Lease,
-    NoWork,
-    RunDocuments,
-    RunInfo,
-    SubmissionState,
+    BatchChecking as BatchChecking,
+    BatchContents as BatchContents,
+    BatchEntry as BatchEntry,
+    HeartbeatAnswer as HeartbeatAnswer,
+    Lease as Lease,
+    NoWork as NoWork,
+    RunDocuments as RunDocuments,
+    RunInfo as RunInfo,
+    SubmissionState as SubmissionState,
 )
-from muster.api.client import OrchestratorApi
-
-__all__ = [
-    "BatchChecking",
-    "BatchContents",
-    "BatchEntry",
-    "HeartbeatAnswer",
-    "Lease",
-    "NoWork",
-    "OrchestratorApi",
-    "RunDocuments",
-    "RunInfo",
-    "SubmissionState",
-]
+from muster.api.client import OrchestratorApi as OrchestratorApi

@@ -6,17 +6,16 @@ the transactions that make them so.
 The devnet and `muster contracts deploy` go the same way. Rests on `muster.chain`.
 """
 
-from muster.deploy.parameters import BOUNDS, PROFILES, Bound, DeployParameters, Profile
-from muster.deploy.plan import DeployStage, Plan, deploy_contracts, send_plan
-
-__all__ = [
-    "BOUNDS",
-    "PROFILES",
-    "Bound",
-    "DeployParameters",
-    "DeployStage",
-    "Plan",
-    "Profile",
-    "deploy_contracts",
-    "send_plan",
-]
+from muster.deploy.parameters import (
+    BOUNDS as BOUNDS,
+    PROFILES as PROFILES,
+    Bound as Bound,
+    DeployParameters as DeployParameters,
+    Profile as Profile,
+)
+from muster.deploy.plan import (
+    DeployStage as DeployStage,
+    Plan as Plan,
+    deploy_contracts as deploy_contracts,
+    send_plan as send_plan,
+)

@@ -5,14 +5,11 @@ Importing the package does not import torch; `muster.inference.transformers_engi
 use for; `muster.inference.dialogue` does.
 """
 
-from muster.inference.engine import Completion, Examined, InferenceEngine, Request, Sample
-from muster.inference.sampling import gumbel_noise
-
-__all__ = [
-    "Completion",
-    "Examined",
-    "InferenceEngine",
-    "Request",
-    "Sample",
-    "gumbel_noise",
-]
+from muster.inference.engine import (
+    Completion as Completion,
+    Examined as Examined,
+    InferenceEngine as InferenceEngine,
+    Request as Request,
+    Sample as Sample,
+)
+from muster.inference.sampling import gumbel_noise as gumbel_noise

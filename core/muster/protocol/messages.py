@@ -18,8 +18,7 @@ from muster.protocol.eip712 import struct_hash
 from muster.protocol.encoding import address_bytes, hex0x, keccak, require_uint
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address, to_hash32
-from muster.protocol.reasons import Reason as Reason
-from muster.protocol.reasons import Verdict as Verdict
+from muster.protocol.reasons import Reason as Reason, Verdict as Verdict
 
 COMMIT_GRACE_S = 60
 """A batch may be committed this long after a ticket's deadline before its submission is late."""

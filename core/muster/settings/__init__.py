@@ -16,9 +16,13 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from muster.protocol.errors import ConfigError
-from muster.settings.network import DEFAULT_RPC as DEFAULT_RPC
-from muster.settings.network import DEPLOYMENTS as DEPLOYMENTS
-from muster.settings.network import SHARED, chosen_network, typed_network
+from muster.settings.network import (
+    DEFAULT_RPC as DEFAULT_RPC,
+    DEPLOYMENTS as DEPLOYMENTS,
+    SHARED,
+    chosen_network,
+    typed_network,
+)
 
 CACHE = Path("~/.muster/cache")
 """Files that can be fetched or computed again."""

@@ -4,33 +4,17 @@
 and addresses come as arguments: the chain's client is a sibling that is not imported here.
 """
 
-from muster.shardcast.connections import ServerLimits
-from muster.shardcast.digests import file_digest, state_hash
-from muster.shardcast.fetcher import Fetcher
-from muster.shardcast.manifest import ChunkSpan, Manifest, ManifestFile
-from muster.shardcast.relay import Relay
-from muster.shardcast.room import Admission, Room, RoomRefusal
-from muster.shardcast.server import ShardServer
-from muster.shardcast.simple import fetch, publish
-from muster.shardcast.store import ChunkStore
-from muster.shardcast.trust import Trust, TrustedRoot
-
-__all__ = [
-    "Admission",
-    "ChunkSpan",
-    "ChunkStore",
-    "Fetcher",
-    "Manifest",
-    "ManifestFile",
-    "Relay",
-    "Room",
-    "RoomRefusal",
-    "ServerLimits",
-    "ShardServer",
-    "Trust",
-    "TrustedRoot",
-    "fetch",
-    "file_digest",
-    "publish",
-    "state_hash",
-]
+from muster.shardcast.connections import ServerLimits as ServerLimits
+from muster.shardcast.digests import file_digest as file_digest, state_hash as state_hash
+from muster.shardcast.fetcher import Fetcher as Fetcher
+from muster.shardcast.manifest import (
+    ChunkSpan as ChunkSpan,
+    Manifest as Manifest,
+    ManifestFile as ManifestFile,
+)
+from muster.shardcast.relay import Relay as Relay
+from muster.shardcast.room import Admission as Admission, Room as Room, RoomRefusal as RoomRefusal
+from muster.shardcast.server import ShardServer as ShardServer
+from muster.shardcast.simple import fetch as fetch, publish as publish
+from muster.shardcast.store import ChunkStore as ChunkStore
+from muster.shardcast.trust import Trust as Trust, TrustedRoot as TrustedRoot

@@ -5,37 +5,24 @@ the same verifiers, which third parties add by entry point. Nothing here knows m
 chain.
 """
 
-from muster.tasks.document import document_root, root_of_bytes
-from muster.tasks.problem import Problem
+from muster.tasks.document import document_root as document_root, root_of_bytes as root_of_bytes
+from muster.tasks.problem import Problem as Problem
 from muster.tasks.registry import (
-    check_task_set,
-    dialogue_of,
-    identities,
-    require_pinned,
-    runs_completions,
-    verify,
-    verify_all,
+    check_task_set as check_task_set,
+    dialogue_of as dialogue_of,
+    identities as identities,
+    require_pinned as require_pinned,
+    runs_completions as runs_completions,
+    verify as verify,
+    verify_all as verify_all,
 )
-from muster.tasks.task_set import TaskSet
-from muster.tasks.verifier import Done, Environment, Grade, Graded, Reply, Undecided, Verifier
-
-__all__ = [
-    "Done",
-    "Environment",
-    "Grade",
-    "Graded",
-    "Problem",
-    "Reply",
-    "TaskSet",
-    "Undecided",
-    "Verifier",
-    "check_task_set",
-    "dialogue_of",
-    "document_root",
-    "identities",
-    "require_pinned",
-    "root_of_bytes",
-    "runs_completions",
-    "verify",
-    "verify_all",
-]
+from muster.tasks.task_set import TaskSet as TaskSet
+from muster.tasks.verifier import (
+    Done as Done,
+    Environment as Environment,
+    Grade as Grade,
+    Graded as Graded,
+    Reply as Reply,
+    Undecided as Undecided,
+    Verifier as Verifier,
+)

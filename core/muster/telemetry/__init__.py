@@ -107,8 +107,13 @@ def progress(what: str) -> Iterator[Progress]:
         yield LoggedProgress(what)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Display
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress as Display,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Display(*columns, console=Console(stderr=True)) as display:

@@ -4,24 +4,13 @@ Specified in docs/protocol.md section 6. A compiled kernel, or numpy where there
 tensors are accepted, torch is not imported. Knows nothing of samples' tokens or verdicts.
 """
 
-from muster.toploc.calibration import Calibration
-from muster.toploc.chunks import ChunkResult
-from muster.toploc.incremental import IncrementalBuilder
+from muster.toploc.calibration import Calibration as Calibration
+from muster.toploc.chunks import ChunkResult as ChunkResult
+from muster.toploc.incremental import IncrementalBuilder as IncrementalBuilder
 from muster.toploc.proofs import (
-    build_proofs,
-    build_proofs_many,
-    verify_proofs,
-    verify_proofs_many,
+    build_proofs as build_proofs,
+    build_proofs_many as build_proofs_many,
+    verify_proofs as verify_proofs,
+    verify_proofs_many as verify_proofs_many,
 )
-from muster.toploc.wire import split_proofs
-
-__all__ = [
-    "Calibration",
-    "ChunkResult",
-    "IncrementalBuilder",
-    "build_proofs",
-    "build_proofs_many",
-    "split_proofs",
-    "verify_proofs",
-    "verify_proofs_many",
-]
+from muster.toploc.wire import split_proofs as split_proofs

@@ -18,8 +18,7 @@ from client_network import NODES, TOKEN, WORKERS, Network, open_network, world
 
 from muster.app.cli import muster
 from muster.chain import Chain
-from muster.client.doctor import Line, State, is_fit, machine, to_json
-from muster.client.doctor import network as doctor_network
+from muster.client.doctor import Line, State, is_fit, machine, network as doctor_network, to_json
 from muster.client.doctor.command import Examination, examine
 from muster.inference import Completion, InferenceEngine, Request, loading
 from muster.inference.engine import Watch

@@ -27,8 +27,7 @@ from muster.protocol.errors import (
     TransactionLost,
     WalletError,
 )
-from muster.trainer.cli import SECTIONS as TRAINER_SECTIONS
-from muster.trainer.cli import trainer_run
+from muster.trainer.cli import SECTIONS as TRAINER_SECTIONS, trainer_run
 
 HEAVY = ("torch", "transformers", "vllm", "web3", "pyarrow", "matplotlib", "fastapi", "sqlalchemy")
 

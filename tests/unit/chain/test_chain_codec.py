@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from abi_values import ELEMENTARY, values_of
 from eth_abi.abi import encode
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.chain.conversion import compile_decoder
 from muster.protocol.errors import EncodingError

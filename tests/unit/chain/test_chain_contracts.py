@@ -12,8 +12,7 @@ from typing import Any, get_type_hints
 import pytest
 from chain_fakes import DEPLOYMENT, FakeNode
 
-from muster.chain import Chain, structs
-from muster.chain import contracts as module
+from muster.chain import Chain, contracts as module, structs
 from muster.chain.abi import CONTRACTS, Contract, artifact, snake_case
 from muster.protocol import messages
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 from chain_fakes import address
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.chain import PauseCause, RunConfig, RunTerms, Standing, WorkerStatus
 from muster.chain.conversion import from_abi, to_abi

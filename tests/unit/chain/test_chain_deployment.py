@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from chain_fakes import CHAIN_ID, DEPLOYMENT
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.chain import Deployment, deployment, load_deployment, save_deployment
 from muster.chain.deployment import parse_deployment

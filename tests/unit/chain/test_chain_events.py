@@ -6,8 +6,7 @@ import pytest
 from abi_values import values_of
 from chain_fakes import DEPLOYMENT, TX, Block, abi_entries, address, encode_log, placed
 from eth_utils.abi import collapse_if_tuple
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.chain import LeasedWork, Offence, RunConfig, RunTerms
 from muster.chain.abi import CONTRACTS, snake_case

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from chain_fakes import DEPLOYMENT, FakeNode, address, deposit, encode_log, owners
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from muster.chain import BlockId, ChainView, Event, EventReader, Poll, apply_poll, reader
 from muster.chain.reader import LAG_POLLS

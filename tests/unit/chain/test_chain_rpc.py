@@ -8,8 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.chain.rpc import MAX_BATCH, Rpc, is_revert, mask_url, rpc_error
 from muster.protocol.errors import ChainUnreachable, RpcError

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from chain_fakes import FakeNode, address, deposit, encode_log
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from sender_fakes import TO, Pool
 
 from muster.chain import BlockId, ChainView, Event, EventReader, apply_poll

@@ -11,8 +11,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.client.outage import SURVIVED, Outage, Outages
 from muster.client.settings import WorkerSettings

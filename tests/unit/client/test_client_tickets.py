@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from worlds.client_world import NOW, OTHER_KEY, VERSION, make_terms, make_ticket, sign_ticket
 
 from muster.client.tickets import MAX_TICKET_LIFE_S, TicketFault, lease_fault, ticket_fault

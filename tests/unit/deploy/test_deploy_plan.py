@@ -3,8 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.chain.abi import CONTRACTS, FACTORY, contract_abi
 from muster.deploy import DeployParameters, Plan

@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from worlds.replays import replay_sample
 
 from muster.inference import blocks, examining, sampler

@@ -23,9 +23,12 @@ from transformers import (
     Qwen3Config,
 )
 
-from muster.inference import lean_model as lean_model_module
-from muster.inference import lean_prefill, substitutes
-from muster.inference import lean_rows as lean_rows_module
+from muster.inference import (
+    lean_model as lean_model_module,
+    lean_prefill,
+    lean_rows as lean_rows_module,
+    substitutes,
+)
 from muster.inference.engine import Request
 from muster.inference.forward import Forward, pad_right
 from muster.inference.lean_model import LeanModel

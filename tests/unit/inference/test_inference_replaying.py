@@ -7,8 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from worlds.replays import replay_sample
 
 from muster.inference import sampler, sampling

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.inference import sampler, sampling
 from muster.inference.sampling import gumbel_noise, token_hashes

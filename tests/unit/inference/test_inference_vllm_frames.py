@@ -12,8 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import vllm_double
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.inference.engine import Completion, Redraw, Request, Sample, Share
 from muster.inference.vllm import frames

@@ -10,8 +10,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from orchestrator_bench import PLACES, Bench, delete_database, open_bench
 from orchestrator_fakes import RUN, Network, submission_for
 from postgres_server import PostgresServer

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from orchestrator_fakes import RUN, Emitter, Network
 
 from muster.chain import Event

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import pytest
 import rfc8785
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import Field
 
 from muster.protocol.documents import Document, DocumentPart, Since

@@ -6,8 +6,7 @@ import pytest
 from eth_account import Account
 from eth_account.messages import encode_typed_data
 from eth_keys.datatypes import PrivateKey
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.protocol.eip712 import Domain, address_of, digest, recover, sign
 from muster.protocol.encoding import hex0x, keccak

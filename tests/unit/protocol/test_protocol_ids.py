@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from eth_utils.address import to_checksum_address
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.protocol import errors
 from muster.protocol.encoding import abi_words, require_uint

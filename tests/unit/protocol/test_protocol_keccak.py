@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from eth_hash.auto import keccak as reference
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.protocol import keccak
 from muster.protocol.keccak import keccak256

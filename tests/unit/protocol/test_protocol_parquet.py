@@ -6,8 +6,7 @@ import struct
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.lab.redteam.hostile.bad_files import (
     CHUNK_TOKENS,
@@ -17,8 +16,7 @@ from muster.lab.redteam.hostile.bad_files import (
     bad_files,
     odd_files,
 )
-from muster.protocol import parquet
-from muster.protocol import rollouts as module
+from muster.protocol import parquet, rollouts as module
 from muster.protocol.errors import EncodingError
 from muster.protocol.parquet import measure
 from muster.protocol.recipe import ProofRecipe, Recipe, SamplingRecipe, TrainingRecipe

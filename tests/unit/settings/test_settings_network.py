@@ -12,8 +12,7 @@ from typing import ClassVar
 import click
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.protocol.errors import ConfigError
 from muster.settings import Settings, load_settings

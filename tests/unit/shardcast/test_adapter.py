@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from delta_tensors import Files, applied, delta_between, sizes_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from shardcast_policies import write_files
 
 from muster.protocol.errors import AdapterError, DeltaError

@@ -21,8 +21,7 @@ from delta_tensors import (
     states_of,
     tensors,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from shardcast_policies import write_files
 
 from muster.protocol.errors import DeltaError

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.shardcast import file_digest, state_hash
 from muster.shardcast.digests import BUFFER_BYTES, STATE_BLOCK_BYTES, region_digest

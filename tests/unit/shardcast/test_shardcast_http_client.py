@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.shardcast.http_client import MAX_HEAD_BYTES, BadAnswer, Head, HttpClient, parse_head
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.protocol.encoding import canonical_json, keccak
 from muster.protocol.errors import EncodingError

@@ -18,8 +18,7 @@ from shardcast_policies import serving
 
 from muster.protocol.ids import Hash32
 from muster.protocol.rollouts import MAX_FILE_BYTES
-from muster.shardcast import ChunkStore, Room, RoomRefusal, ServerLimits
-from muster.shardcast import room as rooms
+from muster.shardcast import ChunkStore, Room, RoomRefusal, ServerLimits, room as rooms
 
 LEAF = Hash32(b"\7" * 32)
 PROOFS = b'{"proofs": "of work"}'

@@ -1,8 +1,7 @@
 """A version is believed when root, version, run and signer are the right ones, all of them."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.protocol.eip712 import Domain, address_of
 from muster.protocol.encoding import keccak

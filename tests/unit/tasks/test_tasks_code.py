@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.protocol.errors import TaskError
 from muster.tasks import Grade, Graded, Problem, Undecided, check_task_set, code, verify

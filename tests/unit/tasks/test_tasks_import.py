@@ -12,8 +12,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from task_packages import PROBLEMS, TASK_SETS
 
 from muster.protocol.errors import ConfigError, EncodingError, StorageError, TaskError

@@ -5,8 +5,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.protocol.errors import TaskError
 from muster.tasks import Graded, Problem, Undecided, check_task_set, judge, verify

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from muster.protocol.errors import TaskError
 from muster.tasks import Grade, Graded, Problem, Undecided, check_task_set, children, verify
-from muster.tasks.math import engine, limits
-from muster.tasks.math import verifier as math
+from muster.tasks.math import engine, limits, verifier as math
 from muster.tasks.math.answers import MAX_ITEMS, read_answer
 from muster.tasks.math.comparison import compare
 from muster.tasks.math.engine import Engine, EngineUnavailable
@@ -267,8 +265,7 @@ x_1+x_2
 
 
 def test_ordinary_answers_are_graded_as_math_verify_grades_them() -> None:
-    from math_verify import parse
-    from math_verify import verify as verify_symbolic
+    from math_verify import parse, verify as verify_symbolic
 
     parsed = {
         text: parse(f"\\boxed{{{text}}}", parsing_timeout=None, raise_on_error=True)

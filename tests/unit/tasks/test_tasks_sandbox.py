@@ -27,9 +27,9 @@ from muster.tasks.sandbox import (
     TestRun,
     command,
     per_run,
+    sandbox as running,
     self_test,
 )
-from muster.tasks.sandbox import sandbox as running
 from muster.tasks.sandbox.command import Tools, find_tools
 from muster.tasks.sandbox.per_run import FIRST_ID, IDS, memory_group, unused_id
 from muster.tasks.sandbox.sandbox import TimeUsed, time_used_by

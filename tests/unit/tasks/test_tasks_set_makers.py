@@ -7,8 +7,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from task_packages import forget, install
 
 from muster.protocol.errors import TaskError

@@ -11,8 +11,7 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.protocol.errors import TaskError
 from muster.protocol.recipe import VerifierIdentity

@@ -11,8 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from kernel_building import compile_kernel, needs_compiler, sanitizer_runtime
 from proof_fuzzing import REASONS, Sample, hostile_bytes, read_corpus, samples
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from kernel_building import ROOT, SCRIPT, compile_kernel, needs_compiler
 
 from muster.protocol.errors import ProofError

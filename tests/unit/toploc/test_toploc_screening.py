@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.toploc import build_proofs_many, verify_proofs, verify_proofs_many
 from muster.toploc.chunks import DECOYS, Patterns

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from eth_keyfile.keyfile import create_keyfile_json
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster import wallet as wallets
 from muster.protocol.encoding import keccak

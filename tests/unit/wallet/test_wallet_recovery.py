@@ -6,8 +6,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import WalletError

@@ -11,15 +11,19 @@ import click
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Address, to_address
 from muster.settings import Settings, load_settings
-from muster.settings.options import CONFIRMATIONS_HELP, ORCHESTRATOR_HELP, RELAY_HELP
-from muster.settings.options import FILE as FILE
-from muster.settings.options import FOLDER as FOLDER
-from muster.settings.options import PASSWORD_HELP as PASSWORD_HELP
-from muster.settings.options import chain_options as chain_options
-from muster.settings.options import endpoint as endpoint
-from muster.settings.options import engine_choice as engine_choice
-from muster.settings.options import orchestrator_option as orchestrator_option
-from muster.settings.options import relay_option as relay_option
+from muster.settings.options import (
+    CONFIRMATIONS_HELP,
+    FILE as FILE,
+    FOLDER as FOLDER,
+    ORCHESTRATOR_HELP,
+    PASSWORD_HELP as PASSWORD_HELP,
+    RELAY_HELP,
+    chain_options as chain_options,
+    endpoint as endpoint,
+    engine_choice as engine_choice,
+    orchestrator_option as orchestrator_option,
+    relay_option as relay_option,
+)
 from muster.telemetry import setup_logging
 from muster.wallet import Wallet, keystore_address, open_wallet
 

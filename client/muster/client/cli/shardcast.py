@@ -104,8 +104,7 @@ def publish(
     Example:
       muster shardcast publish model.safetensors --store ./origin --keystore key.json --serve
     """
-    from muster.shardcast import ChunkStore
-    from muster.shardcast import publish as publish_files
+    from muster.shardcast import ChunkStore, publish as publish_files
 
     wallet = open_wallet(keystore, password_file)
     held = ChunkStore(store, keep=keep)
@@ -277,8 +276,13 @@ def verify(folder: Path, root: str | None) -> None:
 def progress_bar() -> Iterator[Progress]:
     """Show held bytes, rate and time left on stderr while the context lasts."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
-    from rich.progress import Progress as Display
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress as Display,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Display(*columns, console=Console(stderr=True)) as display:

@@ -8,17 +8,12 @@ cap and a deadline. A self-test attacks the sandbox before the first program run
     runner.py    runs inside      per_run.py  user id, control group   seccomp.py  system calls
 """
 
-from muster.tasks.sandbox.limits import Limits
-from muster.tasks.sandbox.sandbox import Job, Outcome, Sandbox, SandboxUnavailable, TestRun
-from muster.tasks.sandbox.self_test import Level, shared_sandbox
-
-__all__ = [
-    "Job",
-    "Level",
-    "Limits",
-    "Outcome",
-    "Sandbox",
-    "SandboxUnavailable",
-    "TestRun",
-    "shared_sandbox",
-]
+from muster.tasks.sandbox.limits import Limits as Limits
+from muster.tasks.sandbox.sandbox import (
+    Job as Job,
+    Outcome as Outcome,
+    Sandbox as Sandbox,
+    SandboxUnavailable as SandboxUnavailable,
+    TestRun as TestRun,
+)
+from muster.tasks.sandbox.self_test import Level as Level, shared_sandbox as shared_sandbox

@@ -22,8 +22,7 @@ from muster.lab.redteam.trials import Attack, Outcome, Play, Variant
 from muster.protocol.messages import Reason
 from muster.protocol.rollouts import Rollout
 from muster.tasks import Graded, Problem, verify
-from muster.tasks.hacks import all_hacks
-from muster.tasks.hacks import hacks_for as known_hacks
+from muster.tasks.hacks import all_hacks, hacks_for as known_hacks
 
 Rows = list[Rollout]
 Alter = Callable[[Stage, Rows, Random], Rows]

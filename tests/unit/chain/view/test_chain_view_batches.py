@@ -26,8 +26,7 @@ from chain_histories import (
     state,
     viewed,
 )
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.chain import Batch, BatchStatus, LeasedWork
 from muster.chain.conversion import lenient_reason

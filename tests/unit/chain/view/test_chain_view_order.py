@@ -4,8 +4,7 @@ import random
 
 from chain_fakes import History
 from chain_histories import RUN, WORKER, full, state, viewed
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.chain import ChainView
 from muster.chain.abi import CONTRACTS, contract_abi, snake_case

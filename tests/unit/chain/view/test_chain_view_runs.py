@@ -20,8 +20,7 @@ from chain_histories import (
     slash,
     viewed,
 )
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.chain import Offence, PauseCause, PauseView, RunTerms
 from muster.chain.structs import SlashSubject

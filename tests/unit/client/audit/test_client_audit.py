@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 import rlp
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from trie import HexaryTrie
 
 from muster.chain import (

@@ -11,8 +11,7 @@ import pytest
 
 from muster.client.audit.lineage import Ingredient, Lineage
 from muster.client.audit.report import RunReport
-from muster.client.model import fetch
-from muster.client.model import fetch as card
+from muster.client.model import fetch, fetch as card
 from muster.client.model.fetch import Origin, faults_of, manifest_in, require_free, write_card
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from worlds.client_world import NODE_KEY, OTHER_KEY, RUN, WORKER
 
 from muster.chain import (

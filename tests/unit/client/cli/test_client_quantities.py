@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.client.cli.printing import plain_table, print_facts, print_table, printable
 from muster.client.quantities import (

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from worlds.client_world import RULES, VERSION, HashEngine, make_claim, make_submission, make_ticket
 
 from muster.client.validator.judging import Judgement, Rules, examine

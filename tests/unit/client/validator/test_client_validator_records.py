@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from worlds.client_chain import make_batch as batch_of
 from worlds.client_world import (
     CALIBRATION,

@@ -23,8 +23,7 @@ from dashboard_stage import (
     store,
     train,
 )
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from orchestrator_bench import Bench
 from orchestrator_fakes import RUN, Network
 

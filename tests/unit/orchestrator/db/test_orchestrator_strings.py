@@ -15,8 +15,7 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from orchestrator_bench import PLACES, Bench, open_bench
 from orchestrator_fakes import RUN
 from postgres_server import PostgresServer

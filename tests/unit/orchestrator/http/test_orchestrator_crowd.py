@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.orchestrator.http.crowd import Crowd, place_of
 from muster.orchestrator.http.quotas import Room

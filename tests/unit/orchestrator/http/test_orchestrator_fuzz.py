@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import requests
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from orchestrator_bench import Bench, served
 from schemathesis.generation import GenerationMode
 

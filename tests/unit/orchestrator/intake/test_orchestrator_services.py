@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from eth_account import Account
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from orchestrator_bench import open_bench
 from orchestrator_fakes import Network
 

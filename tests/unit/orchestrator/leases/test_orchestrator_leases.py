@@ -3,8 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from orchestrator_bench import Bench, open_bench
 from orchestrator_fakes import RUN, Network
 

@@ -6,8 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from orchestrator_bench import open_bench
 from orchestrator_fakes import RUN, STAKE_PER_UNIT, Network
 

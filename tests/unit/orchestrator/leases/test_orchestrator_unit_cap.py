@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from orchestrator_bench import Bench, open_bench
 from orchestrator_fakes import FRAUD, NOW, RUN, STAKE_PER_UNIT, Network
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.orchestrator.settle.correlation import CorrelatedFailure, correlated_failure
 from muster.protocol.encoding import keccak

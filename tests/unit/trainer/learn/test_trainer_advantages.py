@@ -6,8 +6,7 @@ import math
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from trainer_fakes import make_recipe, make_rollouts
 
 from muster.protocol.objective import ObjectiveRecipe

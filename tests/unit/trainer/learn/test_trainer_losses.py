@@ -8,8 +8,7 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from loss_reference import reference_gradient, reference_loss
 from torch import Tensor
 

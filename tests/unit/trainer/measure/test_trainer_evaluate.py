@@ -11,8 +11,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from trainer_fakes import make_recipe
 
 from muster.inference import Completion, Request

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from muster.trainer.recover.guard import Alarm, AlarmLimits, CollapseWatch
 

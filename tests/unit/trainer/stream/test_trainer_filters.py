@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from trainer_fakes import EOS, make_recipe, make_rollouts, with_filters, with_reward
 
 from muster.protocol.rollouts import Rollout

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from trainer_fakes import Feed, make_recipe, make_rollouts, no_sleep, with_filters, with_reward
 
 from muster.protocol.ids import PolicyVersion

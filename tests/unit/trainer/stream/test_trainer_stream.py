@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from trainer_fakes import FakeLedger, Feed, Item, make_recipe, make_rollouts, no_sleep
 
 from muster.protocol.encoding import file_hash, keccak

@@ -46,8 +46,7 @@ from muster.shardcast.adapter import (
     read_factors,
 )
 from muster.shardcast.chunks import storage_error, write_all
-from muster.shardcast.delta_layout import Tensor as StoredTensor
-from muster.shardcast.delta_layout import read_tensors
+from muster.shardcast.delta_layout import Tensor as StoredTensor, read_tensors
 from muster.trainer.learn.parallel import pieces_of
 from muster.trainer.learn.persistence import peft_config
 

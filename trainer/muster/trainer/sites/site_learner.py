@@ -25,8 +25,7 @@ from typing import Any, Protocol
 
 import torch
 from blake3 import blake3
-from safetensors.torch import load as from_bytes
-from safetensors.torch import save as to_bytes
+from safetensors.torch import load as from_bytes, save as to_bytes
 from torch import Tensor
 
 from muster.protocol.encoding import hex0x
