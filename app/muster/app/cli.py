@@ -193,7 +193,7 @@ SECTIONS = {
     cls=LazyGroup,
     commands_=COMMANDS,
     sections=SECTIONS,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(package_name=PACKAGE)
 def muster() -> None:

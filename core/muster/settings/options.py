@@ -26,31 +26,36 @@ CONFIRMATIONS_HELP = "Blocks on top before it acts. [default: 0]"
 RELAY_HELP = "Relay to use; repeatable."
 
 
-def chain_options(command: F) -> F:
-    """Add --network, --deployments and --rpc."""
-    for option in (
-        click.option(
-            "--network",
-            "network_name",
-            metavar="NAME",
-            expose_value=False,
-            is_eager=True,
-            callback=choose,
-            help="Network profile; else MUSTER_NETWORK.",
-        ),
-        click.option(
-            "--deployments", type=FOLDER, help="Contracts' folder; else MUSTER_DEPLOYMENTS."
-        ),
-        click.option(
-            "--rpc",
-            metavar="URL",
-            multiple=True,
-            callback=joined,
-            help="RPC endpoint, repeatable; else MUSTER_RPC.",
-        ),
-    ):
-        command = option(command)
-    return command
+def together(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return one decorator that adds several options, in the order in which help lists them."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+chain_options = together(
+    click.option(
+        "--rpc",
+        metavar="URL",
+        multiple=True,
+        callback=joined,
+        help="RPC endpoint, repeatable; else MUSTER_RPC.",
+    ),
+    click.option("--deployments", type=FOLDER, help="Contracts' folder; else MUSTER_DEPLOYMENTS."),
+    click.option(
+        "--network",
+        "network_name",
+        metavar="NAME",
+        expose_value=False,
+        is_eager=True,
+        callback=choose,
+        help="Network profile; else MUSTER_NETWORK.",
+    ),
+)
 
 
 def endpoint(options: Mapping[str, Any]) -> tuple[str, Path]:
@@ -65,26 +70,18 @@ DTYPES = ("float32", "bfloat16")
 """Number formats that engines compute in."""
 
 
-def engine_choice(command: F) -> F:
-    """Add --engine, and what an engine is made of."""
-    for option in (
-        click.option("--device", help="Where the model computes. [default: cpu]"),
-        click.option(
-            "--threads",
-            type=click.IntRange(1, 256),
-            help="CPU threads. [default: 1]",
-        ),
-        click.option(
-            "--dtype", type=click.Choice(DTYPES), help="Arithmetic of the model. [default: float32]"
-        ),
-        click.option(
-            "--engine",
-            type=click.Choice(ENGINES),
-            help="What runs the model. [default: transformers]",
-        ),
-    ):
-        command = option(command)
-    return command
+engine_choice = together(
+    click.option(
+        "--engine",
+        type=click.Choice(ENGINES),
+        help="What runs the model. [default: transformers]",
+    ),
+    click.option(
+        "--dtype", type=click.Choice(DTYPES), help="Arithmetic of the model. [default: float32]"
+    ),
+    click.option("--threads", type=click.IntRange(1, 256), help="CPU threads. [default: 1]"),
+    click.option("--device", help="Where the model computes. [default: cpu]"),
+)
 
 
 def orchestrator_option(command: F) -> F:

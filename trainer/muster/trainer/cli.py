@@ -205,7 +205,6 @@ _dtype_option = click.option(
     "--compute-dtype",
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
-    show_default=True,
     help="Arithmetic of the passes.",
 )
 
@@ -213,8 +212,8 @@ _dtype_option = click.option(
 @trainer.command("plan")
 @click.option("--model", type=FOLDER, required=True, help="Base model; config.json is enough.")
 @click.option("--recipe", type=RECIPE, required=True, help="The recipe: TOML file or preset.")
-@click.option("--ranks", type=click.IntRange(1), default=1, help="Processes. [default: 1]")
-@click.option("--device", default="cpu", show_default=True, help="Where the model computes.")
+@click.option("--ranks", type=click.IntRange(1), default=1, help="Processes.")
+@click.option("--device", default="cpu", help="Where the model computes.")
 @_dtype_option
 @_memory_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -242,20 +241,14 @@ def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> No
     "--groups", type=click.IntRange(1), help="Groups of the measured step. [default: the recipe's]"
 )
 @click.option(
-    "--prompt-tokens",
-    type=click.IntRange(1),
-    default=64,
-    show_default=True,
-    help="Tokens of a made-up prompt.",
+    "--prompt-tokens", type=click.IntRange(1), default=64, help="Tokens of a made-up prompt."
 )
 @click.option(
     "--completion-tokens",
     type=click.IntRange(1),
     help="Mean tokens of a completion. [default: half of the limit]",
 )
-@click.option(
-    "--repeats", type=click.IntRange(1), default=2, show_default=True, help="Steps measured."
-)
+@click.option("--repeats", type=click.IntRange(1), default=2, help="Steps measured.")
 @click.option(
     "--worker-tokens-per-s",
     type=click.FloatRange(0, min_open=True),
@@ -264,14 +257,8 @@ def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> No
 @_peak_option
 @_dtype_option
 @_memory_options
-@click.option(
-    "--threads",
-    type=click.IntRange(1, 256),
-    default=1,
-    show_default=True,
-    help="CPU threads.",
-)
-@click.option("--device", default="cpu", show_default=True, help="Where the model computes.")
+@click.option("--threads", type=click.IntRange(1, 256), default=1, help="CPU threads.")
+@click.option("--device", default="cpu", help="Where the model computes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def trainer_bench(model: Path, recipe: Path, as_json: bool, **options: Any) -> None:
     """Measure a training step on this machine, and how many workers would keep it busy.
@@ -315,24 +302,14 @@ def trainer_bench(model: Path, recipe: Path, as_json: bool, **options: Any) -> N
 @chain_options
 @click.option("--eval-set", type=FILE, required=True, help="Task set of held-out problems.")
 @click.option(
-    "--eval-samples",
-    type=click.IntRange(1, 1024),
-    default=1,
-    help="Samples per held-out problem. [default: 1]",
+    "--eval-samples", type=click.IntRange(1, 1024), default=1, help="Samples per held-out problem."
 )
-@click.option(
-    "--every", type=click.IntRange(1), default=1, help="One of so many versions. [default: 1]"
-)
+@click.option("--every", type=click.IntRange(1), default=1, help="One of so many versions.")
 @click.option("--follow", is_flag=True, help="Stay until the run is over.")
 @click.option("--keystore", type=FILE, help="Signs and reports the figures.")
 @click.option("--password-file", type=FILE, help=PASSWORD_HELP)
 @relay_option
-@click.option(
-    "--state-dir",
-    type=FOLDER,
-    default=Path("evaluator"),
-    help="Policies and figures. [default: evaluator]",
-)
+@click.option("--state-dir", type=FOLDER, default=Path("evaluator"), help="Policies and figures.")
 @engine_choice
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(
@@ -387,15 +364,14 @@ def evaluate(
 
 @click.command("base-model")
 @click.option("--out", type=FOLDER, required=True, help="Receives the model folder.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same bytes.")
+@click.option("--seed", type=int, default=0, help="Same seed, same bytes.")
 @click.option("--task-set", type=FILE, help="Also write the training problems here.")
 @click.option("--eval-set", type=FILE, help="Also write held-out problems here.")
-@click.option("--problems", type=int, default=2048, show_default=True, help="Training problems.")
-@click.option("--held-out", type=int, default=256, show_default=True, help="Held-out problems.")
+@click.option("--problems", type=int, default=2048, help="Training problems.")
+@click.option("--held-out", type=int, default=256, help="Held-out problems.")
 @click.option(
     "--lesson",
     default="sort",
-    show_default=True,
     help="What it almost learns: sort, length (sort within a budget), calculator (call a tool).",
 )
 def run_base_model(
@@ -429,29 +405,13 @@ def run_base_model(
 @click.option(
     "--recipe", type=RECIPE, required=True, help="How it is sampled: TOML file or preset."
 )
-@click.option(
-    "--passes",
-    type=click.IntRange(1, 1024),
-    default=8,
-    show_default=True,
-    help="Samples per problem.",
-)
-@click.option(
-    "--keep",
-    default="0.125:0.5",
-    show_default=True,
-    metavar="LOW:HIGH",
-    help="Pass rates kept.",
-)
+@click.option("--passes", type=click.IntRange(1, 1024), default=8, help="Samples per problem.")
+@click.option("--keep", default="0.125:0.5", metavar="LOW:HIGH", help="Pass rates kept.")
 @click.option("--out", type=FILE, required=True, help="Receives the problems that are kept.")
 @click.option("--records", type=FILE, help="Pass rates. [default: OUT.passes.jsonl]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same samples.")
+@click.option("--seed", type=int, default=0, help="Same seed, same samples.")
 @click.option(
-    "--batch",
-    type=click.IntRange(1, 4096),
-    default=32,
-    show_default=True,
-    help="Problems that are sampled together.",
+    "--batch", type=click.IntRange(1, 4096), default=32, help="Problems that are sampled together."
 )
 @engine_choice
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -525,15 +485,9 @@ def _write_kept(
 @click.option("--run", type=int, required=True, help="Run whose accepted rollouts are counted.")
 @click.option("--set", "task_set", type=FILE, required=True, help="The run's problems.")
 @click.option("--files", type=FOLDER, required=True, help="The orchestrator's files folder.")
-@click.option(
-    "--policy-version", type=click.IntRange(0), default=0, help="Whose rollouts. [default: 0]"
-)
-@click.option(
-    "--passes", type=click.IntRange(1, 1024), default=8, help="Least samples. [default: 8]"
-)
-@click.option(
-    "--keep", default="0.125:0.5", metavar="LOW:HIGH", help="Pass rates kept. [default: 0.125:0.5]"
-)
+@click.option("--policy-version", type=click.IntRange(0), default=0, help="Whose rollouts.")
+@click.option("--passes", type=click.IntRange(1, 1024), default=8, help="Least samples.")
+@click.option("--keep", default="0.125:0.5", metavar="LOW:HIGH", help="Pass rates kept.")
 @click.option("--out", type=FILE, required=True, help="Receives the problems that are kept.")
 @click.option("--records", type=FILE, help="Pass rates. [default: OUT.passes.jsonl]")
 @chain_options

@@ -89,43 +89,38 @@ class DemoOptions:
 
 @click.command()
 @click.option(
-    "--steps", type=click.IntRange(min=0), default=0, help="Training steps. [default: the recipe's]"
+    "--steps",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=False,
+    help="Training steps. [default: the recipe's]",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of accounts, model and tasks.")
-@click.option(
-    "--honest", type=click.IntRange(1, 16), default=2, show_default=True, help="Honest workers."
-)
+@click.option("--seed", default=0, help="Seed of accounts, model and tasks.")
+@click.option("--honest", type=click.IntRange(1, 16), default=2, help="Honest workers.")
 @click.option(
     "--cheat",
     multiple=True,
     type=click.Choice(CHEATS),
     default=CHEATS[:1],
-    show_default=True,
     help="A cheater of this kind; repeatable.",
 )
 @click.option("--keep", is_flag=True, help="Leave the network up until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--port", default=8545, show_default=True, help="Port of the chain's RPC endpoint.")
+@click.option("--port", default=8545, help="Port of the chain's RPC endpoint.")
 @click.option(
-    "--recipe",
-    type=RECIPE,
-    default="demo",
-    show_default=True,
-    help="The run's recipe: TOML file or preset.",
+    "--recipe", type=RECIPE, default="demo", help="The run's recipe: TOML file or preset."
 )
 @click.option(
     "--out",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs/demo"),
-    show_default=True,
     help="Where everything is written.",
 )
 @click.option(
     "--deployments",
     type=click.Path(file_okay=False, path_type=Path),
     default=DEPLOYMENTS,
-    show_default=True,
     help="Where the contracts' addresses are written.",
 )
 def demo(cheat: tuple[str, ...], as_json: bool, **options: Any) -> None:

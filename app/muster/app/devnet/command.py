@@ -33,12 +33,11 @@ TOKENS = 100_000 * 10**18
 
 
 @click.group(invoke_without_command=True)
-@click.option("--port", default=8545, show_default=True, help="Port of the chain's RPC endpoint.")
+@click.option("--port", default=8545, help="Port of the chain's RPC endpoint.")
 @click.option(
     "--deployments",
     type=FOLDER,
     default=DEPLOYMENTS,
-    show_default=True,
     help="Where the contracts' addresses are written.",
 )
 @click.option("--state", type=FILE, help="File that keeps the chain between two starts.")

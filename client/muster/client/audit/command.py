@@ -30,10 +30,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -48,6 +47,7 @@ from muster.client.cli.options import (
     engine_choice,
     json_option,
     open_keystore,
+    together,
 )
 from muster.client.cli.printing import print_json
 from muster.protocol.errors import ChainUnreachable, ConfigError
@@ -56,7 +56,7 @@ from muster.settings import urls_of
 from muster.settings.options import RELAY_HELP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from muster.client.audit.contradictions import Check
     from muster.client.audit.evidence import EvidenceFolders
@@ -64,32 +64,25 @@ if TYPE_CHECKING:
     from muster.client.audit.history import History, HistorySource, Seen
     from muster.client.audit.report import AuditReport
 
-F = TypeVar("F", bound=Callable[..., Any])
 FORMATS = ("csv", "parquet", "json")
 """What tables are exported as."""
 
 
-def dump_option(command: F) -> F:
-    """Add --dump, and where the chain is."""
-    dump = click.option("--dump", type=FILE, help="Read this dump instead of a chain.")
-    return chain_options(dump(command))
-
-
-def source_options(command: F) -> F:
-    """Add where the history comes from."""
-    for option in (
-        click.option("--since", type=FILE, help="An earlier dump that must still hold."),
-        click.option(
-            "--prove",
-            type=click.Choice([level.value for level in ProofLevel]),
-            default=ProofLevel.BLOCKS.value,
-            show_default=True,
-            help="What the endpoint must prove by block hashes.",
-        ),
-        dump_option,
-    ):
-        command = option(command)
-    return command
+dump_option = together(
+    chain_options, click.option("--dump", type=FILE, help="Read this dump instead of a chain.")
+)
+"""Where the chain is, or its dump."""
+source_options = together(
+    dump_option,
+    click.option(
+        "--prove",
+        type=click.Choice([level.value for level in ProofLevel]),
+        default=ProofLevel.BLOCKS.value,
+        help="What the endpoint must prove by block hashes.",
+    ),
+    click.option("--since", type=FILE, help="An earlier dump that must still hold."),
+)
+"""Where the history comes from."""
 
 
 def wanted_of(options: Mapping[str, Any]) -> HistorySource:
@@ -123,10 +116,10 @@ evidence_option = click.option(
 )
 
 
-def copy_options(command: F) -> F:
-    """Add where copies of the evidence are."""
-    relay = click.option("--relay", multiple=True, metavar="URL", help=RELAY_HELP)
-    return evidence_option(relay(command))
+copy_options = together(
+    evidence_option, click.option("--relay", multiple=True, metavar="URL", help=RELAY_HELP)
+)
+"""Where copies of the evidence are."""
 
 
 @click.group(invoke_without_command=True)
@@ -158,13 +151,12 @@ def audit(context: click.Context, /, run: int | None, as_json: bool, **options: 
     "form",
     type=click.Choice(FORMATS),
     default="csv",
-    show_default=True,
     help="What tables are exported as.",
 )
 @click.option("--html", type=FILE, help="Write a report that a browser shows.")
 @click.option("--sample", type=click.IntRange(1), help="Run so many verdicts again.")
 @click.option("--all", "runs_all", is_flag=True, help="Run all verdicts again.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Draws the sample.")
+@click.option("--seed", type=int, default=0, help="Draws the sample.")
 @click.option("--orchestrator", metavar="URL", help="Asked for proofs of checking.")
 @click.option(
     "--call-timeout-s",
@@ -420,24 +412,15 @@ def _show(found: dict[str, Any], show: Callable[[dict[str, Any]], None], *, as_j
 @click.option("--run", type=int, help="Show this run only; everything is checked.")
 @click.option("--once", is_flag=True, help="Stop when all that is on chain was looked at.")
 @click.option(
-    "--poll-s",
-    type=click.FloatRange(0.05, 3600),
-    default=2.0,
-    show_default=True,
-    help="Seconds between looks.",
+    "--poll-s", type=click.FloatRange(0.05, 3600), default=2.0, help="Seconds between looks."
 )
 @click.option(
-    "--finality",
-    type=click.IntRange(0),
-    default=64,
-    show_default=True,
-    help="Blocks that may be taken back.",
+    "--finality", type=click.IntRange(0), default=64, help="Blocks that may be taken back."
 )
 @click.option(
     "--prove",
     type=click.Choice([ProofLevel.NONE.value, ProofLevel.BLOCKS.value]),
     default=ProofLevel.BLOCKS.value,
-    show_default=True,
     help="What the endpoint must prove by block hashes.",
 )
 @chain_options

@@ -27,11 +27,7 @@ from muster.settings.options import RECIPE
 @click.option("--task-set", type=FILE, help="The run's; without, the model's own prompts.")
 @click.option("--recipe", type=RECIPE, help="The run's; without, a plain one.")
 @click.option(
-    "--out",
-    type=FILE,
-    default="calibration.json",
-    show_default=True,
-    help="Where the calibration is written.",
+    "--out", type=FILE, default="calibration.json", help="Where the calibration is written."
 )
 @click.option("--plot", type=FILE, help="Where detection is drawn: .svg or .png.")
 @click.option(
@@ -46,17 +42,10 @@ from muster.settings.options import RECIPE
     "--profile",
     type=click.Choice(["quick", "full"]),
     default="full",
-    show_default=True,
     help="How many honest ways and cheats are measured.",
 )
-@click.option(
-    "--samples",
-    type=int,
-    default=320,
-    show_default=True,
-    help="Samples, were each one proof.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the measurement.")
+@click.option("--samples", type=int, default=320, help="Samples, were each one proof.")
+@click.option("--seed", type=int, default=0, help="Seed of the measurement.")
 @click.option("--contribute", is_flag=True, help="Measure for somebody else: --out is signed.")
 @click.option("--keystore", type=FILE, help="With --contribute: who signs.")
 @click.option("--password-file", type=FILE, help=PASSWORD_HELP)

@@ -17,6 +17,7 @@ from muster.client.cli.options import (
     json_option,
     open_keystore,
     run_option,
+    together,
 )
 from muster.client.cli.printing import print_json, print_result, printable
 from muster.protocol.encoding import hex0x
@@ -24,7 +25,7 @@ from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from muster.client.audit.contradictions import Check
     from muster.client.audit.history import History
@@ -44,31 +45,23 @@ exclude_option = click.option(
 )
 
 
-def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add where submissions' files, documents and the tokenizer are."""
-    for option in (
-        click.option("--model", type=FOLDER, help="Of `muster model fetch`: has the tokenizer."),
-        click.option("--password-file", type=FILE, help=PASSWORD_HELP),
-        click.option(
-            "--keystore", type=FILE, help="The run's trainer or a validator, for --source."
-        ),
-        click.option(
-            "--source", multiple=True, metavar="URL", help="Shows work and files; repeatable."
-        ),
-    ):
-        command = option(command)
-    return evidence_option(command)
+file_options = together(
+    evidence_option,
+    click.option(
+        "--source", multiple=True, metavar="URL", help="Shows work and files; repeatable."
+    ),
+    click.option("--keystore", type=FILE, help="The run's trainer or a validator, for --source."),
+    click.option("--password-file", type=FILE, help=PASSWORD_HELP),
+    click.option("--model", type=FOLDER, help="Of `muster model fetch`: has the tokenizer."),
+)
+"""Where submissions' files, documents and the tokenizer are."""
 
 
 @data.command("export")
 @run_option
 @click.option("--out", type=FOLDER, required=True, help="The data set's folder.")
-@click.option(
-    "--reward-at-least", type=click.FloatRange(0, 1), default=0.0, help="Least reward. [default: 0]"
-)
-@click.option(
-    "--tokens-at-least", type=click.IntRange(1), default=1, help="Shortest completion. [default: 1]"
-)
+@click.option("--reward-at-least", type=click.FloatRange(0, 1), default=0.0, help="Least reward.")
+@click.option("--tokens-at-least", type=click.IntRange(1), default=1, help="Shortest completion.")
 @click.option("--tokens-at-most", type=click.IntRange(1), default=1 << 20, help="Longest one.")
 @click.option("--finished", is_flag=True, help="Nothing that the token limit cut off.")
 @click.option("--per-problem", type=click.IntRange(1), help="Most rows of a problem.")

@@ -110,27 +110,16 @@ def verify(folder: Path, as_json: bool, **options: Any) -> None:
 @relay_option
 @orchestrator_option
 @click.option("--state-dir", type=FOLDER, help="Keeps versions. [default: ~/.muster/models]")
+@click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=512, help="Longest answer.")
 @click.option(
-    "--max-tokens",
-    type=click.IntRange(1, 1 << 20),
-    default=512,
-    show_default=True,
-    help="Longest answer.",
-)
-@click.option(
-    "--temperature",
-    type=click.FloatRange(0, 10),
-    default=0.0,
-    show_default=True,
-    help="0 for the most likely answer.",
+    "--temperature", type=click.FloatRange(0, 10), default=0.0, help="0 for the most likely answer."
 )
 @click.option("--sources", is_flag=True, help="Say after each answer what trained the model.")
-@click.option("--device", default="cpu", show_default=True, help="Where the model computes.")
+@click.option("--device", default="cpu", help="Where the model computes.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
-    show_default=True,
     help="Arithmetic of the model.",
 )
 @chain_options

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,11 +23,11 @@ from muster.settings.options import (
     engine_choice as engine_choice,
     orchestrator_option as orchestrator_option,
     relay_option as relay_option,
+    together as together,
 )
 from muster.telemetry import setup_logging
 from muster.wallet import Wallet, keystore_address, open_wallet
 
-F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound=Settings)
 
 HOME = Path("~/.muster")
@@ -38,74 +38,61 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 run_option = click.option("--run", type=click.IntRange(min=1), required=True, help="The run.")
 
 
-def key_options(command: F) -> F:
-    """Add --keystore and --password-file."""
-    for option in (
-        click.option("--password-file", type=FILE, help=PASSWORD_HELP),
-        click.option("--keystore", type=FILE, required=True, help="Keystore of the signing key."),
-    ):
-        command = option(command)
-    return command
-
-
+key_options = together(
+    click.option("--keystore", type=FILE, required=True, help="Keystore of the signing key."),
+    click.option("--password-file", type=FILE, help=PASSWORD_HELP),
+)
 confirmations_option = click.option(
     "--confirmations", metavar="N|safe|finalized", help=CONFIRMATIONS_HELP
 )
-
-
-def room_options(command: F) -> F:
-    """Add what the engine may take of the machine."""
-    for option in (
-        click.option(
-            "--batch-tokens",
-            type=click.IntRange(1),
-            metavar="N",
-            help="Tokens a step. [default: engine's]",
-        ),
-        click.option(
-            "--max-rows",
-            type=click.IntRange(1),
-            metavar="N",
-            help="Samples at a time. [default: 256]",
-        ),
-        click.option(
-            "--memory-share",
-            type=click.FloatRange(0, 1, min_open=True),
-            metavar="PART",
-            help="Of free memory. [0.9, CPU 0.5]",
-        ),
-        click.option(
-            "--context",
-            type=click.IntRange(2),
-            metavar="N",
-            help="Longest sample. [default: recipe's]",
-        ),
-        click.option(
-            "--tensor-parallel",
-            type=click.IntRange(1, 64),
-            metavar="N",
-            help="GPUs of one model. [default: 1]",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def node_options(command: F) -> F:
-    """Add what workers and validators share."""
-    command = engine_choice(room_options(command))
-    for option in (
-        confirmations_option,
-        click.option("--poll-s", type=float, help="Seconds between looks at the chain."),
-        click.option("--keep-going", is_flag=True, default=None, help="Stay when the run is over."),
-        click.option("--relay", multiple=True, metavar="URL", help=RELAY_HELP),
-        click.option("--state-dir", type=FOLDER, help="Where the process keeps its state."),
-        click.option("--orchestrator", metavar="URL", help=ORCHESTRATOR_HELP),
-        click.option("--run", type=int, help="The run to take part in."),
-        click.option("--config", type=FILE, help="TOML file with any of these settings."),
-    ):
-        command = option(command)
-    return chain_options(key_options(command))
+room_options = together(
+    click.option(
+        "--tensor-parallel",
+        type=click.IntRange(1, 64),
+        metavar="N",
+        help="GPUs of one model. [default: 1]",
+    ),
+    click.option(
+        "--context",
+        type=click.IntRange(2),
+        metavar="N",
+        help="Longest sample. [default: recipe's]",
+    ),
+    click.option(
+        "--memory-share",
+        type=click.FloatRange(0, 1, min_open=True),
+        metavar="PART",
+        help="Of free memory. [0.9, CPU 0.5]",
+    ),
+    click.option(
+        "--max-rows",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Samples at a time. [default: 256]",
+    ),
+    click.option(
+        "--batch-tokens",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Tokens a step. [default: engine's]",
+    ),
+)
+"""What the engine may take of the machine."""
+node_options = together(
+    chain_options,
+    key_options,
+    click.option("--config", type=FILE, help="TOML file with any of these settings."),
+    click.option("--run", type=int, help="The run to take part in."),
+    click.option("--orchestrator", metavar="URL", help=ORCHESTRATOR_HELP),
+    click.option("--state-dir", type=FOLDER, help="Where the process keeps its state."),
+    click.option("--relay", multiple=True, metavar="URL", help=RELAY_HELP),
+    click.option("--keep-going", is_flag=True, default=None, help="Stay when the run is over."),
+    click.option("--poll-s", type=float, help="Seconds between looks at the chain."),
+    confirmations_option,
+    engine_choice,
+    room_options,
+)
+"""What workers and validators share."""
 
 
 def open_keystore(keystore: Path, password_file: Path | None, what: str = "keystore") -> Wallet:

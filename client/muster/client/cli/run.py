@@ -11,7 +11,7 @@ import asyncio
 import textwrap
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -28,6 +28,7 @@ from muster.client.cli.options import (
     key_options,
     open_keystore,
     parse_account,
+    together,
     yes_option,
 )
 from muster.client.cli.printing import print_facts, print_json, print_result, print_table
@@ -304,23 +305,19 @@ def steps_of(run: RunView, documents: Path | None) -> int:
     return Recipe.from_bytes(data).training.steps
 
 
-F = TypeVar("F", bound=Callable[..., Any])
 Plan = Callable[[Subject], Awaitable[Act]]
 PPM = click.IntRange(0, 10**6)
 
 
-def owner_options(command: F) -> F:
-    """Add RUN and what every command of this module takes."""
-    for add in (
-        chain_options,
-        json_option,
-        yes_option,
-        click.option("--dry-run", is_flag=True, help="Say what it does and costs; send nothing."),
-        key_options,
-        click.argument("run", type=click.IntRange(min=1)),
-    ):
-        command = add(command)
-    return command
+owner_options = together(
+    click.argument("run", type=click.IntRange(min=1)),
+    key_options,
+    click.option("--dry-run", is_flag=True, help="Say what it does and costs; send nothing."),
+    yes_option,
+    json_option,
+    chain_options,
+)
+"""RUN and what every command of this module takes."""
 
 
 @click.command()

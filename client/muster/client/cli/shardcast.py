@@ -15,11 +15,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.client.cli.options import parse_account
+from muster.client.cli.options import parse_account, together
 from muster.client.relay.serving import announce, limits_of, read_token
 from muster.lifecycle import run_until_stopped
 from muster.protocol.errors import ConfigError, EncodingError, PolicyUnavailable, StorageError
@@ -38,30 +38,35 @@ OF_A_RUN = (
     "is it a training run's? Its versions are signed for its chain: muster model fetch, or --root"
 )
 """The hint when no relay has a version that the signer signed."""
-F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _serving(command: F) -> F:
-    """Add the options of everything that listens."""
-    for option in (
-        click.option("--ready-file", type=PATH, help="Receives the URL once it listens."),
-        click.option("--requests-per-s", type=click.FloatRange(min=0.1), default=500.0,
-                     show_default=True, help="Most requests per second and address."),
-        click.option("--connections-per-address", type=click.IntRange(min=1), default=128,
-                     show_default=True, help="Most open connections per address."),
-        click.option("--token-file", type=PATH, help="Bearer token that clients must show."),
-        click.option("--port", type=click.IntRange(0, 65535), default=8700, show_default=True,
-                     help="Port to listen on; 0 for any free one."),
-        click.option("--host", default="127.0.0.1", show_default=True,
-                     help="Address to listen on."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
-
-
-RUN = click.option(
-    "--run", "run_id", type=click.IntRange(min=1), default=1, show_default=True, help="Run."
+serving_options = together(
+    click.option("--host", default="127.0.0.1", help="Address to listen on."),
+    click.option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=8700,
+        help="Port to listen on; 0 for any free one.",
+    ),
+    click.option("--token-file", type=PATH, help="Bearer token that clients must show."),
+    click.option(
+        "--connections-per-address",
+        type=click.IntRange(min=1),
+        default=128,
+        help="Most open connections per address.",
+    ),
+    click.option(
+        "--requests-per-s",
+        type=click.FloatRange(min=0.1),
+        default=500.0,
+        help="Most requests per second and address.",
+    ),
+    click.option("--ready-file", type=PATH, help="Receives the URL once it listens."),
 )
+"""What everything that listens takes."""
+
+
+RUN = click.option("--run", "run_id", type=click.IntRange(min=1), default=1, help="Run.")
 
 
 @click.group()
@@ -76,16 +81,10 @@ def shardcast() -> None:
 @click.option("--password-file", type=PATH, help="Password; else MUSTER_PASSWORD, else ask.")
 @RUN
 @click.option("--version", type=click.IntRange(min=0), help="Policy version. [default: the next]")
-@click.option(
-    "--keep",
-    type=click.IntRange(min=1),
-    default=5,
-    show_default=True,
-    help="Newest versions that stay.",
-)
+@click.option("--keep", type=click.IntRange(min=1), default=5, help="Newest versions that stay.")
 @click.option("--link", is_flag=True, help="Share disk space: never rewrite the files in place.")
 @click.option("--serve", is_flag=True, help="Go on serving the store until stopped.")
-@_serving
+@serving_options
 def publish(
     paths: tuple[Path, ...],
     store: Path,
@@ -129,16 +128,10 @@ def publish(
 @click.option("--signer", required=True, help="Address whose versions are mirrored.")
 @click.option("--store", type=PATH, required=True, help="Folder for chunks and manifests.")
 @RUN
-@click.option(
-    "--keep",
-    type=click.IntRange(min=1),
-    default=5,
-    show_default=True,
-    help="Newest versions that stay.",
-)
+@click.option("--keep", type=click.IntRange(min=1), default=5, help="Newest versions that stay.")
 @click.option("--max-bytes", type=click.IntRange(min=1), help="Most bytes of chunks.")
 @click.option("--upstream-token-file", type=PATH, help="Bearer token that upstreams demand.")
-@_serving
+@serving_options
 def relay(
     upstream: tuple[str, ...],
     signer: str,
@@ -180,8 +173,12 @@ def relay(
 @click.option("--into", type=PATH, required=True, help="Folder that keeps fetched versions.")
 @RUN
 @click.option("--version", type=click.IntRange(min=0), help="Policy version. [default: newest]")
-@click.option("--wait-s", type=click.IntRange(0, 3600), default=10, show_default=True,
-              help="Longest wait for a version that is still to come.")  # fmt: skip
+@click.option(
+    "--wait-s",
+    type=click.IntRange(0, 3600),
+    default=10,
+    help="Longest wait for a version that is still to come.",
+)
 @click.option("--token-file", type=PATH, help="Bearer token that the relays demand.")
 def fetch(
     relay: tuple[str, ...],

@@ -82,9 +82,7 @@ def _list_families(as_json: bool) -> None:
 @click.argument("task_set", type=FILE)
 @click.argument("problem_id", required=False)
 @click.option("--proof", is_flag=True, help="Also the path from the problem to the set's root.")
-@click.option(
-    "--rows", type=click.IntRange(1, 10_000), default=5, help="Most problems. [default: 5]"
-)
+@click.option("--rows", type=click.IntRange(1, 10_000), default=5, help="Most problems.")
 @click.option("--recipe", type=RECIPE, help="Show what a model reads: TOML file or preset.")
 @click.option("--model", type=FOLDER, help="With --recipe: the model that reads it.")
 @json_option
@@ -211,7 +209,7 @@ def find(task_set: TaskSet, problem_id: str) -> int:
 @click.command("sample")
 @click.argument("task_set", type=FILE)
 @click.option("--seed", required=True, metavar="HEX", help="A ticket's seed, 32 bytes.")
-@click.option("--count", type=click.IntRange(1, 4096), default=8, help="Problems. [default: 8]")
+@click.option("--count", type=click.IntRange(1, 4096), default=8, help="Problems.")
 @json_option
 def tasks_sample(task_set: Path, seed: str, count: int, as_json: bool) -> None:
     """Show the problems that a ticket of this seed draws, in its order.
@@ -243,14 +241,14 @@ def tasks_sample(task_set: Path, seed: str, count: int, as_json: bool) -> None:
     "--sample",
     type=click.IntRange(1, 10**9),
     default=256,
-    help="Problems that are graded, spread over the set. [default: 256]",
+    help="Problems that are graded, spread over the set.",
 )
 @click.option("--all", "everything", is_flag=True, help="Grade every problem.")
 @click.option(
     "--hacked",
     type=click.IntRange(0, 10**6),
     default=4,
-    help="Problems of each type that meet the known hacks. [default: 4]",
+    help="Problems of each type that meet the known hacks.",
 )
 @click.option("--allow-judge", is_flag=True, help="Accept grades that cannot be replayed.")
 @json_option
@@ -332,12 +330,10 @@ MADE, FAMILY, HUB = "set:", "rg:", "hf:"
 @click.argument("sources", nargs=-1, required=True)
 @click.option("--out", type=FILE, required=True, help="Receives the task set.")
 @click.option("--name", help="The set's name. [default: the first source's]")
-@click.option("--version", default="1", help="The set's version. [default: 1]")
+@click.option("--version", default="1", help="The set's version.")
 @click.option("--count", type=click.IntRange(1), help="Problems of made sets, most of others.")
-@click.option(
-    "--seed", type=int, default=0, help="Of made sets: same seed, same rows. [default: 0]"
-)
-@click.option("--split", default="train", help="Of hf: sources. [default: train]")
+@click.option("--seed", type=int, default=0, help="Of made sets: same seed, same rows.")
+@click.option("--split", default="train", help="Of hf: sources.")
 @click.option("--task-type", help="Task type of rows that state none.")
 @click.option("--map", "renamed", multiple=True, metavar="FIELD=COLUMN", help="Where a field is.")
 @click.option("--skip-bad", is_flag=True, help="Leave bad rows out instead of refusing them all.")

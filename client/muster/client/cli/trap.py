@@ -59,8 +59,8 @@ def trap() -> None:
 @key_options
 @run_option
 @click.option("--worker", metavar="ADDRESS", required=True, help="The staked trap worker.")
-@click.option("--rate", type=click.FloatRange(0, 1), default=0.05, help="Share. [default: 0.05]")
-@click.option("--first-step", type=int, default=0, help="First step. [default: 0]")
+@click.option("--rate", type=click.FloatRange(0, 1), default=0.05, help="Share.")
+@click.option("--first-step", type=int, default=0, help="First step.")
 @click.option("--last-step", type=int, required=True, help="Last step.")
 @click.option("--out", type=FILE, required=True, help="Where the secret plan goes.")
 @json_option

@@ -26,14 +26,14 @@ CHAOS: dict[str, Any] = {
 
 
 @click.command()
-@click.option("--workers", type=click.IntRange(1, 20_000), default=8, help="Workers. [default: 8]")
+@click.option("--workers", type=click.IntRange(1, 20_000), default=8, help="Workers.")
 @click.option("--validators", type=click.IntRange(1, 500), default=4, help="88 have seats.")
-@click.option("--quorum", type=click.IntRange(1, 88), default=2, help="That agree. [default: 2]")
+@click.option("--quorum", type=click.IntRange(1, 88), default=2, help="That agree.")
 @click.option("--cheats", metavar="KIND=N,...", default="", help="forger=1,liar=1: workers.")
 @click.option("--judges", metavar="KIND=N,...", default="", help="lazy, colluding, accusing.")
 @click.option("--disputes", "has_disputes", is_flag=True, help="Owners challenge verdicts.")
-@click.option("--seconds", type=float, default=300.0, help="Virtual seconds. [default: 300]")
-@click.option("--seed", type=int, default=0, help="Same seed, same history. [default: 0]")
+@click.option("--seconds", type=float, default=300.0, help="Virtual seconds.")
+@click.option("--seed", type=int, default=0, help="Same seed, same history.")
 @click.option("--chaos", is_flag=True, help="Loss, churn, outages, full disks, reorganisations.")
 @click.option("--coalitions", is_flag=True, help="Bribe ever more jurors: what breaks when.")
 @click.option("--history", type=FILE, help="Write the history here: a line per event.")
