@@ -19,7 +19,7 @@ from benchmarks.orchestrator.orchestrator_load import wire
 from benchmarks.orchestrator.orchestrator_stage import node_key
 
 from muster.api.signing import SUBMISSION_HEADER, SUBMISSION_SIGNATURE_HEADER, sign_request
-from muster.orchestrator.db.failures import is_url
+from muster.orchestrator.db.query import is_url
 from muster.protocol.eip712 import Domain, digest, recover, sign
 from muster.protocol.encoding import canonical_json, file_hash, hex0x
 from muster.protocol.ids import Address, Hash32

@@ -83,8 +83,7 @@ def _imports(classes: str) -> str:
     used = set(re.findall(r"\b[A-Z]\w+", re.sub(r'""".*?"""|"\w+"', "", classes, flags=re.DOTALL)))
     homes = {
         "collections.abc": {"Sequence"},
-        "muster.chain.abi": {"Contract"},
-        "muster.chain.events": {"Receipt"},
+        "muster.chain.abi": {"Contract", "Receipt"},
         "muster.protocol.ids": {"Address", "Hash32", "PolicyVersion", "RunId", "Step"},
         "muster.protocol.messages": {"Outcomes", "Submission", "Verdict"},
     }

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from muster.chain import Deployment, structs as chain
-from muster.chain.abi import contract_abi, decode_revert
+from muster.chain.abi import Event, EventTable, contract_abi, decode_revert
 from muster.chain.contracts import (
     ContributionLedger,
     DisputeCourt,
@@ -27,7 +27,6 @@ from muster.chain.contracts import (
     WorkerRegistry,
 )
 from muster.chain.conversion import to_abi
-from muster.chain.events import Event, EventTable
 from muster.chain.rpc import Rpc, from_hex
 from muster.lab.simulator.model.words import NO_OFFENCE, NOBODY, Name, Place, Run, Terms
 from muster.lab.simulator.model.work import (

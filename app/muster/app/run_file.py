@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 
+from muster.client.preflight import require_covered
 from muster.client.quantities import parse_tokens
-from muster.client.requirements import require_covered
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Address, to_address
 from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, load_settings

@@ -8,13 +8,13 @@
 source of truth. Nothing here knows the orchestrator, files or models.
 """
 
+from muster.chain.abi import Event as Event, Receipt as Receipt
 from muster.chain.connection import Chain as Chain
 from muster.chain.deployment import (
     Deployment as Deployment,
     load_deployment as load_deployment,
     save_deployment as save_deployment,
 )
-from muster.chain.events import Event as Event, Receipt as Receipt
 from muster.chain.lookup import (
     Named as Named,
     NameKind as NameKind,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from eth_utils.address import to_checksum_address
 
-from muster.chain.abi import CONTRACTS, artifact, contract_abi, decode_revert
+from muster.chain.abi import CONTRACTS, EventTable, Receipt, artifact, contract_abi, decode_revert
 from muster.chain.contracts import (
     ContributionLedger,
     DisputeCourt,
@@ -23,7 +23,6 @@ from muster.chain.contracts import (
     WorkerRegistry,
 )
 from muster.chain.deployment import Deployment, load_deployment
-from muster.chain.events import EventTable, Receipt
 from muster.chain.log_store import log_file
 from muster.chain.quorum import open_rpc
 from muster.chain.rpc import LatestBlock, Patience, Rpc, from_hex, garbled, is_revert, member

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from muster.chain.abi import Contract
-from muster.chain.events import Receipt
+from muster.chain.abi import Contract, Receipt
 from muster.chain.structs import (
     Batch,
     Claim,

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from muster.chain.events import Event
+from muster.chain.abi import Event
 from muster.chain.rpc import Rpc, from_hex, garbled, hash_from_hex, member
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import RpcError

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from muster.chain.abi import Event, EventTable
 from muster.chain.deployment import Deployment
-from muster.chain.events import Event, EventTable
 from muster.chain.log_checks import LogChecks, LogsDisagree
 from muster.chain.log_store import LogStore
 from muster.chain.rpc import LatestBlock, Portion, Rpc, from_hex, hash_from_hex, member

@@ -14,8 +14,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from muster.chain.abi import snake_case
-from muster.chain.events import Event
+from muster.chain.abi import Event, snake_case
 from muster.chain.structs import (
     NO_HASH,
     ZERO_ADDRESS,

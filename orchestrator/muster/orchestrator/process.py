@@ -14,7 +14,7 @@ from pathlib import Path
 from muster.chain import Chain, ChainView, EventReader, RunConfig, find_run
 from muster.orchestrator.clock import ChainClock
 from muster.orchestrator.db.database import open_database
-from muster.orchestrator.db.failures import is_url
+from muster.orchestrator.db.query import is_url
 from muster.orchestrator.leadership import Leadership
 from muster.orchestrator.server import serve_until_stopped
 from muster.orchestrator.services import Documents, build_services

@@ -26,8 +26,7 @@ from muster.orchestrator.intake.retention import Retention
 from muster.orchestrator.leases.hardware import Hardware
 from muster.orchestrator.leases.leases import Leases
 from muster.orchestrator.leases.life import Heartbeats, Lives
-from muster.orchestrator.leases.shares import Turns
-from muster.orchestrator.leases.unit_cap import UnitCap
+from muster.orchestrator.leases.shares import Turns, UnitCap
 from muster.orchestrator.outcomes.checking import ProofsOfChecking
 from muster.orchestrator.outcomes.doubles import Doubles
 from muster.orchestrator.outcomes.outcomes import Caller, OutcomeCollector

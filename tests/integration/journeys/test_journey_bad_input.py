@@ -76,7 +76,7 @@ async def test_a_worker_that_cannot_work_ends_before_a_model_is_loaded(
 async def test_software_that_is_older_than_the_run_pins_is_refused(
     network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.client.requirements.installed_version", lambda: "0.0.9")
+    monkeypatch.setattr("muster.client.preflight.installed_version", lambda: "0.0.9")
     error = await start(network, tmp_path, NODES[0], WORKERS[0].address)
     assert str(error) == "this is muster-rl 0.0.9, the run asks for 0.1 or newer"
     with pytest.raises(ConfigError, match=r"the run asks for 0\.1"):

@@ -17,7 +17,7 @@ from muster.protocol.eip712 import address_of
 from muster.protocol.ids import PolicyVersion
 from muster.shardcast import ChunkStore, Fetcher, ShardServer, fetch, publish
 from muster.shardcast.cache import PartFolder
-from muster.shardcast.checks import check_folder
+from muster.shardcast.simple import check_folder
 
 FETCH = """
 import asyncio, sys

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.app.devnet import anvil, anvil_binary
-from muster.app.devnet.anvil import Anvil
-from muster.app.devnet.anvil_binary import VERSION, fetch_anvil, find_anvil
+from muster.app.devnet import anvil
+from muster.app.devnet.anvil import VERSION, Anvil, fetch_anvil, find_anvil
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ConfigError
 
@@ -47,7 +46,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No repository around the package, nothing in the working folder."""
     monkeypatch.delenv("MUSTER_ANVIL", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(anvil_binary, "__file__", str(tmp_path / "site-packages" / "anvil.py"))
+    monkeypatch.setattr(anvil, "__file__", str(tmp_path / "site-packages" / "anvil.py"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 
@@ -126,7 +125,7 @@ def test_npm_that_takes_too_long_is_given_up(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     npm(nowhere, "exec sleep 60", monkeypatch)
-    monkeypatch.setattr(anvil_binary, "FETCH_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(anvil, "FETCH_TIMEOUT_S", 0.1)
     with pytest.raises(ConfigError, match=r"within 0\.1 s"):
         fetch_anvil(lambda _text: None)
 

@@ -9,9 +9,8 @@ from eth_utils.abi import collapse_if_tuple
 from hypothesis import given, strategies as st
 
 from muster.chain import LeasedWork, Offence, RunConfig, RunTerms
-from muster.chain.abi import CONTRACTS, snake_case
+from muster.chain.abi import CONTRACTS, EventTable, snake_case
 from muster.chain.conversion import from_abi
-from muster.chain.events import EventTable
 from muster.chain.structs import SlashSubject
 from muster.protocol.errors import EncodingError
 from muster.protocol.messages import Submission

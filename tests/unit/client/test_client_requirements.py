@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from worlds.client_world import CALIBRATION, RECIPE, RULES, TASK_SET
 
 from muster.client.connections import with_context
-from muster.client.requirements import (
+from muster.client.preflight import (
     engine_name,
     installed_version,
     require_covered,

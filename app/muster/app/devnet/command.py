@@ -51,7 +51,7 @@ def devnet(context: click.Context, port: int, deployments: Path, state: Path | N
     """
     if context.invoked_subcommand is not None:
         return
-    from muster.app.devnet.anvil_binary import fetch_anvil
+    from muster.app.devnet.anvil import fetch_anvil
     from muster.lifecycle import run_until_stopped
 
     fetch_anvil(lambda text: click.echo(text, err=True))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.chain import BlockId, Chain, Deployment, Event, apply_poll
-from muster.chain.events import EventTable
+from muster.chain.abi import EventTable
 from muster.client.audit.contradictions import Check, Contradiction, Kind, ProofLevel, summarise
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
 from muster.client.audit.ledger import Ledger, PackedRecords, of_run

@@ -252,7 +252,7 @@ def verify(folder: Path, root: str | None) -> None:
       muster shardcast verify policies/1/v3
     """
     from muster.shardcast import ChunkStore
-    from muster.shardcast.checks import check_folder, check_store, is_store, read_manifest
+    from muster.shardcast.simple import check_folder, check_store, is_store, read_manifest
 
     if is_store(folder):
         findings = list(check_store(ChunkStore(folder)))
@@ -338,7 +338,7 @@ async def _remote_manifests(url: str, run_id: int, token: str | None) -> list[Ma
 
 def _local_manifests(folder: Path, run_id: int) -> list[Manifest]:
     from muster.shardcast import ChunkStore
-    from muster.shardcast.checks import is_store
+    from muster.shardcast.simple import is_store
 
     if not is_store(folder):
         raise ConfigError(f"{folder} is not a store", hint="give a relay's URL or its --store")

@@ -32,7 +32,7 @@ from muster.protocol.messages import OutcomeRecord
 from muster.protocol.prompts import Part
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Bounds, read_table, require_bounds
-from muster.shardcast.checks import check_files
+from muster.shardcast.simple import check_files
 from muster.tasks import Problem, TaskSet
 from muster.tasks.document import MAX_TASK_SET_BYTES
 

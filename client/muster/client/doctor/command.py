@@ -198,7 +198,7 @@ async def _examine_proof(
     from muster.client.doctor.machine import examine_context, examine_fit, memory_needed
     from muster.client.documents import TASK_SETS, read_rules
     from muster.client.hardware import available_bytes
-    from muster.client.requirements import engine_name
+    from muster.client.preflight import engine_name
     from muster.client.tickets import longest_sample
     from muster.protocol.recipe import PromptRecipe
     from muster.shardcast import Fetcher
@@ -236,7 +236,7 @@ async def _examine_proof(
 def _examine_requirements(rules: Any, engine: str) -> Iterator[Line]:
     """Yield whether a worker would start with this software."""
     from muster.client.hardware import measure, shortcomings
-    from muster.client.requirements import (
+    from muster.client.preflight import (
         installed_version,
         require_covered,
         require_pinned_engine,

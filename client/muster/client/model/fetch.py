@@ -25,8 +25,8 @@ from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, EncodingError, PolicyUnavailable, StorageError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.shardcast import Fetcher, Manifest
-from muster.shardcast.checks import check_files, read_manifest
 from muster.shardcast.fetcher import Progress
+from muster.shardcast.simple import check_files, read_manifest
 
 MANIFEST, LINEAGE, CARD = "manifest.muster", "lineage.json", "README.md"
 OTHER_CARD = "MUSTER.md"

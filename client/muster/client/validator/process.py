@@ -16,9 +16,8 @@ from muster.client.connections import (
     with_context,
 )
 from muster.client.documents import TASK_SETS, fetch_rules
-from muster.client.preflight import warn_of_gas
+from muster.client.preflight import require_fit, warn_of_gas
 from muster.client.quantities import format_tokens
-from muster.client.requirements import require_fit
 from muster.client.settings import ValidatorSettings
 from muster.client.stake import FAUCET_CHAIN_ID
 from muster.client.validator.calls import Windows

@@ -19,9 +19,8 @@ from muster.client.connections import (
     with_context,
 )
 from muster.client.documents import TASK_SETS, fetch_rules
-from muster.client.preflight import coins_of, gas_money
+from muster.client.preflight import coins_of, gas_money, require_fit
 from muster.client.quantities import format_coins, format_tokens
-from muster.client.requirements import require_fit
 from muster.client.settings import WorkerSettings
 from muster.client.sources import Sources
 from muster.client.worker.journal import SubmissionJournal

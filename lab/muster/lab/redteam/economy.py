@@ -17,7 +17,7 @@ from muster.lab.redteam.gain import PPM, Gain
 from muster.lab.redteam.models import OtherModel
 from muster.lab.redteam.stage import RUN, Stage
 from muster.lab.redteam.trials import Attack, Outcome, Variant
-from muster.orchestrator.leases.unit_cap import free_leases, max_units
+from muster.orchestrator.leases.shares import free_leases, max_units
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, Step, to_address
 from muster.protocol.seeds import problem_indices, ticket_seed

@@ -19,8 +19,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeAlias
 
-from muster.orchestrator.db.failures import is_url, unusable
 from muster.orchestrator.db.postgres import PostgresDatabase
+from muster.orchestrator.db.query import is_url, unusable
 from muster.orchestrator.db.sqlite import SqliteDatabase
 from muster.orchestrator.db.tables import SCHEMA_VERSION, VERSION, creation
 from muster.protocol.errors import StorageError

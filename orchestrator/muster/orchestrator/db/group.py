@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from muster.orchestrator.db.database import Database
-from muster.orchestrator.db.failures import RowError
-from muster.orchestrator.db.query import Statement
+from muster.orchestrator.db.query import RowError, Statement
 from muster.protocol.errors import StorageError
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import bindparam, func, select
 
-from muster.orchestrator.db.failures import UNHOLDABLE, RowError, failure
-from muster.orchestrator.db.query import Asked, Query, Rows, Statement, plain
+from muster.orchestrator.db.query import (
+    UNHOLDABLE,
+    Asked,
+    Query,
+    RowError,
+    Rows,
+    Statement,
+    failure,
+    plain,
+)
 from muster.protocol.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:

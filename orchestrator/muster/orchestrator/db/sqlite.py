@@ -13,8 +13,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from muster.orchestrator.db.failures import UNHOLDABLE, failure, unusable
-from muster.orchestrator.db.query import Asked, Rows, Statement, plain
+from muster.orchestrator.db.query import (
+    UNHOLDABLE,
+    Asked,
+    Rows,
+    Statement,
+    failure,
+    plain,
+    unusable,
+)
 from muster.protocol.errors import StorageError
 
 LOG_BYTES = 8 << 20

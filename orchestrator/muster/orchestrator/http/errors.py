@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from muster.orchestrator.db.failures import RowError
+from muster.orchestrator.db.query import RowError
 from muster.protocol.errors import ApiError, EncodingError, StorageError
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ stays good for an upload until its deadline, as signed.
 Tickets belong to the worker: whichever node asks gets one that is open and that it does not say it
 works on. How many a worker may hold, open or not judged, follows from what became of its last ones
 (`allowance.py`), and is at most its share by stake (`shares.py`). When more workers ask than there
-are tickets, they take turns by the leases that their stakes still cover (`turns.py`); nobody is
+are tickets, they take turns by the leases that their stakes still cover (`shares.py`); nobody is
 queued: who has to wait is told when to ask again.
 
 A request that got here is signed by the node of an Active worker, within its quotas, with a nonce
@@ -33,8 +33,8 @@ that fails a rule is told the reason in quotes; without one there is no work for
      6. money      the run can pay: "unfunded"
      7. machine    `hardware.py`: "hardware_unknown", "hardware_short", "too_slow"
      8. allowance  `allowance.py`, and the share by stake, `shares.py`: "share"
-     9. unit cap   the stake covers another lease, `unit_cap.py`: "unit_cap"
-    10. turn       when there are fewer tickets than workers that ask, `turns.py`
+     9. unit cap   the stake covers another lease, `shares.py`: "unit_cap"
+    10. turn       when there are fewer tickets than workers that ask, `shares.py`
 
 The numbers of slots are drawn among `INDEX_BLOCK`, so that nobody knows its next problems, and what
 it would make of them, before it has the ticket.
@@ -67,8 +67,7 @@ from muster.orchestrator.leases.allowance import (
 )
 from muster.orchestrator.leases.hardware import Hardware, Unfit
 from muster.orchestrator.leases.life import HEARD, Lives, WorkerState
-from muster.orchestrator.leases.shares import Shares, Turns
-from muster.orchestrator.leases.unit_cap import UnitCap
+from muster.orchestrator.leases.shares import Shares, Turns, UnitCap
 from muster.orchestrator.projection import Projection
 from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.encoding import abi_words, address_bytes, keccak

@@ -26,9 +26,8 @@ from muster.api.routes import PARAMETERS, ROUTES, Route
 from muster.api.signing import EMPTY_BODY_HASH, SignedHeaders, sign_request
 from muster.lab.redteam.hostile.strings import SPOILED, send_spoiled, spoil
 from muster.orchestrator.db import group as group_commit
-from muster.orchestrator.db.failures import RowError
 from muster.orchestrator.db.group import REST_S, GroupCommit
-from muster.orchestrator.db.query import Statement, plain
+from muster.orchestrator.db.query import RowError, Statement, plain
 from muster.orchestrator.http.signers import NonceStore
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ApiError, StorageError

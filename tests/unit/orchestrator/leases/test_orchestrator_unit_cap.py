@@ -13,7 +13,7 @@ from orchestrator_fakes import FRAUD, NOW, RUN, STAKE_PER_UNIT, Network
 
 from muster.api import Lease, NoWork
 from muster.orchestrator.intake.batching import Composition
-from muster.orchestrator.leases.unit_cap import free_leases, max_units
+from muster.orchestrator.leases.shares import free_leases, max_units
 from muster.protocol.errors import ContractRevert
 from muster.protocol.recipe import SamplingRecipe, TrainingRecipe
 
