@@ -32,6 +32,7 @@ from muster.client.settings import ValidatorSettings, WorkerSettings
 from muster.deploy import BOUNDS, PROFILES, Bound, DeployParameters
 from muster.orchestrator.http.app import openapi_document
 from muster.orchestrator.settings import OrchestratorSettings
+from muster.protocol.mixture import CurriculumPoint, PartFilters, PartRecipe, TasksRecipe
 from muster.protocol.recipe import (
     AdapterRecipe,
     BreakerRecipe,
@@ -54,6 +55,10 @@ MADE = "*Written by `make docs` from the code; changes here are lost.*"
 RECIPE_PARTS: dict[str, type[BaseModel]] = {
     "": Recipe,
     "[sampling]": SamplingRecipe,
+    "[tasks]": TasksRecipe,
+    "[[tasks.parts]]": PartRecipe,
+    "[[tasks.parts.curriculum]]": CurriculumPoint,
+    "[tasks.parts.filters]": PartFilters,
     "[prompt]": PromptRecipe,
     "[prompt.frame]": ChatFrame,
     "[proof]": ProofRecipe,

@@ -71,12 +71,13 @@ contract ConformanceTest is BaseTest {
             assertEq(seed, vm.parseJsonBytes32(_seeds, _at(".cases", i, "ticket_seed")), "ticket seed");
             _checkDraws(i, seed);
             _checkDerived(i, seed);
+            _checkMixture(i, seed);
         }
     }
 
     function _checkDraws(uint256 i, bytes32 seed) private view {
         string memory draws = _at(".cases", i, "draws");
-        for (uint256 d = 0; d < 9; ++d) {
+        for (uint256 d = 0; d < 12; ++d) {
             uint256 drawn = SeedLib.draw(
                 seed,
                 vm.parseJsonUint(_seeds, _at(draws, d, "purpose")),
@@ -98,6 +99,24 @@ contract ConformanceTest is BaseTest {
             assertEq(SeedLib.targetLength(seed, j, lengths), int256(targets[j]), "target length");
             assertEq(SeedLib.sampleSeed(seed, j, j + 1, group), samples[j], "sample seed");
         }
+    }
+
+    function _checkMixture(uint256 i, bytes32 seed) private view {
+        uint256[] memory weights = vm.parseJsonUintArray(_seeds, _at(".cases", i, "weights"));
+        uint256[] memory sizes = vm.parseJsonUintArray(_seeds, _at(".cases", i, "part_sizes"));
+        uint256[] memory parts = vm.parseJsonUintArray(_seeds, _at(".cases", i, "parts"));
+        uint256[] memory starts = new uint256[](parts.length);
+        uint256[] memory drawn = new uint256[](parts.length);
+        for (uint256 j = 0; j < parts.length; ++j) {
+            uint256 part = SeedLib.partOf(seed, j, weights);
+            assertEq(part, parts[j], "part");
+            drawn[j] = sizes[part];
+            for (uint256 before = 0; before < part; ++before) {
+                starts[j] += sizes[before];
+            }
+        }
+        uint256[] memory mixed = vm.parseJsonUintArray(_seeds, _at(".cases", i, "mixed_indices"));
+        assertEq(SeedLib.mixedIndices(seed, starts, drawn), mixed, "mixed problems");
     }
 
     // ----------------------------------------------------------------- messages

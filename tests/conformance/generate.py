@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ from muster.protocol.schedule import batch_seed, draw_order, is_reaudited, place
 from muster.protocol.seeds import (
     Purpose,
     draw,
+    mixed_indices,
+    part_of,
     problem_indices,
     sample_seed,
     target_length,
@@ -156,6 +159,7 @@ SEED_CASES: tuple[dict[str, Any], ...] = (
      "set_size": 285_000},
 )  # fmt: skip
 LENGTHS = (1000, 2000, 3000, 4000, 6000)
+WEIGHTS, PART_SIZES = (5, 0, 3, 1_000_000, 600_000), (40, 9, 12, 8, 285_000)
 SAMPLES = 16
 
 
@@ -165,6 +169,9 @@ def seed_case(
     """Return all that follows from one ticket; small sets are drawn empty, so repeats occur."""
     seed = ticket_seed(RunId(run_id), Hash32(beacon), to_address(worker), Step(step), index)
     count = min(set_size, 8)
+    parts = [part_of(seed, j, WEIGHTS) for j in range(count)]
+    starts = [0, *accumulate(PART_SIZES)]
+    ranges = [range(starts[part], starts[part + 1]) for part in parts]
     return {
         "run_id": uint(run_id),
         "beacon": hex0x(beacon),
@@ -183,6 +190,10 @@ def seed_case(
         ],
         "task_set_size": set_size,
         "problem_indices": problem_indices(seed, count, set_size),
+        "weights": list(WEIGHTS),
+        "part_sizes": list(PART_SIZES),
+        "parts": parts,
+        "mixed_indices": mixed_indices(seed, ranges),
         "lengths": list(LENGTHS),
         "target_lengths": [target_length(seed, j, LENGTHS) for j in range(count)],
         "samples_per_problem": SAMPLES,

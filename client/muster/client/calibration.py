@@ -65,11 +65,14 @@ def read_task_set(file: Path) -> TaskSet:
 
 def prompts_of(task_set: TaskSet, recipe: Recipe) -> list[Prompt]:
     """Return prompts as tickets would render them, target lengths taken in turn."""
-    lengths = recipe.sampling.target_lengths or (-1,)
-    return [
-        render_prompt(problem.prompt, lengths[i % len(lengths)], recipe.prompt)
-        for i, problem in enumerate(task_set.problems[:MOST_PROMPTS])
-    ]
+    first = range(min(MOST_PROMPTS, len(task_set)))
+    chosen = task_set.spread(MOST_PROMPTS) if task_set.parts else first
+    prompts = []
+    for turn, index in enumerate(chosen):
+        lengths = recipe.rules_of(task_set.part_at(index)).target_lengths or (-1,)
+        length = lengths[turn % len(lengths)]
+        prompts.append(render_prompt(task_set[index].prompt, length, recipe.prompt))
+    return prompts
 
 
 def engines_of(options: Mapping[str, Any]) -> tuple[str, ...]:

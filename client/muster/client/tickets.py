@@ -18,8 +18,8 @@ from muster.protocol.errors import SignatureError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Submission, Ticket
 from muster.protocol.prompts import render_prompt, text_of
-from muster.protocol.recipe import Recipe, SamplingRecipe
-from muster.protocol.seeds import problem_indices, sample_seed, target_length, ticket_seed
+from muster.protocol.recipe import Recipe
+from muster.protocol.seeds import mixed_indices, sample_seed, target_length, ticket_seed
 from muster.tasks import Problem, TaskSet
 
 if TYPE_CHECKING:
@@ -169,11 +169,12 @@ def derive(
 ) -> Assignment:
     """Return the assignment of a ticket; prompts are encoded as the loaded policy's tokenizer does.
 
-    Raises EncodingError when the task set holds fewer problems than one submission needs.
+    Raises EncodingError when the task set holds fewer problems than one submission needs, TaskError
+    when its parts are not the recipe's.
     """
     seed, size = _seed_of(ticket), recipe.sampling.samples_per_problem
     groups = []
-    for j, (problem, length) in enumerate(_chosen(seed, recipe.sampling, task_set)):
+    for j, (problem, length) in enumerate(_chosen(ticket, recipe, task_set)):
         prompt = render_prompt(problem.prompt, length, recipe.prompt)
         groups.append(
             Group(
@@ -190,7 +191,7 @@ def most_prompt_tokens(ticket: Ticket, recipe: Recipe, task_set: TaskSet) -> int
     """Return a bound on the tokens of a ticket's longest prompt, whatever the tokenizer: it may
     normalise a character into several, never into so many.
     """
-    chosen = _chosen(_seed_of(ticket), recipe.sampling, task_set)
+    chosen = _chosen(ticket, recipe, task_set)
     prompts = (render_prompt(problem.prompt, length, recipe.prompt) for problem, length in chosen)
     longest = max(len(text_of(prompt)) for prompt in prompts)
     return _TOKENS_PER_CHARACTER * longest + _SPECIAL_TOKENS
@@ -200,7 +201,7 @@ def longest_sample(recipe: Recipe, task_set: TaskSet) -> int:
     """Return the tokens that a prompt of the set and its completion come to at most, for tokenizers
     of bytes: they make no more tokens than a text has bytes in UTF-8.
     """
-    length = max(recipe.sampling.target_lengths, default=-1)
+    length = recipe.longest_budget
     prompts = (render_prompt(problem.prompt, length, recipe.prompt) for problem in task_set)
     longest = max((len(text_of(prompt).encode()) for prompt in prompts), default=0)
     return longest + _SPECIAL_TOKENS + recipe.sampling.max_new_tokens
@@ -210,10 +211,10 @@ def _seed_of(ticket: Ticket) -> Hash32:
     return ticket_seed(ticket.run_id, ticket.beacon, ticket.worker, ticket.step, ticket.index)
 
 
-def _chosen(
-    seed: Hash32, sampling: SamplingRecipe, task_set: TaskSet
-) -> Iterator[tuple[Problem, int]]:
+def _chosen(ticket: Ticket, recipe: Recipe, task_set: TaskSet) -> Iterator[tuple[Problem, int]]:
     """Yield a ticket's problems with their length budgets, in order."""
-    chosen = problem_indices(seed, sampling.problems_per_submission, len(task_set))
-    for j, number in enumerate(chosen):
-        yield task_set[number], target_length(seed, j, sampling.target_lengths)
+    seed = _seed_of(ticket)
+    parts = recipe.parts_of(seed, ticket.step)
+    chosen = mixed_indices(seed, [task_set.range_of(part.name) for part in parts])
+    for j, (number, part) in enumerate(zip(chosen, parts, strict=True)):
+        yield task_set[number], target_length(seed, j, part.target_lengths)

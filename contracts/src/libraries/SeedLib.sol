@@ -11,6 +11,7 @@ library SeedLib {
     uint256 internal constant PROBLEM = 0;
     uint256 internal constant TARGET_LENGTH = 1;
     uint256 internal constant SAMPLE = 2;
+    uint256 internal constant PART = 3;
 
     /// @dev Returns the seed of a ticket.
     function ticketSeed(uint64 runId, bytes32 beacon, address worker, uint32 step, uint32 index)
@@ -37,6 +38,33 @@ library SeedLib {
         uint256 found;
         for (uint256 counter = 0; found < count; ++counter) {
             uint256 index = draw(seed, PROBLEM, counter) % taskSetSize;
+            if (!_contains(indices, found, index)) indices[found++] = index;
+        }
+    }
+
+    /// @dev Returns which part of a mixture the `problem`-th problem is of. Assumes weights that are not all 0.
+    function partOf(bytes32 seed, uint256 problem, uint256[] memory weights) internal pure returns (uint256 part) {
+        uint256 sum;
+        for (uint256 i = 0; i < weights.length; ++i) {
+            sum += weights[i];
+        }
+        uint256 place = draw(seed, PART, problem) % sum;
+        while (place >= weights[part]) {
+            place -= weights[part++];
+        }
+    }
+
+    /// @dev Returns a distinct index for each problem, from `start` of its part on. Assumes that two parts are the
+    /// same or have nothing in common, and that each holds as many problems as are drawn from it.
+    function mixedIndices(bytes32 seed, uint256[] memory starts, uint256[] memory sizes)
+        internal
+        pure
+        returns (uint256[] memory indices)
+    {
+        indices = new uint256[](starts.length);
+        uint256 found;
+        for (uint256 counter = 0; found < starts.length; ++counter) {
+            uint256 index = starts[found] + draw(seed, PROBLEM, counter) % sizes[found];
             if (!_contains(indices, found, index)) indices[found++] = index;
         }
     }

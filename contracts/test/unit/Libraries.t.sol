@@ -261,6 +261,25 @@ contract LibrariesTest is BaseTest {
         }
     }
 
+    function testFuzz_mixedIndices_ofOnePart_areTheSetsOwn(bytes32 seed, uint256 size) public pure {
+        size = bound(size, 8, 1000);
+        uint256[] memory starts = new uint256[](8);
+        uint256[] memory sizes = new uint256[](8);
+        for (uint256 i = 0; i < 8; ++i) {
+            sizes[i] = size;
+        }
+        assertEq(SeedLib.mixedIndices(seed, starts, sizes), SeedLib.problemIndices(seed, 8, size), "one part");
+    }
+
+    function testFuzz_partOf_hasAWeight(bytes32 seed, uint256 problem, uint24[4] memory chosen) public pure {
+        uint256[] memory weights = new uint256[](4);
+        for (uint256 i = 0; i < 4; ++i) {
+            weights[i] = chosen[i];
+        }
+        weights[2] += 1;
+        assertGt(weights[SeedLib.partOf(seed, problem, weights)], 0, "never a part without weight");
+    }
+
     function testFuzz_targetLength_isOneOfTheBudgets(bytes32 seed, uint256 problem, uint32[3] memory budgets)
         public
         pure

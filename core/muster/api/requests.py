@@ -13,6 +13,8 @@ from muster.api.answers import AccountAddress, HexBytes, HexHash, HexSignature
 from muster.protocol.encoding import message_fault
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
+MAX_FIGURES = 192
+"""Of a training step or evaluation: a mixture has some for each part."""
 """Largest submission file: `muster.protocol.rollouts.MAX_FILE_BYTES`, without its pyarrow."""
 MAX_JSON_BYTES = 256 * 1024
 """Largest JSON body of a request."""
@@ -99,7 +101,7 @@ class MetricsBody(Body):
             Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")],
             Annotated[float, Field(allow_inf_nan=False)],
         ],
-        Field(max_length=64, examples=[{"reward": 0.62, "grad_norm": 0.08}]),
+        Field(max_length=MAX_FIGURES, examples=[{"reward": 0.62, "grad_norm": 0.08}]),
     ]
     """Name to number."""
 
@@ -118,7 +120,7 @@ class EvaluationBody(Body):
             Annotated[str, Field(pattern=r"^eval_[a-z0-9_]{1,59}$")],
             Annotated[float, Field(allow_inf_nan=False)],
         ],
-        Field(max_length=64, examples=[{"eval_reward": 0.62, "eval_problems": 256}]),
+        Field(max_length=MAX_FIGURES, examples=[{"eval_reward": 0.62, "eval_problems": 256}]),
     ]
     """Name to number."""
 

@@ -5,12 +5,16 @@ Its Keccak-256 is pinned on chain as `RunRegistry.recipeHash`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from muster.protocol.documents import Document, DocumentPart, Lines, Since
+from muster.protocol.ids import Hash32, Step
+from muster.protocol.mixture import Lengths, PartFilters, TasksRecipe
 from muster.protocol.objective import ObjectiveRecipe
+from muster.protocol.seeds import part_of
 
 
 class SamplingRecipe(DocumentPart):
@@ -24,7 +28,7 @@ class SamplingRecipe(DocumentPart):
     """Softmax temperature T; top-p is 1."""
     max_new_tokens: Annotated[int, Field(ge=1, le=1 << 20)]
     """Limit of a completion, EOS included; also the unit cap per sample."""
-    target_lengths: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    target_lengths: Lengths = ()
     """Length budgets in tokens from which one is derived per problem; empty for none."""
 
 
@@ -151,31 +155,15 @@ class VerifierIdentity(DocumentPart):
     """Keccak-256 over the verifier's source and the versions it rests on."""
 
 
-class FilterRecipe(DocumentPart):
+class FilterRecipe(PartFilters):
     """Which accepted rollouts are trained on. Groups without task advantage never are."""
 
     refill_submissions: Annotated[int, Field(ge=0, le=65_536)] = 0
     """Accepted submissions that a training step may consume beyond its share to replace groups
     that were left out; 0 for none."""
-    drop_truncated: bool = False
-    """Whether samples that reach the token limit without EOS are left out."""
     max_mismatch: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Largest distance between a sample's mean surprise and the mean entropy of the policy version
     that claims to have sampled it, in nats per token; 0 for any."""
-    pool_window: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Groups over which a problem's pass rate is averaged; 0 for no difficulty pools."""
-    pool_min_groups: Annotated[int, Field(ge=1, le=1024)] = 2
-    """Groups of a problem before it can be set aside."""
-    pool_hard: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Problems are set aside as too hard while their pass rate is at most this."""
-    pool_easy: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Problems are set aside as too easy while their pass rate is at least this."""
-
-    @model_validator(mode="after")
-    def _pools_leave_something(self) -> Self:
-        if self.pool_hard >= self.pool_easy:
-            raise ValueError(f"pool_hard {self.pool_hard} must be below pool_easy {self.pool_easy}")
-        return self
 
 
 class HardwareRecipe(DocumentPart):
@@ -204,18 +192,32 @@ class BreakerRecipe(DocumentPart):
     """For how much a worker with fewer counts."""
 
 
+@dataclass(frozen=True, slots=True)
+class PartRules:
+    """What holds for the problems of a part; in a run without parts, for all."""
+
+    name: str
+    """The part's; empty in a run without parts."""
+    target_lengths: tuple[int, ...]
+    """Length budgets in tokens; empty for none."""
+    filters: PartFilters
+    """Which of its rollouts are trained on."""
+
+
 class Recipe(Document):
     """A run's recipe."""
 
     NAME: ClassVar[str] = "recipe"
     MAX_BYTES: ClassVar[int] = 64 * 1024
 
-    schema_version: Annotated[int, Field(ge=1, le=2)] = 2
+    schema_version: Annotated[int, Field(ge=1, le=3)] = 3
     """Version of this document's form."""
     name: Annotated[str, Field(min_length=1, max_length=64)]
     """What people call the run."""
     sampling: SamplingRecipe
     """How rollouts are generated."""
+    tasks: Annotated[TasksRecipe, Since(3)] = TasksRecipe()
+    """Which parts of the task set they are of."""
     prompt: Annotated[PromptRecipe, Since(2)] = PromptRecipe()
     """What the model reads."""
     proof: ProofRecipe = ProofRecipe()
@@ -237,16 +239,50 @@ class Recipe(Document):
     min_software: Annotated[str, Field(pattern=r"^(\d{1,5}(\.\d{1,5}){0,3})?$")] = ""
     """Oldest version of this software that workers and validators may run; empty for any."""
 
+    def rules_of(self, part: str = "") -> PartRules:
+        """Return what holds for a part; for a name that the recipe does not have, its own rules."""
+        lengths, filters = self.sampling.target_lengths, self.filters
+        found = next((each for each in self.tasks.parts if each.name == part), None)
+        if found is None:
+            return PartRules("", lengths, filters)
+        own = found.target_lengths
+        return PartRules(part, lengths if own is None else own, found.filters or filters)
+
+    def parts_of(self, seed: Hash32, step: Step) -> list[PartRules]:
+        """Return which part each problem is of that a ticket of this seed and step derives."""
+        count, parts = self.sampling.problems_per_submission, self.tasks.parts
+        if not parts:
+            return [self.rules_of()] * count
+        rules = [self.rules_of(part.name) for part in parts]
+        weights = self.tasks.weights_at(step)
+        return [rules[part_of(seed, problem, weights)] for problem in range(count)]
+
+    @property
+    def longest_budget(self) -> int:
+        """The largest length budget of any part, in tokens; -1 without any."""
+        found = [self.rules_of(part.name) for part in self.tasks.parts] or [self.rules_of()]
+        return max((length for rules in found for length in rules.target_lengths), default=-1)
+
     @model_validator(mode="after")
     def _only_budgets_are_asked_for(self) -> Self:
-        if self.prompt.length_request == "system" and not self.sampling.target_lengths:
+        if self.prompt.length_request == "system" and self.longest_budget < 0:
             raise ValueError("prompt.length_request 'system' needs sampling.target_lengths")
+        return self
+
+    @model_validator(mode="after")
+    def _every_part_comes_up(self) -> Self:
+        for part in self.tasks.parts:
+            if not part.comes_up(self.training.steps):
+                raise ValueError(
+                    f"part {part.name!r} has weight 0 at every step of the run: leave it out, or "
+                    "give it a weight at one of them"
+                )
         return self
 
     @model_validator(mode="after")
     def _max_rl_divides_by_a_positive_mean(self) -> Self:
         training = self.training
-        joint = bool(self.sampling.target_lengths) and training.length_advantage == "joint"
+        joint = self.longest_budget >= 0 and training.length_advantage == "joint"
         if training.advantage == "max_rl" and joint and training.length_reward == "exact":
             raise ValueError(
                 "advantage 'max_rl' divides by the mean reward, which an exact length reward can "

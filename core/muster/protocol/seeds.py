@@ -1,4 +1,4 @@
-"""What a worker must do, derived from its ticket: problems, target lengths, sampling seeds.
+"""What a worker must do, derived from its ticket: parts, problems, target lengths, sampling seeds.
 
 Nothing here is chosen by anyone: the beacon is a block hash that did not exist when the worker
 chose its address. Solidity and Python share the golden vectors of
@@ -7,6 +7,7 @@ chose its address. Solidity and Python share the golden vectors of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -21,6 +22,7 @@ class Purpose(IntEnum):
     PROBLEM = 0
     TARGET_LENGTH = 1
     SAMPLE = 2
+    PART = 3
 
 
 def ticket_seed(run_id: RunId, beacon: Hash32, worker: Address, step: Step, index: int) -> Hash32:
@@ -38,17 +40,42 @@ def draw(seed: Hash32, purpose: Purpose, counter: int) -> int:
 def problem_indices(seed: Hash32, count: int, task_set_size: int) -> list[int]:
     """Return `count` distinct indices below `task_set_size`, in the order drawn.
 
-    Draws modulo the size and skips repeats; the bias is below 2^-32 for sets under 2^32 problems.
     Raises EncodingError when the set holds fewer than `count` problems.
     """
-    if count > task_set_size:
-        raise EncodingError(f"cannot draw {count} problems from a set of {task_set_size}")
+    return mixed_indices(seed, [range(task_set_size)] * count)
+
+
+def mixed_indices(seed: Hash32, parts: Sequence[range]) -> list[int]:
+    """Return one index of each range, all distinct, in this order; two ranges are the same one or
+    have nothing in common.
+
+    Draws modulo the length and skips repeats; the bias is below 2^-32 for sets under 2^32 problems.
+    Raises EncodingError when a range is shorter than it is often there.
+    """
+    for part, count in Counter(parts).items():
+        if count > len(part):
+            raise EncodingError(f"cannot draw {count} problems from a set of {len(part)}")
     chosen: dict[int, None] = {}
     counter = 0
-    while len(chosen) < count:
-        chosen[draw(seed, Purpose.PROBLEM, counter) % task_set_size] = None
+    while len(chosen) < len(parts):
+        part = parts[len(chosen)]
+        chosen[part.start + draw(seed, Purpose.PROBLEM, counter) % len(part)] = None
         counter += 1
     return list(chosen)
+
+
+def part_of(seed: Hash32, problem: int, weights: Sequence[int]) -> int:
+    """Return which part of a mixture the ticket's `problem`-th problem is of, by its number.
+
+    Draws modulo the sum of the weights, which are not negative and not all 0; the bias is below
+    2^-40 for sums under 2^24.
+    """
+    place = draw(seed, Purpose.PART, problem) % sum(weights)
+    part = 0
+    while place >= weights[part]:
+        place -= weights[part]
+        part += 1
+    return part
 
 
 def target_length(seed: Hash32, problem: int, lengths: Sequence[int]) -> int:

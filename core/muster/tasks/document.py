@@ -10,20 +10,23 @@ Does not parse problems.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import weakref
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from muster.protocol.encoding import canonical_json, parse_canonical_json
 from muster.protocol.errors import ConfigError, EncodingError, StorageError, TaskError
 from muster.protocol.ids import Hash32
 from muster.protocol.merkle import verify_merkle_proof
+from muster.protocol.mixture import MOST_PARTS, PART_NAME
 from muster.tasks.line_tree import (
     Ends,
     Leaves,
@@ -37,11 +40,46 @@ from muster.tasks.problem import MAX_PROBLEM_BYTES, MIN_PROBLEM_BYTES
 
 MAX_TASK_SET_BYTES = 8 * 1024 * 1024 * 1024
 """A larger document is refused unread."""
-MAX_HEADER_BYTES = 4096
+MAX_HEADER_BYTES = 16 * 1024
 SCHEMA_VERSION = 1
+PARTS_SCHEMA_VERSION = 2
+"""Of a document whose header names parts."""
 _CHUNK_BYTES = 4 * 1024 * 1024
 _BUFFER_BYTES = 1024 * 1024
 HEADER_FIELDS = {"count", "name", "schema_version", "version"}
+
+
+@dataclass(frozen=True, slots=True)
+class SetPart:
+    """A named stretch of a document's problems; parts follow one another and cover all of them."""
+
+    name: str
+    """What a recipe calls it: small letters, digits and _, at most 32."""
+    version: str
+    """Which task set it was, and which edition of it, 1 to 128 characters."""
+    count: int
+    """How many problems it has."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(PART_NAME, self.name):
+            raise TaskError(
+                f"{self.name!r} cannot be a part's name",
+                hint="a small letter, then small letters, digits and _, at most 32",
+            )
+        if self.count < 1:
+            raise TaskError(f"part {self.name!r} has no problems")
+        if not 1 <= len(self.version) <= 128:
+            raise TaskError(f"a part's version has 1 to 128 characters, got {len(self.version)}")
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Read a header's entry; raises EncodingError, or TaskError when no part can be that."""
+        if not isinstance(value, dict) or value.keys() != {"count", "name", "version"}:
+            raise EncodingError("a part of a task set has count, name and version")
+        name, version, count = value["name"], value["version"], value["count"]
+        if not isinstance(name, str) or not isinstance(version, str) or type(count) is not int:
+            raise EncodingError("a part's name and version are text, its count an integer")
+        return cls(name, version, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +92,8 @@ class Header:
     """Which edition of it, 1 to 128 characters."""
     count: int
     """How many problems follow."""
+    parts: tuple[SetPart, ...] = ()
+    """What they are divided into; none for a set without parts."""
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -61,32 +101,47 @@ class Header:
         for what, text in (("name", self.name), ("version", self.version)):
             if not 1 <= len(text) <= 128:
                 raise TaskError(f"a task set's {what} has 1 to 128 characters, got {len(text)}")
+        if not self.parts:
+            return
+        twice, count = Counter(part.name for part in self.parts).most_common(1)[0]
+        if count > 1:
+            raise TaskError(f"part {twice!r} comes {count} times", hint="name each part once")
+        if len(self.parts) > MOST_PARTS:
+            raise TaskError(f"{len(self.parts)} parts are too many: at most {MOST_PARTS}")
+        if sum(part.count for part in self.parts) != self.count:
+            raise TaskError(f"the parts of {self.name!r} do not add up to {self.count} problems")
 
     def to_bytes(self) -> bytes:
         """Return the canonical JSON, without a line break."""
-        return canonical_json(
-            {
-                "count": self.count,
-                "name": self.name,
-                "schema_version": SCHEMA_VERSION,
-                "version": self.version,
-            }
-        )
+        value: dict[str, Any] = {
+            "count": self.count,
+            "name": self.name,
+            "schema_version": PARTS_SCHEMA_VERSION if self.parts else SCHEMA_VERSION,
+            "version": self.version,
+        }
+        if self.parts:
+            value["parts"] = [asdict(part) for part in self.parts]
+        return canonical_json(value)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Parse a first line; raises EncodingError, or TaskError when no set can have it."""
         value = parse_canonical_json(data, max_bytes=MAX_HEADER_BYTES)
-        if not isinstance(value, dict) or value.keys() != HEADER_FIELDS:
+        if not isinstance(value, dict) or not value.keys() >= HEADER_FIELDS:
             raise EncodingError("a task set's header has count, name, schema_version and version")
-        if value["schema_version"] != SCHEMA_VERSION or type(value["schema_version"]) is not int:
-            raise EncodingError(
-                f"unknown schema version of a task set: {value['schema_version']!r}"
-            )
+        found = value["schema_version"]
+        if type(found) is not int or found not in (SCHEMA_VERSION, PARTS_SCHEMA_VERSION):
+            raise EncodingError(f"unknown schema version of a task set: {found!r}")
+        fields = HEADER_FIELDS | ({"parts"} if found == PARTS_SCHEMA_VERSION else set())
+        if value.keys() != fields:
+            raise EncodingError(f"a task set's header has the fields {', '.join(sorted(fields))}")
         name, version, count = value["name"], value["version"], value["count"]
         if not isinstance(name, str) or not isinstance(version, str) or type(count) is not int:
             raise EncodingError("a task set's name and version are text, its count an integer")
-        return cls(name, version, count)
+        parts = value.get("parts", [])
+        if not isinstance(parts, list) or (not parts and "parts" in fields):
+            raise EncodingError("a task set's parts are a list that is not empty")
+        return cls(name, version, count, tuple(map(SetPart.from_json, parts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +310,7 @@ class DocumentWriter:
         self._buffered = 0
         self._leaves: list[Leaves] = []
         self._contents: dict[str, int] = {}
+        self._parts: list[SetPart] = []
 
     def __enter__(self) -> Self:
         try:
@@ -291,6 +347,11 @@ class DocumentWriter:
             self._flush()
         return Added.NEW
 
+    def end_part(self, name: str, version: str) -> None:
+        """Make a part of the problems added since the last one; raises TaskError without any."""
+        before = sum(part.count for part in self._parts)
+        self._parts.append(SetPart(name, version, len(self) - before))
+
     def finish(self) -> Hash32:
         """Write the document, whole or not at all; returns its root.
 
@@ -299,7 +360,7 @@ class DocumentWriter:
         import numpy as np
 
         self._flush()
-        header = Header(self._name, self._version, len(self)).to_bytes()
+        header = Header(self._name, self._version, len(self), tuple(self._parts)).to_bytes()
         try:
             with self._part.open("wb") as file, self._rows.open("rb") as rows:
                 file.write(header + b"\n")

@@ -177,7 +177,11 @@ def import_rows(
     found = Imported()
     with DocumentWriter(plan.out, plan.name, plan.version) as writer:
         for row in rows:
-            if found.rows == 0 and isinstance(row, dict) and row.keys() == HEADER_FIELDS:
+            if (
+                found.rows == 0
+                and isinstance(row, dict)
+                and row.keys() - {"parts"} == HEADER_FIELDS
+            ):
                 continue  # the header of a task set's document
             found.rows += 1
             _take(row, writer, plan, found)

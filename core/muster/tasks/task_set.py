@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Self, overload
 
 from muster.protocol.errors import EncodingError, TaskError
 from muster.protocol.ids import Hash32
-from muster.tasks.document import MAX_TASK_SET_BYTES, Document, Header, LineProof
+from muster.protocol.recipe import Recipe
+from muster.tasks.document import MAX_TASK_SET_BYTES, Document, Header, LineProof, SetPart
 from muster.tasks.line_tree import Leaves, as_leaves, leaf_of, path_of, root_of
 from muster.tasks.problem import Problem
 
@@ -35,9 +37,11 @@ class TaskSet:
     problems: Sequence[Problem] = field(repr=False)
     """In the order in which tickets index them. Of a file, each is parsed, and compared with the
     root, when it is asked for: that raises EncodingError or TaskError. Its ids are not compared."""
+    parts: tuple[SetPart, ...] = ()
+    """Stretches of the problems, in order; none for a set without parts."""
 
     def __post_init__(self) -> None:
-        header = Header(self.name, self.version, len(self.problems))
+        header = self._header
         if isinstance(self.problems, Rows):
             assert header == self.problems.document.header
             return
@@ -68,7 +72,7 @@ class TaskSet:
 
     def lines(self) -> Iterator[bytes]:
         """Yield header and problems in canonical JSON, without line breaks."""
-        yield Header(self.name, self.version, len(self)).to_bytes()
+        yield self._header.to_bytes()
         if isinstance(self.problems, Rows):
             yield from map(self.problems.document.line, range(1, len(self) + 1))
         else:
@@ -80,10 +84,73 @@ class TaskSet:
             return self._document.prove(index + 1)
         return LineProof(index + 1, tuple(path_of(self._leaves, index + 1)))
 
+    def range_of(self, part: str) -> range:
+        """Return the indices of a part; the empty name is the whole set's. Raises TaskError when
+        there is no such part.
+        """
+        start = 0
+        for each in self.parts:
+            if each.name == part:
+                return range(start, start + each.count)
+            start += each.count
+        if part:
+            raise TaskError(
+                f"the task set {self.name!r} has no part {part!r}", hint=self._parts_hint
+            )
+        return range(len(self))
+
+    def part_at(self, index: int) -> str:
+        """Return the name of the part that a problem is of, empty in a set without parts."""
+        ends = accumulate(part.count for part in self.parts)
+        return next(
+            (part.name for part, end in zip(self.parts, ends, strict=True) if index < end), ""
+        )
+
+    def require_parts(self, recipe: Recipe) -> None:
+        """Raise TaskError unless a ticket of the recipe can be derived over this set, whatever its
+        seed: the parts are the recipe's, and each holds the problems of a submission.
+        """
+        names = [part.name for part in recipe.tasks.parts]
+        for name in (part.name for part in self.parts):
+            if name not in names:
+                raise TaskError(
+                    f"the recipe has no weight for part {name!r} of {self.name!r}",
+                    hint="name it under [[tasks.parts]], or pack the task set without it",
+                )
+        wanted = recipe.sampling.problems_per_submission
+        for name in names or [""]:
+            found = len(self.range_of(name))
+            if found < wanted:
+                of = f"part {name!r} of the task set" if name else "the task set"
+                raise TaskError(
+                    f"{of} has {found} problems, a submission needs {wanted} different ones",
+                    hint="lower sampling.problems_per_submission, or add problems",
+                )
+
     def spread(self, count: int) -> list[int]:
-        """Return up to `count` indices from end to end, the same distance apart."""
-        count = min(count, len(self))
-        return [i * len(self) // count for i in range(count)]
+        """Return up to `count` indices from end to end, the same distance apart; from each part as
+        many, and at least one.
+        """
+        ranges = [self.range_of(part.name) for part in self.parts] or [self.range_of("")]
+        share = max(1, count // len(ranges))
+        return [
+            each.start + i * len(each) // min(share, len(each))
+            for each in ranges
+            for i in range(min(share, len(each)))
+        ]
+
+    def some(self, count: int) -> Self:
+        """Return the set of the problems that `spread` names."""
+        return self.only(self.spread(count), self.version)
+
+    def only(self, indices: Sequence[int], version: str) -> Self:
+        """Return the set of some problems, by ascending indices; parts without any are not there.
+
+        Raises TaskError without problems.
+        """
+        counts = Counter(self.part_at(i) for i in indices)
+        parts = [replace(p, count=counts[p.name]) for p in self.parts if counts[p.name]]
+        return self.of(self.name, version, (self[i] for i in indices), parts)
 
     def to_bytes(self) -> bytes:
         """Return the document: header and problems, each a line."""
@@ -102,6 +169,15 @@ class TaskSet:
         part.replace(path)
 
     @property
+    def _header(self) -> Header:
+        return Header(self.name, self.version, len(self.problems), self.parts)
+
+    @property
+    def _parts_hint(self) -> str:
+        names = ", ".join(part.name for part in self.parts)
+        return f"it has {names}" if names else "`muster tasks pack` makes one of several sets"
+
+    @property
     def _document(self) -> Document | None:
         return self.problems.document if isinstance(self.problems, Rows) else None
 
@@ -110,9 +186,11 @@ class TaskSet:
         return as_leaves(leaf_of(line, i) for i, line in enumerate(self.lines()))
 
     @classmethod
-    def of(cls, name: str, version: str, problems: Iterable[Problem]) -> Self:
+    def of(
+        cls, name: str, version: str, problems: Iterable[Problem], parts: Iterable[SetPart] = ()
+    ) -> Self:
         """Return the task set of these problems."""
-        return cls(name, version, tuple(problems))
+        return cls(name, version, tuple(problems), tuple(parts))
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -128,7 +206,8 @@ class TaskSet:
     @classmethod
     def lazily(cls, document: Document) -> Self:
         """Return the task set of an opened document."""
-        return cls(document.header.name, document.header.version, Rows(document))
+        header = document.header
+        return cls(header.name, header.version, Rows(document), header.parts)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -147,7 +226,8 @@ class TaskSet:
             raise EncodingError(
                 f"the header announces {header.count} problems, there are {len(rows)}"
             )
-        return cls(header.name, header.version, tuple(Problem.from_bytes(row) for row in rows))
+        problems = tuple(Problem.from_bytes(row) for row in rows)
+        return cls(header.name, header.version, problems, header.parts)
 
 
 class Rows(Sequence[Problem]):

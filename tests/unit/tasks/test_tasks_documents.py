@@ -85,7 +85,7 @@ def test_task_set_is_a_sequence() -> None:
         (b'"count":2', b'"count":3', "announces 3"),
         (b'"count":2', b'"count":"2"', "count an integer"),
         (b'"count":2', b'"count":true', "count an integer"),
-        (b'"schema_version":1', b'"schema_version":2', "unknown schema version"),
+        (b'"schema_version":1', b'"schema_version":3', "unknown schema version"),
         (b'"version":"1"}', b'"version":"1","x":1}', "header has"),
         (b'"name":"sums"', b'"name":7', "are text"),
         (b'"count":2', b'"count": 2', "canonical"),

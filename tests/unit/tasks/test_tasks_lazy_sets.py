@@ -101,7 +101,7 @@ def test_root_binds_the_header(name: str, value: str | int) -> None:
 HOSTILE = {
     "empty": (b"", "begins with a header"),
     "no line break": (HEADER[:-1], "begins with a header"),
-    "long header": (b'{"count":' + b"1" * 5000 + b"}\n", "begins with a header"),
+    "long header": (b'{"count":' + b"1" * 20_000 + b"}\n", "begins with a header"),
     "fewer rows": (HEADER + b"".join(ROWS[:-1]), "there are 49"),
     "more rows": (HEADER + b"".join(ROWS) + ROWS[0], "there are more"),
     "no rows": (Header("x", "1", 1).to_bytes() + b"\n", "cannot hold"),

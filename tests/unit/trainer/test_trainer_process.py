@@ -86,7 +86,7 @@ def _pinned(recipe: Recipe) -> Recipe:
 
 def test_task_set_smaller_than_a_submission_is_refused(plan: RunPlan) -> None:
     plan.task_set.write_bytes(make_sort(1, 0).to_bytes())
-    with pytest.raises(ConfigError, match="has 1 problems, a submission needs 2"):
+    with pytest.raises(TaskError, match="has 1 problems, a submission needs 2"):
         check_documents(plan)
     assert not plan.documents.exists()
 

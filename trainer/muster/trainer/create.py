@@ -210,14 +210,9 @@ def check_documents(plan: RunPlan) -> Documents:
     ConfigError or TaskError when they are no good or do not fit together.
     """
     task_set = TaskSet.open(plan.task_set)
+    task_set.require_parts(plan.recipe)
     task_types = _admitted_task_types(plan, task_set)
     recipe = pinned_recipe(plan.recipe, task_types, plan.model)
-    if plan.recipe.sampling.problems_per_submission > len(task_set):
-        raise ConfigError(
-            f"{plan.task_set} has {len(task_set)} problems, a submission needs "
-            f"{plan.recipe.sampling.problems_per_submission} different ones",
-            hint="lower sampling.problems_per_submission, or add problems",
-        )
     calibration = _calibration(plan)
     require_files_fit(plan.recipe, calibration.model.hidden_size)
     return Documents(recipe, calibration, task_set)
@@ -394,8 +389,8 @@ def measure_check(
     engine: InferenceEngine, task_set: TaskSet, recipe: Recipe, device: str
 ) -> CheckTime:
     """Return how long it takes to check a few completions of the loaded model; blocking."""
-    sampling, count = recipe.sampling, min(CHECKED, len(task_set))
-    prompts = [tuple(engine.encode(task_set[n].prompt)) for n in range(count)]
+    sampling, some = recipe.sampling, task_set.some(CHECKED)
+    prompts = [tuple(engine.encode(problem.prompt)) for problem in some]
     limit = min(sampling.max_new_tokens, CHECKED_TOKENS)
     asked = [
         Request(prompt, seed, sampling.temperature, limit) for seed, prompt in enumerate(prompts)
@@ -409,7 +404,7 @@ def measure_check(
     started = time.perf_counter()
     engine.examine(samples, proof=recipe.proof, temperature=sampling.temperature)
     per_token_s = (time.perf_counter() - started) / tokens
-    return CheckTime(per_token_s, sum(map(len, prompts)) / count, device)
+    return CheckTime(per_token_s, sum(map(len, prompts)) / len(prompts), device)
 
 
 def require_checkable(recipe: Recipe, check: CheckTime, deadline_s: int) -> None:
@@ -440,9 +435,7 @@ def try_model(plan: RunPlan, trial: ModelTrial) -> tuple[Evaluation, CheckTime]:
     require_calibrated(_calibration(plan), engine, plan.model)
     recipe = pin_prompt(plan.recipe, plan.model)
     task_set = TaskSet.open(plan.task_set)
-    count = min(trial.problems, len(task_set))
-    chosen = [task_set[n * len(task_set) // count] for n in range(count)]
-    some = TaskSet.of(task_set.name, task_set.version, chosen)
+    some = task_set.some(trial.problems)
     evaluator = Evaluator(some, engine, recipe, samples=trial.samples)
     found = evaluator.evaluate(plan.model, BASE)
     return found, measure_check(engine, some, recipe, trial.device)

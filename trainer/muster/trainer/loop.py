@@ -222,9 +222,7 @@ class Trainer:
     ) -> PolicyVersion | None:
         """Report a step; returns the version whose weights it gets instead of its own, if any."""
         parts = self._parts
-        entry = step_entry(
-            version, taken, figures, took, parts.recipe.filters, peak_flops=parts.peak_flops
-        )
+        entry = step_entry(version, taken, figures, took, parts.recipe, peak_flops=parts.peak_flops)
         judgement = parts.guard.judge(version, entry)
         self._tell(version, entry | judgement.entry())
         logger.info(

@@ -48,7 +48,7 @@ MAX_UINT32 = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a run's pinned documents say."""
+    """What a run's pinned documents say; raises TaskError when no ticket could be derived."""
 
     recipe: Recipe
     """Sampling, proof and training parameters."""
@@ -56,6 +56,9 @@ class Rules:
     """The problems."""
     calibration: Calibration
     """The limits of checks 6 and 7."""
+
+    def __post_init__(self) -> None:
+        self.task_set.require_parts(self.recipe)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

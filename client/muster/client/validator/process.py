@@ -137,12 +137,6 @@ def require_consistent(rules: Rules) -> None:
             "the run's calibration was measured under another recipe",
             hint="the run's owner must calibrate again: muster calibrate",
         )
-    wanted = recipe.sampling.problems_per_submission
-    if len(rules.task_set) < wanted:
-        raise ConfigError(
-            f"the run's task set has {len(rules.task_set)} problems, a submission needs {wanted}"
-        )
     require_pinned(recipe.verifiers)
-    some = (rules.task_set[i] for i in rules.task_set.spread(MOST_TRIED))
-    one_of_each = {problem.task_type: problem for problem in some}
+    one_of_each = {problem.task_type: problem for problem in rules.task_set.some(MOST_TRIED)}
     check_task_set(one_of_each.values(), allows_judge=recipe.allows_judge)

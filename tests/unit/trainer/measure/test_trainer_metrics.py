@@ -9,17 +9,19 @@ import sys
 import textwrap
 import urllib.request
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from trainer_fakes import make_rollouts
+from trainer_fakes import make_recipe, make_rollouts
 
+from muster.api.requests import MAX_FIGURES
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion
-from muster.protocol.recipe import FilterRecipe
-from muster.trainer.measure.evaluate import Adherence, Evaluation, Share
+from muster.protocol.mixture import MOST_PARTS, PartFilters, PartRecipe, TasksRecipe
+from muster.trainer.measure.evaluate import Adherence, Evaluation, PartShare, Share
 from muster.trainer.measure.figures import (
     EVALUATION,
     HELD_UP,
@@ -32,13 +34,16 @@ from muster.trainer.measure.figures import (
     flat,
     meaning_of,
     shortage_figures,
+    split_part,
     step_entry,
 )
 from muster.trainer.measure.metrics import PrometheusExport, log_to_wandb, serve_prometheus
 from muster.trainer.recover.guard import Alarm, Judgement
-from muster.trainer.stream.filters import Drop, named
+from muster.trainer.stream.filters import Drop, PartTally, named
 from muster.trainer.stream.reader import Cursor, Shortage, StepInput
 
+PARTS = (PartRecipe(name="sums", filters=PartFilters(pool_window=2)),)
+MIXED = make_recipe().model_copy(update={"tasks": TasksRecipe(parts=PARTS)})
 ORCHESTRATOR_NAME = re.compile(r"^[a-z][a-z0-9_]{0,63}$")
 
 
@@ -51,31 +56,36 @@ def _figures() -> StepFigures:
 def _taken() -> StepInput:
     dropped = Counter({drop: i for i, drop in enumerate(Drop, start=2)})
     groups = [make_rollouts(1, version=2)[:4], make_rollouts(1, version=4)[4:]]
-    return StepInput(groups, dropped, Cursor(3), Cursor(9), reward=0.25, refill=2)
+    parts = {"sums": PartTally(groups=4, kept=1, samples=16, reward=8.0, tokens=40)}
+    return StepInput(groups, dropped, Cursor(3), Cursor(9), reward=0.25, refill=2, parts=parts)
 
 
 def _entry() -> dict[str, Any]:
     took = Durations(2.0, 0.5, dict.fromkeys(HELD_UP, 0.0))
-    filters = FilterRecipe(pool_window=2)
-    return step_entry(PolicyVersion(5), _taken(), _figures(), took, filters, peak_flops=8.0)
+    return step_entry(PolicyVersion(5), _taken(), _figures(), took, MIXED, peak_flops=8.0)
+
+
+def _named(figures: Iterable[str]) -> set[str]:
+    """Return documented names: P for a part, K for a number of samples."""
+    return {re.sub(r"pass_at_\d+", "pass_at_K", split_part(name)[0]) for name in figures}
 
 
 def _evaluation() -> dict[str, Any]:
     share = Share(0.5, 0.4, 0.6)
     return evaluation_entry(
         Evaluation(PolicyVersion(3), share, {1: share, 16: share}, 9, 1, 16, 4.0, 0.1,
-                   Adherence(2.0, 0.5))
+                   Adherence(2.0, 0.5), {"sums": PartShare(share, 4)})
     )  # fmt: skip
 
 
 def test_step_entry_has_exactly_the_documented_names() -> None:
     entry = _entry() | Judgement(Alarm(), back_to=PolicyVersion(1)).entry()
-    assert flat(entry).keys() == STEP.keys()
+    assert _named(flat(entry)) == STEP.keys()
 
 
 def test_a_step_that_trained_on_nothing_has_no_figures_of_tokens() -> None:
     nothing = replace(_figures(), tokens=0, samples=0)
-    entry = step_entry(PolicyVersion(5), _taken(), nothing, Durations(2.0, 1.0), FilterRecipe())
+    entry = step_entry(PolicyVersion(5), _taken(), nothing, Durations(2.0, 1.0), make_recipe())
     unknown = {name for name, value in entry.items() if value is None}
     assert {"entropy", "grad_norm", "loss", "mean_ratio", "mismatch_kl", "kl"} <= unknown
     assert unknown.isdisjoint(flat(entry))
@@ -87,9 +97,20 @@ def test_speed_is_work_over_the_time_without_waiting() -> None:
     entry = _entry()
     assert (entry["tokens_per_s"], entry["mfu"]) == (1 / 0.5, 1 / 0.5 / 8.0)
     unmeasured = step_entry(
-        PolicyVersion(5), _taken(), _figures(), Durations(2.0, 0.5), FilterRecipe()
+        PolicyVersion(5), _taken(), _figures(), Durations(2.0, 0.5), make_recipe()
     )
     assert unmeasured["mfu"] is None
+
+
+def test_part_has_means_over_its_own_groups_and_none_without_any() -> None:
+    figures = flat(_entry())
+    assert {name: figures[f"part_sums_{name}"] for name in ("reward", "kept", "length")} == {
+        "reward": 0.5, "kept": 0.25, "length": 2.5,
+    }  # fmt: skip
+    none = replace(_taken(), parts={})
+    entry = step_entry(PolicyVersion(5), none, _figures(), Durations(2.0, 0.5), MIXED)
+    assert flat(entry)["part_sums_groups"] == 0
+    assert "part_sums_reward" not in flat(entry)
 
 
 def test_reasons_are_named_in_logs() -> None:
@@ -97,15 +118,18 @@ def test_reasons_are_named_in_logs() -> None:
 
 
 def test_evaluation_entry_has_exactly_the_documented_names() -> None:
-    names = {re.sub(r"pass_at_\d+", "pass_at_K", name) for name in flat(_evaluation())}
-    assert names == EVALUATION.keys()
+    assert _named(flat(_evaluation())) == EVALUATION.keys()
 
 
 def test_orchestrator_takes_every_name_and_not_too_many() -> None:
-    # 64 figures at most, names of 64 characters: muster.orchestrator.http.public.
-    for entry in (_entry(), _evaluation()):
-        figures = flat(entry)
-        assert len(figures) <= 64
+    names = [f"{'p' * 31}{chr(97 + number)}" for number in range(MOST_PARTS)]
+    entry = _entry()
+    entry["part"] = dict.fromkeys(names, entry["part"]["sums"])
+    evaluation = _evaluation()
+    evaluation["eval"]["part"] = dict.fromkeys(names, evaluation["eval"]["part"]["sums"])
+    for each in (entry, evaluation):
+        figures = flat(each)
+        assert len(figures) <= MAX_FIGURES
         assert all(ORCHESTRATOR_NAME.match(name) for name in figures)
 
 
@@ -128,7 +152,8 @@ def test_shortage_is_posted_under_names_of_the_step() -> None:
 
 def test_pass_at_any_k_has_a_meaning_and_junk_has_none() -> None:
     assert meaning_of("eval_pass_at_16_low") == "Lower end of its 95 % interval."
-    assert meaning_of("nonsense") == ""
+    assert meaning_of("part_a_reward_kept") == STEP["part_P_kept"].meaning
+    assert meaning_of("nonsense") == meaning_of("part_a_nonsense") == ""
 
 
 def _scrape(port: int) -> str:
@@ -147,6 +172,8 @@ def test_prometheus_endpoint_shows_newest_figures_and_sums(tmp_path: Path) -> No
             if not line.startswith("#")
         }
     assert samples[f"{PREFIX}reward"] == 0.25
+    assert samples[f'{PREFIX}part_reward{{part="sums"}}'] == 0.5
+    assert samples[f'{PREFIX}eval_part_reward_low{{part="sums"}}'] == 0.4
     assert samples[f"{PREFIX}eval_pass_at_16_high"] == 0.6
     assert samples[f'{PREFIX}dropped_samples_total{{reason="stale"}}'] == 4.0
     assert samples[f"{PREFIX}trained_tokens_total"] == 2.0
@@ -156,7 +183,7 @@ def test_a_step_that_trained_on_nothing_is_a_gap_in_prometheus() -> None:
     export = PrometheusExport()
     export.report(flat(_entry()))
     nothing = replace(_figures(), tokens=0, samples=0)
-    entry = step_entry(PolicyVersion(6), _taken(), nothing, Durations(2.0, 1.0), FilterRecipe())
+    entry = step_entry(PolicyVersion(6), _taken(), nothing, Durations(2.0, 1.0), make_recipe())
     export.report(flat(entry))
     export.report(flat(_evaluation()))
     shown = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
-from muster.protocol.recipe import FilterRecipe
+from muster.protocol.recipe import FilterRecipe, PartRules
 from muster.trainer.stream.filters import DifficultyPools, PassRate, Pool
 
 RECIPE = FilterRecipe(pool_window=4, pool_min_groups=2, pool_hard=0.1, pool_easy=0.9)
@@ -69,7 +69,7 @@ def test_pools_survive_their_plain_form(history: dict[str, list[float]]) -> None
         for reward in rewards:
             pools.note(problem_id, reward, 4)
     assert DifficultyPools.from_dict(pools.to_dict()) == pools
-    assert sum(pools.sizes(RECIPE).values()) == len(history)
+    assert sum(pools.sizes(PartRules("", (), RECIPE)).values()) == len(history)
 
 
 def test_damaged_pools_are_refused() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, variance
+from typing import NamedTuple
 
 from muster.inference import InferenceEngine, Request
 from muster.inference.dialogue import Played, play
@@ -48,6 +49,16 @@ class Adherence:
 
 
 @dataclass(frozen=True, slots=True)
+class PartShare:
+    """Result on one part of the held-out problems."""
+
+    reward: Share
+    """avg@k of its problems."""
+    problems: int
+    """Problems that could be graded."""
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """Results of a policy on the held-out problems."""
 
@@ -68,6 +79,8 @@ class Evaluation:
     """Share of completions that reached the token limit without EOS."""
     adherence: Adherence | None
     """None without length budgets."""
+    parts: dict[str, PartShare] = field(default_factory=dict)
+    """By part of the held-out set, those of which a problem could be graded."""
 
 
 class Evaluator:
@@ -84,14 +97,15 @@ class Evaluator:
     def evaluate(self, folder: Path, version: PolicyVersion) -> Evaluation:
         """Return how a policy does, sampled as workers sample; blocking."""
         self._engine.load_policy(folder, version)
-        problems = list(enumerate(self._task_set))
-        rows = play_and_grade(self._engine, self._recipe, problems, self._samples, _seed_name)
-        scores = _scores([[grade for _, grade in row] for row in rows])
+        asked = asked_of(self._recipe, self._task_set, range(len(self._task_set)))
+        rows = play_and_grade(self._engine, self._recipe, asked, self._samples, _seed_name)
+        graded = [_scores([grade for _, grade in row]) for row in rows]
+        scores = [each for each in graded if each]
         ungraded = len(rows) - len(scores)
         if ungraded:
             logger.warning("problems not graded", extra={"count": ungraded})
         made = [played for row in rows for played, _ in row]
-        targets = [target_of(self._recipe, i) for i in range(len(rows)) for _ in rows[i]]
+        targets = [each.budget for each, row in zip(asked, rows, strict=True) for _ in row]
         return Evaluation(
             policy_version=version,
             reward=_share([fmean(each) for each in scores]),
@@ -102,7 +116,16 @@ class Evaluator:
             length=fmean(played.sampled for played in made),
             truncated=fmean(map(self._is_truncated, made)),
             adherence=_adherence([p.sampled for p in made], targets),
+            parts=self._by_part(graded),
         )
+
+    def _by_part(self, graded: Sequence[list[float]]) -> dict[str, PartShare]:
+        found = {}
+        for part in self._task_set.parts:
+            scores = [fmean(graded[i]) for i in self._task_set.range_of(part.name) if graded[i]]
+            if scores:
+                found[part.name] = PartShare(share_over_problems(scores), len(scores))
+        return found
 
     def _is_truncated(self, played: Played) -> bool:
         is_full = len(played.tokens) >= self._recipe.sampling.max_new_tokens
@@ -113,28 +136,42 @@ def _seed_name(index: int, sample: int, _problem: Problem) -> str:
     return f"evaluation {index}" + (f" {sample}" if sample else "")
 
 
-def target_of(recipe: Recipe, index: int) -> int:
-    """Return the length budget of a task set's problem: budgets are taken in turn; -1 for none."""
-    lengths = recipe.sampling.target_lengths
-    return lengths[index % len(lengths)] if lengths else -1
+class Asked(NamedTuple):
+    """A problem that is sampled outside a run."""
+
+    place: int
+    """Its place in the task set."""
+    problem: Problem
+    budget: int
+    """Its length budget in tokens; -1 for none."""
+
+
+def asked_of(recipe: Recipe, task_set: TaskSet, places: Iterable[int]) -> list[Asked]:
+    """Return some problems of a task set; the budgets of each part are taken in turn."""
+    found = []
+    for place in places:
+        lengths = recipe.rules_of(task_set.part_at(place)).target_lengths
+        budget = lengths[place % len(lengths)] if lengths else -1
+        found.append(Asked(place, task_set[place], budget))
+    return found
 
 
 def play_and_grade(
     engine: InferenceEngine,
     recipe: Recipe,
-    problems: Sequence[tuple[int, Problem]],
+    problems: Sequence[Asked],
     samples: int,
     seed_name: Callable[[int, int, Problem], str],
 ) -> list[list[tuple[Played, Graded | Undecided]]]:
     """Return so many samples of each problem, with their grades, sampled as workers sample.
 
-    Problems come with their places in the task set; `seed_name` of place, sample and problem names
-    the noise. A grade is undecided where the environment was.
+    `seed_name` of place, sample and problem names the noise. A grade is undecided where the
+    environment was.
     """
     sampling = recipe.sampling
     asked = []
-    for index, problem in problems:
-        given = render_prompt(problem.prompt, target_of(recipe, index), recipe.prompt)
+    for index, problem, budget in problems:
+        given = render_prompt(problem.prompt, budget, recipe.prompt)
         prompt = engine.encode(given)
         for sample in range(samples):
             seed = keccak(seed_name(index, sample, problem).encode())[:8]
@@ -152,13 +189,10 @@ def play_and_grade(
     return [graded[n : n + samples] for n in range(0, len(graded), samples)]
 
 
-def _scores(grades: Sequence[Sequence[Graded | Undecided]]) -> list[list[float]]:
-    """Return the scores of the problems all of whose samples were graded."""
-    return [
-        [grade.score for grade in each if isinstance(grade, Graded)]
-        for each in grades
-        if all(isinstance(grade, Graded) for grade in each)
-    ]
+def _scores(grades: Sequence[Graded | Undecided]) -> list[float]:
+    """Return the scores of a problem's samples; none when one of them was not graded."""
+    scores = [grade.score for grade in grades if isinstance(grade, Graded)]
+    return scores if len(scores) == len(grades) else []
 
 
 def _powers(samples: int) -> set[int]:
@@ -175,9 +209,10 @@ def _share(values: list[float]) -> Share:
 
 
 def _adherence(lengths: Sequence[int], targets: Sequence[int]) -> Adherence | None:
-    if targets[0] < 0:
+    """Return the comparison of the completions that have a budget."""
+    pairs = [(a, b) for a, b in zip(lengths, targets, strict=True) if b >= 0]
+    if not pairs:
         return None
-    pairs = list(zip(lengths, targets, strict=True))
     return Adherence(
         fmean(abs(length - target) for length, target in pairs),
         fmean(length <= target for length, target in pairs),

@@ -7,6 +7,7 @@ prefix `muster_trainer_`) and in W&B. `docs/reference/metrics.md` is generated f
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from muster.protocol.ids import PolicyVersion
-from muster.protocol.recipe import FilterRecipe
+from muster.protocol.recipe import Recipe
 from muster.trainer.learn.losses import TokenLoss
-from muster.trainer.stream.filters import Drop, named
+from muster.trainer.stream.filters import Drop, PartTally, Pool, named
 
 if TYPE_CHECKING:
     from muster.trainer.measure.evaluate import Evaluation, Share
@@ -222,6 +223,12 @@ STEP: Mapping[str, Figure] = {
     "pools_active": Figure("problems", "Problems seen that are trained on; with pools only."),
     "pools_easy": Figure("problems", "Problems set aside as too easy."),
     "pools_hard": Figure("problems", "Problems set aside as too hard."),
+    "part_P_groups": Figure("groups", "Of part P: groups consumed; in a mixture only."),
+    "part_P_reward": Figure("score", "Of part P: mean task reward of its samples."),
+    "part_P_kept": Figure("share", "Of part P: groups that are trained on."),
+    "part_P_length": Figure("tokens", "Of part P: mean length of a completion."),
+    "part_P_easy": Figure("problems", "Of part P: set aside as too easy; with pools only."),
+    "part_P_hard": Figure("problems", "Of part P: set aside as too hard."),
 }  # fmt: skip
 """Figures of every training step, by name."""
 
@@ -240,6 +247,10 @@ EVALUATION: Mapping[str, Figure] = {
     "eval_truncated": Figure("share", "Completions that reached the token limit without EOS."),
     "eval_length_error": Figure("tokens", "Mean |length - target|; with length budgets only."),
     "eval_within_budget": Figure("share", "Completions no longer than their target."),
+    "eval_part_P_reward": Figure("score", "Of part P of the held-out set: mean score."),
+    "eval_part_P_reward_low": Figure("score", "Of part P: lower end of its 95 % interval."),
+    "eval_part_P_reward_high": Figure("score", "Of part P: upper end of its 95 % interval."),
+    "eval_part_P_problems": Figure("problems", "Of part P: problems that could be graded."),
 }
 """Figures of every evaluation, by name."""
 
@@ -273,9 +284,28 @@ def flat(entry: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
+_OF_PART = re.compile(
+    r"^((?:eval_)?part_)([a-z0-9_]+?)(_(?:reward|reward_low|reward_high|[a-z]+))$"
+)
+
+
+def split_part(name: str) -> tuple[str, str]:
+    """Return a figure's name with P for the part that it is of, and that part's name; the name as
+    it is and nothing for a figure of no part.
+    """
+    found = _OF_PART.match(name)
+    if found is None:
+        return name, ""
+    before, part, after = found.groups()
+    return f"{before}P{after}", part
+
+
 def meaning_of(name: str) -> str:
-    """Return what a figure says; pass@k's are listed once, with K for the number."""
+    """Return what a figure says; pass@k's are listed once, with K for the number, and those of a
+    mixture's parts with P.
+    """
     known = {**STEP, **EVALUATION}
+    name, _ = split_part(name)
     if name in known:
         return known[name].meaning
     digits = "".join(c for c in name if c.isdigit())
@@ -303,7 +333,7 @@ def step_entry(
     taken: StepInput,
     figures: StepFigures,
     took: Durations,
-    filters: FilterRecipe,
+    recipe: Recipe,
     *,
     peak_flops: float = 0.0,
 ) -> dict[str, Any]:
@@ -337,9 +367,30 @@ def step_entry(
         "mfu": figures.flops / wall_s / peak_flops if peak_flops else None,
         "memory_gb": figures.memory_bytes / 1e9,
     }
-    if filters.pool_window:
-        entry["pools"] = {str(k): n for k, n in taken.pools.sizes(filters).items()}
+    names = [part.name for part in recipe.tasks.parts]
+    rules = [recipe.rules_of(name) for name in names or [""]]
+    if any(each.filters.pool_window for each in rules):
+        sizes = [Counter(taken.pools.sizes(each)) for each in rules]
+        entry["pools"] = {str(pool): sum(size[pool] for size in sizes) for pool in Pool}
+    if names:
+        entry["part"] = {name: _of_part(name, taken, recipe) for name in names}
     return entry
+
+
+def _of_part(name: str, taken: StepInput, recipe: Recipe) -> dict[str, float | None]:
+    """Return a part's figures; what is a mean over its groups is None where it had none."""
+    tally, rules = taken.parts.get(name, PartTally()), recipe.rules_of(name)
+    samples, groups = tally.samples, tally.groups
+    found: dict[str, float | None] = {
+        "groups": groups,
+        "reward": tally.reward / samples if samples else None,
+        "kept": tally.kept / groups if groups else None,
+        "length": tally.tokens / samples if samples else None,
+    }
+    if rules.filters.pool_window:
+        sizes = taken.pools.sizes(rules)
+        found |= {"easy": sizes[Pool.EASY], "hard": sizes[Pool.HARD]}
+    return found
 
 
 def _ages(version: PolicyVersion, taken: StepInput) -> dict[str, float]:
@@ -354,7 +405,7 @@ def _known(value: float, tokens: int) -> float | None:
 
 def evaluation_entry(evaluation: Evaluation) -> dict[str, Any]:
     """Return the line of an evaluation."""
-    entry = {
+    entry: dict[str, Any] = {
         "policy_version": int(evaluation.policy_version),
         **_share("reward", evaluation.reward),
         "problems": evaluation.problems,
@@ -368,6 +419,11 @@ def evaluation_entry(evaluation: Evaluation) -> dict[str, Any]:
     if evaluation.adherence is not None:
         entry["length_error"] = evaluation.adherence.error_tokens
         entry["within_budget"] = evaluation.adherence.within
+    if evaluation.parts:
+        entry["part"] = {
+            name: {**_share("reward", part.reward), "problems": part.problems}
+            for name, part in evaluation.parts.items()
+        }
     return {"eval": entry}
 
 

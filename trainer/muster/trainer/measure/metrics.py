@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 
 from muster.protocol.errors import ConfigError, MusterError, StorageError
 from muster.protocol.ids import PolicyVersion
-from muster.trainer.measure.figures import PREFIX, STEP, meaning_of
+from muster.trainer.measure.figures import PREFIX, STEP, meaning_of, split_part
 from muster.trainer.ports import MetricsSink
 from muster.trainer.stream.filters import Drop
 
@@ -122,6 +122,7 @@ class PrometheusExport:
         """Port at which it is served; 0 before."""
         self.registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
+        self._of_parts: dict[str, Gauge] = {}
         self._dropped = Counter(
             f"{PREFIX}dropped_samples",
             "Samples left out since the process started, by reason.",
@@ -139,8 +140,9 @@ class PrometheusExport:
     def report(self, figures: Mapping[str, float]) -> None:
         """Show these figures from now on; those that a step does not know are NaN, a gap."""
         if "step" in figures:
-            for name in self._gauges.keys() & STEP.keys() - figures.keys():
-                self._gauges[name].set(math.nan)
+            for name in self._gauges.keys() - figures.keys():
+                if split_part(name)[0] in STEP:
+                    self._gauges[name].set(math.nan)
         for name, value in figures.items():
             reason = name.removeprefix("dropped_")
             if reason != name:
@@ -150,8 +152,18 @@ class PrometheusExport:
         self._trained.inc(figures.get("tokens", 0.0))
 
     def _gauge(self, name: str) -> Gauge:
-        if name not in self._gauges:
-            self._gauges[name] = Gauge(PREFIX + name, meaning_of(name), registry=self.registry)
+        """Return a figure's gauge; those of parts are one gauge with the part as label."""
+        if name in self._gauges:
+            return self._gauges[name]
+        generic, part = split_part(name)
+        shown = PREFIX + generic.replace("_P_", "_")
+        if not part:
+            self._gauges[name] = Gauge(shown, meaning_of(name), registry=self.registry)
+            return self._gauges[name]
+        if generic not in self._of_parts:
+            labels, registry = ("part",), self.registry
+            self._of_parts[generic] = Gauge(shown, meaning_of(name), labels, registry=registry)
+        self._gauges[name] = self._of_parts[generic].labels(part)
         return self._gauges[name]
 
 

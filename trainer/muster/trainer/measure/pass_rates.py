@@ -36,7 +36,7 @@ from muster.protocol.rollouts import decode_rollouts
 from muster.shardcast import state_hash
 from muster.tasks import Graded, Problem, TaskSet, identities
 from muster.telemetry import Progress
-from muster.trainer.measure.evaluate import PASSING, play_and_grade
+from muster.trainer.measure.evaluate import PASSING, Asked, asked_of, play_and_grade
 from muster.trainer.publish.policies import BASE, policy_files
 
 SCHEMA_VERSION = 1
@@ -111,6 +111,7 @@ def describe(task_set: TaskSet, model: Path, plan: Sampling) -> dict[str, Any]:
     sampling = plan.recipe.sampling
     verifiers = identities(problem.task_type for problem in task_set)
     prompt = plan.recipe.prompt
+    budgets = {p.name: plan.recipe.rules_of(p.name).target_lengths for p in task_set.parts}
     return {
         "schema_version": SCHEMA_VERSION,
         "task_set_hash": hex0x(task_set.hash()),
@@ -124,6 +125,7 @@ def describe(task_set: TaskSet, model: Path, plan: Sampling) -> dict[str, Any]:
         "dtype": plan.dtype,
         "verifiers": [verifier.model_dump() for verifier in verifiers],
         **({} if prompt == PromptRecipe() else {"prompt": prompt.model_dump()}),
+        **({"budgets": budgets} if task_set.parts else {}),
     }
 
 
@@ -149,9 +151,10 @@ def measure(
         if len(found) < size:
             engine.load_policy(model, BASE)
         for start in range(len(found), size, plan.batch):
-            chosen = [(i, task_set[i]) for i in range(start, min(start + plan.batch, size))]
+            batch = range(start, min(start + plan.batch, size))
+            chosen = asked_of(plan.recipe, task_set, batch)
             made = []
-            for (_, problem), (successes, undecided) in zip(
+            for (_, problem, _), (successes, undecided) in zip(
                 chosen, _outcomes(chosen, engine, plan), strict=True
             ):
                 by_whom = header["model_hash"], names[problem.task_type]
@@ -165,18 +168,18 @@ def measure(
 
 def kept_set(task_set: TaskSet, records: Sequence[PassRecord], band: Band) -> TaskSet:
     """Return the problems in the band, in their order; raises ConfigError when there are none."""
-    kept = [p for p, record in zip(task_set, records, strict=True) if band.holds(record)]
+    kept = [place for place, record in enumerate(records) if band.holds(record)]
     if not kept:
         raise ConfigError(
             f"no problem of {task_set.name!r} has a pass rate in [{band.low}, {band.high}]",
             hint="widen --keep; the pass rates are in the records",
         )
     version = f"{task_set.version}, pass rate {band.low} to {band.high}"
-    return TaskSet.of(task_set.name, version[:128], kept)
+    return task_set.only(kept, version[:128])
 
 
 def _outcomes(
-    chosen: Sequence[tuple[int, Problem]], engine: InferenceEngine, plan: Sampling
+    chosen: Sequence[Asked], engine: InferenceEngine, plan: Sampling
 ) -> Iterator[tuple[int, int]]:
     """Yield for each chosen problem how many samples were right, and how many undecided."""
 

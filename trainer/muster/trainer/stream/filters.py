@@ -19,7 +19,8 @@ from enum import StrEnum
 from statistics import fmean
 from typing import Any, Self
 
-from muster.protocol.recipe import FilterRecipe, Recipe
+from muster.protocol.mixture import PartFilters
+from muster.protocol.recipe import PartRules, Recipe
 from muster.protocol.rollouts import Rollout
 
 Group = list[Rollout]
@@ -73,11 +74,14 @@ class PassRate:
     """Groups that were counted."""
     rate: float
     """Mean task reward, in [0, 1]: of all groups up to the window, then exponentially weighted."""
+    part: str = ""
+    """The problem's part of the task set; empty without parts."""
 
     def after(self, reward: float, window: int) -> PassRate:
         """Return the rate with one more group, whose mean task reward is `reward`."""
         groups = self.groups + 1
-        return PassRate(groups, self.rate + (reward - self.rate) / min(groups, max(1, window)))
+        rate = self.rate + (reward - self.rate) / min(groups, max(1, window))
+        return PassRate(groups, rate, self.part)
 
 
 @dataclass(slots=True)
@@ -87,23 +91,24 @@ class DifficultyPools:
     rates: dict[str, PassRate] = field(default_factory=dict)
     """By problem id."""
 
-    def note(self, problem_id: str, reward: float, window: int) -> None:
+    def note(self, problem_id: str, reward: float, window: int, part: str = "") -> None:
         """Count a group with this mean task reward."""
-        known = self.rates.get(problem_id, PassRate(0, 0.0))
+        known = self.rates.get(problem_id, PassRate(0, 0.0, part))
         self.rates[problem_id] = known.after(reward, window)
 
-    def pool_of(self, problem_id: str, recipe: FilterRecipe) -> Pool:
+    def pool_of(self, problem_id: str, filters: PartFilters) -> Pool:
         """Return where a problem is; Active while too little is known, or without pools."""
         known = self.rates.get(problem_id)
-        if not recipe.pool_window or known is None or known.groups < recipe.pool_min_groups:
+        if not filters.pool_window or known is None or known.groups < filters.pool_min_groups:
             return Pool.ACTIVE
-        if known.rate >= recipe.pool_easy:
+        if known.rate >= filters.pool_easy:
             return Pool.EASY
-        return Pool.HARD if known.rate <= recipe.pool_hard else Pool.ACTIVE
+        return Pool.HARD if known.rate <= filters.pool_hard else Pool.ACTIVE
 
-    def sizes(self, recipe: FilterRecipe) -> dict[Pool, int]:
-        """Return how many of the problems seen are in each pool."""
-        found = [self.pool_of(problem_id, recipe) for problem_id in self.rates]
+    def sizes(self, rules: PartRules) -> dict[Pool, int]:
+        """Return how many of a part's problems that were seen are in each pool."""
+        of_part = (name for name, known in self.rates.items() if known.part == rules.name)
+        found = [self.pool_of(problem_id, rules.filters) for problem_id in of_part]
         return {pool: found.count(pool) for pool in Pool}
 
     def copy(self) -> DifficultyPools:
@@ -112,12 +117,44 @@ class DifficultyPools:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for a checkpoint."""
-        return {name: [known.groups, known.rate] for name, known in self.rates.items()}
+        return {
+            name: [known.groups, known.rate, *([known.part] if known.part else [])]
+            for name, known in self.rates.items()
+        }
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
         """Read what `to_dict` returned; raises ValueError or TypeError on anything else."""
-        return cls({str(k): PassRate(int(n), float(rate)) for k, (n, rate) in value.items()})
+        return cls(
+            {
+                str(k): PassRate(int(n), float(rate), *map(str, part))
+                for k, (n, rate, *part) in value.items()
+            }
+        )
+
+
+@dataclass(slots=True)
+class PartTally:
+    """Sums over the groups of one part that a training step consumed, duplicates left out."""
+
+    groups: int = 0
+    """Groups."""
+    kept: int = 0
+    """Of them, how many are trained on."""
+    samples: int = 0
+    """Samples in all groups."""
+    reward: float = 0.0
+    """Sum of their task rewards."""
+    tokens: int = 0
+    """Sum of the tokens that their policies sampled."""
+
+    def count(self, group: Group, *, is_kept: bool) -> None:
+        """Add a group."""
+        self.groups += 1
+        self.kept += is_kept
+        self.samples += len(group)
+        self.reward += sum(rollout.task_reward for rollout in group)
+        self.tokens += sum(rollout.sampled for rollout in group)
 
 
 class Sieve:
@@ -135,33 +172,40 @@ class Sieve:
         """The groups to train on."""
         self.dropped: Counter[Drop] = Counter()
         """Samples left out, by reason."""
+        self.parts = {part.name: PartTally() for part in recipe.tasks.parts}
+        """What came of each part, by name."""
 
     @property
     def reward(self) -> float:
         """Mean task reward of all samples but duplicates; 0 when there are none."""
         return fmean(self._rewards) if self._rewards else 0.0
 
-    def take(self, group: Group) -> None:
-        """Keep a group, or what of it may be trained on, or count why not."""
+    def take(self, group: Group, part: PartRules | None = None) -> None:
+        """Keep a group, or what of it may be trained on, or count why not; `part` is the one that
+        its problem is of, in a mixture.
+        """
         if self._is_repeated(group):
             self.dropped[Drop.DUPLICATE] += len(group)
             return
+        rules = part or self._recipe.rules_of()
         rewards = [rollout.task_reward for rollout in group]
         self._rewards += rewards
-        filters = self._recipe.filters
-        if filters.pool_window:
-            self.pools.note(group[0].problem_id, fmean(rewards), filters.pool_window)
-        rest = [rollout for rollout in group if not self._is_truncated(rollout)]
-        reason = self._reason_against(rest)
+        window = rules.filters.pool_window
+        if window:
+            self.pools.note(group[0].problem_id, fmean(rewards), window, rules.name)
+        rest = [each for each in group if not self._is_truncated(each, rules.filters)]
+        reason = self._reason_against(rest, rules.filters)
         if reason is None:
             self.kept.append(rest)
         self.dropped += Counter({Drop.TRUNCATED: len(group) - len(rest)})
         self.dropped += Counter({reason: len(rest)} if reason else {})
+        if rules.name:
+            self.parts[rules.name].count(group, is_kept=reason is None)
 
-    def _reason_against(self, group: Group) -> Drop | None:
+    def _reason_against(self, group: Group, filters: PartFilters) -> Drop | None:
         if not has_preference(group):
             return Drop.ZERO_ADVANTAGE
-        pool = self.pools.pool_of(group[0].problem_id, self._recipe.filters)
+        pool = self.pools.pool_of(group[0].problem_id, filters)
         return {Pool.ACTIVE: None, Pool.EASY: Drop.EASY, Pool.HARD: Drop.HARD}[pool]
 
     def _is_repeated(self, group: Group) -> bool:
@@ -172,10 +216,10 @@ class Sieve:
         self._seeds |= seeds
         return False
 
-    def _is_truncated(self, rollout: Rollout) -> bool:
+    def _is_truncated(self, rollout: Rollout, filters: PartFilters) -> bool:
         tokens = rollout.completion_tokens
         is_full = len(tokens) == self._recipe.sampling.max_new_tokens
-        return self._recipe.filters.drop_truncated and is_full and tokens[-1] not in self._eos
+        return filters.drop_truncated and is_full and tokens[-1] not in self._eos
 
 
 def has_preference(group: Sequence[Rollout]) -> bool:

@@ -15,7 +15,7 @@ import logging
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,10 +24,10 @@ from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.errors import ApiError, ChainError, EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, Step
 from muster.protocol.messages import OutcomeRecord
-from muster.protocol.recipe import Recipe
+from muster.protocol.recipe import PartRules, Recipe
 from muster.trainer.ports import FileSource, Ledger, StreamItem
-from muster.trainer.stream.filters import DifficultyPools, Drop, Group, Sieve, named
-from muster.trainer.stream.submissions import read_submission
+from muster.trainer.stream.filters import DifficultyPools, Drop, Group, PartTally, Sieve, named
+from muster.trainer.stream.submissions import parts_of, read_submission
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +90,8 @@ class StepInput:
     """The difficulty pools after it."""
     uses: Sequence[Use] = ()
     """Samples left of each record, in stream order."""
+    parts: Mapping[str, PartTally] = field(default_factory=dict)
+    """What came of each part of a mixture, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +118,12 @@ class _Collection:
         self._most = self._share + recipe.filters.refill_submissions
         self._groups_each = recipe.sampling.problems_per_submission
 
-    def take(self, item: StreamItem, groups: list[Group]) -> None:
-        """Pass a submission's groups through the sieve."""
+    def take(self, item: StreamItem, groups: list[Group], parts: Sequence[PartRules]) -> None:
+        """Pass a submission's groups, which are of these parts, through the sieve."""
         self._usable += 1
         dropped = Counter(self.sieve.dropped)
-        for group in groups:
-            self.sieve.take(group)
+        for group, part in zip(groups, parts, strict=True):
+            self.sieve.take(group, part)
         dropped = self.sieve.dropped - dropped
         kept = item.record.rollouts - dropped.total()
         self.uses.append(Use(item.position_in_stream, kept, dropped))
@@ -242,7 +244,8 @@ class StreamReader:
                     if groups is None:
                         found.leave(item, Drop.UNREADABLE)
                     else:
-                        found.take(item, groups)
+                        seed = self._seed_of(item.record)
+                        found.take(item, groups, parts_of(item.record, self._recipe, seed))
                 else:
                     await self._wait_for_records(cursor, newest, found)
         return found
@@ -315,6 +318,7 @@ def _step_input(start: Cursor, found: _Collection) -> StepInput:
         refill=found.refill,
         pools=sieve.pools,
         uses=sorted(found.uses, key=lambda use: use.position),
+        parts=sieve.parts,
     )
 
 

@@ -17,7 +17,7 @@ from muster.protocol.encoding import file_hash
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Hash32
 from muster.protocol.messages import OutcomeRecord
-from muster.protocol.recipe import Recipe
+from muster.protocol.recipe import PartRules, Recipe
 from muster.protocol.rollouts import Bounds, Rollout, decode_rollouts
 from muster.protocol.seeds import target_length
 from muster.trainer.ports import FileSource, Ledger
@@ -87,7 +87,7 @@ def read_submission(
     within the limit, and the length budgets that `seed`, the ticket's, derives; without it, any
     of the recipe's.
     """
-    sampling = recipe.sampling
+    sampling, parts = recipe.sampling, parts_of(record, recipe, seed)
     size, groups = sampling.samples_per_problem, sampling.problems_per_submission
     rollouts = decode_rollouts(data, Bounds.of(recipe))
     if len(rollouts) != size * groups or len(rollouts) != record.rollouts:
@@ -99,8 +99,19 @@ def read_submission(
         _check_row(rollout, row, record, sampling.max_new_tokens, size)
         if max(*rollout.prompt_tokens, *rollout.completion_tokens) >= vocab_size:
             raise EncodingError(f"row {row} has a token id outside the vocabulary of {vocab_size}")
-        _check_target(rollout, row, sampling.target_lengths, seed)
+        _check_target(rollout, row, parts[rollout.group].target_lengths, seed)
     return [rollouts[i : i + size] for i in range(0, len(rollouts), size)]
+
+
+def parts_of(record: OutcomeRecord, recipe: Recipe, seed: Hash32 | None) -> list[PartRules]:
+    """Return which part each group of a record is of: the seed of its ticket tells, and not its
+    file. Raises EncodingError in a mixture when the seed is not known.
+    """
+    if seed is not None:
+        return recipe.parts_of(seed, record.step)
+    if recipe.tasks.parts:
+        raise EncodingError("the parts of its groups follow from a ticket that is not known")
+    return [recipe.rules_of()] * recipe.sampling.problems_per_submission
 
 
 def _check_row(

@@ -1,0 +1,134 @@
+"""A run of two parts: what its tickets derive, and what becomes of who prefers another part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from worlds.client_world import (
+    CALIBRATION,
+    RECIPE,
+    VERSION,
+    HashEngine,
+    make_claim,
+    make_submission,
+    make_ticket,
+)
+
+from muster.client.calibration import prompts_of
+from muster.client.tickets import derive, longest_sample
+from muster.client.validator.judging import Judgement, Rules, examine
+from muster.client.worker.generation import build_submission
+from muster.protocol.errors import TaskError
+from muster.protocol.ids import Step
+from muster.protocol.messages import Reason, Ticket, Verdict
+from muster.protocol.mixture import CurriculumPoint, PartRecipe, TasksRecipe
+from muster.protocol.prompts import Prompt, text_of
+from muster.protocol.recipe import Recipe
+from muster.protocol.rollouts import Rollout
+from muster.tasks import TaskSet
+from muster.tasks.document import SetPart
+from muster.tasks.toys import make_reverse, make_sort
+
+PARTS = (SetPart("sorts", "sort 1", 20), SetPart("turns", "reverse 1", 12))
+TASKS = TaskSet.of("mixed", "1", [*make_sort(20, seed=1), *make_reverse(12, seed=1)], PARTS)
+
+
+class Engine(HashEngine):
+    """Reads any text."""
+
+    def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
+        del is_start
+        return tuple(ord(character) % self.vocab_size for character in text_of(text))
+
+
+def mixed(sorts: PartRecipe, turns: PartRecipe) -> Rules:
+    tasks = TasksRecipe(parts=(sorts, turns))
+    return Rules(RECIPE.model_copy(update={"tasks": tasks}), TASKS, CALIBRATION)
+
+
+RULES = mixed(PartRecipe(name="sorts", weight=3), PartRecipe(name="turns", target_lengths=(5,)))
+
+
+def rows_of(ticket: Ticket, rules: Rules = RULES) -> list[Rollout]:
+    return build_submission(ticket, rules.recipe, rules.task_set, Engine(VERSION))
+
+
+def judge(rows: list[Rollout], ticket: Ticket, rules: Rules = RULES) -> Judgement:
+    claim = make_claim(make_submission(ticket, rows), ticket)
+    return examine(claim, rows, rules, Engine(VERSION))
+
+
+def parts_of(ticket: Ticket, recipe: Recipe = RULES.recipe) -> list[str]:
+    groups = derive(ticket, recipe, TASKS, Engine()).groups
+    places = {problem.problem_id: place for place, problem in enumerate(TASKS)}
+    return [TASKS.part_at(places[group.problem.problem_id]) for group in groups]
+
+
+TICKETS = [make_ticket(index=index) for index in range(8)]
+TICKET = next(ticket for ticket in TICKETS if "turns" in parts_of(ticket))
+
+
+def test_groups_are_of_the_parts_that_the_recipe_derives() -> None:
+    for ticket in TICKETS:
+        groups = derive(ticket, RULES.recipe, TASKS, Engine()).groups
+        budgets = {"sorts": -1, "turns": 5}
+        assert [group.target_length for group in groups] == [budgets[p] for p in parts_of(ticket)]
+
+
+def test_submission_of_both_parts_is_accepted() -> None:
+    assert judge(rows_of(TICKET), TICKET).finding is None
+
+
+@pytest.mark.parametrize("name", ["sorts", "turns"])
+def test_worker_that_prefers_a_part_is_a_fraud(name: str) -> None:
+    """It draws as if the other part had no weight, and does all else right."""
+    liked = {part: PartRecipe(name=part, weight=int(part == name)) for part in ("sorts", "turns")}
+    tasks = TasksRecipe(parts=tuple(liked.values()))
+    recipe = RULES.recipe.model_copy(update={"tasks": tasks})
+    ticket = next(ticket for ticket in TICKETS if set(parts_of(ticket)) != {name})
+    rows = build_submission(ticket, recipe, TASKS, Engine(VERSION))
+    found = judge(rows, ticket).finding
+    assert found is not None
+    assert (found.verdict, found.reason) == (Verdict.FRAUD, Reason.WRONG_PROBLEM)
+
+
+def test_budget_of_another_part_is_a_fraud() -> None:
+    rows = [replace(row, target_length=-1) for row in rows_of(TICKET)]
+    found = judge(rows, TICKET).finding
+    assert found is not None
+    assert (found.verdict, found.reason) == (Verdict.FRAUD, Reason.WRONG_PROBLEM)
+
+
+def test_curriculum_goes_by_the_tickets_step_and_by_nothing_else() -> None:
+    """Whoever judges, whenever: the step is signed, in the ticket and in the submission."""
+    down = (CurriculumPoint(step=4, weight=1), CurriculumPoint(step=5, weight=0))
+    up = (CurriculumPoint(step=4, weight=0), CurriculumPoint(step=5, weight=1))
+    rules = mixed(
+        PartRecipe(name="sorts", curriculum=down), PartRecipe(name="turns", curriculum=up)
+    )
+    before, after = make_ticket(step=Step(4)), make_ticket(step=Step(5))
+    assert (parts_of(before, rules.recipe), parts_of(after, rules.recipe)) == (
+        ["sorts"] * 2,
+        ["turns"] * 2,
+    )
+    assert judge(rows_of(before, rules), before, rules).finding is None
+    found = judge(rows_of(before, rules), after, rules).finding
+    assert found is not None
+    assert found.reason is Reason.WRONG_PROBLEM
+
+
+def test_documents_whose_parts_differ_are_refused_before_work() -> None:
+    with pytest.raises(TaskError, match="no weight for part 'sorts'"):
+        Rules(RECIPE, TASKS, CALIBRATION)
+    plain = TaskSet.of("plain", "1", TASKS.problems)
+    with pytest.raises(TaskError, match="has no part 'sorts'"):
+        replace(RULES, task_set=plain)
+
+
+def test_calibration_and_context_know_every_part() -> None:
+    prompts = [text_of(prompt) for prompt in prompts_of(TASKS, RULES.recipe)]
+    assert len(prompts) == len(TASKS)
+    assert "5 tokens" in prompts[-1]
+    assert "tokens" not in prompts[0]
+    assert longest_sample(RULES.recipe, TASKS) > longest_sample(RECIPE, TASKS)
