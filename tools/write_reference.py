@@ -46,6 +46,7 @@ from muster.protocol.recipe import (
     TrainingRecipe,
     VerifierIdentity,
 )
+from muster.protocol.sft import SftRecipe, SftRows, SftSampling, SftTraining
 from muster.trainer.config import TrainerSettings
 from muster.trainer.measure.figures import EVALUATION, PREFIX, STEP, Figure
 
@@ -71,6 +72,14 @@ RECIPE_PARTS: dict[str, type[BaseModel]] = {
 }
 """Parts of a recipe by their TOML table."""
 
+SFT_PARTS: dict[str, type[BaseModel]] = {
+    "": SftRecipe,
+    "[rows]": SftRows,
+    "[training]": SftTraining,
+    "[sampling]": SftSampling,
+}
+"""Parts of an SFT recipe by their TOML table, without those that it shares with recipes."""
+
 SETTINGS: dict[str, tuple[type[BaseModel], str]] = {
     "muster worker run": (WorkerSettings, "MUSTER_WORKER_"),
     "muster validator run": (ValidatorSettings, "MUSTER_VALIDATOR_"),
@@ -90,8 +99,12 @@ def config_page() -> str:
         "## Recipe\n\nA TOML file; `muster run create` pins its canonical form on chain. "
         "`muster trainer run --dry-run` prints it resolved, with its hash.",
     ]
-    for table, model in RECIPE_PARTS.items():
-        parts.append(f"### {f'`{table}`' if table else 'Top level'}\n\n{_table(model)}")
+    parts += [_section(table, model) for table, model in RECIPE_PARTS.items()]
+    parts.append(
+        "## SFT recipe\n\nA TOML file of `muster trainer sft`. `[prompt]`, `[adapter]` are as in "
+        "a recipe."
+    )
+    parts += [_section(table, model) for table, model in SFT_PARTS.items()]
     parts.append(
         "## Settings\n\nOf one process: defaults < TOML file (`--config`, or `RUN.toml`) < "
         "environment < flags. A flag is the field's name with dashes, a variable the prefix and "
@@ -100,6 +113,10 @@ def config_page() -> str:
     for command, (model, prefix) in SETTINGS.items():
         parts.append(f"### `{command}`\n\nPrefix `{prefix}`.\n\n{_table(model)}")
     return "\n\n".join(parts) + "\n"
+
+
+def _section(table: str, model: type[BaseModel]) -> str:
+    return f"### {f'`{table}`' if table else 'Top level'}\n\n{_table(model)}"
 
 
 def metrics_page() -> str:

@@ -171,13 +171,16 @@ def _parts(plan: RunPlan, found: Tried | None) -> dict[str, str]:
     from muster.protocol.rollouts import MAX_FILE_BYTES
     from muster.tasks import TaskSet
     from muster.trainer.create import largest_file
+    from muster.trainer.sft.lineage import describe_base
 
+    made_of = describe_base(plan.model)
     measured = read_calibration(plan.calibration).model
     size = largest_file(plan.recipe, measured.hidden_size)
     steps = plan.recipe.training.steps
     return {
         "recipe": f"{plan.recipe.name}; {f'{steps} steps' if steps else 'no last step'}",
         "model": f"{plan.model}, a {measured.architecture}" + ("" if found else "; not loaded"),
+        **({"lineage": made_of} if made_of else {}),
         "problems": f"{len(TaskSet.open(plan.task_set)):,} in {plan.task_set}",
         "base model": "not tried" if found is None else _pass_rate(found[0]),
         "engines": f"{measured.engine}, as the calibration has it",

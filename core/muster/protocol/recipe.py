@@ -100,17 +100,9 @@ class ProofRecipe(DocumentPart):
     """Values per proof."""
 
 
-class TrainingRecipe(ObjectiveRecipe):
-    """The training step. Defaults are INTELLECT-2's."""
+class OptimizerRecipe(DocumentPart):
+    """How a gradient changes the weights. Defaults are INTELLECT-2's."""
 
-    steps: Annotated[int, Field(ge=0)] = 0
-    """Training steps of the run; 0 until stopped."""
-    submissions_per_step: Annotated[int, Field(ge=1)]
-    """Accepted submissions that one training step consumes."""
-    max_async_level: Annotated[int, Field(ge=0, le=64)] = 2
-    """How many versions old a rollout's policy may be when it is trained on."""
-    optimizer_steps: Annotated[int, Field(ge=1)] = 8
-    """Optimiser steps per training step."""
     learning_rate: Annotated[float, Field(gt=0)] = 3e-7
     """AdamW learning rate after warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 25
@@ -121,12 +113,25 @@ class TrainingRecipe(ObjectiveRecipe):
     """AdamW's decay of the gradient's square."""
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.01
     """AdamW's decoupled weight decay."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 0.1
+    """Gradient clip, L2 norm over all parameters."""
+
+
+class TrainingRecipe(OptimizerRecipe, ObjectiveRecipe):
+    """The training step. Defaults are INTELLECT-2's."""
+
+    steps: Annotated[int, Field(ge=0)] = 0
+    """Training steps of the run; 0 until stopped."""
+    submissions_per_step: Annotated[int, Field(ge=1)]
+    """Accepted submissions that one training step consumes."""
+    max_async_level: Annotated[int, Field(ge=0, le=64)] = 2
+    """How many versions old a rollout's policy may be when it is trained on."""
+    optimizer_steps: Annotated[int, Field(ge=1)] = 8
+    """Optimiser steps per training step."""
     outer_learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.7
     """With several trainer sites: how much of their mean movement an outer step takes (DiLoCo)."""
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """With several trainer sites: Nesterov momentum of the outer step."""
-    max_grad_norm: Annotated[float, Field(gt=0)] = 0.1
-    """Gradient clip, L2 norm over all parameters."""
 
 
 class AdapterRecipe(DocumentPart):

@@ -32,10 +32,13 @@ from muster.protocol.recipe import (
     TrainingRecipe,
 )
 from muster.protocol.rollouts import Rollout
+from muster.protocol.sft import SftRecipe
 from muster.trainer.base_model import WarmStart, build_base_model
 from muster.trainer.learn.follow import follow
 from muster.trainer.learn.learner import Learner
+from muster.trainer.learn.packing import Sample
 from muster.trainer.learn.parallel import ONE_PROCESS, Team, join
+from muster.trainer.learn.sft_learner import SftLearner
 from muster.trainer.publish.policies import BASE, PolicyShelf
 from muster.trainer.recover.checkpoint import Checkpoints, Identity, TrainerState
 from muster.trainer.stream.reader import Cursor
@@ -192,6 +195,34 @@ def gradients(team: Team | None, folder: Path) -> Any:
         job.checkpoints.close()
         found[name] = _plain(figures)
     return found
+
+
+def tunes(team: Team | None, folder: Path) -> Any:
+    """Two steps of supervised fine-tuning, and the loss on rows that are held out."""
+    base = PolicyShelf(folder / "policies-tuned")
+    base.adopt(folder / "model")
+    given = SftRecipe.model_validate(
+        {
+            "name": "ranks",
+            "rows": {"max_tokens": 64},
+            "training": {"batch_tokens": 64, "learning_rate": 1e-3, "warmup_steps": 0},
+        }
+    )
+    learner = SftLearner(
+        base.path(BASE), given, published=base.weights, micro_batch_tokens=60, team=team
+    )
+    samples = [
+        Sample(
+            r.prompt_tokens, r.completion_tokens, replies=((1, 2),) * (len(r.completion_tokens) > 3)
+        )
+        for group in groups(7, 3)
+        for r in group
+    ]
+    losses = [learner.step(Step(n), Step(4), samples).loss for n in (1, 2)]
+    held_out = learner.held_out(samples[:5])
+    formats = dict.fromkeys(sorted(learner.weights()), torch.float32)
+    weights = torch.cat([piece for _, piece in learner.pieces(formats)])
+    return {"losses": losses, "held_out": tuple(held_out), "weights": weights}
 
 
 def saves(team: Team | None, folder: Path) -> Any:

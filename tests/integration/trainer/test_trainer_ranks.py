@@ -57,7 +57,7 @@ async def _ended(folder: Path, timeout_s: float) -> tuple[list[int], str]:
 def results(ranks: IO[bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one, two and four ranks computed."""
     folder = tmp_path_factory.mktemp("ranks")
-    plan = [(["gradients", "saves"], size) for size in SIZES]
+    plan = [(["gradients", "saves", "tunes"], size) for size in SIZES]
     ranks.write(Order(str(folder), [*plan, *((["resumes"], size) for size in SIZES)]).line())
     codes, errors = asyncio.run(_ended(folder, 480))
     assert codes == [0, 0, 0, 0], errors
@@ -126,6 +126,15 @@ def test_bfloat16_is_close_to_float32(results: Path, size: int) -> None:
     short = _gradient(results, size, "bfloat16")
     assert float((short - full).norm() / full.norm()) < 0.05
     assert short.dtype == torch.float32
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_fine_tuning_is_that_of_one_process(results: Path, size: int) -> None:
+    one, many = _load(results, "tunes", 1), _load(results, "tunes", size)
+    assert one["losses"][1] < one["losses"][0]
+    assert many["losses"] == pytest.approx(one["losses"], rel=2e-6)
+    assert many["held_out"] == pytest.approx(one["held_out"], rel=2e-6)
+    assert float((many["weights"] - one["weights"]).abs().max()) < 2e-5
 
 
 @pytest.mark.parametrize("size", SIZES)

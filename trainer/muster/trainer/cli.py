@@ -6,7 +6,7 @@ Parses flags and prints; stdout is data. Everything heavy is imported by the com
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ from muster.settings.options import (
     orchestrator_option,
     relay_option,
 )
+from muster.trainer.options import dtype_option, memory_options, peak_option
+from muster.trainer.sft.command import lineage, sft
 
 if TYPE_CHECKING:
     from muster.tasks import TaskSet
@@ -63,50 +65,13 @@ SECTIONS = {
 """The options of `trainer run`, by what they are about."""
 
 
-def _memory_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags that decide how much memory training takes."""
-    options = (
-        click.option(
-            "--micro-batch-tokens",
-            type=click.IntRange(1),
-            help="Tokens computed together. [default: as many as fit]",
-        ),
-        click.option(
-            "--recompute",
-            type=click.Choice(["none", "selective", "full"]),
-            help="What is computed again. [default: the least that fits]",
-        ),
-        click.option(
-            "--optimizer-state",
-            type=click.Choice(["float32", "bfloat16"]),
-            help="Format of the optimiser's moments. [default: float32]",
-        ),
-        click.option(
-            "--offload/--no-offload",
-            default=None,
-            help="Keep the moments in a file. [default: in memory]",
-        ),
-        click.option(
-            "--memory-gb",
-            type=click.FloatRange(0, min_open=True),
-            help="Memory to plan for. [default: what is there]",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-_peak_option = click.option(
-    "--peak-tflops",
-    type=click.FloatRange(0, min_open=True),
-    help="Peak of a device. [default: it is measured]",
-)
-
-
 @click.group()
 def trainer() -> None:
     """Train the policy and publish it."""
+
+
+trainer.add_command(sft)
+trainer.add_command(lineage)
 
 
 @trainer.command("run", cls=SectionedCommand, sections=SECTIONS)
@@ -145,8 +110,8 @@ def trainer() -> None:
 @click.option(
     "--publish-dtype", help="Published weights: base (as in the base model), float32 or bfloat16."
 )
-@_memory_options
-@_peak_option
+@memory_options
+@peak_option
 @click.option("--on-collapse", help="On lasting alarms: log, stop or rollback. [default: log]")
 @click.option("--threads", type=click.IntRange(1, 256), help="CPU threads. [default: 1]")
 @click.option("--device", help="Where the model computes. [default: cpu]")
@@ -201,21 +166,13 @@ def trainer_run(
     run_until_stopped(lambda: serve(settings, key))
 
 
-_dtype_option = click.option(
-    "--compute-dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    default="float32",
-    help="Arithmetic of the passes.",
-)
-
-
 @trainer.command("plan")
 @click.option("--model", type=FOLDER, required=True, help="Base model; config.json is enough.")
 @click.option("--recipe", type=RECIPE, required=True, help="The recipe: TOML file or preset.")
 @click.option("--ranks", type=click.IntRange(1), default=1, help="Processes.")
 @click.option("--device", default="cpu", help="Where the model computes.")
-@_dtype_option
-@_memory_options
+@dtype_option
+@memory_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> None:
     """Say what training a model takes of memory, without loading it.
@@ -254,9 +211,9 @@ def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> No
     type=click.FloatRange(0, min_open=True),
     help="What a worker samples. [default: as this machine]",
 )
-@_peak_option
-@_dtype_option
-@_memory_options
+@peak_option
+@dtype_option
+@memory_options
 @click.option("--threads", type=click.IntRange(1, 256), default=1, help="CPU threads.")
 @click.option("--device", default="cpu", help="Where the model computes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import Recipe
+from muster.protocol.sft import SftRecipe
 from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Confirmations, Settings
+
+Form = TypeVar("Form", Recipe, SftRecipe)
 
 
 class TrainerSettings(Settings):
@@ -157,16 +160,29 @@ def load_recipe(path: Path, *, steps: int | None = None) -> Recipe:
 
     Raises ConfigError naming the field when something is missing, unknown or out of range.
     """
+    value = _read_toml(path)
+    if steps is not None and isinstance(value.get("training"), dict):
+        value["training"]["steps"] = steps
+    return _document(Recipe, value, path)
+
+
+def load_sft_recipe(path: Path) -> SftRecipe:
+    """Return the SFT recipe of a TOML file; raises ConfigError as `load_recipe` does."""
+    return _document(SftRecipe, _read_toml(path), path)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        value = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    if steps is not None and isinstance(value.get("training"), dict):
-        value["training"]["steps"] = steps
+
+
+def _document(kind: type[Form], value: dict[str, Any], path: Path) -> Form:
     try:
-        return Recipe.model_validate_json(json.dumps(value))
+        return kind.model_validate_json(json.dumps(value))
     except (ValidationError, TypeError) as error:
         raise ConfigError(f"{path}: {_problem(error)}") from error
 

@@ -16,20 +16,18 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
-from muster.protocol.recipe import Recipe
 from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.parallel import Team
-from muster.trainer.learn.sharded import Blueprint
+from muster.trainer.learn.sft_learner import SftLearner
 from muster.trainer.recover.checkpoint import Checkpoints
 
 
 def follow(team: Team, device: str) -> None:
     """Follow the leader until it stops; raises RankLost when it is gone."""
-    learner: Learner
+    learner: Learner | SftLearner
     checkpoints: Checkpoints | None = None
     read: dict[str, Tensor] = {}
     saved: Future[None] | None = None
@@ -37,7 +35,9 @@ def follow(team: Team, device: str) -> None:
         command, share = team.next_command()
         match command:
             case "start":
-                learner = _started(team, device, *share)
+                kind, recipe, blueprint, options = share
+                options |= {"device": device, "team": team}
+                learner = kind(blueprint, recipe, published=lambda _: None, **options)
             case "storage":
                 if checkpoints is not None:
                     checkpoints.close()
@@ -51,8 +51,10 @@ def follow(team: Team, device: str) -> None:
                 read = {}
             case "take":
                 learner.take(*share)
-            case "surprise":
+            case "surprise" if isinstance(learner, Learner):
                 learner.surprise(share)
+            case "measure" if isinstance(learner, SftLearner):
+                learner.measure(share)
             case "pieces" if checkpoints is not None:
                 # Before the checkpoint, as on rank 0: their messages are in one order.
                 checkpoints.behind(partial(deque, learner.pieces(share), maxlen=0))
@@ -69,16 +71,3 @@ def follow(team: Team, device: str) -> None:
         saved.result()
     if checkpoints is not None:
         checkpoints.close()
-
-
-def _started(
-    team: Team, device: str, recipe: bytes, blueprint: Blueprint, options: dict[str, Any]
-) -> Learner:
-    return Learner(
-        blueprint,
-        Recipe.from_bytes(recipe),
-        published=lambda _: None,
-        device=device,
-        team=team,
-        **options,
-    )

@@ -1,6 +1,7 @@
 """Division of the work: groups to ranks, samples to micro-batches, and the layout of their tokens.
 
-* Packed: one row without padding, each distinct prompt once before all its completions.
+* Packed: one row without padding, each distinct prompt once before all its completions; a sample
+  that shares its prompt with none is one sequence.
 * Padded, for models that cannot attend to such a row: samples of similar length, a row each, padded
   on the right. A causal model's real tokens never see what comes after them, so no mask is needed.
 
@@ -37,9 +38,9 @@ class Sample:
     """Not trained on."""
     completion_tokens: tuple[int, ...]
     """Trained on, EOS included, but for the replies in it."""
-    advantage: float
+    advantage: float = 0.0
     """Advantage of each of its tokens."""
-    policy_version: int
+    policy_version: int = 0
     """The policy that sampled it."""
     replies: Spans = ()
     """Ranges of the completion that an environment wrote."""
@@ -153,19 +154,32 @@ def _within(samples: Sequence[Sample], group: list[int], token_budget: int) -> l
 
 
 def _packed(samples: Sequence[Sample], parts: list[list[int]]) -> MicroBatch:
-    prompts = [samples[part[0]].prompt_tokens for part in parts]
+    # A sample that shares its prompt with none is one sequence with it.
+    begins = [_begin(samples[part[0]], is_alone=len(part) == 1) for part in parts]
     layout = Layout(
-        tuple(map(len, prompts)), tuple(tuple(_computed(samples[i]) for i in p) for p in parts)
+        tuple(map(len, begins)),
+        tuple(
+            tuple(_computed(samples[i]) for i in part) if len(part) > 1 else (0,) for part in parts
+        ),
     )
-    tokens = [token for prompt in prompts for token in prompt]
+    tokens = [token for begin in begins for token in begin]
     predicting: list[int] = []
-    for part, prompt_end in zip(parts, accumulate(map(len, prompts)), strict=True):
+    for part, end in zip(parts, accumulate(map(len, begins)), strict=True):
         for i in part:
-            own = [prompt_end - 1, *range(len(tokens), len(tokens) + _computed(samples[i]))]
+            computed = _computed(samples[i])
+            if len(part) == 1:
+                own = [*range(end - computed - 1, end)]
+            else:
+                own = [end - 1, *range(len(tokens), len(tokens) + computed)]
+                tokens += samples[i].completion_tokens[:-1]
             predicting += _of_the_policy(samples[i], own)
-            tokens += samples[i].completion_tokens[:-1]
     order = [i for part in parts for i in part]
     return _micro_batch(samples, order, [tokens], layout, predicting)
+
+
+def _begin(sample: Sample, *, is_alone: bool) -> tuple[int, ...]:
+    """Return a sample's prompt, with what is computed of its completion when nobody shares it."""
+    return sample.prompt_tokens + sample.completion_tokens[:-1] * is_alone
 
 
 def _pack_padded(samples: Sequence[Sample], token_budget: int) -> list[MicroBatch]:

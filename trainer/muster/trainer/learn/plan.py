@@ -25,7 +25,8 @@ import torch
 from transformers import AutoConfig
 
 from muster.protocol.errors import ConfigError
-from muster.protocol.recipe import Recipe
+from muster.protocol.recipe import AdapterRecipe, Recipe
+from muster.protocol.sft import SftRecipe
 from muster.trainer.learn.optimizer import StateType
 from muster.trainer.learn.passes import ComputeType, require_dense
 from muster.trainer.learn.recompute import Recompute
@@ -90,6 +91,40 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True)
+class Workload:
+    """What a recipe's training steps ask for."""
+
+    adapter: AdapterRecipe
+    """What of the model is trained."""
+    longest: int
+    """Tokens of the longest sample, prompt included."""
+    step_tokens: int
+    """Most tokens of a training step."""
+    optimizer_steps: int
+    """Optimiser steps of it."""
+    values: int
+    """Log-probabilities that are kept of each token."""
+    reads_policies: bool
+    """Whether other policies' weights stand in for those that are trained."""
+
+    @classmethod
+    def of(cls, recipe: Recipe | SftRecipe, positions: int | None) -> Workload:
+        """Return that of a recipe, of a model with so many positions; none for any number."""
+        if isinstance(recipe, SftRecipe):
+            longest = min(recipe.rows.max_tokens, positions or recipe.rows.max_tokens)
+            tokens = recipe.training.batch_tokens + longest
+            return cls(recipe.adapter, longest, tokens, 1, 0, reads_policies=False)
+        training, sampling = recipe.training, recipe.sampling
+        longest = sampling.max_new_tokens + PROMPT_TOKENS
+        longest = min(longest, positions or longest)
+        rows = sampling.problems_per_submission * sampling.samples_per_problem
+        rows *= training.submissions_per_step
+        values = 1 + bool(training.kl_coefficient) + training.decoupled
+        steps = training.optimizer_steps
+        return cls(recipe.adapter, longest, rows * longest, steps, values, reads_policies=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """Bytes of one thing in each phase."""
 
@@ -150,7 +185,7 @@ class MemoryPlan:
         )
 
 
-def plan_memory(model: Path, recipe: Recipe, choices: Choices) -> MemoryPlan:
+def plan_memory(model: Path, recipe: Recipe | SftRecipe, choices: Choices) -> MemoryPlan:
     """Return a plan that fits; raises MemoryShort, with a way out, when there is none.
 
     `model` is the base model's folder, of which config.json alone is read.
@@ -162,14 +197,17 @@ class Planner:
     """Plans one model with one recipe."""
 
     def __init__(
-        self, config: Any, recipe: Recipe, choices: Choices, rehearsal: Rehearsal | None = None
+        self,
+        config: Any,
+        recipe: Recipe | SftRecipe,
+        choices: Choices,
+        rehearsal: Rehearsal | None = None,
     ) -> None:
         """`config` is the architecture, as transformers describes it; `rehearsal` was made for
         another plan of the same model. Raises ConfigError for a mixture of experts.
         """
         require_dense(config)
-        self._recipe, self._choices = recipe, choices
-        self._config = config
+        self._recipe, self._choices, self._config = recipe, choices, config
         self._rehearsal = rehearsal or Rehearsal(config, recipe.adapter, choices.compute_dtype)
         self._process = _process_bytes(choices.device)
         self._available = (
@@ -177,12 +215,7 @@ class Planner:
             if choices.memory_gb is None
             else choices.memory_gb * GB
         )
-        training, sampling = recipe.training, recipe.sampling
-        longest = sampling.max_new_tokens + PROMPT_TOKENS
-        self._longest = min(longest, getattr(config, "max_position_embeddings", None) or longest)
-        rows = sampling.problems_per_submission * sampling.samples_per_problem
-        rows *= training.submissions_per_step
-        self._step_tokens = rows * self._longest
+        self._work = Workload.of(recipe, getattr(config, "max_position_embeddings", None))
 
     def plan(self) -> MemoryPlan:
         """Return a plan that fits; raises MemoryShort when there is none."""
@@ -211,7 +244,7 @@ class Planner:
 
     def _useful(self) -> int:
         """Return the fewest tokens of a micro-batch that save memory."""
-        return max(LEAST, min(self._longest, self._per_optimizer_step()))
+        return max(LEAST, min(self._work.longest, self._per_optimizer_step()))
 
     def _with(self, choices: Choices) -> Planner:
         """Return the planner of other choices."""
@@ -219,8 +252,8 @@ class Planner:
 
     def _per_optimizer_step(self) -> int:
         """Return the most tokens that a rank has in an optimiser step."""
-        steps = self._recipe.training.optimizer_steps * self._choices.ranks
-        return max(self._longest, -(-self._step_tokens // steps))
+        steps = self._work.optimizer_steps * self._choices.ranks
+        return max(self._work.longest, -(-self._work.step_tokens // steps))
 
     def _largest(self, kind: Recompute, least: int) -> MemoryPlan | None:
         """Return the plan with most tokens that fits, `least` or more."""
@@ -236,14 +269,14 @@ class Planner:
 
     def _made(self, kind: Recompute, tokens: int) -> MemoryPlan:
         # A longer sample is a micro-batch of its own, and a step may have fewer tokens.
-        alive = max(min(tokens, self._per_optimizer_step()), self._longest)
+        alive = max(min(tokens, self._per_optimizer_step()), self._work.longest)
         passes = self._rehearsal.bytes(kind, alive, is_whole=self._choices.ranks == 1)
         return MemoryPlan(tuple(self._parts(passes)), tokens, kind, self._available)
 
     def _parts(self, passes: PassBytes) -> list[Part]:
         size, ranks, choices = self._rehearsal.size, self._choices.ranks, self._choices
-        objective = self._recipe.training
-        is_adapter, is_short = bool(self._recipe.adapter.rank), choices.compute_dtype != "float32"
+        work = self._work
+        is_adapter, is_short = bool(work.adapter.rank), choices.compute_dtype != "float32"
         frozen = size.parameters - size.trained
         weights = (4 * size.trained + (2 if is_short else 4) * frozen) / ranks
         parts = [Part(PROCESS, self._process, self._process), Part("weights", weights, weights)]
@@ -254,18 +287,12 @@ class Planner:
         ]
         moments = self._moments()
         parts.append(Part("optimiser", moments, moments))
-        if not is_adapter:
-            width = 2 if is_short and ranks == 1 else 4
-            parts.append(Part("policy that stands in", width * size.parameters / ranks, 0))
-        else:
-            # Merged weights are mapped and converted one layer at a time.
-            width = (2 if is_short else 4) + self._file_width()
-            parts.append(Part("policy that stands in", width * size.layer, 0))
+        if work.reads_policies:
+            parts.append(Part("policy that stands in", self._stand_in(is_short=is_short), 0))
         if ranks > 1:
             gathered = self._gathered(2 if is_short else 4)
             parts.append(Part("weights gathered from ranks", gathered, gathered))
-        values = 1 + bool(objective.kl_coefficient) + objective.decoupled
-        known = self._step_tokens * (TOKEN_BYTES + 4 * values)
+        known = work.step_tokens * (TOKEN_BYTES + 4 * work.values)
         parts += [
             Part("passes", passes.reading, passes.training),
             Part("samples, log-probabilities", known, known),
@@ -285,6 +312,14 @@ class Planner:
         if self._choices.offload:
             return width * min(size.trained, max(size.head, size.layer))
         return width * size.trained / self._choices.ranks
+
+    def _stand_in(self, *, is_short: bool) -> float:
+        """Return the bytes of a policy whose weights stand in for those that are trained."""
+        size, ranks = self._rehearsal.size, self._choices.ranks
+        if self._work.adapter.rank:
+            # Merged weights are mapped and converted one layer at a time.
+            return ((2 if is_short else 4) + self._file_width()) * size.layer
+        return (2 if is_short and ranks == 1 else 4) * size.parameters / ranks
 
     def _file_width(self) -> int:
         """Return the bytes of a weight in the base model's files."""
@@ -328,7 +363,7 @@ class Planner:
                     f"--micro-batch-tokens {found.micro_batch_tokens} "
                     f"--recompute {found.recompute} fits"
                 )
-        if not self._recipe.adapter.rank:
+        if not self._work.adapter.rank:
             for flags, less in self._less_state():
                 if self._with(less).found() is not None:
                     return f"{flags} fits"

@@ -37,6 +37,7 @@ from muster.protocol.encoding import hex0x
 from muster.protocol.errors import AdapterError, ConfigError, StorageError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import AdapterRecipe, Recipe
+from muster.protocol.sft import SftRecipe
 from muster.shardcast import state_hash
 from muster.shardcast.adapter import (
     CONFIG_NAME,
@@ -334,8 +335,8 @@ def _write_pieces(fd: int, ends: Mapping[str, int], pieces: Iterable[tuple[str, 
         raise StorageError(f"a policy's weights ended in {current}, after {written} bytes")
 
 
-def open_shelf(folder: Path, recipe: Recipe, *, dtype: DTypeName) -> PolicyShelf:
-    """Return the policies of a run, in a folder."""
+def open_shelf(folder: Path, recipe: Recipe | SftRecipe, *, dtype: DTypeName) -> PolicyShelf:
+    """Return the policies of a run, or the models of a fine-tuning, in a folder."""
     if recipe.adapter.rank:
         return AdapterShelf(folder, recipe.adapter, dtype=dtype)
     return PolicyShelf(folder, dtype=dtype)

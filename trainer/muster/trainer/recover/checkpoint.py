@@ -51,6 +51,28 @@ class Identity:
     recipe_hash: Hash32
     chain_id: int
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what a checkpoint says of it."""
+        return {
+            "run_id": int(self.run_id),
+            "chain_id": self.chain_id,
+            "recipe_hash": hex0x(self.recipe_hash),
+        }
+
+    def described(self, found: Mapping[str, Any]) -> str:
+        """Return whose state another checkpoint is, by what it says."""
+        return f"run {found['run_id']} on chain {found['chain_id']}"
+
+
+class Owner(Protocol):
+    """Whose checkpoints they are: an `Identity`, or what stands for it where there is no run."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a checkpoint says of it."""
+
+    def described(self, found: Mapping[str, Any]) -> str:
+        """Return whose state another checkpoint is, by what it says."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
@@ -88,22 +110,22 @@ class Template(Protocol):
 
 
 class Checkpoints:
-    """The newest states of one run in one folder."""
+    """The newest states of one training in one folder."""
 
     def __init__(
-        self, folder: Path, identity: Identity, *, keep: int = 2, ranks: Ranks = ONE_PROCESS
+        self, folder: Path, owner: Owner, *, keep: int = 2, ranks: Ranks = ONE_PROCESS
     ) -> None:
         """`keep` is 2 or more: the one before is there while a new one is written. `latest` is the
         state that was saved or read last.
         """
         self._folder = folder
-        self._identity = identity
+        self._owner = owner
         self.keep = keep
         self.retained: frozenset[PolicyVersion] = frozenset()
         """Older versions that stay as well."""
         self._ranks = ranks
         self.latest: TrainerState | None = None
-        ranks.lead("storage", (folder.absolute(), identity))
+        ranks.lead("storage", (folder.absolute(), owner))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def behind(self, work: Callable[[], object]) -> Future[object]:
@@ -267,9 +289,7 @@ class Checkpoints:
         last = state.cursor.last
         return {
             "schema_version": SCHEMA_VERSION,
-            "run_id": int(self._identity.run_id),
-            "chain_id": self._identity.chain_id,
-            "recipe_hash": hex0x(self._identity.recipe_hash),
+            **self._owner.to_json(),
             "version": int(state.version),
             "position": state.cursor.position,
             "last": hex0x(last) if last is not None else None,
@@ -296,10 +316,11 @@ class Checkpoints:
         return _from_dict(value)
 
     def _check_identity(self, value: Mapping[str, Any], folder: Path) -> None:
-        found = Identity(RunId(value["run_id"]), to_hash32(value["recipe_hash"]), value["chain_id"])
-        if found != self._identity:
+        own = self._owner.to_json()
+        found = {name: value.get(name) for name in own}
+        if found != own:
             raise StorageError(
-                f"{folder} belongs to run {found.run_id} on chain {found.chain_id}",
+                f"{folder} belongs to {self._owner.described(found)}",
                 hint="give every run a --state-dir of its own",
             )
 

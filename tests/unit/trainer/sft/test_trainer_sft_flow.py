@@ -1,0 +1,297 @@
+"""From a data set to a base model: the same bytes after a kill, and where they come from."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from muster.app.cli import muster
+from muster.protocol.encoding import canonical_json
+from muster.protocol.errors import ConfigError, MusterError, StorageError
+from muster.protocol.sft import SftRecipe
+from muster.tasks.toys import make_sort
+from muster.trainer.learn.plan import Choices
+from muster.trainer.sft.flow import Job, fine_tune
+from muster.trainer.sft.lineage import LINEAGE, Lineage, check_lineage, describe_base, read_lineage
+
+STEPS = 12
+
+RECIPE = SftRecipe.model_validate(
+    {
+        "name": "test",
+        "rows": {"max_tokens": 24, "held_out_share": 0.1},
+        "training": {"batch_tokens": 100, "learning_rate": 2e-3, "warmup_steps": 2},
+        "sampling": {"max_new_tokens": 6},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits and their order."""
+    folder = tmp_path_factory.mktemp("data") / "rows"
+    folder.mkdir()
+    rows = [f"{n * 7919 % 10000:04d}" for n in range(130)]
+    lines = [json.dumps({"prompt": f"{d}=", "completion": "".join(sorted(d))}) for d in rows]
+    (folder / "train.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def job_of(folder: Path, data: Path, model: Path) -> Job:
+    return Job(
+        data=data,
+        model=model,
+        recipe=RECIPE,
+        out=folder / "student",
+        state_dir=folder / "state",
+        choices=Choices(),
+        save_every=3,
+        eval_every=5,
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, data: Path, model_folder: Path) -> Job:
+    """A fine-tuning that nobody disturbed."""
+    job = job_of(tmp_path_factory.mktemp("made"), data, model_folder)
+    assert fine_tune(job) == job.out
+    return job
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def entries(job: Job) -> list[dict[str, float]]:
+    lines = (job.state_dir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_the_model_learns_what_it_is_shown(made: Job) -> None:
+    steps = [entry["step"] for entry in entries(made) if "step" in entry]
+    assert steps == list(range(1, STEPS + 1))
+    held_out = [entry["eval"] for entry in entries(made) if "eval" in entry]
+    assert [each["policy_version"] for each in held_out] == [0, 5, 10, STEPS]
+    assert held_out[-1]["loss"] < 0.9 * held_out[0]["loss"]
+
+
+def run_and_kill(job: Job, *, lines: int) -> None:
+    """Run a fine-tuning in a process of its own, and end it with SIGKILL at a line of its log."""
+    log = job.state_dir / "metrics.jsonl"
+    child = os.fork()
+    if not child:
+        fine_tune(job)
+        os._exit(1)
+    deadline = time.monotonic() + 120
+    while not (log.exists() and log.read_text().count("\n") >= lines):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_killed_fine_tuning_goes_on_to_the_same_bytes(
+    tmp_path: Path, made: Job, data: Path, model_folder: Path
+) -> None:
+    job = job_of(tmp_path, data, model_folder)
+    for lines in (6, 10):
+        run_and_kill(job, lines=lines)
+        assert not job.out.exists()
+    fine_tune(job)
+    assert files(job.out) == files(made.out)
+    same = ("step", "epoch", "loss", "grad_norm", "learning_rate", "tokens", "eval")
+    told = [[{n: e[n] for n in same if n in e} for e in entries(each)] for each in (job, made)]
+    assert told[0] == told[1]
+
+
+def test_the_same_command_again_makes_the_same_model(made: Job) -> None:
+    before = files(made.out)
+    shutil.rmtree(made.out)
+    fine_tune(made)
+    assert files(made.out) == before
+
+
+def test_an_adapter_is_merged_into_the_model(
+    tmp_path: Path, data: Path, model_folder: Path, made: Job
+) -> None:
+    adapter = RECIPE.adapter.model_copy(update={"rank": 2})
+    recipe = RECIPE.model_copy(update={"adapter": adapter})
+    job = replace(job_of(tmp_path, data, model_folder), recipe=recipe)
+    fine_tune(job)
+    assert files(job.out).keys() == files(made.out).keys()
+    assert files(job.out)["model.safetensors"] != files(model_folder)["model.safetensors"]
+
+
+def test_reward_on_held_out_problems_is_measured(
+    tmp_path: Path, data: Path, model_folder: Path
+) -> None:
+    make_sort(8, seed=3).write(tmp_path / "held-out.jsonl")
+    job = replace(job_of(tmp_path, data, model_folder), eval_set=tmp_path / "held-out.jsonl")
+    fine_tune(replace(job, eval_every=0))
+    found = [entry["eval"] for entry in entries(job) if "eval" in entry]
+    assert [(each["policy_version"], each["problems"]) for each in found] == [(0, 8), (STEPS, 8)]
+    assert all(0 <= each["reward_low"] <= each["reward"] <= 1 for each in found)
+
+
+# What is refused
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, made: Job) -> None:
+    job = replace(made, out=tmp_path / "mine", state_dir=tmp_path / "state")
+    job.out.mkdir()
+    (job.out / "thesis.txt").write_text("")
+    with pytest.raises(ConfigError, match="mine is not empty"):
+        fine_tune(job)
+    assert not job.state_dir.exists()
+
+
+def test_another_recipe_neither_replaces_the_model_nor_goes_on_from_its_state(
+    tmp_path: Path, made: Job
+) -> None:
+    other = replace(made, recipe=RECIPE.model_copy(update={"name": "other"}))
+    with pytest.raises(ConfigError, match="holds a model of another recipe, data set or base"):
+        fine_tune(other)
+    with pytest.raises(ConfigError, match="belongs to a fine-tuning with recipe_hash"):
+        fine_tune(replace(other, out=tmp_path / "other"))
+
+
+def test_rows_longer_than_the_model_reads_are_refused(tmp_path: Path, made: Job) -> None:
+    rows = RECIPE.rows.model_copy(update={"max_tokens": 129})
+    job = replace(
+        made,
+        recipe=RECIPE.model_copy(update={"rows": rows}),
+        out=tmp_path / "out",
+        state_dir=tmp_path / "state",
+    )
+    with pytest.raises(ConfigError, match="129 tokens, the model reads 128"):
+        fine_tune(job)
+
+
+# Lineage
+
+
+def verdicts(folder: Path, data: Path | None, base: Path | None) -> dict[str, str]:
+    return {c.name: c.verdict for c in check_lineage(folder, data=data, base=base)}
+
+
+def test_a_lineage_is_proven_as_far_as_its_parts_are_at_hand(
+    made: Job, data: Path, model_folder: Path
+) -> None:
+    ok = dict.fromkeys(("model", "recipe", "data", "base"), "ok")
+    assert verdicts(made.out, data, model_folder) == ok
+    assert verdicts(made.out, None, None) == {**ok, "data": "open", "base": "open"}
+
+
+@pytest.fixture
+def copy(tmp_path: Path, made: Job) -> Path:
+    return Path(shutil.copytree(made.out, tmp_path / "copy"))
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / LINEAGE
+    path.write_bytes(canonical_json({**json.loads(path.read_bytes()), **changes}))
+
+
+def test_a_model_that_was_changed_is_found(copy: Path, data: Path, model_folder: Path) -> None:
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(weights)
+    found = verdicts(copy, data, model_folder)
+    assert found == {"model": "wrong", "recipe": "ok", "data": "ok", "base": "ok"}
+    assert describe_base(copy).startswith("descends: fine-tuned in 12 steps")
+
+
+def test_a_recipe_that_was_changed_is_found(copy: Path, data: Path, model_folder: Path) -> None:
+    recipe = json.loads((copy / LINEAGE).read_bytes())["recipe"]
+    edit(copy, recipe={**recipe, "name": "better"})
+    assert verdicts(copy, data, model_folder)["recipe"] == "wrong"
+    edit(copy, recipe={"name": "better"})
+    assert verdicts(copy, data, model_folder)["recipe"] == "wrong"
+
+
+def test_other_data_and_another_base_are_found(
+    copy: Path, data: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(data, tmp_path / "other"))
+    with (other / "train.jsonl").open("a") as file:
+        file.write("\n{}")
+    assert verdicts(copy, other, model_folder)["data"] == "wrong"
+    assert verdicts(copy, data, copy)["base"] == "wrong"
+    edit(copy, data_origin={"run_id": 1})
+    assert verdicts(copy, data, model_folder)["data"] == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"format": "other"}, "a lineage of 'other' 1"),
+        ({"more": 1}, "malformed lineage"),
+        ({"steps_": 1}, "malformed lineage"),
+        ({"base": 7}, "a field of another type"),
+        ({"rows": []}, "a field of another type"),
+    ],
+)
+def test_a_lineage_of_another_form_is_refused(
+    copy: Path, changes: dict[str, object], why: str
+) -> None:
+    edit(copy, **changes)
+    with pytest.raises(ConfigError, match=why):
+        read_lineage(copy)
+
+
+def test_a_base_model_keeps_its_own_lineage(tmp_path: Path, made: Job, data: Path) -> None:
+    job = job_of(tmp_path, data, made.out)
+    fine_tune(job)
+    found = read_lineage(job.out)
+    assert found is not None
+    assert found.base_lineage is not None
+    assert Lineage.from_bytes(canonical_json(found.base_lineage)) == read_lineage(made.out)
+    assert verdicts(job.out, data, made.out)["base"] == "ok"
+
+
+# The commands
+
+
+def run(*words: object) -> tuple[str, MusterError | None]:
+    result = CliRunner().invoke(muster, [str(word) for word in words])
+    assert result.exception is None or isinstance(result.exception, MusterError)
+    return result.stdout, result.exception
+
+
+def test_commands_make_a_model_and_say_what_it_is_of(
+    tmp_path: Path, made: Job, data: Path, model_folder: Path
+) -> None:
+    (tmp_path / "sft.toml").write_text(
+        'name = "test"\n[rows]\nmax_tokens = 24\nheld_out_share = 0.1\n'
+        "[training]\nbatch_tokens = 100\nlearning_rate = 2e-3\nwarmup_steps = 2\n"
+        "[sampling]\nmax_new_tokens = 6\n"
+    )
+    out = tmp_path / "student"
+    words = ("--data", data, "--model", model_folder, "--recipe", tmp_path / "sft.toml")
+    said, error = run("trainer", "sft", *words, "--out", out, "--save-every", 100)
+    assert (said, error) == (f"{out}\n", None)
+    assert files(out) == files(made.out)
+    assert (tmp_path / "student-state" / "metrics.jsonl").is_file()
+    said, error = run("trainer", "lineage", out, "--data", data)
+    assert error is None
+    assert said.startswith("fine-tuned in 12 steps on ")
+    assert [line.split()[0] for line in said.splitlines()[1:]] == ["ok", "ok", "ok", "open"]
+    said, error = run("trainer", "lineage", out, "--model", out)
+    assert isinstance(error, StorageError)
+    assert "not what its lineage says: base" in str(error)
+
+
+def test_a_recipe_of_a_run_is_no_sft_recipe(tmp_path: Path, data: Path, model_folder: Path) -> None:
+    recipe = Path(__file__).parents[4] / "configs" / "demo.toml"
+    words = ("--data", data, "--model", model_folder, "--recipe", recipe)
+    _, error = run("trainer", "sft", *words, "--out", tmp_path / "out")
+    assert isinstance(error, ConfigError)
+    assert "rows: Field required" in str(error)

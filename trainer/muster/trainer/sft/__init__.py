@@ -1,0 +1,1 @@
+"""Supervised fine-tuning: from a data set to the base model of a run."""
