@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := adapter asynchrony audit blobs calibration dashboard data delta diloco export forgers gas history hostile index inference orchestrator redteam resume rpc-faults shardcast simulator size sync tasks toploc trainer worker
+BENCHES := adapter asynchrony audit blobs calibration dashboard data delta diloco export forgers gas history hostile index inference orchestrator redteam resume rpc-faults sft shardcast simulator size sync tasks toploc trainer worker
 
 .PHONY: setup vllm lock check fmt test test-vllm test-all audit coverage-contracts mutate-contracts mutate demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
 
@@ -221,10 +221,13 @@ benchmarks/.envs/shardcast/.installed:
 bench-trainer: setup benchmarks/.envs/trl/.installed
 	$(BIN)/python -m benchmarks.training.trainer
 
+bench-sft: setup benchmarks/.envs/trl/.installed
+	$(BIN)/python -m benchmarks.training.sft
+
 bench-inference: setup benchmarks/.envs/trl/.installed
 	$(BIN)/python -m benchmarks.inference.inference
 
-# What the trainer's losses and speed are compared with. torch first: see docs/decisions/0002.
+# What losses and speed of trainer and fine-tuning are compared with. torch first: see docs/decisions/0002.
 benchmarks/.envs/trl/.installed:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0

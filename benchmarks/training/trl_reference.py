@@ -7,6 +7,9 @@ Takes a step for every line of input and prints its CPU seconds as `step_s SECON
 * "train": GRPOTrainer takes the steps of the request. Their completions are given to it in place
   of what it would generate, so both sides train on the same tokens. CPU seconds of a step without
   the time in `_prepare_inputs`: generation, rewards and advantages count for nothing.
+* "sft": SFTTrainer takes the steps of the request, as it is set by default (rows padded to the
+  longest of a micro-batch) or with `packing`. The last line of a step's output is then its loss; at
+  the end it prints the log-probabilities of the first step's rows, before any step.
 * "sample": GRPOTrainer's own generation, CPU seconds of `_generate_single_turn`. A logits processor
   ends every completion at its length, and not before.
 """
@@ -29,7 +32,7 @@ from transformers import (
     LogitsProcessorList,
     TrainerCallback,
 )
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 EOS = 1
 
@@ -87,6 +90,81 @@ class EndAt(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
         return scores
 
 
+class SftClock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed there
+    """Waits for a line of input before each step; prints what it took, and its loss."""
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Start the clock."""
+        sys.stdin.readline()
+        self.started = time.process_time()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Stop the clock."""
+        self.step_s = time.process_time() - self.started
+
+    def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
+        """Say what the step's loss was."""
+        if "loss" in logs:
+            print(json.dumps({"loss": logs["loss"]}), flush=True)
+            print(f"step_s {self.step_s}", flush=True)
+
+
+def tune(request: dict[str, Any], folder: str) -> None:
+    """Fine-tune on the rows of a request; what is measured first is the model as it is."""
+    steps, training = request["work"], request["training"]
+    rows = [row for step in steps for row in step]
+    config = SFTConfig(
+        output_dir=folder,
+        per_device_train_batch_size=len(steps[0]) if request["packing"] else request["micro"],
+        gradient_accumulation_steps=1 if request["packing"] else len(steps[0]) // request["micro"],
+        padding_free=request["packing"],
+        max_steps=len(steps),
+        max_length=None,
+        train_sampling_strategy="sequential",
+        bf16=request["dtype"] == "bfloat16",
+        learning_rate=training["learning_rate"],
+        lr_scheduler_type="constant",
+        adam_beta2=training["adam_beta2"],
+        max_grad_norm=training["max_grad_norm"],
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+        completion_only_loss=True,
+    )
+    model = AutoModelForCausalLM.from_pretrained(request["model"], dtype=torch.float32)
+    trainer = SFTTrainer(
+        model=model,
+        args=config,
+        processing_class=AutoTokenizer.from_pretrained(request["model"]),
+        train_dataset=Dataset.from_list(
+            [
+                {
+                    "input_ids": row["prompt"] + row["completion"],
+                    "completion_mask": [0] * len(row["prompt"]) + [1] * len(row["completion"]),
+                }
+                for row in rows
+            ]
+        ),
+        callbacks=[SftClock()],
+    )
+    print(json.dumps({"logprobs": [logprobs(trainer.model, row) for row in steps[0]]}), flush=True)
+    trainer.train()
+
+
+@torch.no_grad()
+def logprobs(model: Any, row: dict[str, list[int]]) -> list[float]:
+    """Return the log-probabilities of a completion by the forward pass that TRL trains with."""
+    tokens = torch.tensor([row["prompt"] + row["completion"]])
+    labels = tokens.clone()
+    labels[:, : len(row["prompt"])] = -100
+    found = model(input_ids=tokens, labels=labels, use_cache=False, fused_lm_head=True).log_probs
+    values: list[float] = found.flatten()[-len(row["completion"]) :].tolist()
+    return values
+
+
 class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed there
     """Waits for a line of input before each step, and prints what the step took."""
 
@@ -109,6 +187,10 @@ def main(path: str) -> None:
     with open(path, encoding="utf-8") as file:
         request = json.load(file)
     torch.set_num_threads(1)
+    if request["what"] == "sft":
+        with tempfile.TemporaryDirectory() as folder:
+            tune(request, folder)
+        return
     groups, group = len(request["work"][0]), len(request["work"][0][0])
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(

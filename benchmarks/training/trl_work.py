@@ -57,7 +57,7 @@ def draw_step(seed: int, *, is_fixed: bool) -> list[list[dict[str, list[int]]]]:
     groups = []
     for _ in range(PROMPTS):
         prompt = [rng.randrange(2, VOCABULARY) for _ in range(PROMPT_TOKENS)]
-        lengths = [LONGEST if is_fixed else _lognormal(rng) for _ in range(GROUP)]
+        lengths = [LONGEST if is_fixed else draw_length(rng) for _ in range(GROUP)]
         groups.append(
             [
                 {
@@ -70,17 +70,22 @@ def draw_step(seed: int, *, is_fixed: bool) -> list[list[dict[str, list[int]]]]:
     return groups
 
 
-def _lognormal(rng: random.Random) -> int:
-    return min(LONGEST, max(SHORTEST, round(math.exp(rng.gauss(math.log(28), 0.6)))))
+def draw_length(rng: random.Random, median: int = 28, longest: int = LONGEST) -> int:
+    """Return a lognormal length, sigma 0.6, within bounds."""
+    return min(longest, max(SHORTEST, round(math.exp(rng.gauss(math.log(median), 0.6)))))
 
 
 class Side:
     """A process that takes a step each time it is asked, and says how many CPU seconds it took."""
 
+    said: list[dict[str, Any]]
+    """What else it has said, line by line of JSON."""
+
     def __init__(self, command: list[str], request: dict[str, Any], scratch: Path) -> None:
         scratch.mkdir(exist_ok=True)
         path = scratch / "request.json"
         path.write_text(json.dumps(request), encoding="utf-8")
+        self.said = []
         self._process = subprocess.Popen(
             [*command, str(path)],
             stdin=subprocess.PIPE,
@@ -97,6 +102,8 @@ class Side:
         for line in self._process.stdout:
             if line.startswith("step_s "):
                 return float(line.split()[1])
+            if line.startswith("{"):
+                self.said.append(json.loads(line))
         raise SystemExit(f"a side ended: {self._process.args}; run it by hand to see why")
 
     def close(self) -> None:
