@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 BENCHES := adapter asynchrony audit blobs calibration dashboard data delta diloco export forgers gas history hostile index inference orchestrator redteam resume rpc-faults sft shardcast simulator size sync tasks toploc trainer worker
 
-.PHONY: setup vllm lock check fmt test test-vllm test-all audit coverage-contracts mutate-contracts mutate demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
+.PHONY: setup vllm lock check fmt test test-vllm test-gpu test-all audit coverage-contracts mutate-contracts mutate demo example-length example-calculator docs bench bench-gpu $(BENCHES:%=bench-%) clean
 
 setup: $(VENV)/.installed node_modules/.installed
 
@@ -78,6 +78,15 @@ test: setup
 test-vllm: setup vllm
 	$(BIN)/python -m pytest -q tests/vllm_engine
 	$(BIN)/python -m pytest -q -m vllm tests/conformance/engines tests/redteam
+
+# What one GPU can tell: yes or no, and with figures. Parts alone: ARGS="noise replay"; without a GPU: DEVICE=cpu.
+DEVICE ?= cuda
+
+test-gpu: setup
+	$(BIN)/python -m benchmarks.gpu.run --checks --device $(DEVICE) $(ARGS)
+
+bench-gpu: setup
+	$(BIN)/python -m benchmarks.gpu.run --device $(DEVICE) $(ARGS)
 
 test-all: setup vllm
 	FOUNDRY_PROFILE=deep tools/forge test

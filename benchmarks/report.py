@@ -41,14 +41,17 @@ def write(
     *,
     measured_on: str,
     commit: str | None = None,
+    folder: Path = RESULTS,
 ) -> Path:
-    """Write results/NAME.json and print its metrics; `metrics` have the ids of the design."""
+    """Write results/NAME.json, or a file of another folder, and print its metrics, which have the
+    ids of the design.
+    """
     today = _today()
     document = {"machine": measured_on, "date": today, "metrics": dict(metrics), "detail": detail}
     if commit is not None:
         document["commit"] = commit
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"\n{measured_on}, {today}")
     for key, value in metrics.items():

@@ -30,12 +30,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let answers over the network take their time, see slow_network.py."""
+    """Let the network take its time, see slow_network.py, and engines compute on a GPU."""
     parser.addoption(
         "--latency-s",
         type=float,
         default=0.0,
         help="what answers over the network usually take longer",
+    )
+    parser.addoption(
+        "--device", default="cpu", help="where the engines of tests/conformance/engines compute"
     )
 
 

@@ -67,9 +67,9 @@ class Examination:
     samples: list[Sample]
     found: list[Examined]
     generate_s: float
-    """CPU time of generating them."""
+    """Time of generating them."""
     examine_s: float
-    """CPU time of examining them."""
+    """Time of examining them."""
     wrong: int
     """Tokens that the examination does not expect."""
     largest_margin: float
@@ -77,16 +77,18 @@ class Examination:
 
     @property
     def ratio(self) -> float:
-        """CPU time of examining over generating."""
+        """Time of examining over generating."""
         return self.examine_s / self.generate_s
 
 
-def write_model(folder: Path, name: str, layers: int | None = None) -> None:
-    """Write a model of a shape, of fewer layers if wanted, and a tokenizer of single digits."""
+def write_model(folder: Path, name: str, layers: int | None = None, vocab: int = VOCAB) -> None:
+    """Write a model of a shape, of fewer layers and tokens if wanted, and a tokenizer of single
+    digits.
+    """
     torch.manual_seed(0)
     shape = SHAPES[name]
     config = Qwen3Config(
-        vocab_size=VOCAB,
+        vocab_size=vocab,
         hidden_size=shape["width"],
         intermediate_size=shape["inner"],
         num_hidden_layers=layers or shape["layers"],
@@ -95,7 +97,7 @@ def write_model(folder: Path, name: str, layers: int | None = None) -> None:
         head_dim=128 if name == "q06" else 64,
         max_position_embeddings=40_960,
         tie_word_embeddings=True,
-        eos_token_id=EOS,
+        eos_token_id=vocab - (VOCAB - EOS),
         pad_token_id=0,
         bos_token_id=None,
         dtype="bfloat16",
@@ -137,22 +139,29 @@ def measure_long(run: Run) -> Figures:
     return {"examine_gb_16k": gb}, {"tokens": LONG, "cpu_s": time.process_time() - started}
 
 
-def examination(engine: TransformersEngine, samples: int, tokens: int) -> Examination:
-    """Return what samples of one prompt show, and what that costs beside generating them."""
+def examination(
+    engine: TransformersEngine,
+    samples: int,
+    tokens: int,
+    clock: Callable[[], float] = time.process_time,
+) -> Examination:
+    """Return what samples of one prompt show, and what that costs beside generating them; by
+    default in CPU time.
+    """
     prompt = tuple(range(10, 10 + PROMPT))
     asked = [Request(prompt, seed, 1.0, tokens) for seed in range(samples)]
-    started = time.process_time()
+    started = clock()
     made = engine.generate(asked, proof=PROOF)
-    generate_s = time.process_time() - started
+    generate_s = clock() - started
     block = sum(len(completion.tokens) for completion in made)
     shares = tuple(Share(keccak(bytes([seat])), 0, block) for seat in range(SEATS))
     claimed = [
         Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs, shares)
         for r, c in zip(asked, made, strict=True)
     ]
-    started = time.process_time()
+    started = clock()
     found = engine.examine(claimed, proof=PROOF, temperature=1.0)
-    examine_s = time.process_time() - started
+    examine_s = clock() - started
     margins = [float(m) for each in found for m in each.replayed.margins_T]
     wrong = sum(margin > 0 for margin in margins)
     return Examination(claimed, found, generate_s, examine_s, wrong, max(margins))

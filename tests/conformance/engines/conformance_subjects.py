@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from muster.inference.engine import InferenceEngine, Room
 from muster.inference.plan import NumberFormat
 from muster.inference.transformers_engine import TransformersEngine
-from muster.inference.vllm.engine import VllmEngine
+from muster.inference.vllm.engine import ProcessEngine, VllmEngine
 from muster.inference.vllm.process import find_python
 from muster.protocol.errors import EngineError
 
@@ -24,22 +25,23 @@ class Subject:
 
     dtype: NumberFormat
     """What it computes in: float32 engines must choose the reference's tokens."""
-    start: Callable[[], AbstractContextManager[InferenceEngine]]
-    """Starts it without a policy; leaving the context ends it. Once per session and subject."""
+    start: Callable[[str], AbstractContextManager[InferenceEngine]]
+    """Starts it on a device without a policy; leaving the context ends it. Once per session and
+    subject."""
 
 
 def _transformers(dtype: NumberFormat, max_rows: int, *, lean: bool = True) -> Subject:
     @contextmanager
-    def start() -> Iterator[InferenceEngine]:
-        yield TransformersEngine(dtype, room=Room(max_rows=max_rows), lean=lean)
+    def start(device: str) -> Iterator[InferenceEngine]:
+        yield TransformersEngine(dtype, device=device, room=Room(max_rows=max_rows), lean=lean)
 
     return Subject(dtype, start)
 
 
-def _vllm(dtype: NumberFormat, **options: int) -> Subject:
+def _process(made: type[ProcessEngine], dtype: NumberFormat, **options: Any) -> Subject:
     @contextmanager
-    def start() -> Iterator[InferenceEngine]:
-        with closing(VllmEngine(dtype, **options)) as engine:
+    def start(device: str) -> Iterator[InferenceEngine]:
+        with closing(made(dtype, device=device, **options)) as engine:
             yield engine
 
     return Subject(dtype, start)
@@ -59,17 +61,19 @@ SUBJECTS: dict[str, Subject] = {
     "transformers-float32-own-forward": _transformers("float32", 3, lean=False),
     "transformers-bfloat16": _transformers("bfloat16", 256),
     "transformers-bfloat16-3-rows": _transformers("bfloat16", 3),
+    "process-float32": _process(ProcessEngine, "float32"),
 }
 VLLM_SUBJECTS: dict[str, Subject] = {
-    "vllm-float32": _vllm("float32"),
+    "vllm-float32": _process(VllmEngine, "float32"),
     # Prompts prefilled in parts, requests that wait, and a cache so small that some are preempted:
     # 8 blocks of 32 positions, one of which vLLM keeps, in 2 layers of 2 heads of 32.
-    "vllm-float32-crowded": _vllm(
+    "vllm-float32-crowded": _process(
+        VllmEngine,
         "float32",
         room=Room(max_rows=6, batch_tokens=24),
         cache_bytes=8 * 32 * 2 * 2 * 2 * 32 * 4,
     ),
-    "vllm-bfloat16": _vllm("bfloat16"),
+    "vllm-bfloat16": _process(VllmEngine, "bfloat16"),
 }
 if is_vllm_installed():
     SUBJECTS |= VLLM_SUBJECTS

@@ -49,21 +49,21 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 class Started:
     """Running engines by subject. A fixture by parameter would start them anew in random order."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
+    def __init__(self, stack: ExitStack, device: str) -> None:
+        self._stack, self._device = stack, device
         self._engines: dict[int, InferenceEngine] = {}
 
     def of(self, subject: Subject) -> InferenceEngine:
         """Return the subject's engine, starting it if need be."""
         if id(subject) not in self._engines:
-            self._engines[id(subject)] = self._stack.enter_context(subject.start())
+            self._engines[id(subject)] = self._stack.enter_context(subject.start(self._device))
         return self._engines[id(subject)]
 
 
 @pytest.fixture(scope="session")
-def started() -> Iterator[Started]:
+def started(pytestconfig: pytest.Config) -> Iterator[Started]:
     with ExitStack() as stack:
-        yield Started(stack)
+        yield Started(stack, pytestconfig.getoption("device"))
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def engine(subject: Subject, started: Started, policies: tuple[Path, Path]) -> I
 
 @pytest.fixture(scope="session")
 def parties(policies: tuple[Path, Path]) -> dict[NumberFormat, InferenceEngine]:
-    """The transformers engine in each number format, on the first policy."""
+    """The transformers engine in each number format on a CPU, on the first policy."""
     engines: dict[NumberFormat, InferenceEngine] = {}
     for dtype in get_args(NumberFormat):
         engines[dtype] = TransformersEngine(dtype)

@@ -1,0 +1,121 @@
+"""Training on a device: a step with a row of 16,384 tokens, and the ranks' way with one rank.
+
+* trainer, `gpu_train_s`, `gpu_train_tokens_per_s`, `gpu_train_gb`: time and memory of a training
+  step of two optimiser steps of Qwen3-0.6B's shape, computed in bfloat16.
+* nccl, `gpu_one_rank_difference`: what a step of a team of one rank, sharded and joined by NCCL (by
+  gloo on a CPU), changes otherwise than the same step without a team, over what that changes; both
+  are norms over all weights.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.gpu.setup import Figures, Setup
+from benchmarks.training.size import Setting, recipe, rollouts
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig
+
+from muster.lifecycle import free_port
+from muster.protocol.ids import Step
+from muster.trainer.learn.learner import Learner
+from muster.trainer.learn.parallel import Team
+from muster.trainer.learn.plan import Choices, Planner
+from muster.trainer.publish.policies import MappedWeights
+
+ROW = 16_384
+"""Tokens of the longest row."""
+MEET_S = 60.0
+"""Seconds that ranks wait for each other."""
+
+
+def measure_trainer(setup: Setup) -> Figures:
+    """Measure a training step with a long row, after one that warms up."""
+    setting = Setting("q06", (setup.pick(96, ROW), 8), 2, stale=False)
+    made, model = recipe(setting), setup.model("q06")
+    config = AutoConfig.from_pretrained(model)
+    config.max_position_embeddings = max(setting.lengths)
+    plan = Planner(config, made, _choices(setup)).plan()
+    learner = _learner(
+        setup, made, micro_batch_tokens=plan.micro_batch_tokens, recomputed=plan.recompute
+    )
+    learner.step(Step(1), rollouts(setting))
+    began = setup.now()
+    figures = learner.step(Step(2), rollouts(setting))
+    seconds = setup.now() - began
+    if figures.skipped:
+        raise RuntimeError("loss or gradient were not finite")
+    metrics = {
+        "gpu_train_s": seconds,
+        "gpu_train_tokens_per_s": figures.tokens / seconds,
+        "gpu_train_gb": figures.memory_bytes / 1e9,
+    }
+    return metrics, {
+        "plan": plan.figures(),
+        "phases": dict(figures.seconds),
+        "tflops": figures.flops / seconds / 1e12,
+        "loss": figures.loss,
+        "row": max(setting.lengths),
+    }
+
+
+def _choices(setup: Setup) -> Choices:
+    dtype = "float32" if setup.is_tiny else "bfloat16"
+    return Choices(device=setup.device, compute_dtype=dtype)  # type: ignore[arg-type]
+
+
+def _learner(setup: Setup, made: Any, **options: Any) -> Learner:
+    model: Path = setup.model("q06")
+    base = MappedWeights(sorted(model.glob("*.safetensors")))
+    return Learner(
+        model,
+        made,
+        published=lambda _: base,
+        device=setup.device,
+        compute_dtype=_choices(setup).compute_dtype,
+        **options,
+    )
+
+
+def measure_one_rank(setup: Setup) -> Figures:
+    """Take the same step with a team of one rank and without one."""
+    setting = Setting("small", (32,) * 4, 2, stale=False)
+    made, small = recipe(setting), Setup(setup.device, True, setup.models / "tiny")
+    made = made.model_copy(
+        update={"training": made.training.model_copy(update={"learning_rate": 1e-3})}
+    )
+    alone = _learner(small, made, micro_batch_tokens=256)
+    before = _weights(alone)
+    own = alone.step(Step(1), rollouts(setting))
+    expected = _weights(alone)
+    place = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_PORT": free_port()}
+    os.environ |= {name: str(value) for name, value in place.items()}
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    team = Team(torch.device(setup.device), MEET_S)
+    try:
+        together = _learner(small, made, micro_batch_tokens=256, team=team)
+        figures = together.step(Step(1), rollouts(setting))
+        found = _weights(together)
+    finally:
+        team.leave()
+    metrics = {"gpu_one_rank_difference": _apart(found, expected) / _apart(expected, before)}
+    return metrics, {
+        "losses": [own.loss, figures.loss],
+        "norms": [own.grad_norm, figures.grad_norm],
+    }
+
+
+def _apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Return the norm of the difference of weights."""
+    return sum(float((one[name] - other[name]).square().sum()) for name in one) ** 0.5
+
+
+def _weights(learner: Learner) -> dict[str, torch.Tensor]:
+    """Return copies of all weights, whole and on the CPU."""
+    return {
+        name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu().clone()
+        for name, value in learner.model.named_parameters()
+    }
