@@ -90,7 +90,7 @@ bench-gpu: setup
 
 test-all: setup vllm
 	FOUNDRY_PROFILE=deep tools/forge test
-	$(BIN)/python -m pytest -q
+	HYPOTHESIS_PROFILE=wide $(BIN)/python -m pytest -q
 
 # Static analysis and proofs; makes contracts/.envs/audit.
 audit: setup

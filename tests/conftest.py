@@ -23,8 +23,13 @@ os.environ["XDG_CONFIG_HOME"] = mkdtemp(prefix="muster-tests-")
 atexit.register(rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
 settings.register_profile(
-    "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "default",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+    max_examples=40,  # each time others; `make test-all` has the wide profile
 )
+settings.register_profile("wide", parent=settings.get_profile("default"), max_examples=200)
 settings.register_profile("deep", parent=settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

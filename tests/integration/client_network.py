@@ -62,6 +62,8 @@ NODES, JURORS = (
 )
 VALIDATOR_STAKE, WORKER_STAKE, JUROR_STAKE = 500 * TOKEN, 100 * TOKEN, 500 * TOKEN
 V0 = PolicyVersion(0)
+POLL_S = 0.1
+"""What a test waits for takes seconds; who asks more often computes all the time."""
 PARAMETERS = DeployParameters(
     activation_delay_blocks=0,
     challenge_window_s=2,
@@ -117,7 +119,7 @@ class Network:
             "rpc": self.anvil.rpc_url,
             "deployments": self.folder / "deployments",
             "state_dir": self.folder / name,
-            "poll_s": 0.05,
+            "poll_s": POLL_S,
         }
 
     def worker(
@@ -162,7 +164,7 @@ class Network:
                 rpc=self.anvil.rpc_url,
                 deployments=self.folder / "deployments",
                 state_dir=self.folder / f"juror-{number}",
-                poll_s=0.05,
+                poll_s=POLL_S,
                 **settings,
             ),
             JURORS[number],
@@ -232,7 +234,7 @@ async def running(*mains: Coroutine[Any, Any, None]) -> AsyncIterator[list[async
 async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float = 30) -> None:
     async with asyncio.timeout(timeout_s):
         while not await condition():
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(POLL_S)
 
 
 @asynccontextmanager
@@ -307,7 +309,7 @@ async def _orchestrator(
         "port": 0,
         "ready_file": ready,
         "origin": origin,
-        "poll_s": 0.05,
+        "poll_s": POLL_S,
         "commit_interval_s": 0.1,
         "retry_after_s": 0.1,
     }
@@ -336,7 +338,7 @@ async def relay_of(network: Network) -> AsyncIterator[str]:
         store=network.folder / "relay",
         port=0,
         ready_file=ready,
-        poll_s=0.05,
+        poll_s=POLL_S,
         keep_going=True,
     )
     async with running(serve_relay(settings)) as [task]:

@@ -164,7 +164,12 @@ async def test_work_that_the_orchestrator_swallows_is_judged_and_paid_unless_it_
 
 
 @pytest.mark.parametrize(
-    ("loop_class", "verdict"), [(WorkerLoop, Verdict.ACCEPTED), (ForgedReward, Verdict.FRAUD)]
+    ("loop_class", "verdict"),
+    [
+        (WorkerLoop, Verdict.ACCEPTED),
+        # test_dispute_guide has it too, with the worker's commands in place of its process.
+        pytest.param(ForgedReward, Verdict.FRAUD, marks=pytest.mark.slow),
+    ],
 )
 async def test_work_that_nobody_judges_is_taken_before_judges_of_the_network(
     tmp_path: Path, loop_class: type[WorkerLoop], verdict: Verdict

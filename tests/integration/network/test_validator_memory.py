@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 PROGRAM = Path(__file__).with_name("memory_limits.py")
-ROOMS_KB = [0, 256, 1024, 4096, *range(8 << 10, 60 << 10, 4 << 10), 256 << 10]
+ROOMS_KB = [0, 256, 1024, 4096, *range(8 << 10, 60 << 10, 8 << 10), 256 << 10]
 """From nothing to plenty, close together where judging ends somewhere between."""
 
 
