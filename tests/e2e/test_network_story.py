@@ -16,8 +16,10 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
+from muster.app.cli import muster
 from muster.app.demo.display import Progress
 from muster.app.demo.facts import gather_facts
 from muster.app.demo.keys import cast
@@ -96,7 +98,6 @@ async def _walk_guides(network: Network, folder: Path) -> None:
     """Give every command of the guides, in a folder of their own."""
     (folder / "walk").mkdir()
     environment = {
-        **os.environ,
         "MUSTER_RPC": network.rpc,
         "MUSTER_DEPLOYMENTS": str(folder / "deployments"),
         "HOME": str(folder / "home"),
@@ -110,19 +111,12 @@ async def _walk_guides(network: Network, folder: Path) -> None:
         found = "".join(blocks).splitlines()
         assert len(found) == commands
         lines += found
-    for line in lines:
-        words = shlex.split(line.replace("http://127.0.0.1:8600", network.orchestrator_url))
-        command = [sys.executable, "-c", "from muster.app.cli import main; main()", *words[1:]]
-        given = await asyncio.create_subprocess_exec(
-            *command,
-            env=environment,
-            cwd=folder / "walk",
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        output, errors = await given.communicate()
-        assert given.returncode == 0, (line, errors.decode())
-        assert SAYS[words[1] + " " + words[2]] in output.decode(), (line, output.decode())
+    with contextlib.chdir(folder / "walk"):
+        for line in lines:
+            words = shlex.split(line.replace("http://127.0.0.1:8600", network.orchestrator_url))
+            given = await asyncio.to_thread(CliRunner().invoke, muster, words[1:], env=environment)
+            assert given.exit_code == 0, (line, given.output, given.exception)
+            assert SAYS[words[1] + " " + words[2]] in given.stdout, (line, given.output)
 
 
 async def _stranger_earns(network: Network, folder: Path) -> None:

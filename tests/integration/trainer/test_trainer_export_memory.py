@@ -42,6 +42,7 @@ def test_checkpoint_policy_and_broadcast_stay_within_a_third_of_the_state(
     assert streamed["peak_bytes"] < LIMIT_BYTES
 
 
+@pytest.mark.slow
 def test_copies_as_before_a_save_exceed_that_limit() -> None:
     assert _measured("--staged")["peak_bytes"] > 3 * LIMIT_BYTES
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from inference_policy import build_policy
+from inference_policy import HonestWork, build_policy
 
+from muster.inference import calibrate
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 
@@ -26,3 +28,16 @@ def engine(policy_folder: Path) -> TransformersEngine:
     engine = TransformersEngine()
     engine.load_policy(policy_folder, PolicyVersion(0))
     return engine
+
+
+@pytest.fixture(scope="session")
+def honest_work() -> HonestWork:
+    return HonestWork()
+
+
+@pytest.fixture(scope="module")
+def honest_once(honest_work: HonestWork) -> Iterator[None]:
+    """Let calibrations share what they measure of honest work."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibrate, "measure_honest", honest_work.measure)
+        yield

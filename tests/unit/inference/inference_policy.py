@@ -1,12 +1,23 @@
-"""A tiny policy like the demo's: Qwen3, 0.1M parameters, characters as tokens, briefly trained."""
+"""A tiny policy like the demo's: Qwen3, 0.1M parameters, characters as tokens, briefly trained; and
+how it is calibrated.
+"""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from muster.inference.honest import Honest, measure_honest
+from muster.inference.measuring import Bench
+from muster.inference.plan import Plan
+from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 
 CHARACTERS = "0123456789=abcdef"
 EOS, PAD = len(CHARACTERS), len(CHARACTERS) + 1
@@ -65,3 +76,44 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
+
+
+RECIPE = Recipe(
+    name="test",
+    sampling=SamplingRecipe(
+        problems_per_submission=8, samples_per_problem=16, temperature=1.0, max_new_tokens=5
+    ),
+    training=TrainingRecipe(submissions_per_step=4, learning_rate=5e-4),
+)
+
+
+def prompts(count: int, seed: int = 0) -> list[str]:
+    drawn = random.Random(seed)
+    return ["".join(drawn.choices("0123456789", k=4)) + "=" for _ in range(count)]
+
+
+def plan(count: int = 64, recipe: Recipe = RECIPE, **options: Any) -> Plan:
+    return Plan(recipe, prompts(count), **{"profile": "quick", **options})
+
+
+class HonestWork:
+    """Measures the honest work of a policy by a plan once: it is the same at every repetition."""
+
+    def __init__(self) -> None:
+        self._found: dict[object, Honest] = {}
+
+    def measure(
+        self, bench: Bench, others: Sequence[Any], requests: Any, plan: Plan, tell: Any
+    ) -> Honest:
+        proofs = bench.engine.prove([((3, 4, 5), (6, 7))], proof=plan.recipe.proof)
+        key = (repr(plan), repr(proofs))
+        if key not in self._found:
+            self._found[key] = measure_honest(bench, others, requests, plan, tell)
+        found = self._found[key]
+        return replace(
+            found,
+            errors=dict(found.errors),
+            redrawn=dict(found.redrawn),
+            shifts=dict(found.shifts),
+            claimed=set(found.claimed),
+        )

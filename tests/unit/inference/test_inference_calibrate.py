@@ -5,42 +5,24 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from inference_policy import build_policy
+from inference_policy import RECIPE, HonestWork, build_policy, plan, prompts
 from transformers import AutoModelForCausalLM
 
-from muster.inference import substitutes
+from muster.inference import calibrate, substitutes
 from muster.inference.calibrate import CalibrationRun, Course, calibrate_model
 from muster.inference.engine import Completion, Request
 from muster.inference.limits import FLOORS, Floors
 from muster.inference.measuring import Party, Work
-from muster.inference.plan import VALIDATORS, WORKERS, Plan
+from muster.inference.plan import VALIDATORS, WORKERS
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
-from muster.protocol.recipe import ProofRecipe, Recipe, SamplingRecipe, TrainingRecipe
+from muster.protocol.recipe import ProofRecipe
 from muster.toploc import Calibration
-
-RECIPE = Recipe(
-    name="test",
-    sampling=SamplingRecipe(
-        problems_per_submission=8, samples_per_problem=16, temperature=1.0, max_new_tokens=5
-    ),
-    training=TrainingRecipe(submissions_per_step=4, learning_rate=5e-4),
-)
-
-
-def prompts(count: int, seed: int = 0) -> list[str]:
-    drawn = random.Random(seed)
-    return ["".join(drawn.choices("0123456789", k=4)) + "=" for _ in range(count)]
-
-
-def plan(count: int = 64, recipe: Recipe = RECIPE, **options: Any) -> Plan:
-    return Plan(recipe, prompts(count), **{"profile": "quick", **options})
 
 
 @pytest.fixture(scope="module")
@@ -236,8 +218,9 @@ def test_full_profile_holds_every_cheat_and_every_way(
 
 
 def test_model_is_refused_when_its_errors_let_a_forger_through(
-    policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+    policy_folder: Path, honest_work: HonestWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(calibrate, "measure_honest", honest_work.measure)
     monkeypatch.setitem(FLOORS, "float32", Floors(1.0, 1.0, 127.0, 127.0, 0.001))
     run = calibrate_model(policy_folder, plan())
     assert "prove nothing" in str(run.refusal)
@@ -246,17 +229,19 @@ def test_model_is_refused_when_its_errors_let_a_forger_through(
 
 
 def test_model_is_refused_when_a_cheap_cheat_passes_as_honest(
-    policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+    policy_folder: Path, honest_work: HonestWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Noise so small that it passes: the cheat is told to use it for int4.
+    monkeypatch.setattr(calibrate, "measure_honest", honest_work.measure)
     monkeypatch.setattr(substitutes, "quantised", lambda _bits: substitutes.noise(1e-5))
     run = calibrate_model(policy_folder, plan())
     assert "'weights in int4' passes as honest: 320 of 320" in str(run.refusal)
 
 
 def test_model_is_refused_when_missing_proofs_parse(
-    policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+    policy_folder: Path, honest_work: HonestWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(calibrate, "measure_honest", honest_work.measure)
     monkeypatch.setattr("muster.inference.trials.split_proofs", lambda *_, **__: [])
     run = calibrate_model(policy_folder, plan())
     assert "'missing, extra or null proofs' passes 960 of 960" in str(run.refusal)

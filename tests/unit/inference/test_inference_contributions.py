@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_inference_calibrate import plan
+from inference_policy import plan
 
 from muster.inference.calibrate import CalibrationRun, calibrate_model, contribute
 from muster.inference.contributions import Contribution, Signed, read_file, to_file
@@ -16,12 +16,14 @@ from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import EngineError
 from muster.toploc import Calibration
 
+pytestmark = pytest.mark.usefixtures("honest_once")
+
 KEY, OTHER = keccak(b"contributor"), keccak(b"somebody else")
 SIGNER = address_of(KEY)
 
 
 @pytest.fixture(scope="module")
-def contribution(policy_folder: Path) -> Contribution:
+def contribution(policy_folder: Path, honest_once: None) -> Contribution:
     return contribute(policy_folder, plan(threads=2))
 
 
