@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,15 @@ def config(**changes: Any) -> Qwen3Config:
     return Qwen3Config(**{**SMALL, **changes})
 
 
+@cache
+def rehearsal() -> Rehearsal:
+    """The rehearsal that all plans of the model share."""
+    return Rehearsal(config(), recipe(512, 0).adapter, "float32")
+
+
 def planner(memory_gb: float | None, **choices: Any) -> Planner:
-    return Planner(config(), recipe(512, 0), Choices(memory_gb=memory_gb, **choices))
+    given = Choices(memory_gb=memory_gb, **choices)
+    return Planner(config(), recipe(512, 0), given, rehearsal())
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +70,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "all kept": {"recompute": "none"},
     "selective": {"recompute": "selective"},
     "full": {"recompute": "full"},
-    "small micro-batches": {"recompute": "none", "micro_batch_tokens": 200},
     "small micro-batches, full": {"recompute": "full", "micro_batch_tokens": 200},
     "untied": {"recompute": "none", "tie_word_embeddings": False},
-    "short": {"recompute": "none", "compute_dtype": "bfloat16"},
     "short, full": {"recompute": "full", "compute_dtype": "bfloat16"},
-    "adapter": {"recompute": "none", "rank": 4},
     "adapter, full": {"recompute": "full", "rank": 4},
     "adapter, short": {"recompute": "none", "rank": 4, "compute_dtype": "bfloat16"},
 }
