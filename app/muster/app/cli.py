@@ -106,6 +106,7 @@ TASKS_COMMANDS = {
     "sample": Lazy("muster.client.cli.tasks:tasks_sample", "What a ticket would draw."),
     "filter": Lazy("muster.trainer.cli:tasks_filter", "Keep what a model half solves."),
     "filter-run": Lazy("muster.trainer.cli:tasks_filter_run", "The same, by a run's work."),
+    "pack": Lazy("muster.client.cli.tasks:tasks_pack", "Make one set of several, in parts."),
     "publish": Lazy("muster.client.cli.tasks:tasks_publish", "Write what a run pins."),
 }
 

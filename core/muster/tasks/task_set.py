@@ -18,7 +18,15 @@ from typing import Self, overload
 from muster.protocol.errors import EncodingError, TaskError
 from muster.protocol.ids import Hash32
 from muster.protocol.recipe import Recipe
-from muster.tasks.document import MAX_TASK_SET_BYTES, Document, Header, LineProof, SetPart
+from muster.tasks.document import (
+    MAX_TASK_SET_BYTES,
+    Added,
+    Document,
+    DocumentWriter,
+    Header,
+    LineProof,
+    SetPart,
+)
 from muster.tasks.line_tree import Leaves, as_leaves, leaf_of, path_of, root_of
 from muster.tasks.problem import Problem
 
@@ -228,6 +236,29 @@ class TaskSet:
             )
         problems = tuple(Problem.from_bytes(row) for row in rows)
         return cls(header.name, header.version, problems, header.parts)
+
+
+def pack_sets(sets: Sequence[tuple[str, TaskSet]], path: Path, name: str, version: str) -> TaskSet:
+    """Return one set of several, each a part of the name that it comes with; written to `path`.
+
+    Raises TaskError when that cannot be: two parts of one name, two problems of one id, a set that
+    has parts itself.
+    """
+    with DocumentWriter(path, name, version) as writer:
+        for part, task_set in sets:
+            if task_set.parts:
+                raise TaskError(
+                    f"the set of part {part!r} has parts itself", hint="pack the sets it is made of"
+                )
+            for problem in task_set:
+                if writer.add(problem.problem_id, problem.to_bytes()) is not Added.NEW:
+                    raise TaskError(
+                        f"problem {problem.problem_id!r} of part {part!r} is in a part before it",
+                        hint="each problem is of one part, under an id of its own",
+                    )
+            writer.end_part(part, f"{task_set.name} {task_set.version}"[:128])
+        writer.finish()
+    return TaskSet.open(path)
 
 
 class Rows(Sequence[Problem]):

@@ -1,4 +1,4 @@
-"""`muster tasks list | show | sample | check | import | publish`: task sets and their graders."""
+"""`muster tasks list | show | sample | check | import | pack | publish`: sets and their graders."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import click
 
 from muster.client.cli.options import FILE, FOLDER, json_option
 from muster.client.cli.printing import print_facts, print_json, print_result, print_table, printable
-from muster.protocol.errors import ConfigError, MusterError, TaskError
-from muster.protocol.ids import to_hash32
-from muster.protocol.seeds import problem_indices
+from muster.protocol.errors import ConfigError, ProtocolError, TaskError
+from muster.protocol.ids import Hash32, Step, to_hash32
+from muster.protocol.seeds import mixed_indices
 from muster.settings.options import RECIPE
 from muster.telemetry import progress, setup_logging
 
@@ -112,7 +112,7 @@ def tasks_show(
             raise ConfigError("a prompt follows from --recipe and --model, without --proof")
         first = range(min(rows, len(opened)))
         chosen = first if problem_id is None else [find(opened, problem_id)]
-        _show_prompts([opened[i] for i in chosen], recipe, model, as_json=as_json)
+        _show_prompts(opened, chosen, recipe, model, as_json=as_json)
         return
     if problem_id is not None:
         _show_problem(opened, problem_id, proof=proof, as_json=as_json)
@@ -120,25 +120,30 @@ def tasks_show(
     if proof:
         raise ConfigError("--proof is of one problem", hint="give its id as well")
     facts = facts_of(opened, task_set)
-    some = [opened[i] for i in range(min(rows, len(opened)))]
+    chosen = opened.spread(rows) if opened.parts else range(min(rows, len(opened)))
+    some = [opened[i] for i in chosen]
     if as_json:
         print_json(facts | {"first": [p.model_dump() for p in some]})
         return
-    print_facts(facts)
+    print_facts(facts | {"parts": _part_lines(opened)})
     click.echo()
     print_table(("problem", "type", "prompt", "gold"), [row_of(p) for p in some])
 
 
-def _show_prompts(problems: Sequence[Problem], recipe: Path, model: Path, *, as_json: bool) -> None:
+def _show_prompts(
+    opened: TaskSet, chosen: Sequence[int], recipe: Path, model: Path, *, as_json: bool
+) -> None:
     from muster.client.calibration import read_recipe
     from muster.inference.framing import pin_prompt, read_tokenizer
     from muster.inference.prompts import encode_prompt
     from muster.protocol.prompts import render_prompt, text_of
 
     rules = pin_prompt(read_recipe(recipe), model)
-    tokenizer, length = read_tokenizer(model), (*rules.sampling.target_lengths, -1)[0]
+    tokenizer = read_tokenizer(model)
     shown = []
-    for problem in problems:
+    for index in chosen:
+        problem, lengths = opened[index], rules.rules_of(opened.part_at(index)).target_lengths
+        length = (*lengths, -1)[0]
         prompt = render_prompt(problem.prompt, length, rules.prompt)
         tokens = encode_prompt(tokenizer, prompt)
         found = {"problem": problem.problem_id, "text": text_of(prompt), "tokens": tokens}
@@ -164,9 +169,17 @@ def facts_of(task_set: TaskSet, path: Path) -> dict[str, Any]:
         "name": task_set.name,
         "version": task_set.version,
         "problems": len(task_set),
+        "parts": [
+            {"name": part.name, "version": part.version, "problems": part.count}
+            for part in task_set.parts
+        ],
         "bytes": path.stat().st_size,
         "root": "0x" + task_set.hash().hex(),
     }
+
+
+def _part_lines(task_set: TaskSet) -> list[str]:
+    return [f"{part.name}: {part.count:,} problems of {part.version}" for part in task_set.parts]
 
 
 def row_of(problem: Problem) -> list[str]:
@@ -209,30 +222,55 @@ def find(task_set: TaskSet, problem_id: str) -> int:
 @click.command("sample")
 @click.argument("task_set", type=FILE)
 @click.option("--seed", required=True, metavar="HEX", help="A ticket's seed, 32 bytes.")
-@click.option("--count", type=click.IntRange(1, 4096), default=8, help="Problems.")
+@click.option("--count", type=click.IntRange(1, 4096), help="Problems. [default: 8, or RECIPE's]")
+@click.option("--recipe", type=RECIPE, help="By its weights: TOML file or preset.")
+@click.option("--step", type=click.IntRange(1), default=1, help="The ticket's, for a curriculum.")
 @json_option
-def tasks_sample(task_set: Path, seed: str, count: int, as_json: bool) -> None:
+def tasks_sample(
+    task_set: Path, seed: str, count: int | None, recipe: Path | None, step: int, as_json: bool
+) -> None:
     """Show the problems that a ticket of this seed draws, in its order.
 
     The seed is keccak(abi.encode(run, beacon, worker, step, index)); docs/protocol.md, section 4.
 
     \b
-    Example:
+    Examples:
       muster tasks sample tasks.jsonl --count 4 \\
+          --seed 0x00000000000000000000000000000000000000000000000000000000000000aa
+      muster tasks sample mixed.jsonl --recipe recipe.toml --step 40 \\
           --seed 0x00000000000000000000000000000000000000000000000000000000000000aa
     """
     from muster.tasks import TaskSet
 
     opened = TaskSet.open(task_set)
     try:
-        chosen = problem_indices(to_hash32(seed), count, len(opened))
-    except MusterError as error:
+        given = to_hash32(seed)
+        if recipe is None:
+            parts = [""] * (count or 8)
+        else:
+            parts = _parts_by(opened, recipe, given, step, count)
+        chosen = mixed_indices(given, [opened.range_of(part) for part in parts])
+    except ProtocolError as error:
         raise ConfigError(str(error)) from error
+    found = zip(chosen, parts, strict=True)
     if as_json:
-        print_json([{"index": i, **opened[i].model_dump()} for i in chosen])
+        print_json([{"index": i, "part": part, **opened[i].model_dump()} for i, part in found])
     else:
-        columns = ("index", "problem", "type", "prompt", "gold")
-        print_table(columns, [[str(i), *row_of(opened[i])] for i in chosen])
+        columns = ("index", "part", "problem", "type", "prompt", "gold")
+        print_table(columns, [[str(i), part, *row_of(opened[i])] for i, part in found])
+
+
+def _parts_by(
+    opened: TaskSet, recipe: Path, seed: Hash32, step: int, count: int | None
+) -> list[str]:
+    """Return the parts that a recipe's weights give a ticket's problems."""
+    from muster.client.calibration import read_recipe
+
+    if count is not None:
+        raise ConfigError("--recipe says how many problems a ticket has", hint="leave out --count")
+    rules = read_recipe(recipe)
+    opened.require_parts(rules)
+    return [part.name for part in rules.parts_of(seed, Step(step))]
 
 
 @click.command("check")
@@ -460,6 +498,34 @@ def _print_imported(found: Imported, out: Path) -> None:
     )
 
 
+@click.command("pack")
+@click.argument("parts", metavar="PART=FILE...", nargs=-1, required=True)
+@click.option("--out", type=FILE, required=True, help="Receives the task set.")
+@click.option("--name", help="The set's name. [default: OUT's]")
+@click.option("--version", default="1", help="The set's version. [default: 1]")
+@json_option
+def tasks_pack(
+    parts: tuple[str, ...], out: Path, name: str | None, version: str, as_json: bool
+) -> None:
+    """Make one task set of several, each of them a part that a recipe gives a weight.
+
+    \b
+    Example:
+      muster tasks pack math=gsm8k.jsonl code=programs.jsonl --out mixed.jsonl
+    """
+    from muster.tasks.task_set import TaskSet, pack_sets
+
+    setup_logging("tasks")
+    named = [part.partition("=")[::2] for part in parts]
+    for part, file in named:
+        if not part or not file:
+            raise ConfigError(f"{part + file!r} is not PART=FILE", hint="such as math=gsm8k.jsonl")
+    sets = [(part, TaskSet.open(Path(file))) for part, file in named]
+    packed = pack_sets(sets, out, name or out.stem[:128], version)
+    facts = facts_of(packed, out)
+    print_result(facts, as_json, facts | {"parts": _part_lines(packed)})
+
+
 @click.command("publish")
 @click.argument("task_set", type=FILE)
 @click.option("--documents", type=FOLDER, required=True, help="Receives the set, named by root.")
@@ -488,4 +554,5 @@ def tasks_publish(task_set: Path, documents: Path, parquet: Path | None, as_json
         write_parquet(opened, parquet)
         facts["parquet"] = str(parquet)
     named = [f"{v['task_type']}: {v['name']} {v['version']}" for v in verifiers]
-    print_result(facts | {"verifiers": verifiers}, as_json, facts | {"verifiers": named})
+    lines = {"parts": _part_lines(opened), "verifiers": named}
+    print_result(facts | {"verifiers": verifiers}, as_json, facts | lines)

@@ -164,3 +164,68 @@ def test_import_says_what_is_wrong_with_its_words(tmp_path: Path, words: tuple[s
     done = run("import", *words, "--out", tmp_path / "t")
     assert isinstance(done.exception, (ConfigError, TaskError))
     assert done.exception.hint
+
+
+# Parts
+
+
+RECIPE_OF_PARTS = """
+name = "mixed"
+[sampling]
+problems_per_submission = 4
+samples_per_problem = 2
+temperature = 1.0
+max_new_tokens = 8
+[training]
+submissions_per_step = 1
+[[tasks.parts]]
+name = "sorts"
+curriculum = [{step = 1, weight = 1}, {step = 2, weight = 0}]
+[[tasks.parts]]
+name = "turns"
+curriculum = [{step = 1, weight = 0}, {step = 2, weight = 1}]
+"""
+
+
+@pytest.fixture
+def packed(file: Path, tmp_path: Path) -> Path:
+    run("import", "set:reverse", "--count", 8, "--out", tmp_path / "turns")
+    run("pack", f"sorts={file}", f"turns={tmp_path / 'turns'}", "--out", tmp_path / "mixed")
+    return tmp_path / "mixed"
+
+
+def test_packed_set_shows_its_parts_and_some_of_each(packed: Path) -> None:
+    found = answer("show", packed, "--rows", 2)
+    assert [(p["name"], p["problems"]) for p in found["parts"]] == [("sorts", 30), ("turns", 8)]
+    assert len({problem["task_type"] + problem["source"] for problem in found["first"]}) == 2
+    assert "turns: 8 problems of reverse 1" in run("show", packed).stdout
+
+
+def test_sample_of_a_mixture_goes_by_weights_and_step(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(RECIPE_OF_PARTS)
+    asked = ("sample", packed, "--seed", "0x" + "ab" * 32, "--recipe", tmp_path / "r.toml")
+    assert {row["part"] for row in answer(*asked)} == {"sorts"}
+    later = answer(*asked, "--step", 2)
+    assert {row["part"] for row in later} == {"turns"}
+    assert all(30 <= row["index"] < 38 for row in later)
+    assert "leave out --count" in str(run(*asked, "--count", 2).exception.hint)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        (["sorts"], "'sorts' is not PART=FILE"),
+        (["a={file}", "a={other}"], "part 'a' comes 2 times"),
+        (["a={file}", "b={file}"], "of part 'b' is in a part before it"),
+        (["a={packed}"], "has parts itself"),
+        (["A={file}"], "'A' cannot be a part's name"),
+    ],
+)
+def test_pack_refuses_what_makes_no_mixture(
+    file: Path, packed: Path, tmp_path: Path, parts: list[str], reason: str
+) -> None:
+    places = {"file": file, "other": tmp_path / "turns", "packed": packed}
+    named = [part.format(**places) for part in parts]
+    done = run("pack", *named, "--out", tmp_path / "out")
+    assert reason in str(done.exception)
+    assert not (tmp_path / "out").exists()
