@@ -20,6 +20,7 @@ from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe, VerifierIdentity
 from muster.protocol.rollouts import Rollout, encode_rollouts
 from muster.tasks import Problem, TaskSet
+from muster.tasks.document import SetPart
 
 CHARACTERS = "0123456789=abcdef"
 EOS, PAD = len(CHARACTERS), len(CHARACTERS) + 1
@@ -61,11 +62,13 @@ def save_tokenizer(folder: Path) -> Path:
 
 
 def task_set(count: int = 8) -> TaskSet:
-    """Return problems named p0, p1, …, that ask to repeat their number."""
+    """Return problems named p0, p1, …, that ask to repeat their number; halves are parts."""
     problems = [
         Problem(problem_id=f"p{n}", task_type="exact_match", prompt=f"{n}=") for n in range(count)
     ]
-    return TaskSet.of("traces", "1", problems)
+    half = count // 2
+    parts = (SetPart("low", "halves 1", half), SetPart("high", "halves 1", count - half))
+    return TaskSet.of("traces", "1", problems, parts)
 
 
 def tokens(text: str, *, ends: bool = True) -> tuple[int, ...]:

@@ -60,6 +60,7 @@ file_options = together(
 @data.command("export")
 @run_option
 @click.option("--out", type=FOLDER, required=True, help="The data set's folder.")
+@click.option("--part", "parts", multiple=True, help="Of this part alone; repeatable.")
 @click.option("--reward-at-least", type=click.FloatRange(0, 1), default=0.0, help="Least reward.")
 @click.option("--tokens-at-least", type=click.IntRange(1), default=1, help="Shortest completion.")
 @click.option("--tokens-at-most", type=click.IntRange(1), default=1 << 20, help="Longest one.")
@@ -119,6 +120,7 @@ async def _export(
 
     settings = _settings(held_out, options)
     async with open_inputs(history, stream.run_id, _places(options)) as inputs:
+        inputs.maker.require_parts(settings.parts)
         origin = origin_of(history, stream.run_id, inputs.tokenizer)
         folder = DataFolder.continue_or_begin(options["out"], origin, settings)
         selection = Selection(settings, held_out)
@@ -141,6 +143,7 @@ def _settings(held_out: HeldOut, options: dict[str, Any]) -> Settings:
         only_finished=options["finished"],
         per_problem=options["per_problem"] or 0,
         test_share=options["test_share"],
+        parts=tuple(options["parts"]),
         held_out=tuple(held_out.hashes),
     )
 

@@ -20,6 +20,7 @@ from muster.protocol.encoding import hex0x
 MOST_LISTED = 50
 """Rows of a table in the card."""
 _WHY = {
+    "part": "of a part that was not asked for",
     "reward": "reward below the least",
     "length": "completion shorter or longer than asked for",
     "unfinished": "cut off at the token limit",
@@ -53,15 +54,16 @@ class Figures:
     """Figures over all rows of a data set, computed from its files."""
 
     COLUMNS = (
-        *("problem_id", "task_type", "verifier", "reward", "is_finished", "completion_tokens"),
+        *("problem_id", "part", "task_type", "verifier", "reward", "is_finished"),
+        "completion_tokens",
         *("worker", "policy_version", "stream_position"),
     )
     """What is read of the rows."""
 
     def __init__(self, folder: DataFolder) -> None:
         self.splits = {split: _Sums() for split in SPLITS}
-        self.tasks: dict[tuple[str, str], _Sums] = {}
-        """By task type and verifier."""
+        self.tasks: dict[tuple[str, str, str], _Sums] = {}
+        """By part, task type and verifier."""
         self.workers: Counter[str] = Counter()
         """Rows by worker."""
         self.versions: Counter[int] = Counter()
@@ -74,9 +76,9 @@ class Figures:
     def _take(self, folder: DataFolder, part: Part) -> None:
         places: set[int] = set()
         for name, rows in folder.tables(part, self.COLUMNS):
-            values = {column: rows[column].to_pylist() for column in self.COLUMNS[:5]}
+            values = {column: rows[column].to_pylist() for column in self.COLUMNS[:6]}
             lengths = pc.list_value_length(rows["completion_tokens"]).to_pylist()
-            keys = zip(values["task_type"], values["verifier"], strict=True)
+            keys = zip(values["part"], values["task_type"], values["verifier"], strict=True)
             split = self.splits[name.removeprefix("data/").partition("-")[0]]
             for problem, key, reward, finished, length in zip(
                 values["problem_id"],
@@ -133,7 +135,7 @@ def write_card(folder: DataFolder, stream: Stream, figures: Figures) -> str:
         "|---|---|---|---|---|---|",
         *(sums.line(split) for split, sums in figures.splits.items() if sums.rows),
         "",
-        "| task type, verifier | rows | problems | mean reward | mean tokens | finished |",
+        "| part, task type, verifier | rows | problems | mean reward | mean tokens | finished |",
         "|---|---|---|---|---|---|",
         *(sums.line(", ".join(filter(None, key))) for key, sums in sorted(figures.tasks.items())),
         "",

@@ -7,7 +7,7 @@ from anybody, in folders or by HTTP: `open_inputs` checks them against the chain
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -33,7 +33,7 @@ from muster.protocol.prompts import Part
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Bounds, read_table, require_bounds
 from muster.shardcast.simple import check_files
-from muster.tasks import Problem, TaskSet
+from muster.tasks import TaskSet
 from muster.tasks.document import MAX_TASK_SET_BYTES
 
 _TOKENS = pa.list_(pa.int32())
@@ -41,6 +41,7 @@ SCHEMA = pa.schema(
     {
         "problem_id": pa.string(),
         "source": pa.string(),
+        "part": pa.string(),
         "task_type": pa.string(),
         "problem": pa.string(),
         "prompt": pa.string(),
@@ -193,6 +194,11 @@ class RowMaker:
         self._places = {problem.problem_id: n for n, problem in enumerate(task_set)}
         self._verifiers = {v.task_type: f"{v.name} {v.version}" for v in recipe.verifiers}
 
+    def require_parts(self, names: Iterable[str]) -> None:
+        """Raise TaskError for a name that no part of the task set has."""
+        for name in names:
+            self._task_set.range_of(name)
+
     def rows(self, data: bytes, accepted: Accepted) -> pa.Table:
         """Return a submission's samples, in the file's order.
 
@@ -205,7 +211,8 @@ class RowMaker:
         table = read_table(data)
         if len(table) != record.rollouts:
             raise EncodingError(f"file has {len(table)} rows, its record says {record.rollouts}")
-        problems = [self._problem(name) for name in table["problem_id"].to_pylist()]
+        places = [self._place(name) for name in table["problem_id"].to_pylist()]
+        problems = [self._task_set[place] for place in places]
         prompts = TokenLists.of(table["prompt_tokens"])
         completions = TokenLists.of(table["completion_tokens"])
         texts = answers = self._texts.completions(completions)
@@ -219,6 +226,7 @@ class RowMaker:
         columns: dict[str, Any] = {
             "problem_id": table["problem_id"],
             "source": [problem.source for problem in problems],
+            "part": [self._task_set.part_at(place) for place in places],
             "task_type": [problem.task_type for problem in problems],
             "problem": [problem.prompt for problem in problems],
             "prompt": self._texts.prompts(prompts),
@@ -249,11 +257,11 @@ class RowMaker:
         turn = replies[-1] if replies else 0
         return len(tokens) - len(after_last(tokens[turn:].tolist(), self._mark))
 
-    def _problem(self, problem_id: str) -> Problem:
+    def _place(self, problem_id: str) -> int:
         place = self._places.get(problem_id)
         if place is None:
             raise EncodingError(f"the run's task set has no problem {problem_id!r}")
-        return self._task_set[place]
+        return place
 
 
 def policy_roots(run: RunView) -> dict[int, Hash32]:

@@ -1,6 +1,6 @@
 """Which rows of accepted submissions a data set keeps, and in which split a problem is.
 
-A row is counted under the first rule that leaves it out: `reward`, `length`, `unfinished`,
+A row is counted under the first rule that leaves it out: `part`, `reward`, `length`, `unfinished`,
 `contaminated`, `duplicate`, and `enough`, when its problem has the rows that it may have.
 """
 
@@ -26,6 +26,7 @@ GRAM = 13
 """Words in a row that count as the same text, as in GPT-3's contamination check
 (arXiv 2005.14165, appendix C)."""
 _WORD = re.compile(r"\w+")
+_LISTS = ("parts", "held_out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +45,21 @@ class Settings:
     """Most rows of one problem, the first in the stream's order; 0 for any number."""
     test_share: float = 0.0
     """Share of the problems whose rows are the split `test`."""
+    parts: tuple[str, ...] = ()
+    """Parts of the task set whose rows are kept; none for those of all."""
     held_out: tuple[str, ...] = ()
     """SHA-256 of each file of held-out texts that rows must not repeat, in order."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        return {**asdict(self), "held_out": list(self.held_out)}
+        return {**asdict(self), **{name: list(getattr(self, name)) for name in _LISTS}}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Settings:
         """Return settings from their JSON values; raises TypeError or ValueError for others."""
         # Canonical JSON writes 1.0 as 1.
         shares = {name: float(values[name]) for name in ("reward_at_least", "test_share")}
-        return cls(**{**values, **shares, "held_out": tuple(values["held_out"])})
+        return cls(**{**values, **shares, **{name: tuple(values[name]) for name in _LISTS}})
 
 
 def is_test(problem_id: str, share: float) -> bool:
@@ -155,6 +158,7 @@ class Selection:
 
     COLUMNS = (
         "problem_id",
+        "part",
         "problem",
         "completion",
         "completion_tokens",
@@ -198,7 +202,9 @@ class Selection:
         settings = self._settings
         lengths = np.diff(TokenLists.of(rows["completion_tokens"]).ends)
         reasons: list[str | None] = [None] * len(rows)
+        wanted = settings.parts
         faults: dict[str, npt.NDArray[np.bool_]] = {
+            "part": np.array([bool(wanted) and p not in wanted for p in rows["part"].to_pylist()]),
             "reward": np.asarray(rows["reward"].to_pylist()) < settings.reward_at_least,
             "length": (lengths < settings.tokens_at_least) | (lengths > settings.tokens_at_most),
         }

@@ -24,7 +24,7 @@ from muster.client.dataset.verify import (
     check_rows,
     check_rules,
 )
-from muster.protocol.errors import ConfigError, NotYet, StorageError
+from muster.protocol.errors import ConfigError, NotYet, StorageError, TaskError
 from muster.protocol.recipe import PromptRecipe
 
 pytestmark = pytest.mark.asyncio
@@ -79,6 +79,7 @@ async def test_a_row_says_what_was_asked_answered_and_by_whom(traces: Traces) ->
     assert row == {
         "problem_id": "p3",
         "source": "",
+        "part": "low",
         "task_type": "exact_match",
         "problem": "3=",
         "prompt": "3=",
@@ -145,6 +146,17 @@ async def test_settings_leave_rows_out(
     folder = await export(traces, settings)
     assert [row["completion"] for row in rows_of(folder)] == kept
     assert folder.export.parts[0].left_out == why
+
+
+async def test_rows_of_a_part_are_chosen_and_counted_by_part(traces: Traces) -> None:
+    traces.add(rollout(1, tokens("1"), 1.0, 0), rollout(6, tokens("6"), 0.0, 3))
+    folder = await export(traces, Settings(parts=("high",)))
+    assert [(row["part"], row["completion"]) for row in rows_of(folder)] == [("high", "6")]
+    assert folder.export.parts[0].left_out == {"part": 1}
+    assert "| high, exact_match, exact_match 2 | 1 |" in (folder.path / CARD).read_text()
+    assert check_rules(folder, HeldOut()).passed
+    with pytest.raises(TaskError, match="has no part 'middle'"):
+        traces.maker.require_parts(["middle"])
 
 
 async def test_the_same_completion_of_a_problem_comes_once(traces: Traces) -> None:
