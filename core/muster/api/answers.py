@@ -415,6 +415,23 @@ class SubmissionStatus(AnswerBody):
     """Why, when it is not Accepted."""
 
 
+class PartStatus(AnswerBody):
+    """One part of a run's task set."""
+
+    name: Annotated[str, Field(examples=["math"])]
+    """Its name."""
+    weight: int
+    """Its weight at the rollout step of the next ticket."""
+    reward: float | None
+    """Mean task reward of the newest step that consumed some of it."""
+    kept: float | None
+    """Share of its groups there that was trained on."""
+    length: float | None
+    """Mean tokens of its completions there."""
+    eval_reward: float | None
+    """Newest evaluation on its held-out problems."""
+
+
 class RunStatus(AnswerBody):
     """Everything the dashboard shows."""
 
@@ -461,6 +478,8 @@ class RunStatus(AnswerBody):
     """Mean task reward by training step."""
     eval_reward: list[tuple[int, float]]
     """Evaluation reward by policy version."""
+    parts: list[PartStatus] = Field(default=[], max_length=16)
+    """Parts of the task set; none in a run without a mixture."""
     slashes: list[SlashStatus]
     """Latest first."""
     submissions: list[SubmissionStatus]

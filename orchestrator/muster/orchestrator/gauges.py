@@ -37,6 +37,8 @@ TRAINING_FIGURES = (
 """Which of the trainer's figures are passed on: its own endpoint has all of them."""
 
 
+PART_FIGURES = ("part_{}_reward", "part_{}_kept", "part_{}_length", "eval_part_{}_reward")
+"""The same of each part of a mixture."""
 OF_TOKENS = frozenset({"entropy", "grad_norm", "kl", "mismatch_kl", "age_mean"})
 """Those of them that a step without trained tokens does not have."""
 
@@ -85,7 +87,9 @@ def _set_run(services: Services) -> None:
     metrics.LISTENERS.set(services.feed.listeners)
     for verdict, count in projection.verdict_counts.items():
         metrics.VERDICTS.labels(verdict=verdict.name.lower()).set(count)
-    for figure in TRAINING_FIGURES:
+    parts = [part.name for part in services.recipe.tasks.parts]
+    of_parts = [pattern.format(name) for name in parts for pattern in PART_FIGURES]
+    for figure in (*TRAINING_FIGURES, *of_parts):
         value = _known(training, figure)
         if value is not None:
             metrics.TRAINING.labels(figure=figure).set(value)

@@ -131,9 +131,9 @@ def panels(training: TrainingMetrics, recipe: Recipe) -> list[Panel]:
     """Return the reward and the small multiples, of what the run has."""
     columns = training.column
     shown = [_reward(columns, training.evaluators), *_multiples(columns)]
-    if recipe.sampling.target_lengths:
+    if recipe.longest_budget >= 0:
         shown.insert(-1, _length(columns))
-    return shown
+    return [*shown, *(_part(columns, part.name) for part in recipe.tasks.parts)]
 
 
 def _reward(columns: Columns, evaluators: Mapping[int, Address]) -> Panel:
@@ -148,6 +148,26 @@ def _reward(columns: Columns, evaluators: Mapping[int, Address]) -> Panel:
         series=[
             Series("step", _points(columns("reward"))),
             Series("version", _points(columns("eval_reward"), low, high), is_dots=True),
+        ],
+        floor=0.0,
+        ceiling=1.0,
+    )
+
+
+def _part(columns: Columns, name: str) -> Panel:
+    figure = f"part_{name}_"
+    low, high = columns(f"eval_{figure}reward_low"), columns(f"eval_{figure}reward_high")
+    return Panel(
+        key=f"part-{name}",
+        title=f"Part {name}",
+        unit="score; share",
+        meaning="Mean task reward of what each step consumed of this part of the task set, and the "
+        "share of its groups that is trained on; dots are evaluations with their 95 % interval.",
+        empty=_AFTER_STEP,
+        series=[
+            Series("reward", _points(columns(f"{figure}reward"))),
+            Series("groups kept", _points(columns(f"{figure}kept"))),
+            Series("version", _points(columns(f"eval_{figure}reward"), low, high), is_dots=True),
         ],
         floor=0.0,
         ceiling=1.0,

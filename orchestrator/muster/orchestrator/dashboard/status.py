@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from muster.api.answers import RunStatus, SlashStatus, SubmissionStatus, WorkerStatus
+from muster.api.answers import PartStatus, RunStatus, SlashStatus, SubmissionStatus, WorkerStatus
 from muster.chain import MemberView, SlashView
 from muster.orchestrator.dashboard.training import TrainingMetrics
 from muster.orchestrator.db import statements
@@ -23,6 +23,7 @@ from muster.orchestrator.projection import Projection
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Step
 from muster.protocol.messages import OutcomeRecord, Reason
+from muster.protocol.mixture import PartRecipe
 from muster.protocol.recipe import Recipe
 
 SHOWN_WORKERS = 200
@@ -99,9 +100,21 @@ class StatusBuilder:
             workers=self._workers(),
             reward=_thin(self.training.series("reward")),
             eval_reward=_thin(self.training.series("eval_reward")),
+            parts=[self._part(part, leasing_step) for part in self.recipe.tasks.parts],
             slashes=[self.slash(s) for s in projection.slashes[: -SHOWN_SLASHES - 1 : -1]],
             submissions=[self._submission(SubmissionRow(*row)) for row in latest],
             **self._pause(),
+        )
+
+    def _part(self, part: PartRecipe, step: Step) -> PartStatus:
+        latest = self.training.latest
+        return PartStatus(
+            name=part.name,
+            weight=part.weight_at(step),
+            reward=latest(f"part_{part.name}_reward"),
+            kept=latest(f"part_{part.name}_kept"),
+            length=latest(f"part_{part.name}_length"),
+            eval_reward=latest(f"eval_part_{part.name}_reward"),
         )
 
     def _pause(self) -> dict[str, Any]:

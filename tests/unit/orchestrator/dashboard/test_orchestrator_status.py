@@ -9,9 +9,13 @@ from orchestrator_bench import Bench, open_bench
 from orchestrator_fakes import NOW, RUN, Network
 
 from muster.api.answers import RunStatus
+from muster.orchestrator import metrics
+from muster.orchestrator.dashboard.figures import panels
 from muster.orchestrator.dashboard.status import SHOWN_POINTS, to_json
+from muster.orchestrator.gauges import Gauges
 from muster.orchestrator.http.feed import Notice, StatusFeed
 from muster.protocol.messages import Reason, Verdict
+from muster.protocol.mixture import CurriculumPoint, PartRecipe, TasksRecipe
 
 
 async def test_status_of_a_fresh_run_is_empty(bench: Bench) -> None:
@@ -197,3 +201,31 @@ async def test_status_is_built_once_for_all_who_ask_at_the_same_time(bench: Benc
     assert await desk.latest() is first
     desk._latest = (-10.0, first)
     assert await desk.latest() is not first
+
+
+async def test_parts_of_a_mixture_are_told_apart_everywhere(bench: Bench) -> None:
+    services = bench.services
+    easy = PartRecipe(name="easy", weight=3)
+    ramp = (CurriculumPoint(step=1, weight=0), CurriculumPoint(step=3, weight=4))
+    parts = (easy, PartRecipe(name="late", curriculum=ramp))
+    mixed = services.recipe.model_copy(update={"tasks": TasksRecipe(parts=parts)})
+    services.recipe = services.status.recipe = mixed
+    figures = {"part_easy_reward": 0.5, "part_easy_kept": 0.75, "part_easy_length": 9.0}
+    await services.training.report(1, figures | {"eval_part_easy_reward": 0.4})
+    first, second = (await services.status.build()).parts
+    assert (first.name, first.weight, first.reward, first.kept) == ("easy", 3, 0.5, 0.75)
+    assert (first.length, first.eval_reward) == (9.0, 0.4)
+    assert (second.weight, second.reward) == (0, None)
+    await Gauges().refresh(services)
+    shown = {
+        name: metrics.REGISTRY.get_sample_value(
+            "muster_orchestrator_training", {"figure": f"part_{name}_kept"}
+        )
+        for name in ("easy", "late")
+    }
+    assert shown == {"easy": 0.75, "late": None}
+    drawn = {panel.key: panel for panel in panels(services.training, mixed)}
+    reward, kept, evaluated = drawn["part-easy"].series
+    assert [point.value for point in (*reward.points, *kept.points)] == [0.5, 0.75]
+    assert (evaluated.is_dots, evaluated.points[0].value) == (True, 0.4)
+    assert drawn["part-late"].is_empty
