@@ -29,12 +29,12 @@ from functools import partial
 from typing import NoReturn
 
 from muster.chain import Batch, OutcomeProof, PauseCause, apply_poll
+from muster.chain.doubles import Double
 from muster.orchestrator.clock import Backoff, loop_time, wait_for
 from muster.orchestrator.dashboard.status import to_json
 from muster.orchestrator.intake.retention import Retention
 from muster.orchestrator.leadership import Leadership
 from muster.orchestrator.metrics import TRANSACTIONS
-from muster.orchestrator.outcomes.doubles import Double
 from muster.orchestrator.outcomes.outcomes import Agreed
 from muster.orchestrator.ports import ReaderPort
 from muster.orchestrator.services import Services

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from muster.chain import Batch, Deployment, OutcomeProof, PauseCause, Poll
+from muster.chain.doubles import Court
 from muster.protocol.eip712 import Domain
 from muster.protocol.ids import Address, Hash32, RunId, Step
-from muster.protocol.messages import Outcomes, Submission
+from muster.protocol.messages import Submission
 
 
 class MinedPort(Protocol):
@@ -54,30 +55,6 @@ class LedgerPort(Protocol):
         """Return the wei of stake behind one unit in flight."""
 
 
-class FaultsPort(Protocol):
-    """Punishes who signed two things of which one was allowed."""
-
-    async def prove_double_outcome(
-        self,
-        batch: Batch,
-        first: Outcomes,
-        first_signature: bytes,
-        second: Outcomes,
-        second_signature: bytes,
-    ) -> object:
-        """Slash a validator that signed two different outcomes of one batch."""
-
-    async def prove_double_submission(
-        self,
-        outcome: OutcomeProof,
-        first: Submission,
-        first_signature: bytes,
-        second: Submission,
-        second_signature: bytes,
-    ) -> object:
-        """Slash and ban a worker whose node signed another submission for a judged slot."""
-
-
 class RunsPort(Protocol):
     """One write, and two constants."""
 
@@ -114,7 +91,7 @@ class ChainPort(Protocol):
         """The contribution ledger."""
 
     @property
-    def faults(self) -> FaultsPort:
+    def faults(self) -> Court[object]:
         """The court of faults."""
 
     @property

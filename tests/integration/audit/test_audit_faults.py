@@ -27,8 +27,9 @@ from click.testing import CliRunner, Result
 from muster.api import BatchEntry
 from muster.app.cli import muster
 from muster.chain import save_deployment
+from muster.chain.doubles import Double
 from muster.client.audit.evidence import EvidenceFolders
-from muster.client.audit.faults import Fault, find_faults, report_faults
+from muster.client.audit.faults import find_faults, report_faults
 from muster.client.audit.history import History, HistorySource, read
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError
@@ -46,7 +47,7 @@ async def history(net: Scenario) -> History:
     return await read(HistorySource((net.anvil.rpc_url,), net.deployment))
 
 
-async def faults(net: Scenario, *folders: Path) -> list[Fault]:
+async def faults(net: Scenario, *folders: Path) -> list[Double]:
     found = await history(net)
     return find_faults(found.ledger, found.domain, net.run_id, EvidenceFolders(folders))
 

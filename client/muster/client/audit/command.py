@@ -58,9 +58,10 @@ from muster.settings.options import RELAY_HELP
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from muster.chain.doubles import Double
     from muster.client.audit.contradictions import Check
     from muster.client.audit.evidence import EvidenceFolders
-    from muster.client.audit.faults import Fault, Reported
+    from muster.client.audit.faults import Reported
     from muster.client.audit.history import History, HistorySource, Seen
     from muster.client.audit.report import AuditReport
 
@@ -218,7 +219,7 @@ def _faults(
     return asyncio.run(_report(faults, key, options))
 
 
-async def _report(faults: list[Fault], key: bytes, options: dict[str, Any]) -> list[Reported]:
+async def _report(faults: list[Double], key: bytes, options: dict[str, Any]) -> list[Reported]:
     from muster.chain import Chain
     from muster.client.audit.faults import report_faults
 

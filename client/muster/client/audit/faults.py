@@ -12,9 +12,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from muster.chain import BatchView, Offence
+from muster.chain import BatchView
+from muster.chain.doubles import (
+    WITHHELD,
+    Double,
+    DoubleOutcome,
+    DoubleSubmission,
+    SignedRecords,
+    SignedWork,
+)
 from muster.client.audit.evidence import EvidenceFolders
-from muster.client.audit.ledger import WITHHELD, Ledger
+from muster.client.audit.ledger import Ledger
 from muster.client.audit.work import outcome_signers, signer_of
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import keccak
@@ -23,87 +31,17 @@ from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import OutcomeRecord, Outcomes, Submission
 
 if TYPE_CHECKING:
-    from muster.chain import Chain, Receipt
+    from muster.chain import Chain
 
 SETTLED = "VaultOffenceSettled"
 """The vault's word that somebody else was first."""
 
 
 @dataclass(frozen=True, slots=True)
-class DoubleOutcome:
-    """Two different outcomes of one batch, signed by one validator."""
-
-    batch: BatchView
-    account: Address
-    """The validator."""
-    statements: tuple[tuple[Hash32, bytes], tuple[Hash32, bytes]]
-    """Hash of the records and signature, of both."""
-
-    offence = Offence.DOUBLE_OUTCOME
-
-    @property
-    def tag(self) -> int:
-        """What the vault files it under: the batch."""
-        return self.batch.batch_id
-
-    @property
-    def words(self) -> str:
-        """What it is, in words."""
-        return f"validator {self.account} signed two outcomes of batch {self.batch.batch_id}"
-
-    async def report(self, chain: Chain) -> Receipt:
-        """Prove it on chain; raises ContractRevert."""
-        batch = self.batch
-        (first, one), (second, other) = (
-            (Outcomes(batch.batch_id, batch.root, said), signature)
-            for said, signature in self.statements
-        )
-        return await chain.faults.prove_double_outcome(batch.header(), first, one, second, other)
-
-
-@dataclass(frozen=True, slots=True)
-class DoubleSubmission:
-    """Two submissions for one slot, signed by one worker's node; the first of them was judged."""
-
-    batch: BatchView
-    """The batch of the first."""
-    position: int
-    """Its place there."""
-    account: Address
-    """The worker."""
-    signed: tuple[tuple[Submission, bytes], tuple[Submission, bytes]]
-    """Submission and signature, of both."""
-
-    offence = Offence.DOUBLE_SUBMISSION
-
-    @property
-    def tag(self) -> int:
-        """What the vault files it under: the slot."""
-        return self.signed[0][0].step << 32 | self.signed[0][0].index
-
-    @property
-    def words(self) -> str:
-        """What it is, in words."""
-        slot = self.signed[0][0]
-        return (
-            f"worker {self.account} signed two submissions for step {slot.step}, index {slot.index}"
-        )
-
-    async def report(self, chain: Chain) -> Receipt:
-        """Prove it on chain; raises ContractRevert."""
-        (first, one), (second, other) = self.signed
-        proof = self.batch.prove(self.position)
-        return await chain.faults.prove_double_submission(proof, first, one, second, other)
-
-
-Fault = DoubleOutcome | DoubleSubmission
-
-
-@dataclass(frozen=True, slots=True)
 class Reported:
     """A fault, and what came of its report."""
 
-    fault: Fault
+    fault: Double
     """What."""
     tx: str | None = None
     """The transaction that proved it; None without one."""
@@ -114,7 +52,7 @@ class Reported:
         """Return it as JSON values."""
         return {
             "offence": self.fault.offence.name.lower(),
-            "account": self.fault.account,
+            "account": self.fault.owner,
             "batch_id": self.fault.batch.batch_id,
             "words": self.fault.words,
             "tx": self.tx,
@@ -125,16 +63,18 @@ class Reported:
 # Found
 
 
-def find_faults(view: Ledger, domain: Domain, run_id: RunId, store: EvidenceFolders) -> list[Fault]:
+def find_faults(
+    view: Ledger, domain: Domain, run_id: RunId, store: EvidenceFolders
+) -> list[Double]:
     """Return the faults of a run that the chain or a copy of the evidence proves and that were not
     reported; `domain` is the ledger's.
     """
-    settled = {(slash.run_id, slash.owner, slash.offence, slash.tag) for slash in view.slashes}
-    found: list[Fault] = [
+    settled = {(s.owner, s.offence, s.tag) for s in view.slashes if s.run_id == run_id}
+    found: list[Double] = [
         *_double_outcomes(view, domain, run_id, store),
         *_double_submissions(view, domain, run_id, store),
     ]
-    return [f for f in found if (run_id, f.account, f.offence, f.tag) not in settled]
+    return [fault for fault in found if fault.filed not in settled]
 
 
 def _double_outcomes(
@@ -150,8 +90,8 @@ def _double_outcomes(
             continue
         for who, said in _statements(batch, domain, store).items():
             if who in seats and len(said) > 1:
-                first, second, *_ = said.items()
-                yield DoubleOutcome(batch, who, (first, second))
+                first, second, *_ = (SignedRecords(*each) for each in said.items())
+                yield DoubleOutcome(who, batch, first, second)
 
 
 def _statements(
@@ -184,10 +124,10 @@ Slot = tuple[Address, int, int]
 def _double_submissions(
     view: Ledger, domain: Domain, run_id: RunId, store: EvidenceFolders
 ) -> Iterator[DoubleSubmission]:
-    by_slot: dict[Slot, dict[Hash32, tuple[Submission, bytes]]] = defaultdict(dict)
+    by_slot: dict[Slot, dict[Hash32, SignedWork]] = defaultdict(dict)
     for submission, signature in _signed(view, run_id, store):
         slot = (submission.worker, submission.step, submission.index)
-        by_slot[slot][submission.struct_hash()] = (submission, signature)
+        by_slot[slot][submission.struct_hash()] = SignedWork(submission, signature)
     doubles = {slot: signed for slot, signed in by_slot.items() if len(signed) > 1}
     if not doubles:
         return
@@ -201,7 +141,7 @@ def _double_submissions(
             if pair is not None:
                 # Once is enough: the vault takes stake for a slot once.
                 del doubles[slot]
-                yield DoubleSubmission(batch, position, slot[0], pair)
+                yield DoubleSubmission(batch, position, *pair)
 
 
 def _pair(
@@ -209,18 +149,20 @@ def _pair(
     domain: Domain,
     batch: BatchView,
     record: OutcomeRecord,
-    signed: Sequence[tuple[Submission, bytes]],
-) -> tuple[tuple[Submission, bytes], tuple[Submission, bytes]] | None:
+    signed: Sequence[SignedWork],
+) -> tuple[SignedWork, SignedWork] | None:
     """Return the judged submission and another one, each signed by a node that answers for it."""
     answered = [
-        (submission, signature)
-        for submission, signature in signed
-        if view.answers_for(batch, submission.worker, signer_of(domain, submission, signature))
+        each
+        for each in signed
+        if view.answers_for(
+            batch, each.submission.worker, signer_of(domain, each.submission, each.signature)
+        )
     ]
     judged = (record.policy_version, record.file_hash)
     for first in answered:
         others = [other for other in answered if other != first]
-        if (first[0].policy_version, first[0].file_hash) == judged and others:
+        if (first.submission.policy_version, first.submission.file_hash) == judged and others:
             return first, others[0]
     return None
 
@@ -243,12 +185,12 @@ def _signed(
 # Reported
 
 
-async def report_faults(chain: Chain, faults: Sequence[Fault]) -> list[Reported]:
+async def report_faults(chain: Chain, faults: Sequence[Double]) -> list[Reported]:
     """Prove faults on chain, one transaction each; a refusal is noted, and the rest goes on."""
     reported = []
     for fault in faults:
         try:
-            reported.append(Reported(fault, tx=(await fault.report(chain)).tx_hash))
+            reported.append(Reported(fault, tx=(await fault.prove(chain.faults)).tx_hash))
         except ContractRevert as error:
             is_late = error.name == SETTLED
             why = "somebody else reported it meanwhile" if is_late else str(error)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.chain import BatchStatus, BatchView, BlockId, Event, Offence, SlashState, SlashView
+from muster.chain.doubles import WITHHELD
 from muster.chain.view_parts import parse_records, split_signatures
 from muster.client.audit.contradictions import Contradiction, Kind
 from muster.client.chain_facts import HistoryView
@@ -37,8 +38,6 @@ RECORD = np.dtype(
     ]
 )
 """An outcome record, as it is on chain."""
-WITHHELD = keccak(b"")
-"""Hash of no records: validators sign it when nothing of a batch can be had."""
 REMEMBERED_BLOCKS = 256
 """Newest blocks with events whose hashes are kept."""
 

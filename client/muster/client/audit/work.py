@@ -18,6 +18,7 @@ from muster.chain import (
     RunTerms,
     WorkerStatus,
 )
+from muster.chain.doubles import WITHHELD
 from muster.client.audit.contradictions import (
     Check,
     Contradiction,
@@ -26,7 +27,7 @@ from muster.client.audit.contradictions import (
     at_outcomes,
     summarise,
 )
-from muster.client.audit.ledger import WITHHELD, Ledger
+from muster.client.audit.ledger import Ledger
 from muster.client.audit.table import OutcomeTable, at_row, outcome_leaves, submission_leaves
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.errors import SignatureError

@@ -18,6 +18,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from muster.chain.doubles import WITHHELD
 from muster.chain.structs import BatchStatus, Offence
 from muster.client.chain_facts import ChainClock
 from muster.client.outage import Steps, serve_forever
@@ -45,8 +46,6 @@ NEXT_POSTS = 0.02
 """Share that each validator leaves to the one before it in the order."""
 LAST_POST_AT = 0.94
 """Share from which every validator posts."""
-WITHHELD = keccak(b"")
-"""Records hash of outcomes that say that nothing can be had."""
 RETRY_S = 5.0
 """Shortest time between two tries of one step."""
 _OVERTAKEN = frozenset(

@@ -1,8 +1,7 @@
-"""Doubles: two signatures where one was allowed. They prove themselves, and anyone may show them.
+"""Keeps what somebody signed twice until the court of faults has seen it.
 
-A validator signs one set of outcomes of a batch, a worker's node one submission for a slot. A
-second one is refused; both are kept until the ledger's court of faults has seen them. A validator
-that called a batch withheld and judged it later contradicts nothing.
+The second outcomes of a batch by one validator, or the second submission for a slot, are refused;
+both signatures are kept. `muster.chain.doubles` says what they prove.
 """
 
 from __future__ import annotations
@@ -10,28 +9,34 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from sqlalchemy import bindparam, select
 from sqlalchemy.dialects.postgresql import insert
 
-from muster.chain import BatchView, Offence, OutcomeProof
+from muster.chain import BatchView, Offence
+from muster.chain.doubles import (
+    WITHHELD,
+    Double,
+    DoubleOutcome,
+    DoubleSubmission,
+    SignedRecords,
+    SignedWork,
+    tag_of,
+)
 from muster.orchestrator.db import statements
 from muster.orchestrator.db.database import Database
 from muster.orchestrator.db.query import Asked, Query, Statement
 from muster.orchestrator.db.statements import SubmissionRow
 from muster.orchestrator.db.tables import doubles
 from muster.orchestrator.intake.files import FileStore, StoredDouble
-from muster.orchestrator.ports import FaultsPort
 from muster.orchestrator.projection import Projection
 from muster.protocol.eip712 import Domain, digest, recover
-from muster.protocol.encoding import hex0x, keccak
+from muster.protocol.encoding import hex0x
 from muster.protocol.errors import SignatureError
-from muster.protocol.ids import Address, Hash32, to_hash32
-from muster.protocol.messages import Outcomes, Submission
+from muster.protocol.ids import Address
+from muster.protocol.messages import Submission
 
-WITHHELD = keccak(b"")
-"""The hash of no records: that nothing of a batch can be had."""
 MAX_DIRECT = 500
 """Submissions that workers committed themselves and that are compared with ours, the latest."""
 
@@ -46,44 +51,6 @@ _ALL = Query(select(doubles.c.offence, doubles.c.owner, doubles.c.tag, doubles.c
 
 
 @dataclass(frozen=True, slots=True)
-class SignedRecords:
-    """A validator's word on a batch."""
-
-    records_hash: Hash32
-    """Keccak-256 of the records."""
-    signature: bytes
-    """EIP-712 `Outcomes`."""
-
-    def contradicts(self, other: SignedRecords) -> bool:
-        """Return whether nobody may sign both."""
-        hashes = {self.records_hash, other.records_hash}
-        return len(hashes) == 2 and WITHHELD not in hashes
-
-    def of(self, batch: BatchView) -> Outcomes:
-        """Return what was signed."""
-        return Outcomes(batch.batch_id, batch.root, self.records_hash)
-
-    def to_json(self) -> dict[str, str]:
-        """Return it as JSON values."""
-        return {"records_hash": hex0x(self.records_hash), "signature": hex0x(self.signature)}
-
-    @classmethod
-    def from_json(cls, value: dict[str, str]) -> SignedRecords:
-        """Return it from JSON values."""
-        return cls(to_hash32(value["records_hash"]), bytes.fromhex(value["signature"][2:]))
-
-
-@dataclass(frozen=True, slots=True)
-class SignedSubmission:
-    """A node's word on a slot."""
-
-    submission: Submission
-    """The claim."""
-    signature: bytes
-    """EIP-712 `Submission`."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Kept:
     """A row of what somebody signed twice."""
 
@@ -91,65 +58,6 @@ class _Kept:
     owner: Address
     tag: int
     signed: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class DoubleOutcome:
-    """Two sets of outcomes of one batch."""
-
-    validator: Address
-    """Who signed both."""
-    batch: BatchView
-    first: SignedRecords
-    """Its first signature."""
-    second: SignedRecords
-    """Its second signature."""
-
-    @property
-    def filed(self) -> tuple[Address, Offence, int]:
-        """The owner of the stake, and the offence and tag that the slash is filed under."""
-        return self.validator, Offence.DOUBLE_OUTCOME, self.batch.batch_id
-
-    async def prove(self, court: FaultsPort) -> None:
-        """Show both."""
-        batch, first, second = self.batch, self.first, self.second
-        await court.prove_double_outcome(
-            batch.header(), first.of(batch), first.signature, second.of(batch), second.signature
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class DoubleSubmission:
-    """Two submissions for one slot, the first of which was judged."""
-
-    outcome: OutcomeProof
-    """The outcome of the first."""
-    first: SignedSubmission
-    """The submission that was judged."""
-    second: SignedSubmission
-    """The other one for its slot."""
-
-    @property
-    def filed(self) -> tuple[Address, Offence, int]:
-        """The owner of the stake, and the offence and tag that the slash is filed under."""
-        first = self.first.submission
-        return first.worker, Offence.DOUBLE_SUBMISSION, tag_of(first)
-
-    async def prove(self, court: FaultsPort) -> None:
-        """Show both."""
-        first, second = self.first, self.second
-        await court.prove_double_submission(
-            self.outcome, first.submission, first.signature, second.submission, second.signature
-        )
-
-
-Double: TypeAlias = DoubleOutcome | DoubleSubmission
-"""Two signatures that can be shown to the court of faults."""
-
-
-def tag_of(submission: Submission) -> int:
-    """Return the number of a slot in slashes."""
-    return submission.step << 32 | submission.index
 
 
 class Doubles:
@@ -190,7 +98,7 @@ class Doubles:
         return list({d.filed: d for d in found if d.filed not in done and self._costs(d)}.values())
 
     def _costs(self, double: Double) -> bool:
-        stake = self._projection.view.stake(self._projection.run_id, double.filed[0])
+        stake = self._projection.view.stake(self._projection.run_id, double.owner)
         return stake.active_wei + stake.unbonding_wei > 0
 
     def _outcomes(self, rows: Iterable[_Kept]) -> Iterator[Double]:
@@ -216,7 +124,7 @@ class Doubles:
 
     async def _submissions(self, rows: Iterable[_Kept]) -> list[Double]:
         seconds = [
-            SignedSubmission(
+            SignedWork(
                 Submission.from_json(row.signed["submission"]),
                 bytes.fromhex(row.signed["signature"][2:]),
             )
@@ -224,7 +132,7 @@ class Doubles:
             if row.offence == Offence.DOUBLE_SUBMISSION
         ]
         direct = [
-            SignedSubmission(batch.work.submission, batch.work.node_signature)
+            SignedWork(batch.work.submission, batch.work.node_signature)
             for batch in self._projection.view.batches.values()
             if batch.work is not None and batch.run_id == self._projection.run_id
         ]
@@ -234,10 +142,10 @@ class Doubles:
         for second, held in zip(seconds, await self._database.search(*questions), strict=True):
             for row in (SubmissionRow(*each) for each in held):
                 if row.claim != second.submission:
-                    found += self._provable(SignedSubmission(row.claim, row.signature), second)
+                    found += self._provable(SignedWork(row.claim, row.signature), second)
         return found
 
-    def _provable(self, one: SignedSubmission, other: SignedSubmission) -> Iterator[Double]:
+    def _provable(self, one: SignedWork, other: SignedWork) -> Iterator[Double]:
         """Yield the proof, if either was judged."""
         for first, second in ((one, other), (other, one)):
             judged = self._projection.judged(first.submission.file_hash)
@@ -250,10 +158,10 @@ class Doubles:
                 continue
             node = self._signer(second)
             if node is not None and member.answers_for(node, batch.committed_at):
-                yield DoubleSubmission(batch.prove(judged.position), first, second)
+                yield DoubleSubmission(batch, judged.position, first, second)
                 return
 
-    def _signer(self, signed: SignedSubmission) -> Address | None:
+    def _signer(self, signed: SignedWork) -> Address | None:
         try:
             return recover(digest(self._domain, signed.submission.struct_hash()), signed.signature)
         except SignatureError:
