@@ -98,7 +98,6 @@ class StakeOffer:
     """What a stake would do, for people to read before they agree."""
 
     run_id: RunId
-    """The run that it is for."""
     terms: RunTerms
     """What the run pays and punishes."""
     terms_number: int
@@ -355,7 +354,6 @@ class Leaving:
     account: Address
     """Whose stake it is."""
     run_id: RunId
-    """The run that it is for."""
     member: Member
     """What it is there, when it is a worker."""
     stake: StakeAccount

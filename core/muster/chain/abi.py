@@ -374,7 +374,6 @@ class Receipt:
 
     tx_hash: str
     block_number: int
-    """The block it is in."""
     gas_used: int
     """What it cost."""
     events: list[Event]

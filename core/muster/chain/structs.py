@@ -165,11 +165,8 @@ class RunConfig:
     base_model_hash: Hash32
     """State hash of version 0's manifest."""
     task_set_hash: Hash32
-    """Hash of the task set."""
     recipe_hash: Hash32
-    """Hash of the recipe."""
     calibration_hash: Hash32
-    """Hash of the calibration."""
     terms: RunTerms
     """Price, slashes, quorum."""
     validators: tuple[Address, ...]
@@ -274,7 +271,6 @@ class Standing:
     """An outcome as it stands now."""
 
     outcome: OutcomeRecord
-    """As recorded."""
     leaf: Hash32
     """Its name in cases."""
     verdict: Verdict

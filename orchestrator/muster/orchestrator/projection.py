@@ -64,7 +64,6 @@ class Judged:
     position: int
     """Its place in the batch."""
     record: OutcomeRecord
-    """The outcome."""
 
     @property
     def verdict(self) -> Verdict:

@@ -98,7 +98,6 @@ class Draw:
     places: tuple[BenchPlace, ...]
     """The bench that there was at the opening, as it was at the draw."""
     block_number: int
-    """The block of the draw."""
 
 
 @dataclass(frozen=True, slots=True)

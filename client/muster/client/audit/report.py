@@ -102,7 +102,6 @@ class WorkerReport:
     """A worker. Its outcomes are those of the audited runs, by the verdicts that stand."""
 
     run_id: RunId
-    """The run."""
     worker_id: int
     """Number in outcome records."""
     address: Address
@@ -146,7 +145,6 @@ class SlashReport:
     run_id: RunId
     """Run that it was staked for; 0 for the jurors' bench."""
     batch_id: int | None
-    """Its batch."""
     position: int | None
     """Its place there."""
     offence: str
@@ -183,7 +181,6 @@ class AuditReport:
     block: int
     """The block up to which it was read."""
     runs: tuple[RunReport, ...]
-    """The audited runs."""
     workers: tuple[WorkerReport, ...]
     """Every worker."""
     batches: int

@@ -77,7 +77,6 @@ class DisputedSubmission:
     read: Callable[[], Any]
     """Brings the view up to date and returns it."""
     place: SubmissionPlace
-    """The submission."""
     case_id: Hash32
     """The name that its case has, or would have."""
     say: Callable[[str], None]

@@ -41,7 +41,6 @@ class Stream:
     """A run's accepted submissions in the order in which they were posted."""
 
     run_id: RunId
-    """The run."""
     table: OutcomeTable
     """Every outcome of the chain."""
     rows: Sequence[int]

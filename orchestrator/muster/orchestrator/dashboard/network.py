@@ -21,7 +21,6 @@ class ValidatorLine:
     """One seat."""
 
     address: Address
-    """The validator."""
     is_seated: bool
     """Whether it holds the seat now."""
     is_absent: bool

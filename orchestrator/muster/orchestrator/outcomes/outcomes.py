@@ -53,7 +53,6 @@ class Agreed:
     """Outcomes of a batch that are to be posted."""
 
     header: Batch
-    """The batch."""
     records: bytes
     """The packed records."""
     signatures: tuple[bytes, ...]
