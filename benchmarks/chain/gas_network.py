@@ -25,7 +25,7 @@ from muster.chain import (
     RunTerms,
     apply_poll,
 )
-from muster.chain.outgoing import Unsigned
+from muster.chain.outgoing import UnsignedTransaction
 from muster.chain.view_parts import BatchView
 from muster.client.stake import join_bench, join_run, take_seat
 from muster.deploy import DeployParameters, deploy_contracts
@@ -448,7 +448,7 @@ def record_of(work: Submission, number: int, *, fraud: bool) -> OutcomeRecord:
 
 def footprint_of(raw: bytes, gas: int) -> Footprint:
     """Return what a signed transaction takes."""
-    calldata = Unsigned.from_raw(raw).data
+    calldata = UnsignedTransaction.from_raw(raw).data
     zeros = calldata.count(0)
     brotli = pyarrow.Codec("brotli", compression_level=BROTLI_LEVEL)
     return Footprint(

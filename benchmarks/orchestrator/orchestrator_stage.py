@@ -23,7 +23,7 @@ from benchmarks.orchestrator.dashboard import CHUNK, STEPS, pages, report_traini
 from dashboard_stage import History, store_rows
 from orchestrator_fakes import RUN, Network
 
-from muster.orchestrator.clock import ChainClock
+from muster.orchestrator.clock import BlockClock
 from muster.orchestrator.db.database import open_database
 from muster.orchestrator.db.query import plain
 from muster.orchestrator.leadership import Leadership
@@ -104,7 +104,7 @@ async def serve(folder: Path, number: int, place: Path | str, network: Network) 
         port=0, ready_file=folder / f"{number}.ready",
     )  # fmt: skip
     network.chain.time = int(time.time())
-    chain_clock = ChainClock()
+    chain_clock = BlockClock()
     chain_clock.update(network.chain.time)
     database = await open_database(place)
     services = await build_services(

@@ -29,9 +29,9 @@ from benchmarks import report
 
 from muster.client.dataset.card import put_card
 from muster.client.dataset.export import export_rows
-from muster.client.dataset.folder import DataFolder, Origin
+from muster.client.dataset.folder import DataFolder, DataOrigin
 from muster.client.dataset.rows import Accepted, RowMaker, Texts
-from muster.client.dataset.selection import HeldOut, Selection, Settings
+from muster.client.dataset.selection import HeldOut, Selection, SelectionSettings
 from muster.client.dataset.verify import (
     check_bytes,
     check_card,
@@ -169,8 +169,10 @@ def _maker(folder: Path) -> RowMaker:
 
 def _export(folder: Path) -> dict[str, Any]:
     stream: Any = MadeUp(folder / "files").load()
-    origin = Origin(1, WORKER, 1, hex0x(RECIPE.hash()), "0x", hex0x(ROOT))
-    out = DataFolder.continue_or_begin(folder / "traces", origin, Settings(test_share=0.02))
+    origin = DataOrigin(1, WORKER, 1, hex0x(RECIPE.hash()), "0x", hex0x(ROOT))
+    out = DataFolder.continue_or_begin(
+        folder / "traces", origin, SelectionSettings(test_share=0.02)
+    )
     selection = Selection(out.export.settings, HeldOut())
     asyncio.run(export_rows(out, stream, _maker(folder), selection, stream.find_file))
     put_card(out, stream)

@@ -10,9 +10,9 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 
-from muster.client.dataset.folder import DataFolder, Origin
+from muster.client.dataset.folder import DataFolder, DataOrigin
 from muster.client.dataset.rows import Accepted, RowMaker, Texts
-from muster.client.dataset.selection import Settings
+from muster.client.dataset.selection import SelectionSettings
 from muster.protocol.encoding import file_hash, hex0x, keccak
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32, PolicyVersion, Step, to_address
@@ -38,8 +38,8 @@ RECIPE = Recipe(
         ),
     ),
 )
-ALL = Settings()
-ORIGIN = Origin(
+ALL = SelectionSettings()
+ORIGIN = DataOrigin(
     chain_id=31337,
     ledger=to_address("0x" + "22" * 20),
     run_id=1,
@@ -162,6 +162,6 @@ class Traces:
         """What code under test takes for the run's stream."""
         return self
 
-    def data_folder(self, settings: Settings = ALL) -> DataFolder:
+    def data_folder(self, settings: SelectionSettings = ALL) -> DataFolder:
         """Return the data set's folder, as a new process opens it."""
         return DataFolder.continue_or_begin(self.folder / "traces", ORIGIN, settings)

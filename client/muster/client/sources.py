@@ -71,7 +71,7 @@ _FAILURES = (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError, MusterErr
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class SourcePatience:
     """How long sources are waited for."""
 
     connect_s: float = 5.0
@@ -120,7 +120,7 @@ class Sources:
         named: Iterable[str] = (),
         allows_private: bool = False,
         signer: Signer | None = None,
-        patience: Patience | None = None,
+        patience: SourcePatience | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         resolver: Resolve = resolve,
     ) -> None:
@@ -132,7 +132,7 @@ class Sources:
         self._own = frozenset(url.rstrip("/") for url in urls)
         self._allows_private, self._resolve = allows_private, resolver
         self._signer = signer
-        self._patience = patience or Patience()
+        self._patience = patience or SourcePatience()
         self._transport = transport
         self._http = httpx.AsyncClient(
             transport=transport,

@@ -79,7 +79,7 @@ _OTHERS = {"integer": 1, "number": 0.5, "string": "text", "boolean": False, "nul
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RouteAnswer:
     """What a route answers under one status."""
 
     status: int
@@ -107,7 +107,7 @@ class Route:
     """Path, parameters in braces."""
     client: str | None
     """The method of `OrchestratorApi` that calls it."""
-    answers: tuple[Answer, ...]
+    answers: tuple[RouteAnswer, ...]
     """Everything but errors."""
     signer: Signer = "nobody"
     """Whose signature it needs."""
@@ -152,12 +152,12 @@ def _example(schema: dict[str, Any], definitions: dict[str, Any], name: str) -> 
     return _OTHERS[schema["type"]]
 
 
-def _json(kind: type[BaseModel], status: int = 200) -> Answer:
-    return Answer(status, kind, JSON)
+def _json(kind: type[BaseModel], status: int = 200) -> RouteAnswer:
+    return RouteAnswer(status, kind, JSON)
 
 
-def _text(text: str, kind: str = "plain") -> Answer:
-    return Answer(200, None, f"text/{kind}", text)
+def _text(text: str, kind: str = "plain") -> RouteAnswer:
+    return RouteAnswer(200, None, f"text/{kind}", text)
 
 
 def _word_on_a_batch(what: str, client: str, body: type[Body]) -> Route:
@@ -181,7 +181,7 @@ ROUTES = (
         "GET",
         "/v1/documents/{document_hash}",
         "document",
-        (Answer(200, None, BYTES, "{}"), Answer(206, None, BYTES, "{}")),
+        (RouteAnswer(200, None, BYTES, "{}"), RouteAnswer(206, None, BYTES, "{}")),
     ),
     Route(
         "POST",
@@ -192,7 +192,12 @@ ROUTES = (
         body=HeartbeatBody,
     ),
     Route(
-        "POST", "/v1/leases", "lease", (_json(Lease), Answer(204)), signer="node", body=LeaseBody
+        "POST",
+        "/v1/leases",
+        "lease",
+        (_json(Lease), RouteAnswer(204)),
+        signer="node",
+        body=LeaseBody,
     ),
     Route(
         "PUT",
@@ -215,7 +220,11 @@ ROUTES = (
         "GET",
         "/v1/files/{file_hash}",
         "file",
-        (Answer(200, None, PARQUET, "PAR1…"), Answer(206, None, PARQUET, "…"), Answer(307)),
+        (
+            RouteAnswer(200, None, PARQUET, "PAR1…"),
+            RouteAnswer(206, None, PARQUET, "…"),
+            RouteAnswer(307),
+        ),
         signer="validator, trainer or juror",
     ),
     Route(
@@ -226,13 +235,18 @@ ROUTES = (
         without_client="asked of sources, of which an orchestrator is one: muster.client.sources",
     ),
     Route(
-        "POST", "/v1/metrics", "post_metrics", (Answer(204),), signer="trainer", body=MetricsBody
+        "POST",
+        "/v1/metrics",
+        "post_metrics",
+        (RouteAnswer(204),),
+        signer="trainer",
+        body=MetricsBody,
     ),
     Route(
         "POST",
         "/v1/evaluations",
         "post_evaluation",
-        (Answer(204),),
+        (RouteAnswer(204),),
         signer="evaluator",
         body=EvaluationBody,
     ),

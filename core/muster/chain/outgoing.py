@@ -34,7 +34,7 @@ HIGHEST_FEE = "MUSTER_MAX_FEE_GWEI"
 _FIELDS = ("chainId", "nonce", "gas", "maxFeePerGas", "maxPriorityFeePerGas", "data")
 
 
-class Refusal(Enum):
+class SendRefusal(Enum):
     """Why a node did not take a transaction."""
 
     KNOWN = auto()
@@ -50,21 +50,24 @@ class Refusal(Enum):
 
 
 # Lower case, without spaces: some clients name an error, others write a sentence. In this order.
-_PHRASES: tuple[tuple[Refusal, tuple[str, ...]], ...] = (
-    (Refusal.KNOWN, ("alreadyknown", "alreadyimported", "alreadyinmempool", "knowntransaction")),
-    (Refusal.NONCE_USED, ("noncetoolow", "invalidnonce", "nonceistoolow", "oldnonce")),
-    (Refusal.NONCE_TAKEN, ("replacement", "samenonce")),
-    (Refusal.FEE_TOO_LOW, ("underpriced", "maxfeepergasless", "feetoolow")),
+_PHRASES: tuple[tuple[SendRefusal, tuple[str, ...]], ...] = (
+    (
+        SendRefusal.KNOWN,
+        ("alreadyknown", "alreadyimported", "alreadyinmempool", "knowntransaction"),
+    ),
+    (SendRefusal.NONCE_USED, ("noncetoolow", "invalidnonce", "nonceistoolow", "oldnonce")),
+    (SendRefusal.NONCE_TAKEN, ("replacement", "samenonce")),
+    (SendRefusal.FEE_TOO_LOW, ("underpriced", "maxfeepergasless", "feetoolow")),
 )
 
 
-def refusal_of(error: RpcError) -> Refusal:
+def refusal_of(error: RpcError) -> SendRefusal:
     """Return what an answer to `eth_sendRawTransaction` means; each client has its own words."""
     text = str(error).lower().replace(" ", "")
     for refusal, phrases in _PHRASES:
         if any(phrase in text for phrase in phrases):
             return refusal
-    return Refusal.OTHER
+    return SendRefusal.OTHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ def purpose_of(to: Address | None, data: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
+class SignedTransaction:
     """A transaction that can be sent."""
 
     tx_hash: str
@@ -137,7 +140,7 @@ class Signed:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsigned:
+class UnsignedTransaction:
     """An EIP-1559 transaction without its signature."""
 
     chain_id: int
@@ -154,7 +157,7 @@ class Unsigned:
     """What it pays."""
 
     @classmethod
-    def from_raw(cls, raw: bytes) -> Unsigned:
+    def from_raw(cls, raw: bytes) -> UnsignedTransaction:
         """Return what a signed transaction says; raises EncodingError when it does not parse."""
         from eth_account.typed_transactions.typed_transaction import TypedTransaction
 
@@ -168,7 +171,7 @@ class Unsigned:
             chain_id, nonce, to_address(to) if to else None, bytes(data), gas, Fees(most, tip)
         )
 
-    def signed(self, key: bytes) -> Signed:
+    def signed(self, key: bytes) -> SignedTransaction:
         """Return it with the key's signature."""
         from eth_account import Account
 
@@ -184,4 +187,4 @@ class Unsigned:
             **({"to": self.to} if self.to else {}),
         }
         signed = Account.sign_transaction(fields, key)
-        return Signed(hex0x(signed.hash), bytes(signed.raw_transaction))
+        return SignedTransaction(hex0x(signed.hash), bytes(signed.raw_transaction))

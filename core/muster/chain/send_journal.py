@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from muster.chain.outgoing import Signed
+from muster.chain.outgoing import SignedTransaction
 from muster.protocol.errors import ConfigError, StorageError
 from muster.protocol.ids import Address
 
@@ -76,7 +76,7 @@ class Action:
     """The account's nonce."""
     state: ActionState
     """How far it has come."""
-    attempts: tuple[Signed, ...]
+    attempts: tuple[SignedTransaction, ...]
     """Signed transactions, oldest first; none once it is long settled."""
     inclusion: Inclusion | None = None
     """Where it was mined."""
@@ -110,7 +110,9 @@ class SendJournal:
 
     # --------------------------------------------------------------------- write
 
-    async def begin(self, label: str | None, purpose: str, nonce: int, first: Signed) -> Action:
+    async def begin(
+        self, label: str | None, purpose: str, nonce: int, first: SignedTransaction
+    ) -> Action:
         """Note an action and its first attempt; on disk when it returns."""
 
         def write(execute: Execute) -> Action:
@@ -124,7 +126,7 @@ class SendJournal:
 
         return await self._transact(write)
 
-    async def add_attempt(self, action: Action, attempt: Signed) -> Action:
+    async def add_attempt(self, action: Action, attempt: SignedTransaction) -> Action:
         """Note another attempt at an action; on disk when it returns."""
 
         def write(execute: Execute) -> Action:
@@ -211,7 +213,7 @@ class SendJournal:
         )
 
 
-def _add_attempt(execute: Execute, number: int, attempt: Signed) -> None:
+def _add_attempt(execute: Execute, number: int, attempt: SignedTransaction) -> None:
     execute(
         "INSERT INTO attempts (action, tx_hash, raw) VALUES (?, ?, ?)",
         (number, attempt.tx_hash, attempt.raw),
@@ -230,7 +232,7 @@ def _action(execute: Execute, number: int) -> Action:
         purpose=purpose,
         nonce=nonce,
         state=ActionState(state),
-        attempts=tuple(Signed(tx_hash, raw) for tx_hash, raw in attempts),
+        attempts=tuple(SignedTransaction(tx_hash, raw) for tx_hash, raw in attempts),
         inclusion=Inclusion(*where) if where[0] else None,
     )
 

@@ -26,9 +26,9 @@ from muster.chain.abi import decode_revert
 from muster.chain.outgoing import (
     MARKET,
     MIN_BUMP,
-    Refusal,
-    Signed,
-    Unsigned,
+    SendRefusal,
+    SignedTransaction,
+    UnsignedTransaction,
     highest_fee,
     market_fees,
     purpose_of,
@@ -222,19 +222,21 @@ class TransactionSender:
             action = await self._journal.begin(label, purpose_of(to, data), unsigned.nonce, signed)
             problem = await self._send_raw(signed)
             refusal = refusal_of(problem) if problem else None
-            if problem is None or refusal in (Refusal.KNOWN, Refusal.NONCE_USED):
+            if problem is None or refusal in (SendRefusal.KNOWN, SendRefusal.NONCE_USED):
                 # A used nonce may be this transaction's own, behind a lost answer: watching tells.
                 return action
             await self._journal.resolve(action, ActionState.REFUSED)
-            if refusal is Refusal.OTHER:
+            if refusal is SendRefusal.OTHER:
                 raise _explained(problem)
             logger.info("sending again", extra={"attempt": attempt, "cause": str(problem)})
-            if refusal is Refusal.FEE_TOO_LOW:
+            if refusal is SendRefusal.FEE_TOO_LOW:
                 fee_factor *= self._policy.bump_factor
             await self._sleep(self._policy.first_poll_s * 2**attempt)
         raise self._no_nonce()
 
-    async def _prepare(self, to: Address | None, data: bytes, fee_factor: float) -> Unsigned:
+    async def _prepare(
+        self, to: Address | None, data: bytes, fee_factor: float
+    ) -> UnsignedTransaction:
         call = self._call(to, data)
         for attempt in range(1, self._policy.send_attempts + 1):
             gas, nonce, block, tip = await self._rpc.try_batch(
@@ -252,7 +254,7 @@ class TransactionSender:
             raise _explained(gas)
         if isinstance(nonce, RpcError):
             raise nonce
-        return Unsigned(
+        return UnsignedTransaction(
             chain_id=self._chain_id,
             nonce=await self._next_nonce(from_hex(nonce)),
             to=to,
@@ -370,7 +372,7 @@ class TransactionSender:
                     await self._settle_orphans(before_nonce=watch.action.nonce)
                 is_slow = now - bumped_at >= policy.bump_after_s and used_since is None
                 if not is_slow and look is not None and look.is_forgotten:
-                    is_slow = await self._send_again(watch.action) is Refusal.FEE_TOO_LOW
+                    is_slow = await self._send_again(watch.action) is SendRefusal.FEE_TOO_LOW
                 if is_slow:
                     bumped_at = now
                     await self._bump(watch)
@@ -439,7 +441,7 @@ class TransactionSender:
         if look is not None and look.is_forgotten:
             await self._send_again(action)
 
-    async def _send_again(self, action: Action) -> Refusal | None:
+    async def _send_again(self, action: Action) -> SendRefusal | None:
         """Send the newest attempt once more; return why it was refused, if it was."""
         problem = await self._send_raw(action.attempts[-1])
         if problem is None:
@@ -456,7 +458,7 @@ class TransactionSender:
         except (ChainUnreachable, RpcError) as error:
             logger.debug("no fees", extra={"cause": str(error)})
             return
-        newest = Unsigned.from_raw(watch.action.attempts[-1].raw)
+        newest = UnsignedTransaction.from_raw(watch.action.attempts[-1].raw)
         wanted = newest.fees.times(policy.bump_factor).at_least(market)
         fees = wanted.at_most(policy.highest_fee_wei)
         if fees.max_wei < newest.fees.max_wei * MIN_BUMP:
@@ -470,7 +472,7 @@ class TransactionSender:
         extra = _about(watch.action) | {"cause": str(problem) if problem else "slow"}
         logger.info("transaction sent again with higher fees", extra=extra)
 
-    async def _send_raw(self, signed: Signed) -> RpcError | None:
+    async def _send_raw(self, signed: SignedTransaction) -> RpcError | None:
         """Hand over a transaction that the journal has; return why it was refused, if it was."""
         try:
             await self._rpc.call("eth_sendRawTransaction", hex0x(signed.raw))

@@ -74,7 +74,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class SignedOutcomes:
     """A validator signed outcomes of a batch."""
 
     validator: Address
@@ -190,7 +190,7 @@ def plan_calls(
     quorum: int,
     timing: Timing,
     now: int,
-    statements: Collection[Statement],
+    statements: Collection[SignedOutcomes],
     *,
     absent: Collection[Address] = (),
     is_hasty: bool = False,
@@ -220,7 +220,7 @@ class _Hearing:
     quorum: int
     timing: Timing
     now: int
-    heard: dict[Address, Statement]
+    heard: dict[Address, SignedOutcomes]
     """The statements of the order's validators."""
     absent: Collection[Address]
 

@@ -56,7 +56,7 @@ class Served(BaseModel):
     """URLs of its relays; when empty, the orchestrator names them."""
 
 
-class Profile(BaseModel):
+class NetworkProfile(BaseModel):
     """A network that a name stands for."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -92,12 +92,12 @@ class Profiles(BaseModel):
 
     current: str | None = None
     """The profile that commands use unless told otherwise."""
-    networks: dict[str, Profile] = {}
+    networks: dict[str, NetworkProfile] = {}
     """Profiles by name."""
 
     @field_validator("networks")
     @classmethod
-    def _have_names(cls, value: dict[str, Profile]) -> dict[str, Profile]:
+    def _have_names(cls, value: dict[str, NetworkProfile]) -> dict[str, NetworkProfile]:
         for name in value:
             require_name(name)
         return value
@@ -113,7 +113,7 @@ class ChosenNetwork:
     """Folder with the contracts' addresses; None when nothing says where."""
     name: str | None = None
     """The network's name, if one of its endpoints or its contracts are used."""
-    profile: Profile | None = None
+    profile: NetworkProfile | None = None
     """What the name stands for."""
 
     def served(self, run: object) -> Served:
@@ -170,7 +170,7 @@ def choose(_context: Any, _option: object, name: str | None) -> None:
         _context.meta[_CHOSEN] = name
 
 
-def _network(environ: Mapping[str, str]) -> tuple[str | None, Profile | None]:
+def _network(environ: Mapping[str, str]) -> tuple[str | None, NetworkProfile | None]:
     asked = typed_network() or environ.get(NETWORK_VARIABLE)
     known = read_profiles(environ)
     name = asked or known.current
@@ -185,7 +185,7 @@ def _network(environ: Mapping[str, str]) -> tuple[str | None, Profile | None]:
     return name, known_profile(known, name)
 
 
-def known_profile(known: Profiles, name: str) -> Profile:
+def known_profile(known: Profiles, name: str) -> NetworkProfile:
     """Return the profile of a name; raises ConfigError when there is none."""
     if name not in known.networks:
         names = ", ".join(known.networks) or "none"
@@ -293,7 +293,7 @@ class Devnet:
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
 
-    def tell(self, profile: Profile) -> None:
+    def tell(self, profile: NetworkProfile) -> None:
         """Say where the devnet is and which runs it has, unless another devnet is known."""
         if self._descriptor is None:
             return
@@ -337,7 +337,7 @@ def _open_devnet(environ: Mapping[str, str]) -> int | None:
     return None
 
 
-def running_devnet(environ: Mapping[str, str] = os.environ) -> Profile | None:
+def running_devnet(environ: Mapping[str, str] = os.environ) -> NetworkProfile | None:
     """Return the devnet that runs on this machine; None when there is none."""
     folder = config_folder(environ)
     if folder is None:
@@ -351,7 +351,7 @@ def running_devnet(environ: Mapping[str, str] = os.environ) -> Profile | None:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             try:
-                return Profile.model_validate_json(file.readline())
+                return NetworkProfile.model_validate_json(file.readline())
             except ValidationError:
                 return None  # it begins, and has told nothing yet
     return None

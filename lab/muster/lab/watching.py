@@ -20,7 +20,7 @@ from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, to_address
 from muster.protocol.schedule import (
     REAUDIT_PPM,
-    Statement,
+    SignedOutcomes,
     Timing,
     draw_order,
     plan_calls,
@@ -129,7 +129,9 @@ class Watched:
         computed: set[Address] = set()
         now = 1
         while True:
-            heard = [Statement(who, ACCEPT if yes else REJECT, yes, 1) for who, yes in said.items()]
+            heard = [
+                SignedOutcomes(who, ACCEPT if yes else REJECT, yes, 1) for who, yes in said.items()
+            ]
             calls = plan_calls(order, QUORUM, TIMING, now, heard)
             if calls.decision is not None:
                 return said, computed, calls.decision == ACCEPT

@@ -16,7 +16,7 @@ def loop_time() -> float:
         return time.monotonic()
 
 
-class ChainClock:
+class BlockClock:
     """Unix seconds as the chain counts them: the latest block's time plus what passed since."""
 
     def __init__(self, monotonic: Callable[[], float] = loop_time) -> None:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from muster.chain import Chain, ChainView, EventReader, RunConfig, find_run
-from muster.orchestrator.clock import ChainClock
+from muster.orchestrator.clock import BlockClock
 from muster.orchestrator.db.database import open_database
 from muster.orchestrator.db.query import is_url
 from muster.orchestrator.leadership import Leadership
@@ -39,7 +39,7 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
     async with await Chain.connect(
         settings.rpc, settings.deployments, key=key, journal=journal
     ) as chain:
-        view, chain_clock = ChainView(), ChainClock()
+        view, chain_clock = ChainView(), BlockClock()
         reader = EventReader(chain, confirmations=settings.confirmations)
         run_id = RunId(settings.run)
         run = await find_run(chain, reader, view, run_id, pause_s=settings.poll_s)

@@ -77,7 +77,7 @@ class Judged:
 
 
 @dataclass(slots=True)
-class Signed:
+class PostedSignatures:
     """One validator's signatures on chain: a batch carries no more of them than its quorum."""
 
     batches: int = 0
@@ -87,7 +87,7 @@ class Signed:
 
 
 @dataclass(slots=True)
-class Progress:
+class StreamProgress:
     """How far the training stream reaches (docs/protocol.md section 9)."""
 
     step: Step = field(default=Step(1))
@@ -279,7 +279,7 @@ class Projection:
         if "refill" in figures:
             self._refills[Step(step)] = int(figures["refill"])
         if before != (self._step_at, self._refills):
-            self.progress, self._streamed = Progress(), 0
+            self.progress, self._streamed = StreamProgress(), 0
             self._follow_stream()
 
     def _follow_stream(self) -> None:
@@ -294,13 +294,13 @@ class Projection:
 
     def rebuild(self) -> None:
         """Derive everything anew from the view: at start, and after a reorg."""
-        self.progress = Progress()
+        self.progress = StreamProgress()
         """How far the training stream reaches."""
         self.total = Tally()
         """Counts of all workers' submissions by verdict."""
         self.frauds = list[tuple[int, int]]()
         """Batch id and position of every fraud outcome, in chain order."""
-        self.signed = dict[Address, Signed]()
+        self.signed = dict[Address, PostedSignatures]()
         """The validators' signatures under posted outcomes."""
         self._tallies = dict[int, Tally]()
         self._judged = dict[Hash32, Judged]()
@@ -345,7 +345,7 @@ class Projection:
     def _note_signers(self, batch: BatchView) -> None:
         for validator, bit in self.run.seats.items():
             if batch.signers & bit:
-                signed = self.signed.setdefault(validator, Signed())
+                signed = self.signed.setdefault(validator, PostedSignatures())
                 signed.batches += 1
                 signed.latest_at = max(signed.latest_at, batch.posted_at or 0)
 

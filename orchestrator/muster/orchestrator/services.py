@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from muster.chain import ChainView
-from muster.orchestrator.clock import ChainClock, ChainHealth, Wakes
+from muster.orchestrator.clock import BlockClock, ChainHealth, Wakes
 from muster.orchestrator.dashboard.status import StatusBuilder
 from muster.orchestrator.dashboard.training import TrainingMetrics
 from muster.orchestrator.db.database import Database
@@ -29,7 +29,7 @@ from muster.orchestrator.leases.life import Heartbeats, Lives
 from muster.orchestrator.leases.shares import Turns, UnitCap
 from muster.orchestrator.outcomes.checking import ProofsOfChecking
 from muster.orchestrator.outcomes.doubles import Doubles
-from muster.orchestrator.outcomes.outcomes import Caller, OutcomeCollector
+from muster.orchestrator.outcomes.outcomes import OutcomeCollector, ValidatorCalls
 from muster.orchestrator.ports import ChainPort, Constants, read_constants
 from muster.orchestrator.projection import Projection
 from muster.orchestrator.settings import OrchestratorSettings
@@ -52,7 +52,7 @@ async def build_services(
     documents: Documents,
     database: Database,
     clock: Callable[[], float],
-    chain_clock: ChainClock,
+    chain_clock: BlockClock,
 ) -> Services:
     """Wire and load the services over an open database and a chain view that has caught up.
 
@@ -95,7 +95,7 @@ class Services:
         documents: Documents,
         database: Database,
         clock: Callable[[], float],
-        chain_clock: ChainClock,
+        chain_clock: BlockClock,
     ) -> None:
         """`key` is the orchestrator's private key, `clock` the wall clock."""
         self.settings, self.chain, self.key, self.documents = settings, chain, key, documents
@@ -202,7 +202,7 @@ class Services:
             files=self.files,
             projection=self.projection,
             batching=self.batching,
-            caller=Caller(
+            caller=ValidatorCalls(
                 self.projection,
                 outcome_deadline_s=constants.outcome_deadline_s,
                 timeout_s=self.settings.call_timeout_s,

@@ -33,7 +33,7 @@ from muster.app.cli import muster
 from muster.chain import save_deployment
 from muster.client.audit.contradictions import RULES, Kind, ProofLevel
 from muster.client.audit.export import COLUMNS
-from muster.client.audit.history import Watch
+from muster.client.audit.history import ChainWatch
 from muster.client.cli.printing import WIDTH
 from muster.protocol.encoding import hex0x
 
@@ -247,7 +247,7 @@ async def test_watch_says_one_line_per_outcome_slash_claim_and_policy(played: Pl
 
 async def test_watch_follows_and_says_a_contradiction_once() -> None:
     async with network() as net:
-        watched = Watch(net.of(ORCHESTRATOR))
+        watched = ChainWatch(net.of(ORCHESTRATOR))
         assert (await watched.look()).contradictions == []
         await play(net)
         assert len((await watched.look()).lines) == 6
@@ -265,7 +265,7 @@ async def test_watch_says_what_a_reorganisation_took_back(
 ) -> None:
     async with network() as net:
         await play(net)
-        watched = Watch(net.of(ORCHESTRATOR), proof=ProofLevel.NONE, finality=finality)
+        watched = ChainWatch(net.of(ORCHESTRATOR), proof=ProofLevel.NONE, finality=finality)
         before = await net.rpc.call("evm_snapshot")
         submission = net.submission(HONEST, 5)
         await net.judge(submission, accepted(1, submission))

@@ -29,7 +29,7 @@ from sending import (
 
 from muster.app.devnet.anvil import Anvil
 from muster.chain import SendPolicy, TransactionSender
-from muster.chain.outgoing import Fees, Unsigned
+from muster.chain.outgoing import Fees, UnsignedTransaction
 from muster.chain.rpc import Rpc, from_hex
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import RpcError, TransactionLost
@@ -63,7 +63,7 @@ async def started(sender: TransactionSender, rpc: Rpc, count: int) -> list[async
 def foreign(nonce: int, number: int, fee_gwei: int = 100) -> str:
     """Return what another program with the same key would send."""
     fees = Fees(fee_gwei * GWEI, GWEI)
-    unsigned = Unsigned(CHAIN_ID, nonce, TARGET, data_of(number), 50_000, fees)
+    unsigned = UnsignedTransaction(CHAIN_ID, nonce, TARGET, data_of(number), 50_000, fees)
     return hex0x(unsigned.signed(KEY).raw)
 
 

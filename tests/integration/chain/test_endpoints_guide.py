@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from muster.app.cli import muster
 from muster.chain import save_deployment
 from muster.lab.endpoints.faults import PROFILES
-from muster.settings.network import Profile, announced, read_profiles
+from muster.settings.network import NetworkProfile, announced, read_profiles
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs" / "guides" / "endpoints.md").read_text()
@@ -34,7 +34,7 @@ async def test_commands_of_the_guide_work(tmp_path: Path, monkeypatch: pytest.Mo
     async with network() as net:
         folder = tmp_path / "contracts" / "deployments"
         save_deployment(folder, net.deployment)
-        here = Profile(chain_id=31337, rpc=(net.anvil.rpc_url,), deployments=folder)
+        here = NetworkProfile(chain_id=31337, rpc=(net.anvil.rpc_url,), deployments=folder)
         port = net.anvil.rpc_url.rpartition(":")[2]
         lines = [line for line in commands() if line.startswith("muster ")]
         assert len(lines) == 9

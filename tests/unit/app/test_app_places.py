@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from command_tree import COMMANDS
 
 from muster.app.cli import muster
-from muster.client.dataset.folder import EXPORT, Export, Origin
-from muster.client.dataset.selection import Settings
+from muster.client.dataset.folder import EXPORT, DataOrigin, Export
+from muster.client.dataset.selection import SelectionSettings
 from muster.protocol.errors import ConfigError, MusterError
-from muster.settings.network import Profile, Profiles, write_profiles
+from muster.settings.network import NetworkProfile, Profiles, write_profiles
 from muster.settings.options import chain_options
 from muster.tasks.toys import make_sort
 from muster.wallet import create_wallet
@@ -62,8 +62,8 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_sort(16, seed=1).write(folder / "tasks.jsonl")
     (folder / "files").mkdir()
     (folder / "traces").mkdir()
-    origin = Origin(1, ADDRESS, 1, recipe="0x", task_set="0x", tokenizer="0x")
-    (folder / "traces" / EXPORT).write_bytes(Export(origin, Settings()).to_bytes())
+    origin = DataOrigin(1, ADDRESS, 1, recipe="0x", task_set="0x", tokenizer="0x")
+    (folder / "traces" / EXPORT).write_bytes(Export(origin, SelectionSettings()).to_bytes())
     return folder
 
 
@@ -155,9 +155,9 @@ def place_of(words: list[str]) -> str:
     return named[0]
 
 
-def profile(port: int) -> Profile:
+def profile(port: int) -> NetworkProfile:
     """Return a network where nothing listens."""
-    return Profile(chain_id=1, rpc=(at(port),), deployments=Path(f"/nowhere-{port}"))
+    return NetworkProfile(chain_id=1, rpc=(at(port),), deployments=Path(f"/nowhere-{port}"))
 
 
 def at(port: int) -> str:

@@ -17,9 +17,9 @@ from muster.client import sources as module
 from muster.client.sources import (
     MAX_REDIRECTS,
     MAX_SOURCES,
-    Patience,
     Resolve,
     Signer,
+    SourcePatience,
     Sources,
     resolve,
 )
@@ -49,9 +49,9 @@ ENTRY = BatchEntry(
     ticket_signature=None,
     received_at=5,
 )
-QUICK = Patience(connect_s=5, source_s=0.2, hedge_s=0.01, document_s=5)
+QUICK = SourcePatience(connect_s=5, source_s=0.2, hedge_s=0.01, document_s=5)
 
-SLOW = Patience(connect_s=60, source_s=60, document_s=60)
+SLOW = SourcePatience(connect_s=60, source_s=60, document_s=60)
 
 
 def hangs(_: httpx.Request) -> httpx.Response:

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from orchestrator_fakes import NOW, RUN, Network, submission_for
 
 from muster.api import Lease, OrchestratorApi
-from muster.orchestrator.clock import Backoff, ChainClock
+from muster.orchestrator.clock import Backoff, BlockClock
 from muster.orchestrator.db.database import open_database
 from muster.orchestrator.http.app import create_app
 from muster.orchestrator.loop import (
@@ -181,7 +181,7 @@ async def open_bench(
         "database": PLACES.get(folder, folder / "orchestrator.sqlite3"),
         "lease_s": 60,
     }
-    chain_clock = ChainClock(monotonic=lambda: 0.0)
+    chain_clock = BlockClock(monotonic=lambda: 0.0)
     chain_clock.update(network.chain.time)
     built = OrchestratorSettings(**(values | settings))
     database = await open_database(built.database)

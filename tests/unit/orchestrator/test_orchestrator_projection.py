@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from orchestrator_fakes import RUN, Emitter, Network
 
 from muster.chain import Event
-from muster.orchestrator.projection import Progress, Projection
+from muster.orchestrator.projection import Projection, StreamProgress
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
@@ -90,7 +90,7 @@ def test_projection_is_the_same_whether_fed_in_pieces_or_rebuilt(
 
 @given(st.lists(st.integers(0, 12)))
 def test_progress_agrees_with_the_trainer_reading_the_stream(versions: list[int]) -> None:
-    progress = Progress()
+    progress = StreamProgress()
     for version in versions:
         progress.add(PolicyVersion(version), TRAINING)
     # The trainer's side, written as docs/protocol.md section 9 says it.

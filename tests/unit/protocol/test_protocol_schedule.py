@@ -14,8 +14,8 @@ from muster.protocol.ids import Address, Hash32, RunId, to_address
 from muster.protocol.schedule import (
     REAUDIT_PPM,
     Calls,
+    SignedOutcomes,
     Stage,
-    Statement,
     Timing,
     batch_seed,
     called_by_age,
@@ -42,14 +42,18 @@ def seed(number: int = 1) -> Hash32:
 
 def said(
     validator: Address, records: Hash32 = GOOD, *, at: int = 0, accepts: bool | None = None
-) -> Statement:
-    return Statement(
+) -> SignedOutcomes:
+    return SignedOutcomes(
         validator, records, records == GOOD if accepts is None else accepts, BEGIN + at
     )
 
 
 def plan(
-    quorum: int, validators: int, *statements: Statement, at: int, absent: tuple[Address, ...] = ()
+    quorum: int,
+    validators: int,
+    *statements: SignedOutcomes,
+    at: int,
+    absent: tuple[Address, ...] = (),
 ) -> Calls:
     return plan_calls(BENCH[:validators], quorum, TIMING, BEGIN + at, statements, absent=absent)
 
@@ -333,7 +337,7 @@ statements = st.lists(words, max_size=12, unique_by=lambda s: s.validator)
 
 @given(statements, st.randoms(use_true_random=False), st.integers(0, DEADLINE_S))
 def test_plan_does_not_depend_on_how_statements_are_listed(
-    given_words: list[Statement], random: object, at: int
+    given_words: list[SignedOutcomes], random: object, at: int
 ) -> None:
     shuffled = sorted(given_words, key=lambda _: random.random())  # type: ignore[attr-defined]
     assert plan(2, 12, *given_words, at=at) == plan(2, 12, *shuffled, at=at)
@@ -341,7 +345,7 @@ def test_plan_does_not_depend_on_how_statements_are_listed(
 
 @given(statements, st.integers(1, 5), st.integers(1, 12))
 def test_calls_only_ever_grow_and_are_the_first_of_the_order(
-    given_words: list[Statement], quorum: int, validators: int
+    given_words: list[SignedOutcomes], quorum: int, validators: int
 ) -> None:
     plans = [plan(quorum, validators, *given_words, at=at) for at in range(0, DEADLINE_S, 37)]
     assert all(p.called == tuple(BENCH[: len(p.called)]) for p in plans)
@@ -350,14 +354,16 @@ def test_calls_only_ever_grow_and_are_the_first_of_the_order(
 
 @given(statements, st.integers(1, 5), st.integers(0, DEADLINE_S - 1))
 def test_chain_alone_never_calls_who_the_rules_do_not(
-    given_words: list[Statement], quorum: int, at: int
+    given_words: list[SignedOutcomes], quorum: int, at: int
 ) -> None:
     alone = called_by_age(BENCH, quorum, TIMING, BEGIN + at)
     assert set(alone) <= set(plan(quorum, 12, *given_words, at=at).called)
 
 
 @given(statements, st.integers(1, 5), st.integers(0, DEADLINE_S))
-def test_decision_is_what_a_quorum_said(given_words: list[Statement], quorum: int, at: int) -> None:
+def test_decision_is_what_a_quorum_said(
+    given_words: list[SignedOutcomes], quorum: int, at: int
+) -> None:
     calls = plan(quorum, 12, *given_words, at=at)
     known = [s for s in given_words if s.at <= BEGIN + at]
     if calls.decision is not None:
@@ -382,7 +388,9 @@ def test_honest_majority_has_its_way_whatever_a_minority_says(
 
 
 @given(statements)
-def test_quorum_that_was_heard_is_posted_before_the_deadline(given_words: list[Statement]) -> None:
+def test_quorum_that_was_heard_is_posted_before_the_deadline(
+    given_words: list[SignedOutcomes],
+) -> None:
     last = DEADLINE_S - T
     heard = Counter(s.records_hash for s in given_words if s.at <= BEGIN + last)
     decided = plan(2, 12, *given_words, at=last).decision

@@ -20,7 +20,7 @@ from muster.settings.network import (
     DEFAULT_RPC,
     DEPLOYMENTS,
     DEVNET,
-    Profile,
+    NetworkProfile,
     Profiles,
     Served,
     announced,
@@ -31,14 +31,14 @@ from muster.settings.network import (
 )
 from muster.settings.options import chain_options, endpoint, orchestrator_option, relay_option
 
-MAIN = Profile(
+MAIN = NetworkProfile(
     chain_id=1,
     rpc=("https://one", "https://two"),
     deployments=Path("/main"),
     runs={"7": Served(orchestrator="https://orchestrator", relays=("https://relay",))},
 )
-TEST = Profile(chain_id=5, rpc=("https://test",), deployments=Path("/test"))
-HERE = Profile(chain_id=31337, rpc=("http://here",), deployments=Path("/here"))
+TEST = NetworkProfile(chain_id=5, rpc=("https://test",), deployments=Path("/test"))
+HERE = NetworkProfile(chain_id=31337, rpc=("http://here",), deployments=Path("/here"))
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_what_a_process_is_told_comes_before_its_network(
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 profiles = st.builds(
-    Profile,
+    NetworkProfile,
     chain_id=st.integers(1, 2**63 - 1),
     rpc=st.lists(texts, min_size=1, max_size=3).map(tuple),
     deployments=texts.filter(lambda t: "\0" not in t).map(Path),
@@ -180,7 +180,7 @@ profiles = st.builds(
 
 
 @given(st.dictionaries(names.filter(lambda n: n != DEVNET), profiles, max_size=3))
-def test_profiles_are_read_as_they_were_written(networks: dict[str, Profile]) -> None:
+def test_profiles_are_read_as_they_were_written(networks: dict[str, NetworkProfile]) -> None:
     written = Profiles(current=next(iter(networks), None), networks=networks)
     with TemporaryDirectory() as folder:
         write_profiles(written, {"XDG_CONFIG_HOME": folder})
@@ -256,7 +256,7 @@ def test_a_devnet_that_was_killed_is_not_a_running_one(home: dict[str, str]) -> 
     program = (
         "import os; from muster.settings.network import *\n"
         "with announced() as devnet:\n"
-        "    devnet.tell(Profile(chain_id=1, rpc=('http://dead',), deployments=Path('d')))\n"
+        "    devnet.tell(NetworkProfile(chain_id=1, rpc=('http://dead',), deployments=Path('d')))\n"
         "    assert running_devnet() is not None\n"
         "    os.kill(os.getpid(), 9)\n"
     )

@@ -35,7 +35,7 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class DemoAccount:
     """One account's name and key."""
 
     name: str
@@ -56,9 +56,9 @@ class Account:
 class Member:
     """A worker of the demo: its wallet, its node key, its role."""
 
-    wallet: Account
+    wallet: DemoAccount
     """The cold staking wallet."""
-    node: Account
+    node: DemoAccount
     """The hot key its worker process signs with."""
     role: Role
     """What it is."""
@@ -75,30 +75,30 @@ class Member:
 class Cast:
     """Everybody who takes part."""
 
-    owner: Account
+    owner: DemoAccount
     """Creates and funds the run; deploys the contracts."""
-    trainer: Account
+    trainer: DemoAccount
     """Publishes policies."""
-    orchestrator: Account
+    orchestrator: DemoAccount
     """Signs tickets, commits batches."""
-    validators: tuple[Account, ...]
+    validators: tuple[DemoAccount, ...]
     """Sign outcomes."""
-    jurors: tuple[Account, ...]
+    jurors: tuple[DemoAccount, ...]
     """Judge disputes, of any run."""
     members: tuple[Member, ...]
     """Workers."""
 
     @property
-    def accounts(self) -> list[Account]:
+    def accounts(self) -> list[DemoAccount]:
         """All accounts that send transactions."""
         wallets = [member.wallet for member in self.members]
         run = [self.owner, self.trainer, self.orchestrator]
         return [*run, *self.validators, *self.jurors, *wallets]
 
 
-def account(seed: int, name: str) -> Account:
+def account(seed: int, name: str) -> DemoAccount:
     """Return the account of a name under a seed."""
-    return Account(name, keccak(f"muster devnet {seed} {name}".encode()))
+    return DemoAccount(name, keccak(f"muster devnet {seed} {name}".encode()))
 
 
 def cast(

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self
 
-from muster.app.demo.keys import PASSWORD, Account, Cast, Member, Role
+from muster.app.demo.keys import PASSWORD, Cast, DemoAccount, Member, Role
 from muster.app.demo.processes import Child, Processes
 from muster.app.devnet.anvil import Anvil
 from muster.chain import Chain, save_deployment
@@ -37,7 +37,7 @@ from muster.lifecycle import free_port
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, RunId
 from muster.protocol.jury import BENCH
-from muster.settings.network import Devnet, Profile, Served
+from muster.settings.network import Devnet, NetworkProfile, Served
 from muster.wallet import Wallet, save_wallet
 
 ETHER = 10**18
@@ -222,16 +222,16 @@ class Network:
         for account in [*self.cast.accounts, *nodes]:
             save_wallet(self.keystore(account), account.key, PASSWORD, light=True)
 
-    def keystore(self, account: Account) -> Path:
+    def keystore(self, account: DemoAccount) -> Path:
         """Return the keystore file of an account."""
         return self.folder / "keys" / f"{account.name.replace(' ', '-')}.json"
 
-    async def connect(self, account: Account | None = None) -> Chain:
+    async def connect(self, account: DemoAccount | None = None) -> Chain:
         """Return a chain client that sends as the account."""
         key = account.key if account else None
         return await Chain.connect(self.rpc, self.options.deployments, key=key)
 
-    async def _sit(self, juror: Account) -> None:
+    async def _sit(self, juror: DemoAccount) -> None:
         async with await self.connect(juror) as chain:
             await take_from_faucet(chain, juror.address, JUROR_STAKE)
             await join_bench(chain, JUROR_STAKE)
@@ -245,7 +245,7 @@ class Network:
             for member in self.cast.members if members is None else members:
                 group.create_task(self._join(run_id, member))
 
-    async def _take_seat(self, run_id: RunId, validator: Account) -> None:
+    async def _take_seat(self, run_id: RunId, validator: DemoAccount) -> None:
         async with await self.connect(validator) as chain:
             await take_from_faucet(chain, validator.address, VALIDATOR_STAKE)
             _, terms = await terms_of_run(chain, run_id)
@@ -359,7 +359,7 @@ class Network:
         for juror in self.cast.jurors:
             await self.start_juror(juror)
 
-    async def start_juror(self, juror: Account) -> Child:
+    async def start_juror(self, juror: DemoAccount) -> Child:
         """Start a juror of the network, once: it serves all runs."""
         if juror.name in self.processes.children:
             return self.processes.children[juror.name]
@@ -418,7 +418,7 @@ class Network:
     def _tell(self) -> None:
         if self.known is not None:
             self.known.tell(
-                Profile(
+                NetworkProfile(
                     chain_id=FAUCET_CHAIN_ID,
                     rpc=(self.rpc,),
                     deployments=self.options.deployments.expanduser().absolute(),
@@ -438,7 +438,7 @@ class Network:
     def _chain_flags(self) -> list[str]:
         return ["--rpc", self.rpc, "--deployments", str(self.options.deployments)]
 
-    def _key_flags(self, account: Account) -> list[str]:
+    def _key_flags(self, account: DemoAccount) -> list[str]:
         return ["--keystore", str(self.keystore(account))]
 
     def _port_flags(self, name: str) -> list[str]:
@@ -462,5 +462,5 @@ class Network:
         return ["--poll-s", str(POLL_S), *awaited]
 
 
-def _wallet(account: Account) -> Wallet:
+def _wallet(account: DemoAccount) -> Wallet:
     return Wallet(account.address, account.key)

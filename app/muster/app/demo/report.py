@@ -83,7 +83,7 @@ class DemoFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReport:
+class DemoWorker:
     """One worker's part."""
 
     address: Address
@@ -141,7 +141,7 @@ def build_report(facts: DemoFacts) -> dict[str, Any]:
     }
 
 
-def worker_reports(facts: DemoFacts) -> list[WorkerReport]:
+def worker_reports(facts: DemoFacts) -> list[DemoWorker]:
     """Return every worker's part, as the chain has it."""
     records = _records(facts)
     return [
@@ -152,11 +152,11 @@ def worker_reports(facts: DemoFacts) -> list[WorkerReport]:
 
 def _worker_report(
     facts: DemoFacts, address: Address, role: Role, records: Sequence[OutcomeRecord]
-) -> WorkerReport:
+) -> DemoWorker:
     worker = facts.view.runs[facts.run_id].members[address]
     own = [record for record in records if record.worker_id == worker.worker_id]
     verdicts = Counter(record.verdict for record in own)
-    return WorkerReport(
+    return DemoWorker(
         address=address,
         role=role.value,
         status=worker.status.lower(),
@@ -187,7 +187,7 @@ def _slash(facts: DemoFacts, slash: SlashView) -> dict[str, str]:
 # ---------------------------------------------------------------------- checks
 
 
-def run_checks(facts: DemoFacts, workers: Sequence[WorkerReport]) -> list[Check]:
+def run_checks(facts: DemoFacts, workers: Sequence[DemoWorker]) -> list[Check]:
     """Return every promise of the demo with whether it held."""
     checks = [
         Check("the policy learned", _learned(facts)),
@@ -213,13 +213,13 @@ def _learned(facts: DemoFacts) -> bool:
     return rewards[-1] >= END_REWARD and rewards[-1] - rewards[0] >= REWARD_GAIN
 
 
-def _cheaters_punished(facts: DemoFacts, workers: Sequence[WorkerReport]) -> bool:
+def _cheaters_punished(facts: DemoFacts, workers: Sequence[DemoWorker]) -> bool:
     slashed = {slash.owner for slash in facts.view.slashes if slash.amount_wei > 0}
     cheaters = [w for w in workers if w.role == Role.CHEATER]
     return all(w.status in PUNISHED and w.address in slashed and w.accepted == 0 for w in cheaters)
 
 
-def _honest_unharmed(facts: DemoFacts, workers: Sequence[WorkerReport]) -> bool:
+def _honest_unharmed(facts: DemoFacts, workers: Sequence[DemoWorker]) -> bool:
     slashed = {slash.owner for slash in facts.view.slashes}
     honest = [w for w in workers if w.role != Role.CHEATER]
     return all(w.status == "active" and w.address not in slashed for w in honest)
@@ -268,7 +268,7 @@ def _came_back(facts: DemoFacts) -> bool:
     )
 
 
-def _paid_exactly(facts: DemoFacts, workers: Sequence[WorkerReport]) -> bool:
+def _paid_exactly(facts: DemoFacts, workers: Sequence[DemoWorker]) -> bool:
     price = facts.view.runs[facts.run_id].config.terms.price_per_unit
     return all(
         w.units > 0 and int(w.paid_wei) == w.units * price == facts.earned_wei[w.address]
@@ -310,7 +310,7 @@ def _audit_passes(facts: DemoFacts) -> bool:
     return bool(checks) and all(check["passed"] for check in checks)
 
 
-def _audit_agrees(facts: DemoFacts, workers: Sequence[WorkerReport]) -> bool:
+def _audit_agrees(facts: DemoFacts, workers: Sequence[DemoWorker]) -> bool:
     names = ("status", "submitted", "accepted", "fraud", "units", "paid_wei")
     audited = {
         w["address"]: tuple(str(w.get(name)) for name in names)

@@ -65,7 +65,7 @@ async def _serve(port: int, deployments: Path, state: Path | None) -> None:
     from muster.chain import save_deployment
     from muster.client.stake import FAUCET_CHAIN_ID
     from muster.deploy import DeployParameters, deploy_contracts
-    from muster.settings.network import Profile, announced
+    from muster.settings.network import NetworkProfile, announced
 
     kept = state is not None and state.exists()
     async with Anvil(port=port, state=state) as anvil:
@@ -75,7 +75,7 @@ async def _serve(port: int, deployments: Path, state: Path | None) -> None:
         place = deployments.expanduser().absolute()
         with announced() as devnet_of_machine:
             devnet_of_machine.tell(
-                Profile(chain_id=FAUCET_CHAIN_ID, rpc=(anvil.rpc_url,), deployments=place)
+                NetworkProfile(chain_id=FAUCET_CHAIN_ID, rpc=(anvil.rpc_url,), deployments=place)
             )
             click.echo(anvil.rpc_url)
             click.echo("Ctrl-C ends it.", err=True)

@@ -40,8 +40,8 @@ from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import Verdict
 from muster.protocol.schedule import (
+    SignedOutcomes,
     Stage,
-    Statement,
     Timing,
     batch_seed,
     order_of_batch,
@@ -157,9 +157,9 @@ class RunCalls:
         timing = replace(posting.timing, timeout_s=min(timeout_s, self._longest_s))
         if spoken is None:
             # The last of the order speaks: its own silence would call nobody.
-            said = [Statement(order[-1], OBJECTION, accepts=False, at=at)] if is_alarm else []
+            said = [SignedOutcomes(order[-1], OBJECTION, accepts=False, at=at)] if is_alarm else []
         else:
-            said = [Statement(who, of, not is_alarm, at) for who, of in sorted(spoken.items())]
+            said = [SignedOutcomes(who, of, not is_alarm, at) for who, of in sorted(spoken.items())]
         absent = self._absentees(posting, timing.timeout_s)
         now = posting.posted_at
         return set(

@@ -448,10 +448,10 @@ async def _watch(
 ) -> bool:
     """Return whether anything contradicts; comes back only with `once`."""
     from muster.chain import Chain
-    from muster.client.audit.history import Watch
+    from muster.client.audit.history import ChainWatch
 
     async with await Chain.connect(*endpoint(options)) as chain:
-        watched = Watch(
+        watched = ChainWatch(
             chain,
             run_id=None if run is None else RunId(run),
             proof=ProofLevel(options["prove"]),

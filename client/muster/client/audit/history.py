@@ -1,6 +1,6 @@
 """A chain's history, rebuilt: from an RPC endpoint, several, or a dump; with checks of the source.
 
-`read` returns the history that the commands of the audit go on with. `Watch` follows a chain.
+`read` returns the history that the commands of the audit go on with. `ChainWatch` follows a chain.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Seen:
     """Contradictions that no earlier look reported."""
 
 
-class Watch:
+class ChainWatch:
     """A ledger that grows with the chain and reports events and contradictions as they appear.
 
     Every look reads and proves the new blocks, takes them in, checks the new batches and all of the

@@ -101,7 +101,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class LaterShare:
     """What a later offence took of stake that an earlier one gave back."""
 
     later: Hash32
@@ -142,7 +142,7 @@ class Ledger(HistoryView):
         """What the run had set aside just before."""
         self.bonds: dict[int, Bond] = {}
         """By batch."""
-        self.followed: list[Followed] = []
+        self.followed: list[LaterShare] = []
         """In chain order."""
         self.restored_after: dict[Hash32, int] = {}
         """How many slashes there were when one was given back, by its escrow."""
@@ -307,7 +307,7 @@ class Ledger(HistoryView):
     def _note_slashes(self, event: Event, args: dict[str, Any]) -> None:
         match event.name:
             case "SlashFollowed":
-                followed = Followed(args["escrow_id"], args["from_escrow_id"], args["amount"])
+                followed = LaterShare(args["escrow_id"], args["from_escrow_id"], args["amount"])
                 self.followed.append(followed)
             case "SlashRestored":
                 restored = (s for s in self.slashes if s.state is SlashState.RESTORED)

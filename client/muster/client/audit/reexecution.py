@@ -39,7 +39,7 @@ from muster.client.audit.table import OutcomeTable, tabulate
 from muster.client.chain_facts import OutcomePlace
 from muster.client.disputes.bundle_checks import (
     NOT_OF_ONE_FILE,
-    Answer,
+    CheckAnswer,
     check_verdict,
     check_weights,
 )
@@ -286,7 +286,7 @@ class Rejudge:
         manifest = None if data is None else Manifest.from_bytes(data)
         for folder in self._candidates(version, manifest):
             assert manifest is not None  # no candidates without one
-            if check_weights(manifest, folder).answer is Answer.AGREE:
+            if check_weights(manifest, folder).answer is CheckAnswer.AGREE:
                 return folder
         if self._copies.relays:
             async with Fetcher(self._copies.relays, self._copies.cache, attempts=2) as fetcher:
@@ -326,7 +326,7 @@ class Rejudge:
         if has_history and again.record.verdict is Verdict.ACCEPTED:
             again = await self._with_history(OutcomePlace(batch.batch_id, position), again)
         checks = check_verdict(record, again, has_history=has_history)
-        wrong = [f"{c.name}: {c.detail}" for c in checks if c.answer is Answer.CONTRADICT]
+        wrong = [f"{c.name}: {c.detail}" for c in checks if c.answer is CheckAnswer.CONTRADICT]
         return "; ".join(wrong), again
 
     async def _with_history(self, place: OutcomePlace, alone: Recomputed) -> Recomputed:

@@ -102,6 +102,7 @@ class WorkerReport:
     """A worker. Its outcomes are those of the audited runs, by the verdicts that stand."""
 
     run_id: RunId
+    """The run."""
     worker_id: int
     """Number in outcome records."""
     address: Address
@@ -145,6 +146,7 @@ class SlashReport:
     run_id: RunId
     """Run that it was staked for; 0 for the jurors' bench."""
     batch_id: int | None
+    """Its batch."""
     position: int | None
     """Its place there."""
     offence: str

@@ -30,8 +30,8 @@ from muster.client.disputes.bundle import (
     facts_of,
 )
 from muster.client.disputes.bundle_checks import (
-    Answer,
     BundleCheck,
+    CheckAnswer,
     check_batch,
     check_documents,
     check_facts,
@@ -155,7 +155,7 @@ def _find_weights(
 ) -> BundleCheck:
     """Return whether the weights are the chain's; those of the bundle are put into `folder`."""
     if manifest is None:
-        return BundleCheck("policy", Answer.CONTRADICT, "its manifest is not the one on chain")
+        return BundleCheck("policy", CheckAnswer.CONTRADICT, "its manifest is not the one on chain")
     if given is not None:
         return check_weights(manifest, given)
     if not bundle.has_weights():
@@ -167,7 +167,7 @@ def _find_weights(
     for file in manifest.files:
         if not bundle.unpack(file.name, file.size, folder / file.name):
             return BundleCheck(
-                "policy", Answer.CONTRADICT, f"{file.name} is not as its manifest says"
+                "policy", CheckAnswer.CONTRADICT, f"{file.name} is not as its manifest says"
             )
     return check_weights(manifest, folder)
 

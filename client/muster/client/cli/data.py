@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from muster.client.dataset.export import Stream
     from muster.client.dataset.folder import DataFolder
     from muster.client.dataset.rows import Places
-    from muster.client.dataset.selection import HeldOut, Settings
+    from muster.client.dataset.selection import HeldOut, SelectionSettings
 
 
 @click.group()
@@ -133,10 +133,10 @@ async def _export(
         return folder
 
 
-def _settings(held_out: HeldOut, options: dict[str, Any]) -> Settings:
-    from muster.client.dataset.selection import Settings
+def _settings(held_out: HeldOut, options: dict[str, Any]) -> SelectionSettings:
+    from muster.client.dataset.selection import SelectionSettings
 
-    return Settings(
+    return SelectionSettings(
         reward_at_least=options["reward_at_least"],
         tokens_at_least=options["tokens_at_least"],
         tokens_at_most=options["tokens_at_most"],

@@ -35,7 +35,7 @@ from muster.protocol.ids import Address, RunId
 from muster.settings import joined, urls_of
 from muster.settings.network import (
     DEVNET,
-    Profile,
+    NetworkProfile,
     Profiles,
     Served,
     config_folder,
@@ -92,7 +92,7 @@ def add(
         raise ConfigError("whose --orchestrator and --relay?", hint="name the run with --run")
     rpc, deployments = endpoint(options)
     runs = {} if run is None else {str(run): Served(orchestrator=orchestrator, relays=relay)}
-    profile = Profile(
+    profile = NetworkProfile(
         chain_id=asyncio.run(_chain_id(rpc, deployments)),
         rpc=tuple(rpc.split(",")),
         deployments=_lasting(deployments),
@@ -229,7 +229,7 @@ def joined_folder(name: str) -> Path:
     return folder / "networks" / name
 
 
-def describe(name: str, profile: Profile, *, is_current: bool) -> dict[str, Any]:
+def describe(name: str, profile: NetworkProfile, *, is_current: bool) -> dict[str, Any]:
     """Return what is shown of a network; secrets of endpoints are not."""
     return {
         "network": name,
@@ -384,7 +384,9 @@ def _require_public(page: NetworkPage, url: str) -> None:
             )
 
 
-def plan(known: Profiles, invited: Invitation, url: str, name: str | None) -> tuple[str, Profile]:
+def plan(
+    known: Profiles, invited: Invitation, url: str, name: str | None
+) -> tuple[str, NetworkProfile]:
     """Return the profile and its name; raises ConfigError rather than change what is there.
 
     A network that has a profile already, by chain and contracts, gets the run; another one gets a
@@ -397,7 +399,7 @@ def plan(known: Profiles, invited: Invitation, url: str, name: str | None) -> tu
     require_name(named)
     old = known.networks.get(named)
     if old is None:
-        profile = Profile(
+        profile = NetworkProfile(
             chain_id=page.chain_id,
             rpc=invited.rpcs,
             deployments=joined_folder(named),
@@ -417,7 +419,7 @@ def plan(known: Profiles, invited: Invitation, url: str, name: str | None) -> tu
     return named, old.model_copy(update={"runs": {**old.runs, str(page.run_id): served}})
 
 
-def _is_same(profile: Profile, invited: Invitation) -> bool:
+def _is_same(profile: NetworkProfile, invited: Invitation) -> bool:
     if profile.chain_id != invited.page.chain_id:
         return False
     try:
@@ -427,7 +429,9 @@ def _is_same(profile: Profile, invited: Invitation) -> bool:
     return found.contracts == invited.deployment.contracts
 
 
-def _facts(name: str, invited: Invitation, profile: Profile, *, is_own: bool) -> dict[str, Any]:
+def _facts(
+    name: str, invited: Invitation, profile: NetworkProfile, *, is_own: bool
+) -> dict[str, Any]:
     page = invited.page
     served = profile.runs[str(page.run_id)]
     return {
@@ -455,7 +459,7 @@ def _notes(known: Profiles, name: str, invited: Invitation) -> list[str]:
     return [f"on chain {invited.page.chain_id}, {o!r} has other contracts" for o in others]
 
 
-def _keep(known: Profiles, name: str, profile: Profile, invited: Invitation) -> None:
+def _keep(known: Profiles, name: str, profile: NetworkProfile, invited: Invitation) -> None:
     if name not in known.networks:
         save_deployment(profile.deployments, invited.deployment)
     write_profiles(Profiles(current=name, networks={**known.networks, name: profile}))

@@ -88,7 +88,7 @@ def submit_direct(
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _NextStep:
     """What is next about one piece of work."""
 
     signed: SignedSubmission
@@ -205,7 +205,7 @@ def _run_of(journal: SubmissionJournal, folder: Path) -> RunId:
     return runs.pop()
 
 
-def _named(plans: list[_Plan], submission: str | None) -> list[_Plan]:
+def _named(plans: list[_NextStep], submission: str | None) -> list[_NextStep]:
     """Return the plans about the submission that was named; all without a name."""
     if submission is None:
         return plans
@@ -228,7 +228,7 @@ def _worker_of(view: ChainView, node: Address) -> Address:
     return worker.address
 
 
-async def _plans(duty: SilenceDuty) -> list[_Plan]:
+async def _plans(duty: SilenceDuty) -> list[_NextStep]:
     plans = []
     at = await duty.chain.now()
     for signed in list(duty.node.journal.unfinished().values()):
@@ -236,7 +236,7 @@ async def _plans(duty: SilenceDuty) -> list[_Plan]:
         # A command by hand does not wait for the orchestrator's last chance.
         batch, step = duty.next_of(signed, duty.own_batch(signed), at, is_refused=True)
         words = _words(duty, signed, batch, step, at)
-        plans.append(_Plan(signed, batch, step, _place_of(duty, signed, batch), words))
+        plans.append(_NextStep(signed, batch, step, _place_of(duty, signed, batch), words))
     return plans
 
 
@@ -290,7 +290,7 @@ async def _agree(duty: SilenceDuty, count: int, options: dict[str, Any]) -> None
         click.confirm(f"Go on with {count} of them?", abort=True, err=True)
 
 
-async def _carry_out(duty: SilenceDuty, read: Any, plan: _Plan) -> list[str]:
+async def _carry_out(duty: SilenceDuty, read: Any, plan: _NextStep) -> list[str]:
     """Take the steps about a piece of work that are possible now; return the transactions."""
     from muster.client.worker.silence import ROOM_TRIES
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from muster.client.audit.dump import whole_file
 from muster.client.dataset.export import Stream
-from muster.client.dataset.folder import CARD, SPLITS, DataFolder, Part
+from muster.client.dataset.folder import CARD, SPLITS, DataFolder, DataPart
 from muster.protocol.encoding import hex0x
 
 MOST_LISTED = 50
@@ -73,7 +73,7 @@ class Figures:
         for part in folder.export.parts:
             self._take(folder, part)
 
-    def _take(self, folder: DataFolder, part: Part) -> None:
+    def _take(self, folder: DataFolder, part: DataPart) -> None:
         places: set[int] = set()
         for name, rows in folder.tables(part, self.COLUMNS):
             values = {column: rows[column].to_pylist() for column in self.COLUMNS[:6]}

@@ -20,7 +20,7 @@ import pyarrow as pa
 from muster.client.audit.history import History
 from muster.client.audit.lineage import stream_rows
 from muster.client.audit.table import OutcomeTable, tabulate
-from muster.client.dataset.folder import DataFolder, Origin, Part, PartWriter
+from muster.client.dataset.folder import DataFolder, DataOrigin, DataPart, PartWriter
 from muster.client.dataset.rows import Accepted, RowMaker, policy_roots
 from muster.client.dataset.selection import Selection
 from muster.protocol.encoding import hex0x
@@ -84,10 +84,10 @@ class Stream:
         return {int(place) for place in np.flatnonzero(verdicts != Verdict.ACCEPTED)}
 
 
-def origin_of(history: History, run_id: RunId, tokenizer: Hash32) -> Origin:
+def origin_of(history: History, run_id: RunId, tokenizer: Hash32) -> DataOrigin:
     """Return where a run's rows come from; `tokenizer` is the root of the policy that has it."""
     config = history.ledger.runs[run_id].config
-    return Origin(
+    return DataOrigin(
         chain_id=history.deployment.chain_id,
         ledger=history.deployment.contracts["ContributionLedger"],
         run_id=run_id,
@@ -121,10 +121,10 @@ async def export_rows(
             folder.put(part)
             on_progress(part.end, len(stream))
             if part.is_whole:
-                part = Part(part.end, part.end, is_whole=False)
+                part = DataPart(part.end, part.end, is_whole=False)
 
 
-def _recall(folder: DataFolder, selection: Selection, overturned: set[int]) -> Part:
+def _recall(folder: DataFolder, selection: Selection, overturned: set[int]) -> DataPart:
     """Tell the selection what earlier exports have kept, and return the part that may still grow.
 
     Rows that were overturned since are taken out. Raises StorageError for a damaged part.
@@ -143,15 +143,15 @@ def _recall(folder: DataFolder, selection: Selection, overturned: set[int]) -> P
             selection.remember(rows)
     end = folder.export.end
     last = folder.export.parts[-1] if folder.export.parts else None
-    return last if last and not last.is_whole else Part(end, end, is_whole=False)
+    return last if last and not last.is_whole else DataPart(end, end, is_whole=False)
 
 
 async def _grow(
     folder: DataFolder,
-    part: Part,
+    part: DataPart,
     files: AsyncIterator[tuple[Accepted, bytes | None]],
     choose: tuple[RowMaker, Selection],
-) -> Part:
+) -> DataPart:
     """Write a part with what it has and what follows, until it is full or there is no more."""
     maker, selection = choose
     end = part.end

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from muster.client.audit.dump import whole_file
 from muster.client.dataset.rows import SCHEMA
-from muster.client.dataset.selection import Settings, is_test
+from muster.client.dataset.selection import SelectionSettings, is_test
 from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
 from muster.protocol.errors import ConfigError, EncodingError, StorageError
 from muster.protocol.ids import Hash32
@@ -49,7 +49,7 @@ SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class DataOrigin:
     """Where rows come from; the same for all of a folder."""
 
     chain_id: int
@@ -76,7 +76,7 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DataPart:
     """Rows of a range of the training stream."""
 
     start: int
@@ -95,9 +95,9 @@ class Part:
 class Export:
     """What `export.json` holds."""
 
-    origin: Origin
-    settings: Settings
-    parts: tuple[Part, ...] = ()
+    origin: DataOrigin
+    settings: SelectionSettings
+    parts: tuple[DataPart, ...] = ()
     """In the order of the stream, without a gap."""
     format: str = FORMAT
     version: int = VERSION
@@ -130,8 +130,8 @@ class Export:
                     f"{values['format']} {values['version']}, not {FORMAT} {VERSION}"
                 )
             found = cls(
-                origin=Origin(**values["origin"]),
-                settings=Settings.from_json(values["settings"]),
+                origin=DataOrigin(**values["origin"]),
+                settings=SelectionSettings.from_json(values["settings"]),
                 parts=tuple(_part(each) for each in values["parts"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -141,8 +141,8 @@ class Export:
         return found
 
 
-def _part(values: dict[str, Any]) -> Part:
-    return Part(**{**values, "files": tuple(DataFile(**each) for each in values["files"])})
+def _part(values: dict[str, Any]) -> DataPart:
+    return DataPart(**{**values, "files": tuple(DataFile(**each) for each in values["files"])})
 
 
 class DataFolder:
@@ -165,7 +165,7 @@ class DataFolder:
             raise ConfigError(f"{path / EXPORT} is damaged: {error}") from error
 
     @classmethod
-    def continue_or_begin(cls, path: Path, origin: Origin, settings: Settings) -> Self:
+    def continue_or_begin(cls, path: Path, origin: DataOrigin, settings: SelectionSettings) -> Self:
         """Return the data set in a folder, or a new one.
 
         Raises ConfigError when the folder holds another data set, or anything else.
@@ -187,7 +187,7 @@ class DataFolder:
         return cls(path, Export(origin, settings))
 
     def tables(
-        self, part: Part, columns: Sequence[str] = SCHEMA.names
+        self, part: DataPart, columns: Sequence[str] = SCHEMA.names
     ) -> Iterator[tuple[str, pa.Table]]:
         """Yield a part's rows with their file's name, a row group at a time.
 
@@ -203,18 +203,18 @@ class DataFolder:
             except (OSError, ValueError, KeyError, pa.ArrowException) as error:
                 raise StorageError(f"{self.path / each.name} is damaged: {error}") from error
 
-    def is_intact(self, part: Part) -> bool:
+    def is_intact(self, part: DataPart) -> bool:
         """Tell whether a part's files have the bytes that `export.json` names."""
         return all(_sha256(self.path / each.name) == each.sha256 for each in part.files)
 
-    def submissions(self, part: Part) -> Iterator[tuple[int, pa.Table]]:
+    def submissions(self, part: DataPart) -> Iterator[tuple[int, pa.Table]]:
         """Yield the rows of each submission in a part with its place in the stream, in order."""
         files = [self._by_submission(replace(part, files=(each,))) for each in part.files]
         for place, found in groupby(merge(*files, key=itemgetter(0)), key=itemgetter(0)):
             rows = pa.concat_tables([rows for _, rows in found])
             yield place, rows.sort_by("row")
 
-    def _by_submission(self, part: Part) -> Iterator[tuple[int, pa.Table]]:
+    def _by_submission(self, part: DataPart) -> Iterator[tuple[int, pa.Table]]:
         """Yield what a file has of each submission, which is in one row group."""
         for _, rows in self.tables(part):
             places = np.asarray(rows["stream_position"].to_pylist(), np.int64)
@@ -222,7 +222,7 @@ class DataFolder:
             for start, end in pairwise([*starts, len(places)]):
                 yield int(places[start]), rows.slice(start, end - start)
 
-    def put(self, part: Part) -> None:
+    def put(self, part: DataPart) -> None:
         """Add a part, or write one anew, and note that it is there."""
         parts = tuple(each for each in self.export.parts if each.start != part.start)
         parts = tuple(sorted((*parts, part), key=lambda each: each.start))
@@ -230,7 +230,7 @@ class DataFolder:
         with whole_file(self.path / EXPORT) as partial:
             partial.write_bytes(self.export.to_bytes())
 
-    def leave_out(self, part: Part, overturned: Collection[int]) -> None:
+    def leave_out(self, part: DataPart, overturned: Collection[int]) -> None:
         """Write a part anew without the rows of some submissions, by their places in the stream."""
         with PartWriter(self, part) as writer:
             for place, rows in self.submissions(part):
@@ -244,7 +244,7 @@ class DataFolder:
 class PartWriter:
     """Writes the files of one part; they appear when it is finished."""
 
-    def __init__(self, folder: DataFolder, part: Part) -> None:
+    def __init__(self, folder: DataFolder, part: DataPart) -> None:
         """The part's rows are not taken over, what was left out of it is."""
         self._folder = folder
         self._start = part.start
@@ -283,7 +283,7 @@ class PartWriter:
                 self._waiting[split].append(found)
                 self._flush(split, at_least=(GROUP_ROWS, GROUP_BYTES))
 
-    def finish(self, end: int) -> Part:
+    def finish(self, end: int) -> DataPart:
         """Write what waits, give the files their names, and return the part."""
         files = []
         for split in SPLITS:
@@ -299,7 +299,7 @@ class PartWriter:
             partial.replace(path)
             files.append(DataFile(name, self._counts[split], sha256))
         left_out = dict(sorted(self.left_out.items()))
-        return Part(self._start, end, self.is_full, tuple(files), left_out)
+        return DataPart(self._start, end, self.is_full, tuple(files), left_out)
 
     def _flush(self, split: str, *, at_least: tuple[int, int]) -> None:
         waiting = self._waiting[split]

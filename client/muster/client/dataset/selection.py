@@ -30,7 +30,7 @@ _LISTS = ("parts", "held_out")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SelectionSettings:
     """What a data set is asked to hold."""
 
     reward_at_least: float = 0.0
@@ -55,7 +55,7 @@ class Settings:
         return {**asdict(self), **{name: list(getattr(self, name)) for name in _LISTS}}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Settings:
+    def from_json(cls, values: dict[str, Any]) -> SelectionSettings:
         """Return settings from their JSON values; raises TypeError or ValueError for others."""
         # Canonical JSON writes 1.0 as 1.
         shares = {name: float(values[name]) for name in ("reward_at_least", "test_share")}
@@ -167,7 +167,7 @@ class Selection:
     )
     """What it looks at."""
 
-    def __init__(self, settings: Settings, held_out: HeldOut) -> None:
+    def __init__(self, settings: SelectionSettings, held_out: HeldOut) -> None:
         self._settings = settings
         self._held_out = held_out
         self._seen: set[int] = set()

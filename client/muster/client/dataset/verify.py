@@ -18,7 +18,7 @@ from muster.client.audit.contradictions import Check
 from muster.client.audit.history import History
 from muster.client.dataset.card import Figures, write_card
 from muster.client.dataset.export import FindFile, Stream, origin_of
-from muster.client.dataset.folder import CARD, DataFolder, Part
+from muster.client.dataset.folder import CARD, DataFolder, DataPart
 from muster.client.dataset.rows import Accepted, RowMaker
 from muster.client.dataset.selection import HeldOut, Selection, is_test
 from muster.protocol.encoding import hex0x
@@ -134,7 +134,7 @@ def check_outcomes(folder: DataFolder, stream: Stream) -> Check:
     return faults.check(f"{rows:,} rows of {submissions:,} accepted submissions")
 
 
-def _submissions(folder: DataFolder, part: Part) -> Iterator[dict[str, Any]]:
+def _submissions(folder: DataFolder, part: DataPart) -> Iterator[dict[str, Any]]:
     """Yield what the rows of a part say of their submissions, once each, with the rows' number."""
     tables = [rows for _, rows in folder.tables(part, _LEDGER)]
     if tables:

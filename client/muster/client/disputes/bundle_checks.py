@@ -38,7 +38,7 @@ NOT_OF_ONE_FILE = {
 """Reasons that one submission's evidence neither bears out nor contradicts."""
 
 
-class Answer(StrEnum):
+class CheckAnswer(StrEnum):
     """What a check says."""
 
     AGREE = "agree"
@@ -55,14 +55,14 @@ class BundleCheck:
 
     name: str
     """What was stated."""
-    answer: Answer
+    answer: CheckAnswer
     """Whether it holds."""
     detail: str = ""
     """The values that were compared."""
 
 
 def _check(name: str, holds: bool, detail: str) -> BundleCheck:
-    return BundleCheck(name, Answer.AGREE if holds else Answer.CONTRADICT, detail)
+    return BundleCheck(name, CheckAnswer.AGREE if holds else CheckAnswer.CONTRADICT, detail)
 
 
 # What was committed, signed and pinned
@@ -72,7 +72,9 @@ def check_facts(stated: ChainFacts, chain: ChainFacts | None) -> BundleCheck:
     """Return whether the bundle says what the chain says; without a chain nothing is told."""
     name = "chain facts"
     if chain is None:
-        return BundleCheck(name, Answer.SILENT, "offline: as the bundle states them, compare them")
+        return BundleCheck(
+            name, CheckAnswer.SILENT, "offline: as the bundle states them, compare them"
+        )
     ours, theirs = chain.model_dump(mode="json"), stated.model_dump(mode="json")
     wrong = [
         f"{field}: {theirs[field]}, on chain {ours[field]}"
@@ -144,7 +146,7 @@ def check_weights(manifest: Manifest, folder: Path) -> BundleCheck:
     try:
         holds = state_hash(wanted) == manifest.state_hash
     except OSError as error:
-        return BundleCheck("policy", Answer.CONTRADICT, f"{error.filename}: {error.strerror}")
+        return BundleCheck("policy", CheckAnswer.CONTRADICT, f"{error.filename}: {error.strerror}")
     root = hex0x(manifest.root())
     detail = f"version {manifest.version}, {manifest.total_bytes} bytes, root {root}"
     return _check("policy", holds, detail)
@@ -208,7 +210,7 @@ def check_verdict(
         for n, (name, mark, ours) in enumerate(zip(CHECKS, stated, found, strict=True), 1)
     ]
     if silent:
-        return [*checks, BundleCheck("verdict", Answer.SILENT, silent)]
+        return [*checks, BundleCheck("verdict", CheckAnswer.SILENT, silent)]
     wrong = [
         f"{field}: {getattr(recorded, field)!s}, recomputed {getattr(again.record, field)!s}"
         for field in OutcomeRecord.__dataclass_fields__
@@ -220,11 +222,15 @@ def check_verdict(
 
 def _compare(name: str, stated: str, found: str, silent: str | None, detail: str) -> BundleCheck:
     if silent or "-" in (stated, found):
-        return BundleCheck(name, Answer.SILENT, detail if found != "-" else "another check decided")
+        return BundleCheck(
+            name, CheckAnswer.SILENT, detail if found != "-" else "another check decided"
+        )
     suffix = f": {detail}" if detail else ""
     if stated == found:
-        return BundleCheck(name, Answer.AGREE, f"{found}{suffix}")
-    return BundleCheck(name, Answer.CONTRADICT, f"recorded {stated}, recomputed {found}{suffix}")
+        return BundleCheck(name, CheckAnswer.AGREE, f"{found}{suffix}")
+    return BundleCheck(
+        name, CheckAnswer.CONTRADICT, f"recorded {stated}, recomputed {found}{suffix}"
+    )
 
 
 def _details(number: int, again: Recomputed) -> str:
@@ -238,4 +244,4 @@ def _details(number: int, again: Recomputed) -> str:
 
 def is_borne_out(checks: list[BundleCheck]) -> bool:
     """Return whether nothing contradicts."""
-    return all(check.answer is not Answer.CONTRADICT for check in checks)
+    return all(check.answer is not CheckAnswer.CONTRADICT for check in checks)

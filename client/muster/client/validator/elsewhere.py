@@ -17,7 +17,7 @@ import httpx
 
 from muster.api import BatchEntry
 from muster.chain import BatchView, ChainView
-from muster.client.sources import Patience, Sources
+from muster.client.sources import SourcePatience, Sources
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32, RunId
 
@@ -30,7 +30,7 @@ REST, LEAST_REST_S, MOST_REST_S = 10, 1.0, 60.0
 these: a source that has it not yet may have it soon, one that hangs will hang again."""
 MOST_ASKED = 8
 """Things that are asked for at the same time: as many files may be in memory."""
-PATIENCE = Patience(source_s=20.0)
+PATIENCE = SourcePatience(source_s=20.0)
 """How long each source is waited for: 64 MiB at 3.3 MB/s."""
 
 T = TypeVar("T")

@@ -61,7 +61,7 @@ TOO_SOON = "RunPauseTooSoon"
 
 
 @dataclass(frozen=True, slots=True)
-class Proven:
+class SelfProof:
     """What the self-proof found."""
 
     finding: Finding | None
@@ -101,7 +101,7 @@ def fictitious_ticket(
 
 def prove(
     ticket: Ticket, rules: Rules, engine: InferenceEngine, reference: InferenceEngine
-) -> Proven:
+) -> SelfProof:
     """Return how a validator would judge what the engine generates; both have the policy loaded."""
     started = time.perf_counter()
     data = encode_rollouts(build_submission(ticket, rules.recipe, rules.task_set, engine))
@@ -111,7 +111,7 @@ def prove(
     judgement = examine(claim, rows, rules, reference)
     finding = check_file(data) or judgement.finding
     replays = judgement.replays
-    return Proven(
+    return SelfProof(
         finding=finding,
         statistics=measure(replays, rules.calibration),
         strain=conduct_of(replays, rules.calibration).strain if replays else 1.0,

@@ -23,7 +23,7 @@ from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, to_address
 from muster.protocol.jury import BenchPlace, draw_jury, jury_seed
 from muster.protocol.schedule import (
-    Statement,
+    SignedOutcomes,
     Timing,
     batch_seed,
     draw_order,
@@ -63,14 +63,14 @@ class Bench:
 
         Everybody says at once what it is asked for; nobody whom nobody called says anything.
         """
-        heard: dict[Address, Statement] = {}
+        heard: dict[Address, SignedOutcomes] = {}
         for now in range(self._timing.committed_at, self._timing.due_at):
             calls = plan_calls(order, QUORUM, self._timing, now, list(heard.values()))
             if calls.decision is not None:
                 return calls.decision, now - self._timing.committed_at
             for validator in calls.called:
                 accepts = validator in self.bought
-                said = Statement(validator, ACCEPTED if accepts else FRAUD, accepts, now)
+                said = SignedOutcomes(validator, ACCEPTED if accepts else FRAUD, accepts, now)
                 heard.setdefault(validator, said)
         return None, PARAMETERS.outcome_deadline_s
 

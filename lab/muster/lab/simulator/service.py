@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from muster.lab.simulator.chain import EPOCH
 from muster.lab.simulator.connection import ChainConnection
 from muster.lab.simulator.scenario import CALIBRATION, RUN, Scenario
-from muster.orchestrator.clock import ChainClock
+from muster.orchestrator.clock import BlockClock
 from muster.orchestrator.db.database import Database, open_database
 from muster.orchestrator.db.query import plain
 from muster.orchestrator.db.statements import SubmissionRow, in_batch
@@ -44,7 +44,7 @@ class Service:
         connection = ChainConnection(stage.chain, stage.endpoints[0], stage.config.orchestrator)
         connection.composed = self._composed
         loop = asyncio.get_running_loop()
-        clock = ChainClock(loop.time)
+        clock = BlockClock(loop.time)
         clock.update(await connection.now())
         return await build_services(
             _settings(scenario, self._folder),

@@ -18,7 +18,7 @@ from muster.orchestrator.db.statements import SubmissionRow
 from muster.orchestrator.intake.batching import Batching
 from muster.orchestrator.leases.leases import Leases
 from muster.orchestrator.leases.life import Heartbeats, Lives
-from muster.orchestrator.outcomes.outcomes import Caller
+from muster.orchestrator.outcomes.outcomes import ValidatorCalls
 from muster.orchestrator.projection import Projection
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Step
@@ -49,7 +49,7 @@ class StatusBuilder:
     leases: Leases
     heartbeats: Heartbeats
     lives: Lives
-    caller: Caller
+    caller: ValidatorCalls
     training: TrainingMetrics
     recipe: Recipe
     now: Callable[[], int]

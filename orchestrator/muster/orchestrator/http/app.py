@@ -51,7 +51,9 @@ class Application(FastAPI):
         super().__init__(**_ABOUT, docs_url=None, redoc_url=None)
         self.state.services = services
         self.state.dashboard = pages.Dashboard(services)
-        self._entrance = Guard(FastRoutes(super().__call__, services), quotas=services.quotas)
+        self._entrance = RequestGuard(
+            FastRoutes(super().__call__, services), quotas=services.quotas
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; one for the head alone as one for the whole, less its body."""
@@ -180,7 +182,7 @@ def _head_bytes(scope: Scope) -> int:
     return headers + len(scope["raw_path"]) + len(scope["query_string"])
 
 
-class Guard:
+class RequestGuard:
     """ASGI middleware around the whole application."""
 
     def __init__(self, app: ASGIApp, *, quotas: Quotas) -> None:

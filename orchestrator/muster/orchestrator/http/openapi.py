@@ -20,7 +20,7 @@ from muster.api.answers import (
     BatchEntry,
     ErrorAnswer,
 )
-from muster.api.routes import JSON, PARAMETERS, ROUTES, Answer, Route, example_of
+from muster.api.routes import JSON, PARAMETERS, ROUTES, Route, RouteAnswer, example_of
 from muster.api.signing import (
     ADDRESS_HEADER,
     BODY_HASH_HEADER,
@@ -111,7 +111,7 @@ def _body(route: Route) -> dict[str, Any]:
     return {"required": True, "content": {media: {"schema": schema, "example": route.body_example}}}
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
+def _answer(answer: RouteAnswer) -> dict[str, Any]:
     described: dict[str, Any] = {"description": _DESCRIPTIONS.get(answer.status, "As asked for.")}
     if answer.media is not None:
         schema = {"type": "object"} if answer.media == JSON else {"type": "string"}

@@ -86,7 +86,7 @@ class Arrival:
             self.waiting.reschedule(0.0)
 
 
-class Room:
+class BodyRoom:
     """Bytes that the bodies on their way in share.
 
     When there is no room left, the signer whose bodies take most of it loses the oldest of them. A
@@ -148,11 +148,11 @@ class Quotas:
     """Signed requests of one signer."""
     signer_bytes: RateLimit
     """Bytes of one signer; charged afterwards, and owed."""
-    node_bodies: Room
+    node_bodies: BodyRoom
     """Messages of nodes that are arriving."""
-    seat_bodies: Room
+    seat_bodies: BodyRoom
     """Messages of validators and the trainer that are arriving: no worker can fill it."""
-    uploads: Room
+    uploads: BodyRoom
     """Files that are arriving, on disk."""
 
     @classmethod
@@ -163,7 +163,7 @@ class Quotas:
             RateLimit(rate=rates.bytes_per_host, burst=BURST_S * rates.bytes_per_host),
             RateLimit(rate=rates.rate_per_signer, burst=2 * rates.rate_per_signer),
             RateLimit(rate=rates.bytes_per_signer, burst=BURST_S * rates.bytes_per_signer),
-            Room(NODE_BODY_BYTES),
-            Room(SEAT_BODY_BYTES),
-            Room(UPLOAD_BYTES),
+            BodyRoom(NODE_BODY_BYTES),
+            BodyRoom(SEAT_BODY_BYTES),
+            BodyRoom(UPLOAD_BYTES),
         )

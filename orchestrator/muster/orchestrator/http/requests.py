@@ -22,7 +22,7 @@ from muster.api.signing import EMPTY_BODY_HASH, SignedHeaders, verify_request
 from muster.chain import MemberView
 from muster.orchestrator.http.crowd import subnet_of
 from muster.orchestrator.http.errors import TooMany, refuse
-from muster.orchestrator.http.quotas import Room
+from muster.orchestrator.http.quotas import BodyRoom
 from muster.orchestrator.services import Services
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ApiError
@@ -98,7 +98,7 @@ def require_run(services: Services, run_id: int) -> RunId:
 
 
 async def body_chunks(
-    request: Request, services: Services, room: Room, signer: Address
+    request: Request, services: Services, room: BodyRoom, signer: Address
 ) -> AsyncGenerator[bytes, None]:
     """Yield the body as it arrives; refuses one that takes too long, breaks off or has to give way.
 
@@ -126,7 +126,7 @@ async def body_chunks(
 
 
 async def read_body(
-    request: Request, services: Services, headers: SignedHeaders, *, room: Room, max_bytes: int
+    request: Request, services: Services, headers: SignedHeaders, *, room: BodyRoom, max_bytes: int
 ) -> bytes:
     """Return the body; refuses one above the limit, at the latest when that many bytes came."""
     require_size(request, max_bytes)

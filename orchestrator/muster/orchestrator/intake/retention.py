@@ -45,7 +45,7 @@ _DROPPED = Query(
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class KeptFile:
     """A submission whose file is kept."""
 
     sequence: int
@@ -81,7 +81,7 @@ class Retention:
             logger.info("files dropped", extra={"count": dropped})
         return dropped
 
-    def may_go(self, held: Held) -> bool:
+    def may_go(self, held: KeptFile) -> bool:
         """Return whether nobody can need a file any more, for as long as files are kept then."""
         judged = self.projection.judged(held.file_hash)
         if judged is None:
@@ -90,7 +90,7 @@ class Retention:
             return False
         return not (self._is_disputed(judged) or self._may_be_trained_on(judged))
 
-    def _is_past_appeal(self, held: Held) -> bool:
+    def _is_past_appeal(self, held: KeptFile) -> bool:
         """Return whether every batch that a submission is in is void, for long enough."""
         # Two batches can have one root: a worker commits what the orchestrator did, too.
         if any(batch.root in held.roots for batch in self.projection.unsettled):
@@ -127,10 +127,10 @@ class Retention:
         is_fresh = newest - judged.record.policy_version <= self.max_async_level
         return judged.verdict is Verdict.ACCEPTED and is_fresh
 
-    async def _page(self, *, after: int) -> list[Held]:
+    async def _page(self, *, after: int) -> list[KeptFile]:
         [rows] = await self.database.search(_PAGE(after=after, limit=PAGE))
         return [
-            Held(number, Hash32(name), frozenset(Hash32(root) for root in roots if root))
+            KeptFile(number, Hash32(name), frozenset(Hash32(root) for root in roots if root))
             for number, name, *roots in rows
         ]
 

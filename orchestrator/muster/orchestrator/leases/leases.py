@@ -238,7 +238,7 @@ class Leases:
         free = self.unit_cap.free(worker, leased=leased, waiting=account.waiting_units, now=now)
         return free or Withheld.UNIT_CAP
 
-    def _allowance(self, account: Account, worker: MemberView, now: int) -> Allowance:
+    def _allowance(self, account: WorkerRows, worker: MemberView, now: int) -> Allowance:
         projection = self.projection
 
         def is_used(step: int, index: int) -> bool:
@@ -271,15 +271,15 @@ class Leases:
 
     async def _read_accounts(
         self, asked: Asked, workers: Sequence[MemberView], now: int, first_step: Step
-    ) -> dict[Address, Account]:
+    ) -> dict[Address, WorkerRows]:
         since = self.unit_cap.counts_from(now, lapses=True)
         questions = {
-            worker.address: Account.questions(worker, counts_from=since, since=first_step)
+            worker.address: WorkerRows.questions(worker, counts_from=since, since=first_step)
             for worker in workers
         }
         answers = iter(await asked.ask(*chain.from_iterable(questions.values())))
         return {
-            address: Account.read(list(islice(answers, len(own))))
+            address: WorkerRows.read(list(islice(answers, len(own))))
             for address, own in questions.items()
         }
 
@@ -333,7 +333,7 @@ class Leases:
         snapshot.note(worker.node, signed.ticket, signed.signature)
         return signed
 
-    def _next_index(self, account: Account, worker: MemberView, step: Step) -> int:
+    def _next_index(self, account: WorkerRows, worker: MemberView, step: Step) -> int:
         """Return the slot of a worker's next ticket, drawn by a secret that all replicas have."""
         run_id, used = self.projection.run_id, account.slots.get(step, set())
         drawn = keccak(
@@ -373,7 +373,7 @@ class Unfilled:
 
 
 @dataclass(slots=True)
-class Account:
+class WorkerRows:
     """One worker's rows in the database."""
 
     unfilled: list[Unfilled]
@@ -401,7 +401,7 @@ class Account:
         ]
 
     @classmethod
-    def read(cls, answers: Sequence[Rows]) -> Account:
+    def read(cls, answers: Sequence[Rows]) -> WorkerRows:
         """Return it from the answers to `questions`."""
         unfilled, [(units,)], numbers, tickets, reports = answers
         slots: dict[Step, set[int]] = {}
@@ -432,7 +432,7 @@ class Snapshot:
     """Submissions that are leased, received or committed and not judged."""
     first_step: Step
     """Slots of earlier steps are not known here."""
-    accounts: Mapping[Address, Account]
+    accounts: Mapping[Address, WorkerRows]
     """Of each worker that asks."""
     given: list[Statement] = field(default_factory=list)
     """Statements that write those tickets down."""

@@ -37,7 +37,7 @@ from muster.protocol.messages import (
 )
 from muster.protocol.schedule import (
     Calls,
-    Statement,
+    SignedOutcomes,
     Timing,
     batch_seed,
     order_of_batch,
@@ -67,7 +67,7 @@ class OutcomeCollector:
     files: FileStore
     projection: Projection
     batching: Batching
-    caller: Caller
+    caller: ValidatorCalls
     domain: Domain
     doubles: Doubles
     on_received: Callable[[], None]
@@ -248,9 +248,9 @@ def _summary(records: bytes) -> tuple[Hash32, bool]:
     return keccak(records), accepts
 
 
-def _statement(row: OutcomesRow) -> Statement:
+def _statement(row: OutcomesRow) -> SignedOutcomes:
     records_hash, accepts = _summary(row.records)
-    return Statement(row.validator, records_hash, accepts, row.received_at)
+    return SignedOutcomes(row.validator, records_hash, accepts, row.received_at)
 
 
 def mismatch(record: OutcomeRecord, submission: Submission, view: ChainView) -> str | None:
@@ -270,7 +270,7 @@ def mismatch(record: OutcomeRecord, submission: Submission, view: ChainView) -> 
     return None
 
 
-class Caller:
+class ValidatorCalls:
     """Says which validators are to check which batch now, by `muster.protocol.schedule`.
 
     The calls follow from the chain, from what validators handed in and from the chain's clock, so
@@ -304,7 +304,7 @@ class Caller:
         due_before = self._now() - self._deadline_s
         return [b for b in self._projection.unjudged if b.committed_at > due_before]
 
-    def plan(self, batch: BatchView, statements: Collection[Statement]) -> Calls:
+    def plan(self, batch: BatchView, statements: Collection[SignedOutcomes]) -> Calls:
         """Return who is called for a batch, and what is to be posted."""
         run, now = self._projection.run, self._now()
         seed = batch_seed(batch.beacon, batch.run_id, batch.batch_id, batch.root)
@@ -325,7 +325,7 @@ class Caller:
         """Note that a validator handed something in."""
         self._absent_since.pop(validator, None)
 
-    def _note_heard(self, statements: Collection[Statement]) -> None:
+    def _note_heard(self, statements: Collection[SignedOutcomes]) -> None:
         """Take note of what another replica heard."""
         for statement in statements:
             if statement.at >= self._absent_since.get(statement.validator, statement.at + 1):

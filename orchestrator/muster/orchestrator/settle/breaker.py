@@ -45,7 +45,7 @@ LOOK_INTERVAL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class PauseEvidence:
     """Why slashing is to be paused."""
 
     failure: CorrelatedFailure
@@ -95,12 +95,12 @@ class Breaker:
         last = self.projection.run.slashing_paused_until
         return last == 0 or self.now() >= last + self.constants.slash_cooldown_s
 
-    async def evidence(self) -> Evidence | None:
+    async def evidence(self) -> PauseEvidence | None:
         """Return what a pause now would rest on, kept on disk; None when nothing calls for one."""
         failure = self.failure
         if failure is None:
             return None
-        found = Evidence(failure, self._document(failure, await self._waiting()))
+        found = PauseEvidence(failure, self._document(failure, await self._waiting()))
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / f"{hex0x(found.hash)}.json").write_bytes(found.document)
         return found

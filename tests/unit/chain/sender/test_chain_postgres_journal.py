@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from postgres_server import PostgresServer
 
-from muster.chain.outgoing import Signed
+from muster.chain.outgoing import SignedTransaction
 from muster.chain.send_journal import (
     ActionState,
     Inclusion,
@@ -53,8 +53,8 @@ def store(
     opened.close()
 
 
-def signed(number: int) -> Signed:
-    return Signed(f"0x{number:02x}", bytes([number, 0, 255]))
+def signed(number: int) -> SignedTransaction:
+    return SignedTransaction(f"0x{number:02x}", bytes([number, 0, 255]))
 
 
 async def test_action_goes_from_pending_to_mined(store: JournalStore) -> None:

@@ -12,7 +12,13 @@ from hypothesis import given, strategies as st
 from sender_fakes import KEY, TO
 
 from muster.chain import SendJournal, send_journal
-from muster.chain.outgoing import Fees, Refusal, Signed, Unsigned, refusal_of
+from muster.chain.outgoing import (
+    Fees,
+    SendRefusal,
+    SignedTransaction,
+    UnsignedTransaction,
+    refusal_of,
+)
 from muster.chain.send_journal import ActionState, Inclusion
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
@@ -26,8 +32,8 @@ def opened(folder: Path, **scope: object) -> SendJournal:
     return SendJournal.of(folder / "journal", **(SCOPE | scope))  # type: ignore[arg-type]
 
 
-def transaction(nonce: int, data: bytes = b"\1\2\3\4") -> Signed:
-    return Unsigned(31337, nonce, TO, data, 21_000, Fees(3, 1)).signed(KEY)
+def transaction(nonce: int, data: bytes = b"\1\2\3\4") -> SignedTransaction:
+    return UnsignedTransaction(31337, nonce, TO, data, 21_000, Fees(3, 1)).signed(KEY)
 
 
 async def begin(journal: SendJournal, nonce: int, label: str | None = None) -> object:
@@ -47,9 +53,11 @@ async def begin(journal: SendJournal, nonce: int, label: str | None = None) -> o
 def test_signed_transaction_says_what_was_signed(
     nonce: int, is_call: bool, data: bytes, gas: int, fee: int
 ) -> None:
-    unsigned = Unsigned(31337, nonce, TO if is_call else None, data, gas, Fees(2 * fee, fee))
+    unsigned = UnsignedTransaction(
+        31337, nonce, TO if is_call else None, data, gas, Fees(2 * fee, fee)
+    )
     signed = unsigned.signed(KEY)
-    assert Unsigned.from_raw(signed.raw) == unsigned
+    assert UnsignedTransaction.from_raw(signed.raw) == unsigned
     assert signed.tx_hash == "0x" + keccak(signed.raw).hex()
     assert KEY not in signed.raw
 
@@ -57,7 +65,7 @@ def test_signed_transaction_says_what_was_signed(
 @pytest.mark.parametrize("raw", [b"", b"\2", b"\2\xc0", transaction(1).raw[:-1], b"\x7f" * 9])
 def test_what_is_no_transaction_is_refused(raw: bytes) -> None:
     with pytest.raises(EncodingError, match="not a signed transaction"):
-        Unsigned.from_raw(raw)
+        UnsignedTransaction.from_raw(raw)
 
 
 @given(st.integers(0, 2**60), st.integers(0, 2**60))
@@ -72,22 +80,22 @@ def test_raised_fees_are_at_least_a_quarter_higher(most: int, tip: int) -> None:
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
-        ("already known", Refusal.KNOWN),
-        ("transaction already imported", Refusal.KNOWN),
-        ("AlreadyKnown", Refusal.KNOWN),
-        ("Known transaction", Refusal.KNOWN),
-        ("nonce too low: next nonce 5, tx nonce 4", Refusal.NONCE_USED),
-        ("OldNonce", Refusal.NONCE_USED),
-        ("replacement transaction underpriced", Refusal.NONCE_TAKEN),
-        ("ReplacementNotAllowed", Refusal.NONCE_TAKEN),
-        ("transaction underpriced: tip needed 25, tip permitted 1", Refusal.FEE_TOO_LOW),
-        ("max fee per gas less than block base fee", Refusal.FEE_TOO_LOW),
-        ("FeeTooLow, MaxFeePerGas too low", Refusal.FEE_TOO_LOW),
-        ("Insufficient funds for gas * price + value", Refusal.OTHER),
-        ("intrinsic gas too low", Refusal.OTHER),
+        ("already known", SendRefusal.KNOWN),
+        ("transaction already imported", SendRefusal.KNOWN),
+        ("AlreadyKnown", SendRefusal.KNOWN),
+        ("Known transaction", SendRefusal.KNOWN),
+        ("nonce too low: next nonce 5, tx nonce 4", SendRefusal.NONCE_USED),
+        ("OldNonce", SendRefusal.NONCE_USED),
+        ("replacement transaction underpriced", SendRefusal.NONCE_TAKEN),
+        ("ReplacementNotAllowed", SendRefusal.NONCE_TAKEN),
+        ("transaction underpriced: tip needed 25, tip permitted 1", SendRefusal.FEE_TOO_LOW),
+        ("max fee per gas less than block base fee", SendRefusal.FEE_TOO_LOW),
+        ("FeeTooLow, MaxFeePerGas too low", SendRefusal.FEE_TOO_LOW),
+        ("Insufficient funds for gas * price + value", SendRefusal.OTHER),
+        ("intrinsic gas too low", SendRefusal.OTHER),
     ],
 )
-def test_refusal_is_recognised_in_every_client(words: str, refusal: Refusal) -> None:
+def test_refusal_is_recognised_in_every_client(words: str, refusal: SendRefusal) -> None:
     assert refusal_of(RpcError(f"eth_sendRawTransaction failed: {words}", code=-32000)) is refusal
 
 

@@ -26,7 +26,7 @@ from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
 from muster.protocol.messages import OutcomeRecord, Outcomes, Reason, Verdict, pack_records
 from muster.protocol.schedule import (
-    Statement,
+    SignedOutcomes,
     Timing,
     batch_seed,
     draw_order,
@@ -172,7 +172,7 @@ def test_what_the_schedule_decides_is_never_held_against_anybody(data: st.DataOb
         if data.draw(st.booleans())
     }
     statements = [
-        Statement(who, of, not is_alarm if of == posted else data.draw(st.booleans()), at)
+        SignedOutcomes(who, of, not is_alarm if of == posted else data.draw(st.booleans()), at)
         for who, (of, at) in said.items()
     ]
     now = BEGIN + data.draw(st.integers(0, 79))

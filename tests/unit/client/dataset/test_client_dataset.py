@@ -16,7 +16,7 @@ from muster.client.dataset import folder as folder_module
 from muster.client.dataset.card import put_card
 from muster.client.dataset.export import export_rows
 from muster.client.dataset.folder import CARD, EXPORT, DataFolder
-from muster.client.dataset.selection import GRAM, HeldOut, Selection, Settings, is_test
+from muster.client.dataset.selection import GRAM, HeldOut, Selection, SelectionSettings, is_test
 from muster.client.dataset.verify import (
     check_bytes,
     check_card,
@@ -43,7 +43,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def export(
-    traces: Traces, settings: Settings = ALL, held_out: HeldOut | None = None
+    traces: Traces, settings: SelectionSettings = ALL, held_out: HeldOut | None = None
 ) -> DataFolder:
     folder = traces.data_folder(settings)
     selection = Selection(settings, held_out or HeldOut())
@@ -128,15 +128,15 @@ async def test_the_answer_is_what_follows_the_thought(
 @pytest.mark.parametrize(
     ("settings", "kept", "why"),
     [
-        (Settings(reward_at_least=0.5), ["1", "123"], {"reward": 1}),
-        (Settings(tokens_at_least=3), ["12", "123"], {"length": 1}),
-        (Settings(tokens_at_most=2), ["1"], {"length": 2}),
-        (Settings(only_finished=True), ["1", "12"], {"unfinished": 1}),
-        (Settings(per_problem=1), ["1"], {"enough": 2}),
+        (SelectionSettings(reward_at_least=0.5), ["1", "123"], {"reward": 1}),
+        (SelectionSettings(tokens_at_least=3), ["12", "123"], {"length": 1}),
+        (SelectionSettings(tokens_at_most=2), ["1"], {"length": 2}),
+        (SelectionSettings(only_finished=True), ["1", "12"], {"unfinished": 1}),
+        (SelectionSettings(per_problem=1), ["1"], {"enough": 2}),
     ],
 )
 async def test_settings_leave_rows_out(
-    traces: Traces, settings: Settings, kept: list[str], why: dict[str, int]
+    traces: Traces, settings: SelectionSettings, kept: list[str], why: dict[str, int]
 ) -> None:
     traces.add(
         rollout(0, tokens("1"), 1.0, 0),
@@ -150,7 +150,7 @@ async def test_settings_leave_rows_out(
 
 async def test_rows_of_a_part_are_chosen_and_counted_by_part(traces: Traces) -> None:
     traces.add(rollout(1, tokens("1"), 1.0, 0), rollout(6, tokens("6"), 0.0, 3))
-    folder = await export(traces, Settings(parts=("high",)))
+    folder = await export(traces, SelectionSettings(parts=("high",)))
     assert [(row["part"], row["completion"]) for row in rows_of(folder)] == [("high", "6")]
     assert folder.export.parts[0].left_out == {"part": 1}
     assert "| high, exact_match, exact_match 2 | 1 |" in (folder.path / CARD).read_text()
@@ -170,7 +170,7 @@ async def test_the_same_completion_of_a_problem_comes_once(traces: Traces) -> No
 
 async def test_problems_are_split_by_their_name_alone(traces: Traces) -> None:
     traces.add_counting(4)
-    folder = await export(traces, Settings(test_share=0.5))
+    folder = await export(traces, SelectionSettings(test_share=0.5))
     of_split = {split: set[str]() for split in ("train", "test")}
     for part in folder.export.parts:
         for name, rows in folder.tables(part):
@@ -202,7 +202,7 @@ async def test_short_held_out_texts_are_compared_whole(traces: Traces, tmp_path:
     path.write_text("3=\n")
     held_out = HeldOut([path])
     traces.add(rollout(3, tokens("1"), 1.0, 0), rollout(4, tokens("1"), 1.0, 1))
-    folder = await export(traces, Settings(held_out=tuple(held_out.hashes)), held_out)
+    folder = await export(traces, SelectionSettings(held_out=tuple(held_out.hashes)), held_out)
     assert [row["problem_id"] for row in rows_of(folder)] == ["p4"]
     assert folder.export.parts[0].left_out == {"contaminated": 1}
 
@@ -222,10 +222,10 @@ async def test_held_out_files_without_a_text_are_refused(tmp_path: Path, text: s
 async def test_bytes_do_not_depend_on_how_often_an_export_was_stopped(tmp_path: Path) -> None:
     at_once, in_parts = Traces(tmp_path / "a"), Traces(tmp_path / "b")
     at_once.add_counting(8)
-    whole = await export(at_once, Settings(test_share=0.5))
+    whole = await export(at_once, SelectionSettings(test_share=0.5))
     for n in range(8):
         in_parts.add_counting(1, first=n)
-        folder = await export(in_parts, Settings(test_share=0.5))
+        folder = await export(in_parts, SelectionSettings(test_share=0.5))
     assert len(whole.export.parts) == 3
     assert names(folder) == names(whole)
 
@@ -279,7 +279,7 @@ async def test_a_folder_of_another_data_set_is_refused(traces: Traces) -> None:
     traces.add_counting(1)
     await export(traces)
     with pytest.raises(ConfigError, match=r"another settings: reward_at_least 0.0, not 1"):
-        traces.data_folder(Settings(reward_at_least=1.0))
+        traces.data_folder(SelectionSettings(reward_at_least=1.0))
     (traces.folder / "traces" / EXPORT).unlink()
     with pytest.raises(ConfigError, match="is not empty"):
         traces.data_folder()
@@ -299,7 +299,7 @@ async def test_libraries_load_the_folder(traces: Traces, monkeypatch: pytest.Mon
     datasets = pytest.importorskip("datasets")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     traces.add_counting(3)
-    folder = await export(traces, Settings(test_share=0.5))
+    folder = await export(traces, SelectionSettings(test_share=0.5))
     loaded = datasets.load_dataset(str(folder.path), cache_dir=str(traces.folder / "cache"))
     assert sum(len(rows) for rows in loaded.values()) == 18
     assert loaded["train"].column_names == folder_module.SCHEMA.names
@@ -311,7 +311,7 @@ async def test_libraries_load_the_folder(traces: Traces, monkeypatch: pytest.Mon
 @pytest.fixture
 async def exported(traces: Traces, tmp_path: Path) -> DataFolder:
     traces.add_counting(3)
-    made = await export(traces, Settings(test_share=0.5, reward_at_least=0.0))
+    made = await export(traces, SelectionSettings(test_share=0.5, reward_at_least=0.0))
     return DataFolder.open(made.path)
 
 
@@ -328,9 +328,11 @@ async def test_an_honest_data_set_passes_every_check(traces: Traces, exported: D
     assert "18 rows made again" in checks[-1].detail
 
 
-@pytest.mark.parametrize("settings", [Settings(reward_at_least=1.0), Settings(per_problem=1)])
+@pytest.mark.parametrize(
+    "settings", [SelectionSettings(reward_at_least=1.0), SelectionSettings(per_problem=1)]
+)
 async def test_a_selection_passes_every_check_when_it_is_read_again(
-    traces: Traces, settings: Settings
+    traces: Traces, settings: SelectionSettings
 ) -> None:
     traces.add_counting(3)
     folder = DataFolder.open((await export(traces, settings)).path)
@@ -434,14 +436,16 @@ async def test_a_card_with_another_figure_is_found(traces: Traces, exported: Dat
 
 
 async def test_rows_that_a_rule_leaves_out_are_found(exported: DataFolder) -> None:
-    strict = replace(exported.export, settings=Settings(reward_at_least=0.5, test_share=0.5))
+    strict = replace(
+        exported.export, settings=SelectionSettings(reward_at_least=0.5, test_share=0.5)
+    )
     check = check_rules(DataFolder(exported.path, strict), HeldOut())
     assert not check.passed
     assert "a rule leaves out: reward" in check.detail
 
 
 async def test_a_problem_in_the_wrong_split_is_found(exported: DataFolder) -> None:
-    moved = replace(exported.export, settings=Settings(test_share=0.0))
+    moved = replace(exported.export, settings=SelectionSettings(test_share=0.0))
     check = check_rules(DataFolder(exported.path, moved), HeldOut())
     [wrong] = [part for part in check.detail.split("; ") if "other split" in part][:1]
     assert wrong.startswith("data/test-00000.parquet has problem")

@@ -44,7 +44,7 @@ from muster.client.disputes.bundle import (
     PolicyFacts,
     write_bundle,
 )
-from muster.client.disputes.bundle_checks import Answer, BundleCheck, is_borne_out
+from muster.client.disputes.bundle_checks import BundleCheck, CheckAnswer, is_borne_out
 from muster.client.validator import decoding
 from muster.client.worker.generation import build_submission
 from muster.inference import loading
@@ -195,7 +195,7 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
 
 def test_an_honest_verdict_is_borne_out_by_every_check(case: Case) -> None:
     checks = case.verify(case.evidence.facts)
-    assert {check.answer for check in checks.values()} == {Answer.AGREE}
+    assert {check.answer for check in checks.values()} == {CheckAnswer.AGREE}
     assert [name[0] for name in checks if name[0].isdigit()] == list("1234567")
     assert "exponent mismatches 0 <=" in checks["6 proofs"].detail
     assert "tokens outside the margin 0 <= 0" in checks["7 sampling"].detail
@@ -203,17 +203,17 @@ def test_an_honest_verdict_is_borne_out_by_every_check(case: Case) -> None:
 
 def test_offline_nothing_is_said_of_the_chain_and_all_else_is_checked(case: Case) -> None:
     checks = case.verify()
-    assert checks.pop("chain facts").answer is Answer.SILENT
-    assert {check.answer for check in checks.values()} == {Answer.AGREE}
+    assert checks.pop("chain facts").answer is CheckAnswer.SILENT
+    assert {check.answer for check in checks.values()} == {CheckAnswer.AGREE}
 
 
 def test_a_true_rejection_agrees_up_to_the_check_that_failed(case: Case) -> None:
     case.change_facts(node=None)
     case.change_record(verdict=Verdict.REJECTED, reason=Reason.BAD_SIGNATURE)
     checks = case.verify()
-    assert checks["1 claim"].answer is Answer.AGREE
-    assert checks["2 form"].answer is Answer.SILENT
-    assert checks["verdict"].answer is Answer.AGREE
+    assert checks["1 claim"].answer is CheckAnswer.AGREE
+    assert checks["2 form"].answer is CheckAnswer.SILENT
+    assert checks["verdict"].answer is CheckAnswer.AGREE
 
 
 def test_a_real_policy_travels_in_its_bundle_and_bears_the_verdict_out(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_real_policy_travels_in_its_bundle_and_bears_the_verdict_out(tmp_path:
     engine.load_policy(policy, VERSION)
     case = make_case(tmp_path, sorted(policy.iterdir()), engine)
     checks = case.verify(case.evidence.facts)
-    assert {check.answer for check in checks.values()} == {Answer.AGREE}
+    assert {check.answer for check in checks.values()} == {CheckAnswer.AGREE}
 
 
 # Mutated twins
@@ -257,15 +257,15 @@ def test_other_facts_of_the_chain_contradict(
 ) -> None:
     chain = case.evidence.facts.model_copy(update=changes)
     checks = case.verify(chain)
-    assert checks["chain facts"].answer is Answer.CONTRADICT
-    assert checks[contradicted].answer is Answer.CONTRADICT
+    assert checks["chain facts"].answer is CheckAnswer.CONTRADICT
+    assert checks[contradicted].answer is CheckAnswer.CONTRADICT
 
 
 def test_a_fact_that_the_bundle_invents_is_named_with_both_values(case: Case) -> None:
     chain = case.evidence.facts
     case.change_facts(committed_at=1)
     check = case.verify(chain)["chain facts"]
-    assert check.answer is Answer.CONTRADICT
+    assert check.answer is CheckAnswer.CONTRADICT
     assert check.detail == f"committed_at: 1, on chain {NOW + 30}"
 
 
@@ -284,9 +284,9 @@ def test_a_false_verdict_is_contradicted_by_the_check_it_names(
 ) -> None:
     case.change_record(**changes)
     checks = case.verify()
-    assert checks["outcome signatures"].answer is Answer.AGREE
-    assert checks[contradicted].answer is Answer.CONTRADICT
-    assert checks["verdict"].answer is Answer.CONTRADICT
+    assert checks["outcome signatures"].answer is CheckAnswer.AGREE
+    assert checks[contradicted].answer is CheckAnswer.CONTRADICT
+    assert checks["verdict"].answer is CheckAnswer.CONTRADICT
 
 
 @pytest.mark.parametrize("reason", [Reason.BATCH_MISDECLARED, Reason.FILE_UNAVAILABLE])
@@ -295,7 +295,7 @@ def test_what_one_file_cannot_show_is_neither_borne_out_nor_contradicted(
 ) -> None:
     case.change_record(verdict=Verdict.REJECTED, reason=reason)
     checks = case.verify()
-    assert checks["verdict"].answer is Answer.SILENT
+    assert checks["verdict"].answer is CheckAnswer.SILENT
     assert is_borne_out(list(checks.values()))
 
 
@@ -326,7 +326,7 @@ def test_a_part_that_is_not_the_pinned_one_contradicts(
 ) -> None:
     case.verify()
     path = repack(case.folder / "bundle.zip", lambda name, old: data if name == part else old)
-    assert case.verify_at(path)[named].answer is Answer.CONTRADICT
+    assert case.verify_at(path)[named].answer is CheckAnswer.CONTRADICT
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from muster.orchestrator.http.crowd import Crowd, place_of
-from muster.orchestrator.http.quotas import Room
+from muster.orchestrator.http.quotas import BodyRoom
 
 Member = tuple[str, str, int]
 
@@ -54,7 +54,7 @@ def test_place_is_what_is_rented_as_one_piece() -> None:
 
 
 def test_body_gives_way_that_is_its_signers_oldest_when_that_has_most() -> None:
-    room = Room(10)
+    room = BodyRoom(10)
     with room.arrival("hostile") as old, room.arrival("hostile") as young:
         room.take(old, 1)
         room.take(young, 8)
@@ -70,14 +70,14 @@ def test_body_gives_way_that_is_its_signers_oldest_when_that_has_most() -> None:
 
 
 def test_body_that_alone_takes_all_room_is_dropped() -> None:
-    room = Room(10)
+    room = BodyRoom(10)
     with room.arrival("greedy") as greedy:
         room.take(greedy, 11)
         assert greedy.is_dropped
 
 
 def test_signer_has_only_so_many_bodies_on_their_way() -> None:
-    room = Room(10, most_bodies=2)
+    room = BodyRoom(10, most_bodies=2)
     with room.arrival("a") as first, room.arrival("b") as other, room.arrival("a") as second:
         assert not first.is_dropped
         with room.arrival("a") as third:

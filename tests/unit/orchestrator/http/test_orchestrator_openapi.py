@@ -13,7 +13,7 @@ from orchestrator_bench import Bench
 from orchestrator_fakes import RUN
 
 from muster.api import OrchestratorApi
-from muster.api.routes import JSON, ROUTES, Answer, Route
+from muster.api.routes import JSON, ROUTES, Route, RouteAnswer
 from muster.orchestrator.http.app import create_app
 from muster.protocol.messages import Submission
 
@@ -68,7 +68,7 @@ def test_client_has_no_method_without_a_route() -> None:
     [(route, answer) for route, answer in EXAMPLES if route.client is not None],
     ids=lambda x: named(x) if isinstance(x, Route) else "",
 )
-def test_client_returns_what_the_route_answers(route: Route, answer: Answer) -> None:
+def test_client_returns_what_the_route_answers(route: Route, answer: RouteAnswer) -> None:
     assert route.client is not None
     assert answer.kind is not None
     returned = inspect.signature(getattr(OrchestratorApi, route.client)).return_annotation

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from orchestrator_bench import open_bench
 from orchestrator_fakes import Network
 
-from muster.orchestrator.clock import Backoff, ChainClock, wait_for
+from muster.orchestrator.clock import Backoff, BlockClock, wait_for
 from muster.orchestrator.http.quotas import RateLimit
 from muster.orchestrator.intake.blobs import LEFTOVER_S
 from muster.orchestrator.intake.files import FileStore
@@ -67,7 +67,7 @@ def test_rate_limit_keeps_keys_apart_in_bounded_memory() -> None:
 
 def test_chain_clock_runs_on_between_blocks_and_never_behind_them() -> None:
     monotonic = Ticking()
-    clock = ChainClock(monotonic)
+    clock = BlockClock(monotonic)
     clock.update(1000)
     monotonic.time += 5.5
     assert clock.now() == 1005

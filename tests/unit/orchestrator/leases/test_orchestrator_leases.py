@@ -10,14 +10,14 @@ from orchestrator_fakes import RUN, Network
 from muster.api import Lease, NoWork
 from muster.chain import WorkerStatus
 from muster.orchestrator.db.query import plain
-from muster.orchestrator.leases.leases import INDEX_BLOCK, Account, capacity, next_step
+from muster.orchestrator.leases.leases import INDEX_BLOCK, WorkerRows, capacity, next_step
 from muster.protocol.eip712 import address_of, digest, recover
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.messages import Reason, Ticket, Verdict
 from muster.protocol.recipe import TrainingRecipe
 
-NOTHING = Account(unfilled=[], waiting_units=0, slots={}, past=[], reports=[])
+NOTHING = WorkerRows(unfilled=[], waiting_units=0, slots={}, past=[], reports=[])
 
 
 async def ticket(bench: Bench, node: int = 0) -> Ticket | None:
