@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -177,6 +178,30 @@ def test_logits_of_all_tokens_never_exist_at_once() -> None:
         (logp.sum() + entropy.sum()).backward()
     # 30 is also the weight's number of rows, not of columns.
     assert largest.rows == 16
+
+
+@pytest.mark.parametrize("is_one_pass", [False, True])
+def test_logits_of_one_chunk_are_freed_before_the_next_are_made(
+    monkeypatch: pytest.MonkeyPatch, is_one_pass: bool
+) -> None:
+    made: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def linear(*arguments: Any) -> Tensor:
+        alive.append(sum(each() is not None for each in made))
+        logits = nn.functional.linear(*arguments)
+        # Views keep the storage, not the tensor.
+        made.append(weakref.ref(logits.untyped_storage()))
+        return logits
+
+    monkeypatch.setattr(logprob, "functional", SimpleNamespace(linear=linear))
+    hidden, head, targets = _inputs("plain")
+    if is_one_pass:
+        token_objective(hidden, head, targets, 1.0, lambda logp, _entropy, _rows: -logp)
+    else:
+        logp, _ = token_logprobs(hidden, head, targets, 1.0)
+        logp.sum().backward()
+    assert alive == [0] * (4 if is_one_pass else 8)
 
 
 @pytest.mark.parametrize(

@@ -198,11 +198,16 @@ def _values(
 ) -> tuple[Tensor, Tensor]:
     logp_N = hidden_ND.new_empty(len(targets_N), dtype=_wide(hidden_ND))
     entropy_N = torch.empty_like(logp_N)
-    for chunk in _chunks(len(targets_N), head):
+
+    # A function of its own: what it names is freed before the next chunk's logits are made.
+    def fill(chunk: slice) -> None:
         raw_CV = functional.linear(hidden_ND[chunk], head.weight_VD, head.bias_V)
         for rows, raw_RV in _blocks(raw_CV, chunk):
             block = _block(raw_RV, head, targets_N[rows], temperature)
             logp_N[rows], entropy_N[rows] = block.logp_R, block.entropy_R
+
+    for chunk in _chunks(len(targets_N), head):
+        fill(chunk)
     return logp_N, entropy_N
 
 
@@ -221,7 +226,9 @@ def _gradients(
     weight_VD, bias_V = head.weight_VD, head.bias_V
     gradient_ND = torch.empty_like(hidden_ND)
     gradient_V = None if bias_V is None else torch.zeros_like(bias_V)
-    for chunk in _chunks(len(targets_N), head):
+
+    # As in `_values`: one chunk's logits are freed before the next one's are made.
+    def add(chunk: slice) -> None:
         raw_CV = functional.linear(hidden_ND[chunk], weight_VD, bias_V)
         for rows, raw_RV in _blocks(raw_CV, chunk):
             block = _block(raw_RV, head, targets_N[rows], temperature)
@@ -233,7 +240,10 @@ def _gradients(
             # A chunk's product is summed up in float32 and rounded once: few chunks lose little.
             total_VD.addmm_(raw_CV.T, hidden_ND[chunk])
         if gradient_V is not None:
-            gradient_V += raw_CV.sum(0)
+            gradient_V.add_(raw_CV.sum(0))
+
+    for chunk in _chunks(len(targets_N), head):
+        add(chunk)
     return gradient_ND, total_VD, gradient_V
 
 
