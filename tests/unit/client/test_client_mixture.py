@@ -9,11 +9,11 @@ from worlds.client_world import (
     CALIBRATION,
     RECIPE,
     VERSION,
-    HashEngine,
     make_claim,
     make_submission,
     make_ticket,
 )
+from worlds.mixture_world import RULES, TASKS, Engine, mixed, parts_of, preferring
 
 from muster.client.calibration import prompts_of
 from muster.client.tickets import derive, longest_sample
@@ -22,32 +22,10 @@ from muster.client.worker.generation import build_submission
 from muster.protocol.errors import TaskError
 from muster.protocol.ids import Step
 from muster.protocol.messages import Reason, Ticket, Verdict
-from muster.protocol.mixture import CurriculumPoint, PartRecipe, TasksRecipe
-from muster.protocol.prompts import Prompt, text_of
-from muster.protocol.recipe import Recipe
+from muster.protocol.mixture import CurriculumPoint, PartRecipe
+from muster.protocol.prompts import text_of
 from muster.protocol.rollouts import Rollout
 from muster.tasks import TaskSet
-from muster.tasks.document import SetPart
-from muster.tasks.toys import make_reverse, make_sort
-
-PARTS = (SetPart("sorts", "sort 1", 20), SetPart("turns", "reverse 1", 12))
-TASKS = TaskSet.of("mixed", "1", [*make_sort(20, seed=1), *make_reverse(12, seed=1)], PARTS)
-
-
-class Engine(HashEngine):
-    """Reads any text."""
-
-    def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
-        del is_start
-        return tuple(ord(character) % self.vocab_size for character in text_of(text))
-
-
-def mixed(sorts: PartRecipe, turns: PartRecipe) -> Rules:
-    tasks = TasksRecipe(parts=(sorts, turns))
-    return Rules(RECIPE.model_copy(update={"tasks": tasks}), TASKS, CALIBRATION)
-
-
-RULES = mixed(PartRecipe(name="sorts", weight=3), PartRecipe(name="turns", target_lengths=(5,)))
 
 
 def rows_of(ticket: Ticket, rules: Rules = RULES) -> list[Rollout]:
@@ -57,12 +35,6 @@ def rows_of(ticket: Ticket, rules: Rules = RULES) -> list[Rollout]:
 def judge(rows: list[Rollout], ticket: Ticket, rules: Rules = RULES) -> Judgement:
     claim = make_claim(make_submission(ticket, rows), ticket)
     return examine(claim, rows, rules, Engine(VERSION))
-
-
-def parts_of(ticket: Ticket, recipe: Recipe = RULES.recipe) -> list[str]:
-    groups = derive(ticket, recipe, TASKS, Engine()).groups
-    places = {problem.problem_id: place for place, problem in enumerate(TASKS)}
-    return [TASKS.part_at(places[group.problem.problem_id]) for group in groups]
 
 
 TICKETS = [make_ticket(index=index) for index in range(8)]
@@ -83,11 +55,8 @@ def test_submission_of_both_parts_is_accepted() -> None:
 @pytest.mark.parametrize("name", ["sorts", "turns"])
 def test_worker_that_prefers_a_part_is_a_fraud(name: str) -> None:
     """It draws as if the other part had no weight, and does all else right."""
-    liked = {part: PartRecipe(name=part, weight=int(part == name)) for part in ("sorts", "turns")}
-    tasks = TasksRecipe(parts=tuple(liked.values()))
-    recipe = RULES.recipe.model_copy(update={"tasks": tasks})
     ticket = next(ticket for ticket in TICKETS if set(parts_of(ticket)) != {name})
-    rows = build_submission(ticket, recipe, TASKS, Engine(VERSION))
+    rows = rows_of(ticket, preferring(name))
     found = judge(rows, ticket).finding
     assert found is not None
     assert (found.verdict, found.reason) == (Verdict.FRAUD, Reason.WRONG_PROBLEM)

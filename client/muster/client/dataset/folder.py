@@ -274,7 +274,8 @@ class PartWriter:
     def add(self, rows: pa.Table) -> None:
         """Add the kept rows of a submission."""
         share = self._folder.export.settings.test_share
-        tests = pa.array([is_test(name, share) for name in rows["problem_id"].to_pylist()])
+        names = rows["problem_id"].to_pylist()
+        tests = pa.array([is_test(name, share) for name in names], pa.bool_())
         self._rows += len(rows)
         self._bytes += rows.nbytes
         for split, chosen in (("train", pc.invert(tests)), ("test", tests)):

@@ -184,7 +184,7 @@ class Selection:
                 reasons[row] = reason = self._fault(rows, row, names[row], keys[row])
             if reason is None:
                 self._keep(names[row], keys[row])
-        kept = rows.filter(pa.array([reason is None for reason in reasons]))
+        kept = rows.filter(pa.array([reason is None for reason in reasons], pa.bool_()))
         return kept, Counter(reason for reason in reasons if reason is not None)
 
     def remember(self, rows: pa.Table) -> None:

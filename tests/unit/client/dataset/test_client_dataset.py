@@ -150,9 +150,10 @@ async def test_settings_leave_rows_out(
 
 async def test_rows_of_a_part_are_chosen_and_counted_by_part(traces: Traces) -> None:
     traces.add(rollout(1, tokens("1"), 1.0, 0), rollout(6, tokens("6"), 0.0, 3))
+    traces.add(rollout(2, tokens("2"), 1.0, 0))
     folder = await export(traces, SelectionSettings(parts=("high",)))
     assert [(row["part"], row["completion"]) for row in rows_of(folder)] == [("high", "6")]
-    assert folder.export.parts[0].left_out == {"part": 1}
+    assert folder.export.parts[0].left_out == {"part": 2}
     assert "| high, exact_match, exact_match 2 | 1 |" in (folder.path / CARD).read_text()
     assert check_rules(folder, HeldOut()).passed
     with pytest.raises(TaskError, match="has no part 'middle'"):

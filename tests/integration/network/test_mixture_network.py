@@ -1,0 +1,135 @@
+"""Two task sets in one run, from lease to training and export; who wants one alone is slashed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from client_network import V0, WORKERS, Network, Run, eventually, open_network, running
+from worlds.mixture_world import RULES, TASKS, Engine, preferring
+from worlds.traces import save_tokenizer
+
+from muster.chain import WorkerStatus
+from muster.client.cli.data import export_command, verify_command
+from muster.client.cli.model import fetch
+from muster.client.worker.loop import WorkerLoop
+from muster.client.worker.process import WorkerPlace
+from muster.protocol.errors import MusterError
+from muster.protocol.ids import Hash32, PolicyVersion
+from muster.protocol.messages import Reason, Ticket
+from muster.protocol.rollouts import Rollout
+from muster.trainer.chain_ports import ChainLedger
+from muster.trainer.stream.reader import Cursor, StepInput, StreamReader
+from muster.trainer.stream.submissions import parts_of
+
+STEP = 3
+"""Submissions of a training step."""
+
+
+def policy(folder: Path, version: PolicyVersion) -> dict[str, Path]:
+    """A policy version of the hash, with a tokenizer for the rows of a data set."""
+    files = save_tokenizer(folder / f"model-{version}")
+    (files / "model.safetensors").write_text(f"policy {version}")
+    return {path.name: path for path in files.iterdir()}
+
+
+class EasyPart(WorkerLoop):
+    """Draws every problem of the part that it likes, and does all else right."""
+
+    async def generate(self, ticket: Ticket) -> list[Rollout]:
+        self.place = _with_rules(self.place, preferring("sorts"))
+        return await super().generate(ticket)
+
+
+def _with_rules(place: WorkerPlace, rules: Any) -> WorkerPlace:
+    object.__setattr__(place, "rules", rules)
+    return place
+
+
+def engine(_settings: object) -> Any:
+    return Engine()
+
+
+class Files:
+    """The orchestrator's folder of files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def file(self, submission_file_hash: Hash32) -> bytes:
+        return (self._folder / f"{submission_file_hash.hex()}.parquet").read_bytes()
+
+
+async def parts_of_stream(network: Network) -> list[str]:
+    """Return the part of every group that is accepted."""
+    ledger = ChainLedger(await network.view(), network.run_id)
+    records = [item.record for item in ledger.stream()]
+    found = (parts_of(record, RULES.recipe, ledger.seed_of(record)) for record in records)
+    return [part.name for parts in found for part in parts]
+
+
+async def train(network: Network) -> StepInput:
+    """Return what a trainer's first step takes of the run."""
+    ledger = ChainLedger(await network.view(), network.run_id)
+    recipe, files = RULES.recipe, Files(network.folder / "files")
+    reader = StreamReader(ledger, files, recipe, vocab_size=16, seed_of=ledger.seed_of)
+    async with asyncio.timeout(10):
+        return await reader.next_step(Cursor(), V0)
+
+
+async def muster(command: Any, *words: object) -> Any:
+    invoke: Callable[..., Any] = CliRunner().invoke
+    result = await asyncio.to_thread(invoke, command, [str(word) for word in words])
+    assert result.exception is None, result.output
+    return json.loads(result.stdout)
+
+
+async def test_parts_are_generated_judged_trained_on_and_exported(tmp_path: Path) -> None:
+    training = RULES.recipe.training.model_copy(update={"submissions_per_step": STEP})
+    recipe = RULES.recipe.model_copy(update={"training": training})
+    run = Run(recipe=recipe, task_set=TASKS, policy=policy)
+    async with open_network(tmp_path, run=run) as network:
+        judges = [network.validator(n, make_engine=engine) for n in (0, 1)]
+        async with running(network.worker(1, EasyPart, engine), *judges) as tasks:
+            with pytest.raises(MusterError, match="banned"):
+                async with asyncio.timeout(30):
+                    await tasks[0]
+            async with running(network.worker(0, make_engine=engine)):
+
+                async def has_both() -> bool:
+                    found = await parts_of_stream(network)
+                    return len(found) >= 2 * STEP and "turns" in found
+
+                await eventually(has_both)
+        view = await network.view()
+        cheater = view.member(network.run_id, WORKERS[1].address)
+        assert cheater is not None
+        assert cheater.status is WorkerStatus.BANNED
+        records = [r for b in view.batches.values() for r in b.records or ()]
+        verdicts = {r.reason for r in records if r.worker_id == cheater.worker_id}
+        assert Reason.WRONG_PROBLEM in verdicts
+
+        taken = await train(network)
+        problems = recipe.sampling.problems_per_submission
+        assert {*taken.parts} == {"sorts", "turns"}
+        assert sum(tally.groups for tally in taken.parts.values()) == len(taken.uses) * problems
+
+        chain = ("--rpc", network.anvil.rpc_url, "--deployments", tmp_path / "deployments")
+        model, out = tmp_path / "fetched", tmp_path / "traces"
+        relay = ("--relay", network.origin, "--orchestrator", network.orchestrator)
+        await muster(fetch, "--run", 1, "--out", model, *relay, "--json", *chain)
+        evidence = ("--evidence", tmp_path / "files", "--evidence", tmp_path / "documents")
+        where = (*evidence, "--model", model, "--json", *chain)
+        await muster(export_command, "--run", 1, "--out", out, "--part", "turns", *where)
+        rows = pq.read_table(out / "data").to_pylist()
+        assert {(row["part"], row["target_length"]) for row in rows} == {("turns", 5)}
+        assert {row["problem_id"] for row in rows} <= {TASKS[i].problem_id for i in range(20, 32)}
+        assert all(
+            check["passed"] for check in (await muster(verify_command, out, *where))["checks"]
+        )
