@@ -4,13 +4,14 @@
 
  1. Tokens (prompt and completion of every row) per CPU second of whole optimiser steps, one thread,
     float32: `SftLearner.step` against `SFTTrainer`. Both count passes, loss, clip and AdamW; ours
-    packing as well. Each side is a process of its own; they take their steps in turn, one to warm
-    up, five counted. Ratios are of medians. TRL pads rows to the longest of a micro-batch of 8,
-    its default; two other ways of it are measured beside: rows sorted by length in a step, and
-    rows side by side without padding (`padding_free`), which its CPU attention masks.
+    packing as well. Each side is a process of its own; they take their steps in turn, of each kind
+    of data one to warm up and three counted. Ratios are of medians. TRL pads rows to the longest of
+    a micro-batch of 8, its defaults; beside it, the same with the rows of a step sorted by length.
+    Its rows without padding want flash attention, which a CPU has not.
  2. Log-probabilities of the first step's tokens before any step, and the losses of all steps.
 
-Data sets: one row a problem, as after `--per-problem 1`, and 8 rows of each, as a data run makes.
+Data: 8 rows a problem that come together, as a data run makes them, by `training.order` "problems";
+and one row a problem, as after `--per-problem 1`.
 
 Writes results/sft.json.
 """
@@ -48,8 +49,8 @@ from muster.trainer.publish.policies import BASE, PolicyShelf
 OURS = [sys.executable, "-m", "benchmarks.training.sft"]
 ROWS = 32
 """Rows of an optimiser step."""
-STEPS = 6
-"""Of each side, in turn; the first warms up."""
+STEPS = 4
+"""Of each kind of data; the first warms up."""
 MICRO = 8
 """TRL's micro-batch, its default."""
 TRAINING = {
@@ -61,10 +62,13 @@ TRAINING = {
     "weight_decay": 0.0,
     "max_grad_norm": 1.0,
 }
-DATA_SETS = {"one row a problem": 1, "8 rows a problem": 8}
-"""Rows of a problem that come in the same step."""
-MEDIANS = {"short": 28, "long": 160}
-"""Median tokens of a completion."""
+KINDS = {
+    "8 a problem, short": (8, 28),
+    "8 a problem, long": (8, 160),
+    "1 a problem, short": (1, 28),
+    "1 a problem, long": (1, 160),
+}
+"""Rows of a problem in a step, and the median tokens of a completion."""
 LONGEST = 640
 
 Row = dict[str, list[int]]
@@ -95,9 +99,7 @@ def measure_ours(request: dict[str, Any]) -> None:
     recipe = SftRecipe.model_validate(
         {"name": "bench", "rows": {"max_tokens": 1024}, "training": request["training"]}
     )
-    learner = SftLearner(
-        shelf.path(BASE), recipe, published=shelf.weights, compute_dtype=request["dtype"]
-    )
+    learner = SftLearner(shelf.path(BASE), recipe, published=shelf.weights)
     print(json.dumps({"logprobs": logprobs(learner, request["work"][0])}), flush=True)
     last = Step(len(request["work"]))
     for number, rows in enumerate(request["work"], 1):
@@ -125,46 +127,39 @@ def logprobs(learner: SftLearner, rows: list[Row]) -> list[list[float]]:
     return found
 
 
-def measure(scratch: Path, model: Path, per_problem: int, median: int) -> dict[str, Any]:
-    """Return tokens per CPU second by side, a value per step, and how far numbers differ."""
-    work = [draw_rows(step, per_problem, median) for step in range(STEPS)]
+def measure(scratch: Path) -> tuple[dict[str, dict[str, list[float]]], dict[str, Any]]:
+    """Return tokens per CPU second by data and side, a value per step; and how numbers differ."""
+    kinds = [kind for kind in KINDS for _ in range(STEPS)]
+    work = [draw_rows(step, *KINDS[kind]) for step, kind in enumerate(kinds)]
     by_length = [sorted(rows, key=lambda row: -len(row["completion"])) for rows in work]
     request = {
         "what": "sft",
-        "model": str(model),
-        "dtype": "float32",
+        "model": str(build_model(scratch / "model")),
+        "folder": str(scratch / "shelf"),
         "work": work,
         "micro": MICRO,
-        "packing": False,
         "training": TRAINING,
     }
-    asked = {
-        "ours": (OURS, {**request, "folder": str(scratch / f"shelf {per_problem} {median}")}),
-        "trl": (TRL, request),
-        "trl, by length": (TRL, {**request, "work": by_length}),
-        "trl, padding-free": (TRL, {**request, "packing": True}),
-    }
     sides = {
-        name: Side(command, what, scratch / name.replace(", ", "-"))
-        for name, (command, what) in asked.items()
+        "ours": Side(OURS, request, scratch / "ours"),
+        "trl": Side(TRL, request, scratch / "trl"),
+        "trl, by length": Side(TRL, {**request, "work": by_length}, scratch / "by-length"),
     }
-    rates: dict[str, list[float]] = {side: [] for side in sides}
-    for number, rows in enumerate(work):
+    rates: dict[str, dict[str, list[float]]] = {kind: {s: [] for s in sides} for kind in KINDS}
+    for number, (kind, rows) in enumerate(zip(kinds, work, strict=True)):
         tokens = sum(len(row["prompt"]) + len(row["completion"]) for row in rows)
         for side, process in sides.items():
             rate = tokens / process.step()
-            if number:
-                rates[side].append(rate)
+            if number % STEPS:
+                rates[kind][side].append(rate)
     for process in sides.values():
         process.close()
-    ours, trl = sides["ours"].said, sides["trl"].said
-    return {
-        "tokens_per_cpu_s": rates,
-        "logprob_difference": _furthest(ours[0]["logprobs"], trl[0]["logprobs"]),
-        "loss_difference": max(
-            abs(one["loss"] - two["loss"]) for one, two in zip(ours[1:], trl[1:], strict=True)
-        ),
-        "losses": [each["loss"] for each in ours[1:]],
+    (ours, *our_losses), (trl, *their_losses) = sides["ours"].said, sides["trl"].said
+    pairs = [(a["loss"], b["loss"]) for a, b in zip(our_losses, their_losses, strict=True)]
+    return rates, {
+        "logprob_difference": _furthest(ours["logprobs"], trl["logprobs"]),
+        "loss_difference": max(abs(one - two) for one, two in pairs),
+        "losses": pairs,
     }
 
 
@@ -182,51 +177,44 @@ def ratio(rates: dict[str, list[float]], over: str) -> float:
     return statistics.median(rates["ours"]) / statistics.median(rates[over])
 
 
-def show(found: dict[str, dict[str, Any]]) -> None:
-    """Print the table."""
-    rows = []
-    for name, each in found.items():
-        rates = each["tokens_per_cpu_s"]
-        rows.append(
-            [
-                name,
-                f"{statistics.median(rates['ours']):,.0f}",
-                *(
-                    f"{statistics.median(rates[side]):,.0f} ({ratio(rates, side):.2f}x)"
-                    for side in rates
-                    if side != "ours"
-                ),
-                f"{each['logprob_difference']:.1e}",
-                f"{each['loss_difference']:.1e}",
-            ]
-        )
+def show(rates: dict[str, dict[str, list[float]]], numbers: dict[str, Any]) -> None:
+    """Print the table, and how far the numbers differ."""
+    rows = [
+        [
+            kind,
+            f"{statistics.median(each['ours']):,.0f}",
+            *(
+                cell
+                for side in ("trl", "trl, by length")
+                for cell in (f"{statistics.median(each[side]):,.0f}", f"{ratio(each, side):.2f}")
+            ),
+        ]
+        for kind, each in rates.items()
+    ]
     print_table(
         "tokens per CPU second, Qwen3 4 x 256, 32 rows a step, float32, one thread",
-        ["data", "ours", "TRL 1.16.0", "by length", "padding-free", "logp", "loss"],
+        ["data", "ours", "TRL 1.16.0", "ratio", "sorted by length", "ratio"],
         rows,
+    )
+    print(
+        f"largest difference: log-probabilities {numbers['logprob_difference']:.1e} of their size, "
+        f"losses {numbers['loss_difference']:.1e} nats"
     )
 
 
 def main() -> None:
     """Measure everything, print it, write it."""
     with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        model = build_model(scratch / "model")
-        found = {
-            f"{name}, {length}": measure(scratch, model, per_problem, median)
-            for name, per_problem in DATA_SETS.items()
-            for length, median in MEDIANS.items()
-        }
-    show(found)
-    metrics = {
-        f"tokens_ratio_{'grouped' if '8' in name else 'single'}_{name.split()[-1]}": ratio(
-            each["tokens_per_cpu_s"], "trl"
-        )
-        for name, each in found.items()
-    }
-    metrics["logprob_difference"] = max(each["logprob_difference"] for each in found.values())
-    metrics["loss_difference"] = max(each["loss_difference"] for each in found.values())
-    write("sft", metrics, {**found, "load": os.getloadavg()}, measured_on=machine())
+        rates, numbers = measure(Path(folder))
+    show(rates, numbers)
+    metrics = {f"tokens_ratio_{_id(kind)}": ratio(each, "trl") for kind, each in rates.items()}
+    metrics |= {name: numbers[name] for name in ("logprob_difference", "loss_difference")}
+    detail = {"tokens_per_cpu_s": rates, **numbers, "load": os.getloadavg()}
+    write("sft", metrics, detail, measured_on=machine())
+
+
+def _id(kind: str) -> str:
+    return kind.replace(", ", "_").replace(" ", "_")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,8 @@ Takes a step for every line of input and prints its CPU seconds as `step_s SECON
 * "train": GRPOTrainer takes the steps of the request. Their completions are given to it in place
   of what it would generate, so both sides train on the same tokens. CPU seconds of a step without
   the time in `_prepare_inputs`: generation, rewards and advantages count for nothing.
-* "sft": SFTTrainer takes the steps of the request, as it is set by default (rows padded to the
-  longest of a micro-batch) or with `packing`. The last line of a step's output is then its loss; at
-  the end it prints the log-probabilities of the first step's rows, before any step.
+* "sft": SFTTrainer takes the steps of the request, rows padded to the longest of a micro-batch. It
+  prints the log-probabilities of the first step's rows before any step, and each step's loss.
 * "sample": GRPOTrainer's own generation, CPU seconds of `_generate_single_turn`. A logits processor
   ends every completion at its length, and not before.
 """
@@ -115,13 +114,12 @@ def tune(request: dict[str, Any], folder: str) -> None:
     rows = [row for step in steps for row in step]
     config = SFTConfig(
         output_dir=folder,
-        per_device_train_batch_size=len(steps[0]) if request["packing"] else request["micro"],
-        gradient_accumulation_steps=1 if request["packing"] else len(steps[0]) // request["micro"],
-        padding_free=request["packing"],
+        per_device_train_batch_size=request["micro"],
+        gradient_accumulation_steps=len(steps[0]) // request["micro"],
         max_steps=len(steps),
         max_length=None,
         train_sampling_strategy="sequential",
-        bf16=request["dtype"] == "bfloat16",
+        bf16=False,
         learning_rate=training["learning_rate"],
         lr_scheduler_type="constant",
         adam_beta2=training["adam_beta2"],

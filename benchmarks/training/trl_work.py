@@ -102,7 +102,7 @@ class Side:
         for line in self._process.stdout:
             if line.startswith("step_s "):
                 return float(line.split()[1])
-            if line.startswith("{"):
+            if line.startswith('{"'):
                 self.said.append(json.loads(line))
         raise SystemExit(f"a side ended: {self._process.args}; run it by hand to see why")
 

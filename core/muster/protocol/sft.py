@@ -32,6 +32,9 @@ class SftTraining(OptimizerRecipe):
 
     epochs: Annotated[int, Field(ge=1, le=1000)] = 1
     """How often every row is trained on."""
+    order: Literal["rows", "problems"] = "rows"
+    """What is shuffled: rows; or problems, whose rows then come together, so that their prompt is
+    computed once."""
     batch_tokens: Annotated[int, Field(ge=1, le=1 << 30)]
     """Mean tokens of an optimiser step, prompts included."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-5

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -16,16 +18,21 @@ from journey_stage import Stage, hint, open_stage, undone
 from one_submission import judge, ticket
 from trainer_network import CALIBRATION
 from worlds.chat_world import build_chat_model, make_word_tokenizer
+from worlds.traces import ALL, Traces
 
+from muster.client.dataset.export import export_rows
+from muster.client.dataset.selection import HeldOut, Selection
 from muster.client.validator.judging import Rules
 from muster.client.worker.generation import build_submission
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import MusterError
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.protocol.recipe import Recipe
+from muster.shardcast import state_hash
 from muster.tasks import TaskSet
 from muster.trainer.base_model import LESSONS, WarmStart, build_base_model
 from muster.trainer.config import load_recipe
+from muster.trainer.publish.policies import policy_files
 
 ROOT = Path(__file__).parents[3]
 
@@ -115,6 +122,39 @@ async def test_a_run_is_created_from_one_file(desk: Desk) -> None:
     shown = await desk.stage.json("run", "show", "2", "--documents", str(desk.folder / "documents"))
     assert (shown["state"], shown["steps"]) == ("open", 28)
     assert shown["funds"]["available_wei"] == str(2 * TOKEN)
+
+
+async def test_a_run_begins_with_a_model_that_was_fine_tuned_on_a_data_set(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces = Traces(tmp_path)
+    traces.add_counting(20)
+    folder = traces.data_folder()
+    selection = Selection(ALL, HeldOut())
+    await export_rows(folder, traces.stream, traces.maker, selection, traces.find_file)
+    shutil.rmtree(tmp_path / "model")
+    shutil.copytree(desk.folder / "model", tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    guide = (ROOT / "docs" / "guides" / "sft.md").read_text()
+    for name, text in re.findall(r"^```toml\n# (\S+)\n(.*?)^```", guide, re.M | re.S):
+        (tmp_path / name).write_text(text)
+    lines = re.findall(r"^```sh\nmuster (.*?)\n```", guide, re.M | re.S)
+    said = [await desk.stage.run(*shlex.split(line), chain=False) for line in lines]
+    assert [result.exception for result in said] == [None, None]
+    assert said[0].stdout == "student\n"
+    made_of = "fine-tuned in 4 steps on 120 rows of data set "
+    assert said[1].stdout.startswith(made_of)
+    assert said[1].stdout.count("\nok ") == 4
+    result = await desk.stage.run(
+        "run", "create", desk.file(model=str(tmp_path / "student"), sample=0), "--yes", "--json"
+    )
+    assert result.exception is None, result.output
+    assert f"lineage     {made_of}" in result.stderr
+    pinned = state_hash(policy_files(tmp_path / "student"))
+    config = await desk.stage.scenario.of(OWNER).runs.config_of(RunId(2))
+    assert config.base_model_hash == pinned
+    (tmp_path / "student" / "lineage.json").unlink()
+    assert state_hash(policy_files(tmp_path / "student")) != pinned
 
 
 async def test_no_leaves_everything_as_it_was(desk: Desk) -> None:

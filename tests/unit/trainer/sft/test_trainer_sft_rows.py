@@ -251,7 +251,7 @@ def test_a_problem_is_held_out_with_all_its_rows(encoder: RowEncoder, tmp_path: 
         for part in (found.held_out, found.trained)
     )
     assert len(out) + len(trained) == 10
-    assert len(out) == sum(is_drawn(f"p{n}", 0.3) for n in range(10)) > 0
+    assert len(out) == sum(is_drawn(b"p%d" % n, 0.3) for n in range(10)) > 0
 
 
 @pytest.mark.parametrize(
@@ -292,6 +292,23 @@ def test_steps_take_every_row_once_an_epoch_in_the_seeds_order(
     assert again.samples(order.last) == taken[-1]
     other = make_recipe().training.model_copy(update={"seed": 1})
     assert Order(rows, other).samples(Step(1)) != taken[0]
+
+
+def test_rows_of_a_problem_come_together_when_problems_are_shuffled(
+    encoder: RowEncoder, tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"{n % 9}=", "completion": str(n)} for n in range(27)]
+    path = write_jsonl(tmp_path / "all.jsonl", *rows)
+    write_rows(tmp_path / "rows", open_source(path), encoder, 0.0)
+    training = make_recipe().training.model_copy(update={"order": "problems"})
+    order = Order(TokenRows(tmp_path / "rows"), training)
+    steps = [
+        order.samples(Step(n)) for n in range(1, order.last + 1) if order.epoch_of(Step(n)) == 0
+    ]
+    prompts = [sample.prompt_tokens for step in steps for sample in step]
+    assert all(prompts[n] == prompts[n + 1] == prompts[n + 2] for n in range(0, 27, 3))
+    assert prompts[::3] != sorted(prompts[::3])
+    assert len(set(prompts)) == 9
 
 
 # Files

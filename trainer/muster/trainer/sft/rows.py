@@ -31,7 +31,8 @@ from muster.trainer.publish.policies import fresh_folder
 from muster.trainer.sft.encoding import LeftOut, RowEncoder
 from muster.trainer.sft.source import Source
 
-TOKENS, ENDS, IS_HELD_OUT, COUNTS = "tokens.i32", "ends.i64", "held-out.u8", "counts.json"
+TOKENS, ENDS, PROBLEMS = "tokens.i32", "ends.i64", "problems.i64"
+IS_HELD_OUT, COUNTS = "held-out.u8", "counts.json"
 
 
 @dataclass(slots=True)
@@ -79,6 +80,8 @@ class TokenRows:
         self._starts = np.concatenate([[0], ends[:-1]])
         self.lengths: npt.NDArray[np.int64] = ends - self._starts
         """Tokens of each row."""
+        self.problems: npt.NDArray[np.int64] = np.fromfile(folder / PROBLEMS, np.int64)
+        """A number for the problem of each row."""
         is_held_out = np.fromfile(folder / IS_HELD_OUT, np.bool_)
         self.trained: npt.NDArray[np.int64] = np.flatnonzero(~is_held_out)
         """Numbers of the rows that are trained on."""
@@ -117,7 +120,7 @@ def write_rows(
 
     Raises ConfigError for a file that cannot be read at all, and when there is nothing to train on.
     """
-    counts, ends, is_held_out = Counts(), array("q"), array("b")
+    counts, ends, problems, is_held_out = Counts(), array("q"), array("q"), array("b")
     with fresh_folder(folder) as fresh:
         with (fresh / TOKENS).open("wb") as out:
             for each in source.files:
@@ -129,13 +132,16 @@ def write_rows(
                     array("i", found).tofile(out)
                     counts.tokens += len(found)
                     ends.append(counts.tokens)
-                    is_out = each.is_held_out or is_drawn(problem_of(row), held_out_share)
+                    problem = problem_of(row)
+                    problems.append(int.from_bytes(keccak(problem)[:8], "big", signed=True))
+                    is_out = each.is_held_out or is_drawn(problem, held_out_share)
                     is_held_out.append(is_out)
                     counts.held_out += is_out
                     counts.trained += not is_out
                     on_progress(len(ends) + counts.left_out.total(), 0)
         _require_rows(counts)
         (fresh / ENDS).write_bytes(ends.tobytes())
+        (fresh / PROBLEMS).write_bytes(problems.tobytes())
         (fresh / IS_HELD_OUT).write_bytes(is_held_out.tobytes())
         (fresh / COUNTS).write_text(json.dumps(counts.to_json()))
     return counts
@@ -152,17 +158,18 @@ def _require_rows(counts: Counts) -> None:
     raise ConfigError(f"there is nothing to train on: {counts}", hint=hint)
 
 
-def problem_of(row: Mapping[str, Any]) -> str:
+def problem_of(row: Mapping[str, Any]) -> bytes:
     """Return what makes rows those of one problem: its name, else what is asked."""
     named = row.get("problem_id")
     if isinstance(named, str) and named:
-        return named
-    return json.dumps(row.get("problem", row.get("prompt", row.get("messages", [])[:1])))
+        return named.encode(errors="surrogatepass")
+    asked = row.get("problem", row.get("prompt", row.get("messages", [])[:1]))
+    return json.dumps(asked).encode()
 
 
-def is_drawn(problem: str, share: float) -> bool:
+def is_drawn(problem: bytes, share: float) -> bool:
     """Tell whether a problem's rows are held out: the problem alone decides."""
-    drawn = keccak(b"held out " + problem.encode(errors="surrogatepass"))[:8]
+    drawn = keccak(b"held out " + problem)[:8]
     return int.from_bytes(drawn, "big") < share * 2**64
 
 
@@ -195,11 +202,18 @@ class Order:
         multiple of the batch's tokens.
         """
         if epoch != self._epoch:
-            order = self._rows.trained.tolist()
-            random.Random(f"sft {self._training.seed} epoch {epoch}").shuffle(order)
-            chosen = np.array(order, np.int64)
+            chosen = self._shuffled(epoch)
             ends = np.cumsum(self._rows.lengths[chosen])
             batch = (ends - self._rows.lengths[chosen]) // self._training.batch_tokens
             cuts = np.flatnonzero(np.diff(batch)) + 1
             self._epoch, self._steps = epoch, np.split(chosen, cuts)
         return self._steps
+
+    def _shuffled(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the rows of an epoch in its order."""
+        rows = self._rows.trained
+        together = self._rows.problems[rows] if self._training.order == "problems" else rows
+        problems, problem_of_row = np.unique(together, return_inverse=True)
+        places = list(range(len(problems)))
+        random.Random(f"sft {self._training.seed} epoch {epoch}").shuffle(places)
+        return rows[np.argsort(np.array(places)[problem_of_row], kind="stable")]
