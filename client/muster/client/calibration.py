@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from muster.inference.limits import detection, submission_size
+from muster.protocol.documents import first_fault
 from muster.protocol.errors import ConfigError, EncodingError, MusterError
 from muster.protocol.ids import Address, to_address
 from muster.protocol.intervals import rate_bound, wilson
@@ -48,9 +49,7 @@ def read_recipe(file: Path) -> Recipe:
         # TOML has no tuples: validated as JSON, strictness is of the JSON kind.
         return Recipe.model_validate_json(json.dumps(tomllib.loads(data.decode())))
     except ValidationError as error:
-        problem = error.errors()[0]
-        name = ".".join(str(part) for part in problem["loc"])
-        raise ConfigError(f"{file}: {name}: {problem['msg']}") from error
+        raise ConfigError(f"{file}: {first_fault(error)}") from error
     except (MusterError, ValueError, TypeError) as error:
         raise ConfigError(f"{file} is not a recipe: {error}") from error
 

@@ -285,28 +285,20 @@ async def join_run(
 
 async def take_seat(chain: Chain, run_id: RunId, terms: int, stake_wei: int) -> Receipt:
     """Take the seat of a validator that the sender is invited to, with so much stake more."""
-    await _allow(chain, stake_wei)
+    await chain.allow("StakeVault", stake_wei)
     return await chain.runs.take_seat(run_id, terms, stake_wei)
 
 
 async def join_bench(chain: Chain, stake_wei: int) -> Receipt:
     """Offer the sender as a juror of the network, with so much stake more."""
-    await _allow(chain, stake_wei)
+    await chain.allow("StakeVault", stake_wei)
     return await chain.jurors.join(stake_wei)
 
 
 async def add_stake(chain: Chain, run_id: RunId, owner: Address, stake_wei: int) -> Receipt:
     """Add the sender's tokens to an account's active stake in a run."""
-    await _allow(chain, stake_wei)
+    await chain.allow("StakeVault", stake_wei)
     return await chain.vault.deposit(run_id, owner, stake_wei)
-
-
-async def _allow(chain: Chain, wei: int) -> None:
-    """Let StakeVault take so much of the sender's tokens."""
-    vault = chain.deployment.contracts["StakeVault"]
-    assert chain.account is not None  # connected with a key
-    if wei and await chain.token.allowance(chain.account, vault) < wei:
-        await chain.token.approve(vault, wei)
 
 
 async def consent_of(

@@ -55,6 +55,7 @@ from muster.api.signing import (
     sign_request,
 )
 from muster.protocol.checking import Checking, CheckReport
+from muster.protocol.documents import first_fault
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import canonical_json, file_hash, hex0x, keccak
 from muster.protocol.errors import ApiError, ConfigError
@@ -486,9 +487,7 @@ def _parse(kind: type[A], answer: _Answered) -> A:
     try:
         return kind.model_validate_json(answer.body)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise _lied(f"{kind.__name__}.{where}: {problem['msg']}") from error
+        raise _lied(f"{kind.__name__}.{first_fault(error)}") from error
 
 
 def _refusal(status: int, body: bytes) -> ApiError:

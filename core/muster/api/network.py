@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from muster.api.answers import MAX_RELAYS, SignedNetwork
+from muster.protocol.documents import first_fault
 from muster.protocol.eip712 import Domain, digest, recover, sign
 from muster.protocol.encoding import canonical_json, keccak
 from muster.protocol.errors import ApiError, SignatureError
@@ -101,10 +102,8 @@ def read_network(signed: SignedNetwork) -> NetworkPage:
     try:
         return NetworkPage.model_validate_json(signed.document)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"]) or "document"
         raise ApiError(
-            f"the network's document is malformed: {where}: {problem['msg']}",
+            f"the network's document is malformed: {first_fault(error)}",
             status=502,
             code="bad_answer",
             hint="ask the run's owner; nothing was written",

@@ -127,9 +127,8 @@ class Chain:
 
         The store is closed with the chain, or when another one takes its place.
         """
-        if self.sender is None:
-            raise ConfigError("a chain without a key sends nothing", hint="pass --keystore")
-        journal = await open_journal(self.rpc, self.chain_id, self.sender.address, store)
+        journal = await open_journal(self.rpc, self.chain_id, self.me, store)
+        assert self.sender is not None  # me
         self.sender = self.sender.with_journal(journal)
 
     def at(self, block: int) -> Chain:
@@ -194,6 +193,19 @@ class Chain:
     def account(self) -> Address | None:
         """The account that sends, if there is one."""
         return self.sender.address if self.sender else None
+
+    @property
+    def me(self) -> Address:
+        """The account that sends; raises ConfigError without a key."""
+        if self.sender is None:
+            raise ConfigError("a chain without a key sends nothing", hint="pass --keystore")
+        return self.sender.address
+
+    async def allow(self, contract: str, wei: int) -> None:
+        """Let a contract take so much of the sender's tokens, if it may not yet."""
+        spender = self.deployment.contracts[contract]
+        if wei and await self.token.allowance(self.me, spender) < wei:
+            await self.token.approve(spender, wei)
 
     def domain(self, contract: str) -> Domain:
         """Return the EIP-712 domain of a contract, by name."""

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from muster.chain.abi import CONTRACTS
+from muster.protocol.documents import first_fault
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, to_address
 from muster.settings import DEPLOYMENTS
@@ -96,9 +97,7 @@ def parse_deployment(text: str) -> Deployment:
     try:
         deployment = _DEPLOYMENT.validate_python(json.loads(text))
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise ConfigError(f"{where or 'document'}: {problem['msg']}") from error
+        raise ConfigError(first_fault(error)) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"not JSON: {error}") from error
     if missing := [name for name in CONTRACTS if name not in deployment.contracts]:

@@ -116,6 +116,13 @@ class Document(DocumentPart):
         return document
 
 
+def first_fault(error: ValidationError, whole: str = "document") -> str:
+    """Return what is wrong first, after the name of its field, or of the `whole` without one."""
+    fault = error.errors()[0]
+    where = ".".join(str(part) for part in fault["loc"])
+    return f"{where or whole}: {fault['msg']}"
+
+
 def _later_than(part: type[DocumentPart], version: int) -> dict[str, int]:
     """Return the fields of a part that a schema version does not have, with their own version."""
     marks = [(n, m) for n, field in part.model_fields.items() for m in field.metadata]

@@ -25,6 +25,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from muster.protocol.documents import first_fault
 from muster.protocol.errors import ConfigError
 
 _IS_CHECKOUT = (Path(__file__).parents[3] / "contracts").is_dir()
@@ -232,9 +233,7 @@ def read_profiles(environ: Mapping[str, str] = os.environ) -> Profiles:
     except FileNotFoundError:
         return Profiles()
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise ConfigError(f"{file}: {where}: {problem['msg']}", hint=hint) from error
+        raise ConfigError(f"{file}: {first_fault(error)}", hint=hint) from error
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}", hint=hint) from error
     except ConfigError as error:

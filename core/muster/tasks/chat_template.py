@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from muster.protocol.documents import first_fault
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import ChatFrame, PromptRecipe
 from muster.tasks.children import Child, ChildSilent
-from muster.tasks.problem import first_fault
 
 CPU_S = 3
 """CPU time of a process for all it renders; a real template takes milliseconds."""

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from muster.protocol.documents import first_fault
 from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Hash32
@@ -91,10 +92,3 @@ class Problem(BaseModel):
         if len(value) != len(cls.model_fields):
             raise EncodingError(f"problem {problem.problem_id!r} lacks a field")
         return problem
-
-
-def first_fault(error: ValidationError) -> str:
-    """Return what is wrong first, with the field's name."""
-    problem = error.errors()[0]
-    name = ".".join(str(part) for part in problem["loc"])
-    return f"{name}: {problem['msg']}"

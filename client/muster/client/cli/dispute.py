@@ -146,10 +146,9 @@ async def _open(key: bytes, options: dict[str, Any]) -> None:
 
     async with await Chain.connect(*endpoint(options), key=key) as chain:
         disputed = await find_disputed(chain, options["submission"])
-        assert chain.account is not None  # connected with a key
         view = await disputed.read()
         proof = proof_of(disputed.place)
-        offer = await make_offer(chain, view, chain.account, disputed.place, options["ruling"])
+        offer = await make_offer(chain, view, chain.me, disputed.place, options["ruling"])
         click.echo(offer.describe(), err=True)
         agree("Claim?", options)
         run = view.runs[disputed.place.batch.run_id]

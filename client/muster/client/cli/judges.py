@@ -122,7 +122,7 @@ amount_option = click.option(
 @yes_option
 @json_option
 @chain_options
-def validator_join(keystore: Path, password_file: Path | None, **options: Any) -> None:
+def validator_join(**options: Any) -> None:
     """Take the seat of a validator that the run's owner invited this account to.
 
     Says what can be lost, stakes for this run, and signs the number of its terms.
@@ -131,8 +131,7 @@ def validator_join(keystore: Path, password_file: Path | None, **options: Any) -
     Example:
       muster validator join --run 1 --keystore validator.json
     """
-    key = open_keystore(keystore, password_file, "validator").key
-    asyncio.run(_send(key, options, _take_seat))
+    _send("validator", options, _take_seat)
 
 
 async def _take_seat(chain: Chain, account: Address, options: dict[str, Any]) -> Receipt:
@@ -182,7 +181,7 @@ async def _require_invited(chain: Chain, run_id: RunId, account: Address) -> Non
 @yes_option
 @json_option
 @chain_options
-def validator_leave(keystore: Path, password_file: Path | None, **options: Any) -> None:
+def validator_leave(**options: Any) -> None:
     """Give up a validator's seat; all its stake in the run starts to unbond.
 
     Its signatures can still cost it until the stake is back: `muster unstake` withdraws it then.
@@ -191,8 +190,7 @@ def validator_leave(keystore: Path, password_file: Path | None, **options: Any) 
     Example:
       muster validator leave --run 1 --keystore validator.json
     """
-    key = open_keystore(keystore, password_file, "validator").key
-    asyncio.run(_send(key, options, _leave_seat))
+    _send("validator", options, _leave_seat)
 
 
 async def _leave_seat(chain: Chain, account: Address, options: dict[str, Any]) -> Receipt:
@@ -216,7 +214,7 @@ async def _leave_seat(chain: Chain, account: Address, options: dict[str, Any]) -
 @yes_option
 @json_option
 @chain_options
-def juror_join(keystore: Path, password_file: Path | None, **options: Any) -> None:
+def juror_join(**options: Any) -> None:
     """Offer an account as a juror of the network, and stake for it.
 
     Cases that open from now on may draw it; `muster juror run` then votes. Stake above what is
@@ -226,8 +224,7 @@ def juror_join(keystore: Path, password_file: Path | None, **options: Any) -> No
     Example:
       muster juror join --keystore juror.json
     """
-    key = open_keystore(keystore, password_file, "juror").key
-    asyncio.run(_send(key, options, _join_bench))
+    _send("juror", options, _join_bench)
 
 
 async def _join_bench(chain: Chain, account: Address, options: dict[str, Any]) -> Receipt:
@@ -255,7 +252,7 @@ async def _join_bench(chain: Chain, account: Address, options: dict[str, Any]) -
 @yes_option
 @json_option
 @chain_options
-def juror_leave(keystore: Path, password_file: Path | None, **options: Any) -> None:
+def juror_leave(**options: Any) -> None:
     """Leave the network's bench; all stake on it starts to unbond.
 
     Cases that are open may still draw the account, so keep `muster juror run` up until they are
@@ -265,8 +262,7 @@ def juror_leave(keystore: Path, password_file: Path | None, **options: Any) -> N
     Example:
       muster juror leave --keystore juror.json
     """
-    key = open_keystore(keystore, password_file, "juror").key
-    asyncio.run(_send(key, options, _leave_bench))
+    _send("juror", options, _leave_bench)
 
 
 async def _leave_bench(chain: Chain, account: Address, options: dict[str, Any]) -> Receipt:
@@ -346,16 +342,20 @@ def _juror_facts(found: dict[str, Any]) -> dict[str, Any]:
 # What they share
 
 
-async def _send(
-    key: bytes,
+def _send(
+    role: str,
     options: dict[str, Any],
     act: Callable[[Chain, Address, dict[str, Any]], Awaitable[Receipt]],
 ) -> None:
-    async with await Chain.connect(*endpoint(options), key=key) as chain:
-        assert chain.account is not None  # connected with a key
-        receipt = await act(chain, chain.account, options)
-    found = {"account": chain.account, "transaction": receipt.tx_hash}
-    print_result(found, options["as_json"], receipt.tx_hash)
+    """Take a step with the keystore's key, and print its transaction."""
+    account = open_keystore(options["keystore"], options["password_file"], role)
+
+    async def send() -> Receipt:
+        async with await Chain.connect(*endpoint(options), key=account.key) as chain:
+            return await act(chain, account.address, options)
+
+    tx_hash = asyncio.run(send()).tx_hash
+    print_result({"account": account.address, "transaction": tx_hash}, options["as_json"], tx_hash)
 
 
 async def _amount(

@@ -149,8 +149,7 @@ def unstake(keystore: Path, password_file: Path | None, **options: Any) -> None:
 async def _unstake(key: bytes, options: dict[str, Any]) -> None:
     asked = parse_tokens(options["amount"]) if options["amount"] else None
     async with await Chain.connect(*endpoint(options), key=key) as chain:
-        assert chain.account is not None  # connected with a key
-        state = await leaving(chain, chain.account, RunId(options["run"]))
+        state = await leaving(chain, chain.me, RunId(options["run"]))
         if state.stake.unbonding_wei and asked is None and not options["everything"]:
             state.require_due()
             click.echo(f"withdraws {format_tokens(state.stake.unbonding_wei)} tokens", err=True)
@@ -196,10 +195,9 @@ def rejoin(keystore: Path, password_file: Path | None, **options: Any) -> None:
 
 async def _rejoin(key: bytes, options: dict[str, Any]) -> None:
     async with await Chain.connect(*endpoint(options), key=key) as chain:
-        assert chain.account is not None  # connected with a key
-        await require_worker(chain, chain.account)
-        await require_gas(chain, chain.account, "rejoin")
-        receipt = await come_back(chain, chain.account, RunId(options["run"]))
+        await require_worker(chain, chain.me)
+        await require_gas(chain, chain.me, "rejoin")
+        receipt = await come_back(chain, chain.me, RunId(options["run"]))
     back = receipt.event("WorkerReturned")
     facts = {"active_from_block": back.args["active_from"], "transaction": receipt.tx_hash}
     print_result(facts, options["as_json"])

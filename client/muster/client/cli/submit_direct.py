@@ -284,8 +284,7 @@ async def _agree(duty: SilenceDuty, count: int, options: dict[str, Any]) -> None
     from muster.client.preflight import gas_money, require_gas
 
     chain: Chain = duty.chain
-    assert chain.account is not None  # connected with a key
-    await require_gas(chain, chain.account, "worker submit-direct", await gas_money(chain, "show"))
+    await require_gas(chain, chain.me, "worker submit-direct", await gas_money(chain, "show"))
     if not options["yes"]:
         click.confirm(f"Go on with {count} of them?", abort=True, err=True)
 

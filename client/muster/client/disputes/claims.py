@@ -187,14 +187,10 @@ async def claim(
     patience_s: float = BLOCK_PATIENCE_S,
 ) -> Receipt:
     """Announce a claim, make it in a later block, and return its receipt; approves the bond."""
-    court = chain.deployment.contracts["DisputeCourt"]
-    assert chain.account is not None  # connected with a key
-    bond = (await chain.court.terms()).bond
-    if await chain.token.allowance(chain.account, court) < bond:
-        await chain.token.approve(court, bond)
+    await chain.allow("DisputeCourt", (await chain.court.terms()).bond)
     leaf = (await chain.ledger.standing_of(proof)).leaf
     salt = _salt(key, leaf, ruling)
-    await chain.court.announce(claim_announcement(chain.account, leaf, ruling, salt))
+    await chain.court.announce(claim_announcement(chain.me, leaf, ruling, salt))
     return await _in_a_later_block(
         lambda: chain.court.claim(
             proof,

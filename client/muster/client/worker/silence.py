@@ -336,17 +336,14 @@ class SilenceDuty:
     async def _provide_bond(self) -> None:
         """Let the court take a bond; raises ConfigError when the account does not hold it."""
         chain, bond_wei = self.chain, self.times.court.bond
-        court = chain.deployment.contracts["DisputeCourt"]
-        assert chain.account is not None  # connected with a key
-        held = await chain.token.balance_of(chain.account)
+        held = await chain.token.balance_of(chain.me)
         if held < bond_wei:
             raise ConfigError(
-                f"the bond is {format_tokens(bond_wei)} tokens, {chain.account} holds "
+                f"the bond is {format_tokens(bond_wei)} tokens, {chain.me} holds "
                 f"{format_tokens(held)}",
                 hint="send it tokens, or use the worker's wallet: muster worker submit-direct",
             )
-        if await chain.token.allowance(chain.account, court) < bond_wei:
-            await chain.token.approve(court, bond_wei)
+        await chain.allow("DisputeCourt", bond_wei)
 
     def _require_bench(self) -> None:
         """Raise ConfigError when nobody could judge: the bond would be put up for nothing."""

@@ -24,6 +24,7 @@ from muster.orchestrator.http.crowd import subnet_of
 from muster.orchestrator.http.errors import TooMany, refuse
 from muster.orchestrator.http.quotas import BodyRoom
 from muster.orchestrator.services import Services
+from muster.protocol.documents import first_fault
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, Hash32, RunId
@@ -179,9 +180,7 @@ def _parse(kind: type[B], body: bytes) -> B:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise refuse("malformed_body", f"{where or 'body'}: {problem['msg']}") from error
+        raise refuse("malformed_body", first_fault(error, "body")) from error
 
 
 def _other_body() -> ApiError:

@@ -13,6 +13,7 @@ from worlds.client_world import NODE_KEY, OTHER_KEY, RUN, WORKER
 from muster.chain import (
     ZERO_ADDRESS,
     BatchView,
+    Chain,
     NodeConsent,
     Permit,
     RunTerms,
@@ -63,6 +64,8 @@ class FakeContract:
 class FakeChain:
     """The contracts that stake and rewards use."""
 
+    allow = Chain.allow
+
     def __init__(
         self,
         status: WorkerStatus = WorkerStatus.NONE,
@@ -71,7 +74,7 @@ class FakeChain:
         node: Address = ZERO_ADDRESS,
     ) -> None:
         self.chain_id = chain_id
-        self.account = OWNER.address
+        self.me = OWNER.address
         self.deployment = SimpleNamespace(contracts={"StakeVault": VAULT})
         self.token = FakeContract(
             nonces=4, domain_separator=SEPARATOR, balance_of=150 * WEI_PER_TOKEN, allowance=0

@@ -25,7 +25,15 @@ from worlds.client_world import (
 )
 
 from muster.api import BatchEntry, SubmissionState
-from muster.chain import ZERO_ADDRESS, BatchStatus, CaseStatus, CourtTerms, LeasedWork, WorkerStatus
+from muster.chain import (
+    ZERO_ADDRESS,
+    BatchStatus,
+    CaseStatus,
+    Chain,
+    CourtTerms,
+    LeasedWork,
+    WorkerStatus,
+)
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.silence import (
@@ -168,6 +176,7 @@ class Contracts:
     time_s: int = NOW
     refusal: ContractRevert | None = None
     account: Address = NODE
+    me: Address = NODE
     labels: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -183,6 +192,8 @@ class Contracts:
 
     async def read(self, _contract: str, _function: str, args: list[int]) -> list[Address]:
         return [self.bonds.get(args[0], ZERO_ADDRESS)]
+
+    allow = Chain.allow
 
     async def balance_of(self, _account: Address) -> int:
         return self.tokens
