@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, strategies as st
 from worlds.chat_world import build_chat_model, make_chat_tokenizer
 
 from muster.inference.framing import pin_prompt
@@ -23,7 +24,7 @@ from muster.protocol.sft import SftRecipe
 from muster.tasks.row_files import Unreadable
 from muster.trainer.learn.packing import Sample
 from muster.trainer.sft.encoding import LeftOut, RowEncoder
-from muster.trainer.sft.rows import Order, TokenRows, is_drawn, sample_of, write_rows
+from muster.trainer.sft.rows import Order, TokenRows, is_drawn, problem_of, sample_of, write_rows
 from muster.trainer.sft.source import open_source
 
 EOS, ONE, TWO, EQUALS = 1, 4, 5, 13
@@ -83,6 +84,8 @@ def test_all_of_a_row_is_trained_on_but_its_first_token(model_folder: Path) -> N
         ({**ASKED, "completion": ""}, LeftOut.EMPTY),
         ({**ASKED, "prompt": ""}, LeftOut.EMPTY),
         ({**ASKED, "completion": "123456789"}, LeftOut.LONG),
+        ({**ASKED, "completion": "1" * 1000}, LeftOut.LONG),
+        ({"messages": [{"role": "user", "content": "1" * 1000}]}, LeftOut.LONG),
         ({**ASKED, "replies": [1, 2]}, LeftOut.REPLIES),
         ({"messages": "12="}, LeftOut.UNREADABLE),
         ({"messages": [{"role": "user", "content": 3}]}, LeftOut.UNREADABLE),
@@ -93,6 +96,43 @@ def test_what_cannot_be_trained_on_is_left_out_with_its_reason(
     encoder: RowEncoder, row: Any, why: LeftOut
 ) -> None:
     assert encoder.encode(row) is why
+
+
+TEXTS = st.one_of(st.text(alphabet="12=\ud800\U0001f600", max_size=4), st.text(max_size=3))
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), TEXTS)
+SAID = st.lists(
+    st.one_of(
+        st.fixed_dictionaries(
+            {"role": st.sampled_from(["user", "assistant", "system"]), "content": TEXTS}
+        ),
+        SCALARS,
+    ),
+    max_size=4,
+)
+TOKENS = st.lists(st.one_of(st.integers(0, 15), st.integers()), max_size=4)
+VALUES = st.one_of(TEXTS, SCALARS, SAID, TOKENS, st.dictionaries(TEXTS, SCALARS, max_size=2))
+COLUMNS = (
+    *("problem_id", "problem", "prompt", "completion", "messages", "target_length", "is_finished"),
+    *("prompt_tokens", "completion_tokens", "replies"),
+)
+CHANGES = st.dictionaries(st.sampled_from(COLUMNS), VALUES, max_size=3)
+
+
+@pytest.mark.parametrize("form", ["text", "tokens"])
+def test_no_row_breaks_the_reader(model_folder: Path, form: str) -> None:
+    encoder = RowEncoder(make_recipe(form=form), model_folder)
+
+    @given(st.sampled_from([ASKED, SAMPLED, {}]), CHANGES)
+    def encodes(given: dict[str, Any], changes: dict[str, Any]) -> None:
+        row = {**given, **changes}
+        found = encoder.encode(row)
+        if not isinstance(found, LeftOut):
+            assert problem_of(row)
+            sample = sample_of(found)
+            assert sample.sampled
+            assert all(0 <= t < 16 for t in (*sample.prompt_tokens, *sample.completion_tokens))
+
+    encodes()
 
 
 SAMPLED = {

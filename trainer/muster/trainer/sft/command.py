@@ -101,8 +101,8 @@ def lineage(folder: Path, data: Path | None, model: Path | None) -> None:
     from muster.protocol.errors import StorageError
     from muster.trainer.sft.lineage import check_lineage, describe_base
 
-    click.echo(describe_base(folder))
     found = list(check_lineage(folder, data=data, base=model))
+    click.echo(describe_base(folder))
     for check in found:
         click.echo(f"{check.verdict:<6}{check.name}: {check.said}")
     wrong = [check.name for check in found if check.verdict == "wrong"]

@@ -48,6 +48,10 @@ class RowEncoder:
         own = self._tokenizer.eos_token_id
         self._end = own if own in self._eos else min(self._eos)
         self._vocabulary = vocab_size(model)
+        # Rows are measured here, and the library need not warn of them.
+        self._tokenizer.model_max_length = 1 << 30
+        longest = max(map(len, self._tokenizer.get_vocab()))
+        self._most_characters = recipe.rows.max_tokens * longest
 
     def encode(self, row: Any) -> list[int] | LeftOut:
         """Return a row's tokens, or why it is left out; never raises on what a row holds."""
@@ -68,7 +72,10 @@ class RowEncoder:
     def _written(self, row: Mapping[str, Any]) -> list[int] | LeftOut:
         if row.get("replies"):
             return LeftOut.REPLIES
-        asked = row.get("problem", row.get("prompt"))
+        asked = asked_of(row)
+        # A tokenizer may take minutes for a text that is too long all the same.
+        if _characters(row) > self._most_characters:
+            return LeftOut.LONG
         messages = row.get("messages")
         if messages is None and isinstance(asked, list) and isinstance(row.get("completion"), list):
             messages = asked + row["completion"]
@@ -157,6 +164,12 @@ class RowEncoder:
         return texts == (row.get("prompt"), row.get("completion"))
 
 
+def asked_of(row: Mapping[str, Any]) -> Any:
+    """Return what a row asks: its problem, if it has one beside another model's prompt."""
+    problem = row.get("problem")
+    return row.get("prompt") if problem is None else problem
+
+
 def _not_trained(tokens: Sequence[int]) -> list[int]:
     return [~token for token in tokens]
 
@@ -169,6 +182,14 @@ def _said(messages: Any) -> list[tuple[str, str]] | None:
     if not all(isinstance(role, str) and _is_text(text) for role, text in said):
         return None
     return [(str(role), str(text)) for role, text in said]
+
+
+def _characters(row: Mapping[str, Any]) -> int:
+    """Return the characters of a row's texts."""
+    values = [row.get(name) for name in ("problem", "prompt", "completion", "messages")]
+    said = [each for value in values for each in (value if isinstance(value, list) else [value])]
+    texts = [each.get("content") if isinstance(each, Mapping) else each for each in said]
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def _is_text(value: Any) -> bool:

@@ -28,7 +28,7 @@ from muster.tasks.row_files import read_rows
 from muster.telemetry import Progress
 from muster.trainer.learn.packing import Sample
 from muster.trainer.publish.policies import fresh_folder
-from muster.trainer.sft.encoding import LeftOut, RowEncoder
+from muster.trainer.sft.encoding import LeftOut, RowEncoder, asked_of
 from muster.trainer.sft.source import Source
 
 TOKENS, ENDS, PROBLEMS = "tokens.i32", "ends.i64", "problems.i64"
@@ -159,12 +159,15 @@ def _require_rows(counts: Counts) -> None:
 
 
 def problem_of(row: Mapping[str, Any]) -> bytes:
-    """Return what makes rows those of one problem: its name, else what is asked."""
+    """Return what makes encoded rows those of one problem: its name, else what is asked first."""
     named = row.get("problem_id")
     if isinstance(named, str) and named:
         return named.encode(errors="surrogatepass")
-    asked = row.get("problem", row.get("prompt", row.get("messages", [])[:1]))
-    return json.dumps(asked).encode()
+    asked = asked_of(row)
+    if not isinstance(asked, str):
+        said = asked if row.get("messages") is None else row["messages"]
+        asked = next(message["content"] for message in said if message["role"] == "user")
+    return str(asked).encode(errors="surrogatepass")
 
 
 def is_drawn(problem: bytes, share: float) -> bool:
