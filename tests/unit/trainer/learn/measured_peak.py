@@ -15,6 +15,7 @@ from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import AdapterRecipe, Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.rollouts import Rollout
 from muster.trainer.learn.learner import Learner
+from muster.trainer.learn.sft_learner import SftLearner
 
 GROUPS, GROUP = 2, 4
 
@@ -56,7 +57,7 @@ def groups(length: int) -> list[list[Rollout]]:
     ]
 
 
-def kept_bytes(learner: Learner) -> int:
+def kept_bytes(learner: Learner | SftLearner) -> int:
     """Return the bytes of weights, their copies and the optimiser's state."""
     passes: Any = learner._passes
     models = {id(m): m for m in (learner.model, passes._computing.model)}.values()

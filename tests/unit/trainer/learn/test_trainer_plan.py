@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,12 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from muster.app.cli import muster
 from muster.protocol.ids import Step
+from muster.protocol.sft import SftRecipe
 from muster.trainer.learn.learner import Learner
+from muster.trainer.learn.packing import Sample
 from muster.trainer.learn.plan import PROCESS, SAVING, Choices, MemoryShort, Planner, plan_memory
 from muster.trainer.learn.rehearsal import Rehearsal
+from muster.trainer.learn.sft_learner import SftLearner
 from muster.trainer.publish.policies import BASE, PolicyShelf
 
 SMALL = {
@@ -102,6 +105,35 @@ def test_peak_is_the_planned_one_within_a_tenth(tmp_path: Path, name: str) -> No
     )
     learner.step(Step(1), groups(LENGTH))
     measured = kept_bytes(learner) + peak_bytes(lambda: learner.step(Step(2), groups(LENGTH)))
+    parts = [part for part in plan.parts if part.name not in ASIDE]
+    planned = max(sum(p.reading for p in parts), sum(p.training for p in parts))
+    assert planned == pytest.approx(measured, rel=0.1)
+
+
+def test_fine_tuning_takes_what_is_planned_and_reads_no_policies(tmp_path: Path) -> None:
+    own = Qwen3Config(**{**TINY, "max_position_embeddings": LENGTH})
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(own, dtype=torch.float32).save_pretrained(tmp_path / "model")
+    made = SftRecipe.model_validate(
+        {"name": "plan", "rows": {"max_tokens": 200}, "training": {"batch_tokens": 31 * LENGTH}}
+    )
+    plan = Planner(own, made, Choices(memory_gb=1000.0, micro_batch_tokens=800)).plan()
+    assert "policy that stands in" not in {part.name for part in plan.parts}
+    learner = SftLearner(
+        tmp_path / "model",
+        made,
+        published=lambda _: None,
+        micro_batch_tokens=plan.micro_batch_tokens,
+        recomputed=plan.recompute,
+    )
+    samples = [
+        Sample(row.prompt_tokens, row.completion_tokens[sample % 3 :])
+        for group in groups(LENGTH)
+        for sample, row in enumerate(group)
+    ]
+    learner.step(Step(1), Step(2), samples)
+    step = partial(learner.step, Step(2), Step(2), samples)
+    measured = kept_bytes(learner) + peak_bytes(step)
     parts = [part for part in plan.parts if part.name not in ASIDE]
     planned = max(sum(p.reading for p in parts), sum(p.training for p in parts))
     assert planned == pytest.approx(measured, rel=0.1)
