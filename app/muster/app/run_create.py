@@ -207,10 +207,16 @@ def _pass_rate(found: Evaluation) -> str:
         f"{right:.0%} right on {found.problems} problems, {SAMPLES} times each; {ever:.0%} of them "
         "at least once"
     )
+    if found.parts:
+        parts = (f"{name} {part.reward.value:.0%}" for name, part in found.parts.items())
+        said += f"; by part: {', '.join(parts)}"
+    dull = [name for name, part in found.parts.items() if part.reward.value in (0, 1)]
     if ever == 0:
         return f"{said}. NOTHING TO LEARN FROM in this sample: easier problems, or a better model"
     if right == 1:
         return f"{said}. NOTHING TO LEARN in this sample: harder problems"
+    if dull:
+        return f"{said}. NOTHING TO LEARN in the sample of {', '.join(dull)}: other problems there"
     return said
 
 

@@ -144,7 +144,9 @@ def _read_rows(
             found.refuse("duplicate id", problem.problem_id, "another problem has this id")
         seen.add(problem.problem_id)
         if problem.task_type not in known:
+            part = task_set.part_at(index)
             detail = f"no verifier for task type {problem.task_type!r} is installed"
+            detail += f", of part {part!r}" if part else ""
             found.refuse("no verifier", problem.problem_id, detail)
         elif index in chosen:
             yield problem

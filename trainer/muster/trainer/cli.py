@@ -32,6 +32,7 @@ from muster.trainer.sft.command import lineage, sft
 
 if TYPE_CHECKING:
     from muster.tasks import TaskSet
+    from muster.trainer.measure.evaluate import Share
     from muster.trainer.measure.pass_rates import Band, PassRecord
 
 SECTIONS = {
@@ -310,13 +311,19 @@ def evaluate(
     )
 
     def tell(found: Evaluation) -> None:
-        share = found.reward
-        line = f"version {found.policy_version}: reward {share.value:.3f}"
-        line += f" ({share.low:.3f} to {share.high:.3f}), {found.problems} problems"
-        click.echo(json.dumps(evaluation_entry(found)["eval"]) if as_json else line)
+        if as_json:
+            click.echo(json.dumps(evaluation_entry(found)["eval"]))
+            return
+        said = f"reward {_interval(found.reward)}, {found.problems} problems"
+        parts = (f"{name} {_interval(part.reward)}" for name, part in found.parts.items())
+        click.echo("; ".join([f"version {found.policy_version}: {said}", *parts]))
 
     engine = engine_of(options)
     run_until_stopped(lambda: evaluate_run(wish, engine, key, tell))
+
+
+def _interval(share: Share) -> str:
+    return f"{share.value:.3f} ({share.low:.3f} to {share.high:.3f})"
 
 
 @click.command("base-model")

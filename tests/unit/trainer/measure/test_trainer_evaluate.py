@@ -16,9 +16,11 @@ from trainer_fakes import make_recipe
 
 from muster.inference import Completion, Request
 from muster.protocol.ids import PolicyVersion
+from muster.protocol.mixture import PartRecipe, TasksRecipe
 from muster.protocol.prompts import Prompt, text_of
 from muster.protocol.recipe import ProofRecipe, Recipe
 from muster.tasks import Problem, TaskSet
+from muster.tasks.document import SetPart
 from muster.trainer.measure.evaluate import (
     Adherence,
     Evaluation,
@@ -106,6 +108,7 @@ def _evaluate(
     answers: Sequence[str | None] = ("12", "34"),
     samples: int = 1,
     recipe: Recipe | None = None,
+    parts: Sequence[SetPart] = (),
 ) -> tuple[Evaluation, ScriptedEngine]:
     problems = [
         Problem(
@@ -114,7 +117,7 @@ def _evaluate(
         for i, answer in enumerate(answers)
     ]
     engine: Any = ScriptedEngine(script)
-    tasks = TaskSet.of("held out", "1", problems)
+    tasks = TaskSet.of("held out", "1", problems, parts)
     evaluator = Evaluator(tasks, engine, recipe or make_recipe(), samples=samples)
     return evaluator.evaluate(Path(), V1), engine
 
@@ -170,3 +173,19 @@ def test_budget_adherence_by_hand() -> None:
 
 def test_without_budgets_there_is_no_adherence() -> None:
     assert _evaluate([(1, EOS)])[0].adherence is None
+
+
+def test_parts_of_the_held_out_set_have_figures_and_budgets_of_their_own() -> None:
+    own = (PartRecipe(name="short", target_lengths=(2,)), PartRecipe(name="free"))
+    recipe = make_recipe().model_copy(update={"tasks": TasksRecipe(parts=own)})
+    parts = (SetPart("short", "1", 2), SetPart("free", "1", 1), SetPart("unheard", "1", 1))
+    script = [(1, 2, EOS), (7, EOS), (5, 6, EOS), (9,)]
+    found, engine = _evaluate(script, answers=("12", "34", "56", None), recipe=recipe, parts=parts)
+    assert {name: (p.reward.value, p.problems) for name, p in found.parts.items()} == {
+        "short": (0.5, 2), "free": (1.0, 1),
+    }  # fmt: skip
+    assert found.parts["short"].reward == share_over_problems([1.0, 0.0])
+    asked = [b"Think for 2" in bytes(request.prompt_tokens) for request in engine.asked]
+    assert asked == [True, True, False, False]
+    # Of those with a budget: lengths 3 and 2 against 2.
+    assert found.adherence == Adherence(error_tokens=0.5, within=0.5)

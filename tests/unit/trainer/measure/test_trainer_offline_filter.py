@@ -23,6 +23,7 @@ from muster.protocol.ids import PolicyVersion
 from muster.protocol.prompts import Prompt, text_of
 from muster.protocol.recipe import ProofRecipe
 from muster.tasks import Problem, TaskSet
+from muster.tasks.document import SetPart
 from muster.tasks.toys import make_sort
 from muster.telemetry import LoggedProgress
 from muster.trainer.cli import tasks_filter
@@ -133,6 +134,16 @@ def test_band_without_problems_is_refused(tmp_path: Path) -> None:
     records = _measure(tmp_path)[:1]
     with pytest.raises(ConfigError, match="no problem of 't' has a pass rate"):
         kept_set(_problems(1), records, Band(0.9, 1.0))
+
+
+def test_kept_problems_stay_in_their_parts(tmp_path: Path) -> None:
+    parts = (SetPart("low", "t 1", 4), SetPart("high", "t 1", 5))
+    tasks = TaskSet.of("t", "1", _problems(), parts)
+    records = _measure(tmp_path, task_set=tasks)
+    kept = kept_set(tasks, records, Band.parse("0.25:0.625"))
+    assert [(part.name, part.count) for part in kept.parts] == [("low", 2), ("high", 2)]
+    with pytest.raises(ConfigError, match="no problem of part 'high' of 't' has a pass rate"):
+        kept_set(tasks, records, Band(0.0, 0.25))
 
 
 def test_problem_that_could_not_be_graded_is_not_kept() -> None:

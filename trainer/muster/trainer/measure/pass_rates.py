@@ -167,13 +167,18 @@ def measure(
 
 
 def kept_set(task_set: TaskSet, records: Sequence[PassRecord], band: Band) -> TaskSet:
-    """Return the problems in the band, in their order; raises ConfigError when there are none."""
+    """Return the problems in the band, in their order; raises ConfigError when there are none, in
+    the set or in a part of it.
+    """
     kept = [place for place, record in enumerate(records) if band.holds(record)]
-    if not kept:
-        raise ConfigError(
-            f"no problem of {task_set.name!r} has a pass rate in [{band.low}, {band.high}]",
-            hint="widen --keep; the pass rates are in the records",
-        )
+    left = {task_set.part_at(place) for place in kept}
+    for part in [each.name for each in task_set.parts] or [""]:
+        if part not in left:
+            of = f"part {part!r} of {task_set.name!r}" if part else repr(task_set.name)
+            raise ConfigError(
+                f"no problem of {of} has a pass rate in [{band.low}, {band.high}]",
+                hint="widen --keep; the pass rates are in the records",
+            )
     version = f"{task_set.version}, pass rate {band.low} to {band.high}"
     return task_set.only(kept, version[:128])
 
