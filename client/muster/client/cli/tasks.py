@@ -252,12 +252,13 @@ def tasks_sample(
         chosen = mixed_indices(given, [opened.range_of(part) for part in parts])
     except ProtocolError as error:
         raise ConfigError(str(error)) from error
-    found = zip(chosen, parts, strict=True)
     if as_json:
-        print_json([{"index": i, "part": part, **opened[i].model_dump()} for i, part in found])
+        print_json(
+            [{"index": i, "part": opened.part_at(i), **opened[i].model_dump()} for i in chosen]
+        )
     else:
         columns = ("index", "part", "problem", "type", "prompt", "gold")
-        print_table(columns, [[str(i), part, *row_of(opened[i])] for i, part in found])
+        print_table(columns, [[str(i), opened.part_at(i), *row_of(opened[i])] for i in chosen])
 
 
 def _parts_by(
