@@ -131,8 +131,8 @@ def metrics_page() -> str:
                 f"`/v1/metrics`, W&B, and gauges `{PREFIX}<name>` of the trainer's own endpoint "
                 "(`--metrics-port`). There, samples left out are the counter "
                 f"`{PREFIX}dropped_samples_total` by `reason`, and "
-                f"`{PREFIX}trained_tokens_total` counts tokens. P stands for a part of the task set: "
-                f'`part_math_reward` is `{PREFIX}part_reward{{part="math"}}` there.',
+                f"`{PREFIX}trained_tokens_total` counts tokens. P stands for a part of the "
+                f'task set: `part_math_reward` is `{PREFIX}part_reward{{part="math"}}` there.',
                 f"## Of every training step\n\n{_figures(STEP)}",
                 f"## Of every evaluation\n\n{_figures(EVALUATION)}",
             ]
