@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from worlds.client_desk import Desk, run_until
-from worlds.client_world import NOW, ROOT, RUN, VERSION, make_ticket
+from worlds.client_world import NOW, ROOT, RUN, VERSION, HashEngine, make_ticket
 
 from muster.client import journal as journals
 from muster.client.journal import Journal
@@ -253,3 +253,73 @@ def test_no_slot_is_signed_twice_by_a_worker_that_is_killed_at_random(
         signatures.setdefault(index, set()).add(signature)
     assert len(signatures) > 2
     assert all(len(found) == 1 for found in signatures.values())
+
+
+class Stuck(HashEngine):
+    """Generates what shows that a policy is sound, so many tickets, and never ends the next."""
+
+    def __init__(self, tickets: int) -> None:
+        super().__init__()
+        self.left = 1 + tickets
+
+    def generate(self, requests: Any, **options: Any) -> Any:
+        self.left -= 1
+        while self.left < 0:
+            time.sleep(1)
+        return super().generate(requests, **options)
+
+
+def hold_two(state: Path, uploads: Path, signed: int) -> None:
+    """Be a worker that holds two tickets, of which so many are signed and on their way."""
+    desk = Desk(state, Moody, engine=Stuck(signed))
+    desk.loop.take_helpers([Moody(desk.loop.place)])
+    desk.loop.station.took(1.0)
+    desk.loop.place.held.lease_s = 600.0
+    desk.orchestrator.tickets.extend(make_ticket(index=index) for index in range(2))
+
+    async def never_arrives(submission: Submission, signature: bytes, _body: bytes) -> Any:
+        with uploads.open("a") as file:
+            print(submission.index, signature.hex(), file=file)
+        await asyncio.Event().wait()
+
+    desk.orchestrator.submit = never_arrives  # type: ignore[method-assign]
+
+    def is_so() -> bool:
+        sent = uploads.read_text().count("\n")
+        if len(desk.loop.place.held.tickets) == 2 and sent == signed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    asyncio.run(run_until(desk.loop, is_so))
+
+
+async def live_again(state: Path) -> list[Any]:
+    """Return what a worker delivers that the orchestrator gives both tickets again."""
+    desk = Desk(state, Moody)
+    desk.loop.take_helpers([Moody(desk.loop.place)])
+    desk.orchestrator.tickets.extend(make_ticket(index=index) for index in range(2))
+    await run_until(desk.loop, lambda: len(desk.orchestrator.uploads) >= 2)
+    desk.close()
+    return desk.orchestrator.uploads
+
+
+@pytest.mark.parametrize("signed", [0, 1, 2])
+def test_two_tickets_of_a_killed_worker_are_delivered_after_its_restart(
+    tmp_path: Path, signed: int
+) -> None:
+    uploads = tmp_path / "uploads"
+    uploads.touch()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            hold_two(tmp_path / "state", uploads, signed)
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    left = [line.split() for line in uploads.read_text().splitlines()]
+    assert len(left) == signed
+    sent = asyncio.run(live_again(tmp_path / "state"))
+    arrived = {submission.index: signature.hex() for submission, signature, _ in sent}
+    assert len(sent) == len(arrived) == 2
+    # What left the first life is what the second delivers: no slot is signed twice.
+    assert {index: arrived[int(index)] for index, _ in left} == dict(left)
