@@ -6,7 +6,11 @@ A network like the demo's, every process real. Validators are up and have judged
 machine after the other comes for the first time: no policy at hand, nothing imported. Measured is
 the time until the chain records its first acceptance. When the run has made all its steps, the
 last worker has nothing to do: measured is the CPU time that it takes in half a minute, and that of
-a worker with the command's own settings. Writes results/worker.json.
+a worker with the command's own settings.
+
+Then a run that never has enough, with one validator: measured is the share of the engine's time in
+which it neither generates nor checks, of a worker with one ticket at hand and of one with two,
+after the first tickets, by which the second is earned. Writes results/worker.json.
 """
 
 from __future__ import annotations
@@ -14,9 +18,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +45,10 @@ IDLE_S = 30.0
 SETTLED_S = 5.0
 """Pause before that, for what the last step set off."""
 TARGET_S, TARGET_SHARE = 20.0, 0.01
+EARNING, WATCHED = 4, 12
+"""Tickets before an engine is watched, and those between whose ends it is."""
+TICKETS = (1, 2)
+"""Tickets at hand of an engine."""
 LOOK_S = 0.1
 
 
@@ -140,6 +150,64 @@ async def measure(folder: Path) -> dict[str, Any]:
     return {"arrivals": arrivals, "idle_share": shares}
 
 
+# Between tickets
+
+
+def endless_recipe(folder: Path) -> Path:
+    """Write the demo's recipe with steps that take more than anybody makes."""
+    text = RECIPE.read_text()
+    changed = re.sub(r"(?m)^submissions_per_step = .*$", "submissions_per_step = 1000", text)
+    assert changed != text
+    path = folder / "endless.toml"
+    path.write_text(changed)
+    return path
+
+
+def idle_between(ends: Sequence[tuple[float, float]]) -> float:
+    """Return the share of an engine's time that is idle, given when each of its tickets was
+    generated and how many seconds it was at work for that; from the end of the first to the last.
+    """
+    whole_s = ends[-1][0] - ends[0][0]
+    return 1 - sum(busy_s for _, busy_s in ends[1:]) / whole_s
+
+
+def generated(child: Child) -> list[tuple[float, float]]:
+    """Return when each ticket of a worker was generated, and how long its engine took."""
+    # The log appears with the first line, and its last one may be half there.
+    whole = child.log.read_text().rpartition("\n")[0] if child.log.exists() else ""
+    entries = [json.loads(line) for line in whole.splitlines()]
+    return [(e["time"], e["busy_s"]) for e in entries if e["message"] == "ticket generated"]
+
+
+async def measure_between(folder: Path, tickets: int) -> dict[str, float]:
+    """Return what an engine with so many tickets at hand does between them."""
+    folder.mkdir()
+    people = cast(0, honest=1, cheats=(), validators=1, jurors=0)
+    options = NetworkOptions(
+        folder, folder / "deployments", people, endless_recipe(folder), 1, 0, rpc_port=0
+    )
+    environment = {"MUSTER_LOG_FORMAT": "json", "MUSTER_WORKER_TICKETS_PER_ENGINE": str(tickets)}
+    async with Network(options, environment=environment) as network:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(network.start_chain())
+            group.create_task(network.prepare_model())
+        run_id = await network.create_run()
+        await network.join(run_id)
+        await network.start_services(run_id)
+        member = next(m for m in people.members if m.role is Role.HONEST)
+        child = await network.start_worker(run_id, member)
+        async with asyncio.timeout(600):
+            while len(ends := generated(child)) < EARNING + WATCHED:
+                network.processes.require_running(child)
+                await asyncio.sleep(LOOK_S)
+    watched = ends[EARNING - 1 :]
+    return {
+        "idle_share": idle_between(watched),
+        "busy_s": statistics.median(busy_s for _, busy_s in watched),
+        "tickets": len(watched) - 1,
+    }
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -147,6 +215,10 @@ def main() -> None:
     dry = parser.parse_args().dry
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(measure(Path(folder)))
+        between = {
+            str(count): asyncio.run(measure_between(Path(folder) / str(count), count))
+            for count in TICKETS
+        }
     arrivals, shares = found["arrivals"], found["idle_share"]
     columns = ("uploaded_s", "accepted_s", "cpu_s")
     rows = [[f"{a[name]:.1f}" for name in columns] for a in arrivals]
@@ -160,13 +232,19 @@ def main() -> None:
         ["settings", "share of one core"],
         [[name, f"{share:.2%}"] for name, share in shares.items()],
     )
+    print_table(
+        "An engine between tickets",
+        ["tickets at hand", "idle", "a ticket, s"],
+        [[n, f"{each['idle_share']:.1%}", f"{each['busy_s']:.2f}"] for n, each in between.items()],
+    )
     metrics = {
+        **{f"engine_idle_share_{n}": each["idle_share"] for n, each in between.items()},
         "first_accepted_s": statistics.median(a["accepted_s"] for a in arrivals),
         "start_cpu_s": statistics.median(a["cpu_s"] for a in arrivals),
         "idle_cpu_share": shares["as the command is"],
     }
     if not dry:
-        write("worker", metrics, found, measured_on=machine())
+        write("worker", metrics, {**found, "between": between}, measured_on=machine())
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, RunId, to_address
 from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Confirmations, Settings, urls_of
 
@@ -20,14 +22,33 @@ Urls = Annotated[tuple[str, ...], BeforeValidator(_urls)]
 """URLs; separated by blanks or commas in the environment."""
 
 
-def _devices_of(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    names = (each.strip() for each in value.split(",") if each.strip())
+def devices_of(text: str) -> tuple[str, ...]:
+    """Return the devices that are named between commas; a number is that of a GPU."""
+    names = (each.strip() for each in text.split(",") if each.strip())
     return tuple(f"cuda:{each}" if each.isdecimal() else each for each in names)
 
 
-Devices = Annotated[tuple[str, ...], BeforeValidator(_devices_of), Field(max_length=64)]
+def places_of(devices: Sequence[str], tensor_parallel: int) -> tuple[str, ...]:
+    """Return where engines on these devices compute; a model over several GPUs has a plus sign
+    between them. Raises ConfigError.
+    """
+    if len(devices) % tensor_parallel:
+        raise ConfigError(f"{len(devices)} devices do not come in groups of {tensor_parallel}")
+    gpus = [name for name in devices if name != "cpu"]
+    if len(set(gpus)) < len(gpus):
+        raise ConfigError(f"a GPU is named twice in {', '.join(devices)}")
+    if tensor_parallel == 1:
+        return tuple(devices)
+    numbers = [name.removeprefix("cuda:") for name in devices]
+    starts = range(0, len(numbers), tensor_parallel)
+    return tuple(f"cuda:{'+'.join(numbers[i : i + tensor_parallel])}" for i in starts)
+
+
+def _names(value: Any) -> Any:
+    return devices_of(value) if isinstance(value, str) else value
+
+
+Devices = Annotated[tuple[str, ...], BeforeValidator(_names), Field(max_length=64)]
 """Names of devices; between commas in flags and in the environment."""
 
 
@@ -118,25 +139,12 @@ class WorkerSettings(NodeSettings):
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Where the engines compute; a model over several GPUs has a plus sign between them."""
-        names, size = self.devices, self.tensor_parallel
-        if not names:
-            return (self.device,)
-        if size == 1:
-            return names
-        numbers = [name.removeprefix("cuda:") for name in names]
-        groups = (numbers[i : i + size] for i in range(0, len(numbers), size))
-        return tuple(f"cuda:{'+'.join(group)}" for group in groups)
+        """Where the engines compute."""
+        return places_of(self.devices, self.tensor_parallel) or (self.device,)
 
     @model_validator(mode="after")
     def _devices_come_in_groups(self) -> Self:
-        if self.devices and len(self.devices) % self.tensor_parallel:
-            raise ValueError(
-                f"{len(self.devices)} devices do not come in groups of {self.tensor_parallel}"
-            )
-        gpus = [name for name in self.devices if name != "cpu"]
-        if len(set(gpus)) < len(gpus):
-            raise ValueError(f"a GPU is named twice in {', '.join(self.devices)}")
+        places_of(self.devices, self.tensor_parallel)
         return self
 
 

@@ -75,6 +75,26 @@ async def test_a_good_machine_is_fit_and_every_line_has_a_figure(asked: Examinat
     assert all(line.advice for line in lines if line.state in (State.WARN, State.FAIL))
 
 
+async def test_each_of_several_devices_is_proven(
+    asked: Examination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "memory_needed", lambda *_: 100 << 20)
+    made: list[str] = []
+
+    def on(dtype: str, device: str) -> InferenceEngine:
+        made.append(device)
+        return OtherModel() if device == "cuda:1" else load(dtype, device)
+
+    lines = await look(replace(asked, devices=("cpu", "cuda:1", "cpu")), on)
+    assert find(lines, "self-proof cpu").state is State.OK
+    # What fails on one of them is unfit, whatever the others do.
+    assert find(lines, "self-proof cuda:1").state is State.FAIL
+    assert not is_fit(lines)
+    assert {"cpu", "cuda:1"} <= set(made)
+    assert find(lines, "model fits cpu").figure.startswith("200.0 MiB needed")
+    assert find(lines, "model fits cuda:1").figure.startswith("100.0 MiB needed")
+
+
 async def test_without_an_orchestrator_the_rest_is_examined(asked: Examination) -> None:
     lines = await look(replace(asked, orchestrator=None))
     assert is_fit(lines)

@@ -78,6 +78,7 @@ room_options = together(
     ),
 )
 """What the engine may take of the machine."""
+devices_option = click.option("--devices", metavar="NAMES", help="An engine each: 0,1 or cpu,cpu.")
 node_options = together(
     chain_options,
     key_options,

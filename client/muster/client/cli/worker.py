@@ -31,6 +31,7 @@ from muster.client.cli.options import (
     account_of,
     begin_process,
     chain_options,
+    devices_option,
     endpoint,
     json_option,
     node_options,
@@ -101,7 +102,7 @@ def worker() -> None:
 @worker.command("run")
 @node_options
 @click.option("--worker", metavar="ADDRESS", help="The staking wallet this node works for.")
-@click.option("--devices", metavar="NAMES", help="An engine each: 0,1 or cpu,cpu.")
+@devices_option
 @click.option("--heartbeat-s", type=float, help="Seconds between signs of life. [default: 10]")
 @click.option("--plain", is_flag=True, default=None, help="Log lines, no live view.")
 def worker_run(**options: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from muster.client.cli.options import (
     FOLDER,
     HOME,
     chain_options,
+    devices_option,
     endpoint,
     engine_choice,
     json_option,
@@ -73,6 +75,8 @@ class Examination:
     """Arithmetic of the model."""
     device: str = "cpu"
     """Where the model computes."""
+    devices: tuple[str, ...] = ()
+    """Where engines compute side by side; empty for `device` alone."""
     threads: int = 1
     """CPU threads of the model."""
     tensor_parallel: int = 1
@@ -91,7 +95,8 @@ async def examine(asked: Examination, load: EngineLoader | None = None) -> Async
     from muster.chain import Chain
     from muster.client.doctor.machine import examine_machine
 
-    for line in examine_machine(asked.state_dir, asked.device, asked.threads, asked.engine):
+    gpu = next((name for name in asked.devices if name != "cpu"), asked.device)
+    for line in examine_machine(asked.state_dir, gpu, asked.threads, asked.engine):
         yield line
     async with AsyncExitStack() as stack:
         try:
@@ -195,9 +200,7 @@ async def _examine_proof(
     relays: tuple[str, ...],
     load: EngineLoader | None,
 ) -> AsyncIterator[Line]:
-    from muster.client.doctor.machine import examine_context, examine_fit, memory_needed
     from muster.client.documents import TASK_SETS, read_rules
-    from muster.client.hardware import available_bytes
     from muster.client.preflight import engine_name
     from muster.client.tickets import longest_sample
     from muster.protocol.recipe import PromptRecipe
@@ -214,23 +217,41 @@ async def _examine_proof(
             folder = await fetcher.fetch(run.run_id, run.latest_version, root)
         if rules.recipe.prompt != PromptRecipe():
             yield await asyncio.to_thread(examine_prompt, rules, folder)
-        needed = memory_needed(folder, asked.dtype)
-        fits = examine_fit(needed, asked.device)
-        yield fits
-        if fits.state is State.FAIL:
-            return
         if asked.room.context is None:
             longest = longest_sample(rules.recipe, rules.task_set)
             asked = replace(asked, room=replace(asked.room, context=longest))
-        yield examine_context(folder, asked, needed)
-        room = available_bytes() - (needed if asked.device == "cpu" else 0)
-        yield await asyncio.to_thread(_prove, asked, run, rules, folder, load, room)
+        for device, engines in Counter(asked.devices or (asked.device,)).items():
+            there = replace(asked, device=device)
+            async for line in _examine_device(there, engines, run, rules, folder, load):
+                yield replace(line, name=f"{line.name} {device}") if asked.devices else line
     except ModuleNotFoundError as error:
         advice = "pip install 'muster-rl[model]'"
         yield Line("proof", "self-proof", State.FAIL, f"{error.name} is not installed", advice)
     except (MusterError, RuntimeError, OSError) as error:
         # A GPU that runs out of memory, or a driver that fails: torch raises RuntimeError.
         yield failed("proof", "self-proof", error)
+
+
+async def _examine_device(
+    asked: Examination,
+    engines: int,
+    run: RunView,
+    rules: Any,
+    folder: Path,
+    load: EngineLoader | None,
+) -> AsyncIterator[Line]:
+    """Yield whether so many engines fit on a device, and whether what it computes is accepted."""
+    from muster.client.doctor.machine import examine_context, examine_fit, memory_needed
+    from muster.client.hardware import available_bytes
+
+    needed = engines * memory_needed(folder, asked.dtype)
+    fits = examine_fit(needed, asked.device)
+    yield fits
+    if fits.state is State.FAIL:
+        return
+    yield examine_context(folder, asked, needed)
+    room = available_bytes() - (needed if asked.device == "cpu" else 0)
+    yield await asyncio.to_thread(_prove, asked, run, rules, folder, load, room)
 
 
 def _examine_requirements(rules: Any, engine: str) -> Iterator[Line]:
@@ -352,6 +373,7 @@ def _prove(
 @click.option("--no-proof", is_flag=True, help="Generate nothing: the quick part only.")
 @engine_choice
 @room_options
+@devices_option
 @json_option
 @chain_options
 def doctor(**options: Any) -> None:
@@ -376,12 +398,17 @@ def doctor(**options: Any) -> None:
 
 
 def _asked(options: dict[str, Any]) -> Examination:
+    from muster.client.settings import devices_of, places_of
     from muster.inference.engine import Room
 
     rpc, deployments = endpoint(options)
     engine = ("engine", "dtype", "device", "threads", "tensor_parallel")
     room = ("context", "memory_share", "max_rows", "batch_tokens")
     named = {name: options[name] for name in engine if options[name]}
+    if options["devices"]:
+        named["devices"] = places_of(
+            devices_of(options["devices"]), options["tensor_parallel"] or 1
+        )
     named["room"] = Room(**{name: options[name] for name in room if options[name]})
     return Examination(
         run=options["run"],

@@ -452,9 +452,14 @@ class WorkerLoop:
                 took_s = time.monotonic() - started
                 station.tokens_per_s = played.tokens / max(took_s, 1e-9)
                 await self.check(played.rows, took_s)
-                station.took(time.monotonic() - started)
+                busy_s = time.monotonic() - started
+                station.took(busy_s)
         finally:
             station.waiting -= 1
+        logger.info(
+            "ticket generated",
+            extra={**_fields(ticket), "tokens": played.tokens, "busy_s": round(busy_s, 3)},
+        )
         self.slowness.recovered()
         self.state = "grading"
         return await self.compute.run(played.graded)
