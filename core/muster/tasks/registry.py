@@ -56,6 +56,7 @@ _BUILT_IN: Mapping[str, Verifier] = {
     "code_output_prediction": output_prediction.VERIFIER,
     "exact_match": exact_match.VERIFIER,
     "exact_match_with_python": with_python(exact_match.VERIFIER),
+    "llm_judgeable": judge.WITHOUT_GOLD,
     "llm_judgeable_groundtruth_similarity": judge.VERIFIER,
     reasoning_gym.TASK_TYPE: reasoning_gym.VERIFIER,
     "verifiable_code": code.VERIFIER,

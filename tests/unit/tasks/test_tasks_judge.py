@@ -42,6 +42,21 @@ def test_judged_problems_are_not_admitted_by_default() -> None:
         check_task_set([PROBLEM])
 
 
+def test_an_answer_is_judged_without_a_gold_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, '{"score": 40}')
+    problem = PROBLEM.model_copy(
+        update={"task_type": "llm_judgeable", "gold_standard_solution": None}
+    )
+    assert verify(problem, "Scattering.") == Graded(0.4)
+    compared = verify(problem.model_copy(update={"task_type": PROBLEM.task_type}), "Scattering.")
+    assert compared == Undecided("the problem has no gold standard to compare with")
+
+
+def test_a_judge_without_gold_is_not_told_a_reference() -> None:
+    assert "reference" not in judge_prompt("q", None, "a").lower()
+    assert "Reference answer:\ng" in judge_prompt("q", "g", "a")
+
+
 def test_without_a_judge_nothing_is_decided() -> None:
     assert isinstance(verify(PROBLEM, "Scattering."), Undecided)
 
@@ -97,9 +112,13 @@ def test_forged_grades_are_no_replies_of_a_judge(hack: object) -> None:
     assert parse_score(getattr(hack, "completion", "")) is None
 
 
-def test_one_judge_is_loaded_and_several_are_refused() -> None:
+def test_one_judge_is_loaded_and_several_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("default", "types:SimpleNamespace", "muster.judges")
     assert load_judge([]) is None
     assert load_judge([point]) is not None
+    absent = EntryPoint("model", "muster.inference.judge:from_environment", "muster.judges")
+    monkeypatch.delenv("MUSTER_JUDGE_MODEL", raising=False)
+    assert load_judge([absent]) is None
+    assert load_judge([absent, point]) is not None
     with pytest.raises(TaskError, match="several judges"):
         load_judge([point, point])

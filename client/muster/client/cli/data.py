@@ -65,6 +65,13 @@ file_options = together(
 @click.option("--tokens-at-least", type=click.IntRange(1), default=1, help="Shortest completion.")
 @click.option("--tokens-at-most", type=click.IntRange(1), default=1 << 20, help="Longest one.")
 @click.option("--finished", is_flag=True, help="Nothing that the token limit cut off.")
+@click.option(
+    "--agreement",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    help="Least share of a group with a row's answer.",
+)
+@click.option("--best", is_flag=True, help="Of each group the sample with the highest reward.")
 @click.option("--per-problem", type=click.IntRange(1), help="Most rows of a problem.")
 @click.option(
     "--test-share",
@@ -141,6 +148,8 @@ def _settings(held_out: HeldOut, options: dict[str, Any]) -> SelectionSettings:
         tokens_at_least=options["tokens_at_least"],
         tokens_at_most=options["tokens_at_most"],
         only_finished=options["finished"],
+        agreement=options["agreement"],
+        only_best=options["best"],
         per_problem=options["per_problem"] or 0,
         test_share=options["test_share"],
         parts=tuple(options["parts"]),

@@ -24,6 +24,8 @@ _WHY = {
     "reward": "reward below the least",
     "length": "completion shorter or longer than asked for",
     "unfinished": "cut off at the token limit",
+    "disagrees": "another answer than most of its group, or a group that does not agree",
+    "worse": "another of its group has a higher reward, or the same and comes first",
     "contaminated": "repeats a held-out text",
     "duplicate": "the same problem and completion as an earlier row",
     "enough": "the problem has its rows",

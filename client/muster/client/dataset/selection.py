@@ -1,7 +1,9 @@
 """Which rows of accepted submissions a data set keeps, and in which split a problem is.
 
 A row is counted under the first rule that leaves it out: `part`, `reward`, `length`, `unfinished`,
-`contaminated`, `duplicate`, and `enough`, when its problem has the rows that it may have.
+`disagrees`, when most of its group answers otherwise, `worse`, when another of its group has a
+higher reward, `contaminated`, `duplicate`, and `enough`, when its problem has the rows that it may
+have.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from muster.protocol.errors import ConfigError
 GRAM = 13
 """Words in a row that count as the same text, as in GPT-3's contamination check
 (arXiv 2005.14165, appendix C)."""
+LEAST_GROUP = 3
+"""Samples of a group from which its majority says something."""
 _WORD = re.compile(r"\w+")
 _LISTS = ("parts", "held_out")
 
@@ -41,6 +45,12 @@ class SelectionSettings:
     """Most tokens of a completion."""
     only_finished: bool = False
     """Whether completions that were cut off at the token limit are left out."""
+    agreement: float = 0.0
+    """Least share of a group that gives the same answer; rows with another answer, and groups that
+    agree less, are left out; 0 for no such rule. For problems without a gold answer
+    (self-consistency, arXiv 2203.11171)."""
+    only_best: bool = False
+    """Whether of each group only the first row with the highest reward is kept (best of n)."""
     per_problem: int = 0
     """Most rows of one problem, the first in the stream's order; 0 for any number."""
     test_share: float = 0.0
@@ -58,7 +68,8 @@ class SelectionSettings:
     def from_json(cls, values: dict[str, Any]) -> SelectionSettings:
         """Return settings from their JSON values; raises TypeError or ValueError for others."""
         # Canonical JSON writes 1.0 as 1.
-        shares = {name: float(values[name]) for name in ("reward_at_least", "test_share")}
+        names = ("reward_at_least", "agreement", "test_share")
+        shares = {name: float(values.get(name, 0.0)) for name in names}
         return cls(**{**values, **shares, **{name: tuple(values[name]) for name in _LISTS}})
 
 
@@ -150,6 +161,49 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(each)
 
 
+def agreeing(rows: pa.Table, share: float) -> npt.NDArray[np.bool_]:
+    """Return which rows of a submission give the answer that most of their group gives.
+
+    A group is the samples of one problem. Answers are compared as text, blanks at their ends aside;
+    an empty one is nobody's vote. Nobody agrees in a group of less than LEAST_GROUP samples, where
+    the most frequent answer has less than `share` of all samples, and where two answers tie.
+    """
+    names = rows["problem_id"].to_pylist()
+    answers = [answer.strip() for answer in rows["answer"].to_pylist()]
+    sizes, votes = Counter(names), Counter(zip(names, answers, strict=True))
+    chosen: dict[str, str | None] = {}
+    most: Counter[str] = Counter()
+    for (name, answer), count in votes.items():
+        if answer and count >= max(most[name], 1):
+            chosen[name] = None if count == most[name] else answer
+            most[name] = count
+    for name, size in sizes.items():
+        if size < LEAST_GROUP or most[name] < share * size:
+            chosen[name] = None
+    pairs = zip(names, answers, strict=True)
+    return np.array([chosen.get(name) == answer for name, answer in pairs], bool)
+
+
+def best(rows: pa.Table) -> npt.NDArray[np.bool_]:
+    """Return which rows of a submission have the highest reward of their group, the first each."""
+    names, rewards = rows["problem_id"].to_pylist(), rows["reward"].to_pylist()
+    chosen: dict[str, int] = {}
+    for row, (name, reward) in enumerate(zip(names, rewards, strict=True)):
+        if name not in chosen or reward > rewards[chosen[name]]:
+            chosen[name] = row
+    return np.isin(np.arange(len(names)), list(chosen.values()))
+
+
+def group_faults(rows: pa.Table, settings: Settings) -> dict[str, npt.NDArray[np.bool_]]:
+    """Return which of a submission's rows are left out by what others of their group say."""
+    faults = {}
+    if settings.agreement:
+        faults["disagrees"] = ~agreeing(rows, settings.agreement)
+    if settings.only_best:
+        faults["worse"] = ~best(rows)
+    return faults
+
+
 class Selection:
     """Chooses rows, submission by submission in the stream's order; knows what it has kept.
 
@@ -162,6 +216,7 @@ class Selection:
         "problem",
         "completion",
         "completion_tokens",
+        "answer",
         "reward",
         "is_finished",
     )
@@ -210,6 +265,7 @@ class Selection:
         }
         if settings.only_finished:
             faults["unfinished"] = ~np.asarray(rows["is_finished"].to_pylist(), bool)
+        faults |= group_faults(rows, settings)
         for reason, where in reversed(faults.items()):
             for row in np.flatnonzero(where):
                 reasons[row] = reason

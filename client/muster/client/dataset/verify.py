@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -20,7 +20,7 @@ from muster.client.dataset.card import Figures, write_card
 from muster.client.dataset.export import FindFile, Stream, origin_of
 from muster.client.dataset.folder import CARD, DataFolder, DataPart
 from muster.client.dataset.rows import Accepted, RowMaker
-from muster.client.dataset.selection import HeldOut, Selection, is_test
+from muster.client.dataset.selection import HeldOut, Selection, Settings, group_faults, is_test
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, ConfigError, EncodingError
 from muster.protocol.ids import RunId, to_hash32
@@ -162,7 +162,8 @@ def _differs(said: dict[str, Any], stream: Stream, place: int) -> str:
 def check_rules(folder: DataFolder, held_out: HeldOut) -> Check:
     """Return whether every row is one that the settings keep, and is in its problem's split.
 
-    Without the held-out texts of the settings it stays open whether rows repeat one.
+    Without the held-out texts of the settings it stays open whether rows repeat one. What a group
+    says cannot be told by the rows that are left of it: `check_rows` does.
     """
     settings, faults = folder.export.settings, _Faults("settings")
     if held_out and tuple(held_out.hashes) != settings.held_out:
@@ -170,7 +171,7 @@ def check_rules(folder: DataFolder, held_out: HeldOut) -> Check:
             "the held-out files are not those of the export",
             hint=f"it names SHA-256 {', '.join(settings.held_out) or 'of none'}",
         )
-    selection = Selection(settings, held_out)
+    selection = Selection(replace(settings, agreement=0.0, only_best=False), held_out)
     for part in folder.export.parts:
         for name, rows in folder.tables(part, Selection.COLUMNS):
             _, left_out = selection.choose(rows)
@@ -193,7 +194,7 @@ async def check_rows(
     on_progress: Progress = lambda _done, _of: None,
 ) -> Check:
     """Return whether the rows are those of the submissions' files, made again from each."""
-    faults = _Faults("rows")
+    faults, settings = _Faults("rows"), folder.export.settings
     made = absent = 0
     for part in folder.export.parts:
         for place, rows in folder.submissions(part):
@@ -203,22 +204,33 @@ async def check_rows(
                 absent += len(rows)
                 continue
             made += len(rows)
-            if wrong := _wrong_rows(maker, data, stream[place], rows):
+            again = _again(maker, data, stream[place])
+            wrong = again if isinstance(again, str) else _wrong_rows(again, rows, settings)
+            if wrong:
                 faults.add(f"place {place} of the stream: {wrong}")
         on_progress(part.end, folder.export.end)
     rest = f", {absent:,} without: their files are not at hand" if absent else ""
     return faults.check(f"{made:,} rows made again from their files{rest}", is_open=absent > 0)
 
 
-def _wrong_rows(maker: RowMaker, data: bytes, accepted: Accepted, rows: pa.Table) -> str:
-    """Return in which column rows differ from those of their file; empty for none."""
+def _again(maker: RowMaker, data: bytes, accepted: Accepted) -> pa.Table | str:
+    """Return all rows of a file, or what is wrong with it."""
     try:
-        again = maker.rows(data, accepted)
+        return maker.rows(data, accepted)
     except EncodingError as error:
         return str(error)
+
+
+def _wrong_rows(again: pa.Table, rows: pa.Table, settings: Settings) -> str:
+    """Return in which column rows differ from those of their file, or which of them its groups
+    leave out; empty for none.
+    """
     places = rows["row"].to_pylist()
     if places != sorted(set(places)) or not set(places) <= set(range(len(again))):
         return f"rows {places} of {len(again)}"
+    for reason, is_out in group_faults(again, settings).items():
+        if others := [row for row in places if is_out[row]]:
+            return f"rows {others} are left out by their group: {reason}"
     again = again.take(places)
     differ = [name for name in again.column_names if again[name] != rows[name]]
     return f"other {', '.join(differ)}" if differ else ""

@@ -160,6 +160,72 @@ async def test_rows_of_a_part_are_chosen_and_counted_by_part(traces: Traces) -> 
         traces.maker.require_parts(["middle"])
 
 
+async def agreed(traces: Traces, *answers: str, share: float = 0.5) -> list[str]:
+    """Return the answers to one problem that the rule of agreement keeps."""
+    traces.add(*(rollout(0, tokens(text), 1.0, row) for row, text in enumerate(answers)))
+    return [row["answer"] for row in rows_of(await export(traces, Settings(agreement=share)))]
+
+
+@pytest.mark.parametrize(
+    ("answers", "share", "kept"),
+    [
+        (("12", "12", "3"), 0.5, ["12"]),
+        (("12", "12", "3"), 0.7, []),
+        (("12", "3", "4"), 0.5, []),
+        (("1", "1", "2", "2"), 0.5, []),
+        (("1", "2", "2", "1", "2"), 0.5, ["2"]),
+        (("12", "12"), 0.5, []),
+        (("", "", "", "7"), 0.1, ["7"]),
+        (("", "", "", "7"), 0.5, []),
+    ],
+    ids=["most", "too few agree", "no two", "tie", "late", "small group", "empty", "empty counts"],
+)
+async def test_rows_that_most_of_a_group_agree_with_are_kept(
+    traces: Traces, answers: tuple[str, ...], share: float, kept: list[str]
+) -> None:
+    found = await agreed(traces, *answers, share=share)
+    # What says the same comes once.
+    assert found == kept
+
+
+async def test_only_samples_of_the_same_problem_agree(traces: Traces) -> None:
+    traces.add(*(rollout(row // 3, tokens("5"), 1.0, row) for row in range(5)))
+    folder = await export(traces, Settings(agreement=1.0))
+    assert [row["problem_id"] for row in rows_of(folder)] == ["p0"]
+    assert folder.export.parts[0].left_out == {"disagrees": 2, "duplicate": 2}
+
+
+async def test_the_best_of_a_group_is_kept_and_of_equals_the_first(traces: Traces) -> None:
+    rewards = (0.2, 0.9, 0.9, 0.0, 0.0, 0.0)
+    traces.add(*(rollout(r // 3, tokens(str(r)), w, r) for r, w in enumerate(rewards)))
+    folder = await export(traces, Settings(only_best=True))
+    assert [(row["problem_id"], row["completion"]) for row in rows_of(folder)] == [
+        ("p0", "1"),
+        ("p1", "3"),
+    ]
+    assert folder.export.parts[0].left_out == {"worse": 4}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "why"),
+    [
+        (Settings(agreement=0.5), Settings(agreement=0.9), "disagrees"),
+        (ALL, Settings(only_best=True), "worse"),
+    ],
+)
+async def test_a_row_that_its_group_leaves_out_is_found(
+    traces: Traces, asked: Settings, said: Settings, why: str
+) -> None:
+    traces.add(*(rollout(0, tokens(text), 0.5, row) for row, text in enumerate(("1", "1", "2"))))
+    honest = await export(traces, asked)
+    assert check_rules(honest, HeldOut()).passed
+    assert (await check_rows(honest, traces.stream, traces.maker, traces.find_file)).passed
+    claimed = DataFolder(honest.path, replace(honest.export, settings=said))
+    check = await check_rows(claimed, traces.stream, traces.maker, traces.find_file)
+    assert not check.passed
+    assert f"left out by their group: {why}" in check.detail
+
+
 async def test_the_same_completion_of_a_problem_comes_once(traces: Traces) -> None:
     traces.add(rollout(0, tokens("1"), 1.0, 0), rollout(0, tokens("1"), 1.0, 1))
     traces.add(rollout(1, tokens("1"), 1.0, 0), rollout(0, tokens("1"), 1.0, 1))

@@ -1,0 +1,122 @@
+"""A judge that runs here: a model's folder, asked through an engine.
+
+The noise of a reply follows from the question, so the same judge gives the same reply, and a reply
+is proven like any rollout: who has the judge's folder checks by one forward pass that this model
+said it, without asking again (`fault_of`). Installed by `MUSTER_JUDGE_MODEL=DIR`, for runs that
+allow a judge.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.inference.engine import InferenceEngine, Request, Sample
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ProofError
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.prompts import render_prompt
+from muster.protocol.recipe import PromptRecipe, ProofRecipe
+from muster.toploc import Calibration
+
+MODEL_VARIABLE = "MUSTER_JUDGE_MODEL"
+"""Environment variable that names the judge's folder."""
+MAX_REPLY_TOKENS = 32
+"""A reply is one short line of JSON."""
+PLAIN = PromptRecipe()
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """A judge's reply to a question, with what proves it."""
+
+    tokens: tuple[int, ...]
+    """The reply, with the EOS that ended it, if one did."""
+    proofs: tuple[bytes, ...]
+    """TOPLOC proofs of its chunks."""
+    text: str
+    """The reply as text."""
+
+
+class EngineJudge:
+    """A judge on an engine that has its policy loaded; from any thread, one question at a time."""
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        *,
+        prompt: PromptRecipe = PLAIN,
+        temperature: float = 1.0,
+        proof: ProofRecipe | None = None,
+    ) -> None:
+        self._engine = engine
+        self._prompt = prompt
+        self._temperature = temperature
+        self._proof = proof or ProofRecipe()
+        self._turn = threading.Lock()
+
+    def ask(self, prompt: str) -> str:
+        """Return the reply to one question, which is always the same."""
+        return self.opinions([prompt])[0].text
+
+    def opinions(self, prompts: Sequence[str]) -> list[Opinion]:
+        """Return replies with their proofs, all generated together."""
+        asked = [
+            Request(self._tokens(text), seed_of(text), self._temperature, MAX_REPLY_TOKENS)
+            for text in prompts
+        ]
+        with self._turn:
+            made = self._engine.generate(asked, proof=self._proof)
+            return [
+                Opinion(each.tokens, tuple(each.proofs), self._engine.decode(each.tokens))
+                for each in made
+            ]
+
+    def fault_of(self, prompt: str, opinion: Opinion, calibration: Calibration) -> str:
+        """Return why an opinion is not what this judge says, empty when it is.
+
+        `calibration` has the limits of the judge's own model.
+        """
+        if not 1 <= len(opinion.tokens) <= MAX_REPLY_TOKENS:
+            return f"a reply of {len(opinion.tokens)} tokens"
+        ends = [token in self._engine.eos_token_ids for token in opinion.tokens]
+        if any(ends[:-1]) or not (ends[-1] or len(ends) == MAX_REPLY_TOKENS):
+            return "the reply ends elsewhere"
+        if self._engine.decode(opinion.tokens) != opinion.text:
+            return "the text is not that of the tokens"
+        sample = Sample(self._tokens(prompt), opinion.tokens, seed_of(prompt), opinion.proofs)
+        try:
+            with self._turn:
+                [found] = self._engine.examine(
+                    [sample], proof=self._proof, temperature=self._temperature
+                )
+        except ProofError as error:
+            return f"its proofs: {error}"
+        if not all(map(calibration.chunk_passes, found.chunks)):
+            return "its proofs are not of this model's hidden states"
+        if not calibration.sampler_passes(found.replayed.margins_T):
+            return "its tokens do not follow from the question's seed"
+        return ""
+
+    def _tokens(self, prompt: str) -> tuple[int, ...]:
+        return self._engine.encode(render_prompt(prompt, -1, self._prompt))
+
+
+def seed_of(prompt: str) -> int:
+    """Return the 64-bit seed of the noise of a reply to a question."""
+    return int.from_bytes(keccak(b"muster judge" + prompt.encode("utf-8", "replace"))[:8], "big")
+
+
+def from_environment() -> EngineJudge | None:
+    """Return the judge that the environment names, with its model loaded; None without one."""
+    folder = os.environ.get(MODEL_VARIABLE)
+    if not folder:
+        return None
+    from muster.inference.transformers_engine import TransformersEngine
+
+    engine = TransformersEngine()
+    engine.load_policy(Path(folder), PolicyVersion(0))
+    return EngineJudge(engine)
