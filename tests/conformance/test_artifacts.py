@@ -1,4 +1,7 @@
-"""The committed artifacts are what the source compiles to, and say all that can go wrong."""
+"""The committed artifacts are what the source compiles to, and say all that can go wrong.
+
+`make check` compiles and compares, too; what takes solc here is for `make test-all`.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,12 @@ def export(scripts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return scripts
 
 
+@pytest.mark.slow
 def test_artifacts_match_the_source(export: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert export.main() == 0, capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_typed_contracts_that_somebody_edited_are_refused(
     export: ModuleType,
     tmp_path: Path,
@@ -56,6 +61,7 @@ def test_typed_contracts_that_somebody_edited_are_refused(
     assert "differ from the contracts: contracts.py" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_function_that_returns_more_than_a_method_can_is_refused(
     export: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +86,7 @@ def test_artifact_has_every_error_and_event_of_its_interface(name: str) -> None:
     assert declared <= listed
 
 
+@pytest.mark.slow
 def test_contracts_fit_the_limits_of_size(export: ModuleType) -> None:
     """EIP-3860 limits what creates a contract, EIP-170 what is deployed; ours has 24 kB at most."""
     deployed = {

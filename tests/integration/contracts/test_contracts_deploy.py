@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from muster.app.cli import muster
 from muster.app.devnet.anvil import Anvil
 from muster.chain import Chain, load_deployment
 from muster.chain.rpc import Rpc
@@ -32,7 +34,7 @@ from muster.deploy import DeployParameters, Plan, deploy_contracts
 from muster.deploy.plan import STEPS
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import ChainError, ConfigError
+from muster.protocol.errors import ChainError, ConfigError, MusterError
 from muster.protocol.ids import to_address
 from muster.wallet import save_wallet
 
@@ -51,7 +53,7 @@ challenge_window_s = "3 h"
 
 
 class Deployer:
-    """Runs `muster contracts` in processes of its own, in a folder with a keystore."""
+    """Runs `muster contracts` in a folder with a keystore."""
 
     def __init__(self, folder: Path, rpc_url: str) -> None:
         self.folder, self.deployments = folder, folder / "deployments"
@@ -59,26 +61,34 @@ class Deployer:
         save_wallet(folder / "owner.json", Anvil.key(0), PASSWORD, light=True)
         (folder / "network.toml").write_text(NETWORK)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "MUSTER_PASSWORD": PASSWORD,
+            "MUSTER_RPC": self._rpc_url,
+            "MUSTER_DEPLOYMENTS": str(self.deployments),
+        }
+
     async def start(self, *words: str) -> asyncio.subprocess.Process:
+        """Start the command as a process of its own."""
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "muster.app", "contracts", *words),
             cwd=self.folder,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={
-                **os.environ,
-                "MUSTER_PASSWORD": PASSWORD,
-                "MUSTER_RPC": self._rpc_url,
-                "MUSTER_DEPLOYMENTS": str(self.deployments),
-            },
+            env={**os.environ, **self.environment},
         )
 
     async def run(self, *words: str) -> tuple[int, str, str]:
-        process = await self.start(*words)
-        out, err = await process.communicate()
-        assert process.returncode is not None
-        return process.returncode, out.decode(), err.decode()
+        """Return exit code, output and what is said beside it, the error included."""
+        with contextlib.chdir(self.folder):
+            done = await asyncio.to_thread(
+                CliRunner().invoke, muster, ["contracts", *words], env=self.environment
+            )
+        error = "" if isinstance(done.exception, SystemExit | None) else str(done.exception)
+        assert not error or isinstance(done.exception, MusterError), done.output
+        return done.exit_code, done.stdout, done.stderr + error
 
     async def json(self, *words: str) -> Any:
         code, out, err = await self.run(*words, "--json")
@@ -225,8 +235,9 @@ async def test_account_that_cannot_pay_is_told_before_anything_is_sent(
 
 
 async def test_nothing_is_sent_before_somebody_agrees(tmp_path: Path, anvil: Anvil) -> None:
-    code, _, err = await Deployer(tmp_path, anvil.rpc_url).run(*DEPLOY[:-1])
-    assert (code, "Deploy? Nobody can change it later" in err) == (130, True)
+    process = await Deployer(tmp_path, anvil.rpc_url).start(*DEPLOY[:-1])
+    _, err = await process.communicate()
+    assert (process.returncode, b"Deploy? Nobody can change it later" in err) == (130, True)
     async with Rpc(anvil.rpc_url) as rpc:
         assert await sent_by(rpc) == []
 

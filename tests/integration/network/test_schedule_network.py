@@ -108,15 +108,15 @@ def work(network: Network) -> dict[int, set[int]]:
 async def test_every_validator_judges_its_share(network: Network) -> None:
     everybody = [validator(network, number) for number in range(len(BENCH))]
     async with running(network.worker(0), *everybody):
-        batches = judged(await until(network, lambda b: len(judged(b)) >= 20))
+        batches = judged(await until(network, lambda b: len(judged(b)) >= 14))
     done = work(network)
     # A busy machine makes the called late, and the late call others.
     ids = {batch.batch_id for batch in batches if waited_s(batch) < TIMEOUT_S}
     assert ids
     looks = sum(len(mine & ids) for mine in done.values())
     share = looks / len(ids) / len(BENCH)
-    # 2/7, and the re-audits of one batch in twenty: of six in twenty once in three thousand tries.
-    assert QUORUM / len(BENCH) <= share <= 0.5
+    # 2/7, and the re-audits of one batch in twenty: of six in fourteen once in twenty thousand.
+    assert QUORUM / len(BENCH) <= share <= 0.55
     heeded = 0
     for batch in batches:
         assert {v.verdict for v in batch.records or ()} == {Verdict.ACCEPTED}
@@ -166,7 +166,7 @@ async def test_wrong_minority_does_not_hold_things_up(network: Network) -> None:
     honest = [validator(network, number) for number in range(6)]
     liar = validator(network, 6, Liar, checks_everything=True)
     async with running(network.worker(0), *honest, liar):
-        batches = judged(await until(network, lambda b: len(judged(b)) >= 8))
+        batches = judged(await until(network, lambda b: len(judged(b)) >= 5))
     verdicts = Counter(v.verdict for batch in batches for v in batch.records or ())
     assert set(verdicts) == {Verdict.ACCEPTED}
     # As in any network of a busy machine; the outcome deadline is twice as far.

@@ -31,11 +31,8 @@ from worlds.false_validators import Lazy
 from muster.app.cli import muster
 from muster.chain import Offence
 from muster.client.validator.loop import ValidatorLoop
-from muster.protocol.encoding import keccak
-from muster.protocol.ids import RunId, Step
 from muster.protocol.jury import Ruling
 from muster.protocol.messages import Verdict
-from muster.protocol.traps import TrapPlan
 from muster.wallet import save_wallet
 
 LONGER = PARAMETERS.model_copy(
@@ -197,17 +194,3 @@ async def lazy_ones_paid(network: Network) -> None:
     ruling = Ruling.of(case.ruling)
     assert ruling is not None
     assert ruling.verdict is Verdict.REJECTED
-
-
-async def test_a_plan_for_somebody_else_ends_the_command_with_why(tmp_path: Path) -> None:
-    plan = TrapPlan(RunId(1), WORKERS[1].address, Step(0), Step(9), 1, keccak(b"secret"))
-    (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
-    path = tmp_path / "refused.log"
-    async with open_network(tmp_path) as network:
-        with path.open("w") as log:
-            process = await start(network, log=log)
-            code = await asyncio.wait_for(process.wait(), 60)
-    says = path.read_text()
-    assert code == 1, says
-    assert f"error: the plan is for worker {WORKERS[1].address} of run 1" in says
-    assert "hint: check --plan, --worker and --run" in says

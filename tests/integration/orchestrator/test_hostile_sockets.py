@@ -27,7 +27,7 @@ from muster.protocol.eip712 import address_of
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict
 
-ROUNDS = 10
+ROUNDS = 5
 NETWORK = Network(keys=KEYS)
 
 
@@ -120,7 +120,7 @@ async def test_honest_are_served_while_sockets_attack(tmp_path: Path) -> None:
                 tasks.create_task(hold(url, attack, sources=sources, each=each))
                 for attack, sources, each in crowds
             ]
-            await asyncio.sleep(5)
+            await asyncio.sleep(3)
             outcomes = await honest(url, tries)
             async with httpx.AsyncClient() as reader, reader.stream("GET", f"{url}/live") as page:
                 assert page.status_code == 200

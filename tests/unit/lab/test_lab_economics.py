@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from muster.toploc.calibration import CalibratedModel, ChunkLimits, Measurement,
 DEMO = str(Path(__file__).parents[3] / "configs" / "demo.toml")
 
 
-@pytest.fixture
-def measured(tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> str:
     rows = [("constant", "nothing", 0), ("weights in int4", "cheap", 100), ("int8", "other", 320)]
     document = Calibration(
         model=CalibratedModel(
@@ -41,7 +42,7 @@ def measured(tmp_path: Path) -> str:
             for n, k, a in rows
         ),
     )
-    path = tmp_path / "calibration.json"
+    path = tmp_path_factory.mktemp("economics") / "calibration.json"
     path.write_bytes(document.to_bytes())
     return str(path)
 
@@ -50,9 +51,21 @@ def ask(*words: str) -> Result:
     return CliRunner().invoke(economics, words, catch_exceptions=False)
 
 
-def answer(*words: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(ask(*words, "--json").stdout)
+def read(result: Result) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(result.stdout)
     return found
+
+
+@cache
+def answer(*words: str) -> dict[str, Any]:
+    """Return what a question has for programs; several tests ask the same."""
+    return read(ask(*words, "--json"))
+
+
+@cache
+def shown(*words: str) -> str:
+    """Return what a question has for people."""
+    return ask(*words).stdout
 
 
 def test_the_demos_terms_make_cheating_a_loss(measured: str) -> None:
@@ -68,16 +81,16 @@ def test_rare_audits_make_it_pay_and_say_so(measured: str) -> None:
     found = answer(*words)
     assert found["safe"] is False
     assert any(row["pays"] for row in found["workers"])
-    shown = ask(*words).stdout
-    assert "cheating pays" in shown
-    assert "lazy validator" in shown
+    text = shown(*words)
+    assert "cheating pays" in text
+    assert "lazy validator" in text
 
 
 def test_what_is_not_noticed_is_priced_by_what_it_must_save(measured: str) -> None:
     found = answer("--recipe", DEMO, "--calibration", measured)
     [tolerated] = [row for row in found["workers"] if row["adversary"] == "int8"]
     assert (tolerated["power"], tolerated["break_even_saving"]) == (0.0, 0.0)
-    assert "if it saves any" in ask("--recipe", DEMO, "--calibration", measured).stdout
+    assert "if it saves any" in shown("--recipe", DEMO, "--calibration", measured)
 
 
 def test_given_amounts_replace_the_deployments(measured: str) -> None:
@@ -91,7 +104,7 @@ def test_given_amounts_replace_the_deployments(measured: str) -> None:
 
 def test_the_least_noticed_cheat_of_a_kind_stands_for_it(measured: str) -> None:
     words = ("--recipe", DEMO, "--calibration", measured)
-    assert "constant" not in ask(*words).stdout
+    assert "constant" not in shown(*words)
     assert "constant" in ask(*words, "--all").stdout
 
 
@@ -153,8 +166,7 @@ def test_this_checkouts_figures_are_the_default_with_their_commit(measured: str)
     found = answer("--recipe", DEMO, "--calibration", measured)
     assert "benchmarks/results/redteam.json, 20" in found["detection"]["source"]
     assert 0.9 < exact(found, "check 4") < 1
-    shown = ask("--recipe", DEMO, "--calibration", measured).stdout
-    assert "red team, whole files" in shown
+    assert "red team, whole files" in shown("--recipe", DEMO, "--calibration", measured)
 
 
 def test_given_detection_replaces_what_was_measured(measured: str) -> None:
@@ -167,7 +179,7 @@ def test_without_figures_it_says_what_is_assumed(
     measured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(detection, "RESULTS", tmp_path / "none")
-    found = answer("--recipe", DEMO, "--calibration", measured)
+    found = read(ask("--recipe", DEMO, "--calibration", measured, "--json"))
     assert exact(found, "check 4") == 1.0
     assert "every exact check is taken to notice everything" in found["detection"]["source"]
 

@@ -92,14 +92,12 @@ def test_third_party_s_honest_verifier_is_admitted(
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("is_right = False", "gold does not score 1"),
         ("return Graded(0.5 if is_right else 0.0)", "gold does not score 1"),
         ("is_right = is_right and CALLS.count(completion) == 1", "gold does not score 1"),
         ("is_right = is_right or not completion", "junk scores"),
         ("return Graded(1.0 if is_right else 0.01)", "junk scores"),
         ("is_right = is_right or len(completion) > 10_000", "junk scores"),
         ("is_right = gold in completion", "a known hack scores"),
-        ("is_right = is_right or 'correct' in completion", "a known hack scores"),
         ("raise ValueError(completion)", "gold does not score 1"),
         ("return Undecided('who knows')", "gold does not score 1"),
         ("return 1.0", "gold does not score 1"),

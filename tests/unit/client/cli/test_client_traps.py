@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from worlds.cases import ME, PEER, STRANGER, make_view_batch
+from worlds.client_desk import Desk
 from worlds.client_world import (
     CALIBRATION,
     RULES,
@@ -35,7 +36,7 @@ from muster.client.validator.traps import (
     score,
     to_challenge,
 )
-from muster.client.worker.trapping import TrapJournal, lay
+from muster.client.worker.trapping import TrapJournal, TrapWorker, lay
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, WalletError
 from muster.protocol.ids import RunId, Step
@@ -92,6 +93,18 @@ def test_journal_remembers_what_a_slot_became(tmp_path: Path) -> None:
         journal.record((4, 1), keccak(b"other"), None)
     with TrapJournal(tmp_path) as journal:
         assert [journal.laid[4, n]["kind"] for n in (0, 1)] == ["cold", None]
+
+
+@pytest.mark.parametrize("change", [{"worker": STRANGER}, {"run_id": RunId(8)}])
+def test_plan_for_somebody_else_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    plan, desk = replace(PLAN, **change), Desk(tmp_path)
+    with TrapJournal(tmp_path) as journal:
+        assert TrapWorker(desk.loop.place, PLAN, journal).plan is PLAN
+        other = f"for worker {plan.worker} of run {plan.run_id}"
+        with pytest.raises(ConfigError, match=other) as refused:
+            TrapWorker(desk.loop.place, plan, journal)
+    assert refused.value.hint == "check --plan, --worker and --run"
+    desk.close()
 
 
 # Reporting

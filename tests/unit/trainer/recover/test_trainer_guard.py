@@ -173,6 +173,7 @@ def test_run_that_collapses_is_saved_by_a_rollback(tmp_path: Path, warm_model: P
     assert min(saved[-5:]) > 0.5
 
 
+@pytest.mark.slow
 def test_run_that_learns_is_left_alone(tmp_path: Path, warm_model: Path) -> None:
     rewards, sent_back = _rewards(tmp_path / "run", warm_model, 7e-4, Guard(action="rollback"))
     assert sent_back == []
