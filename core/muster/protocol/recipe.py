@@ -67,6 +67,8 @@ class PromptRecipe(DocumentPart):
     """Where a length budget is asked for: after the problem's text, or after the system text."""
     reply_role: Literal["none", "user", "tool"] = "none"
     """Chat: whose messages the replies of a task's environment are; none where nobody replies."""
+    tools: Annotated[Literal["none", "python"], Since(3)] = "none"
+    """Chat: what functions the template tells the model of: none, or the Python tool's."""
     template_hash: Annotated[str, Field(pattern="^(0x[0-9a-f]{64})?$")] = ""
     """Chat: Keccak-256 of the template's UTF-8 text. Creating a run fills it in, and refuses a
     model with another template if it is given."""
@@ -81,9 +83,12 @@ class PromptRecipe(DocumentPart):
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
         if self.form == "plain":
-            for name in ("system", "thinking", "length_request", "reply_role", "template_hash"):
+            chat = ("system", "thinking", "length_request", "reply_role", "tools", "template_hash")
+            for name in chat:
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{name} is for form 'chat'")
+        if self.tools != "none" and self.reply_role == "none":
+            raise ValueError("tools need reply_role: whose message an output is")
         if self.thinking == "on" and not self.answer_after:
             raise ValueError("thinking 'on' needs answer_after, the token that ends a thought")
         if self.thinking == "off" and self.answer_after:

@@ -21,6 +21,7 @@ from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import ChatFrame, PromptRecipe
 from muster.tasks.children import Child, ChildSilent
+from muster.tasks.python_tool import FUNCTION
 
 CPU_S = 3
 """CPU time of a process for all it renders; a real template takes milliseconds."""
@@ -46,6 +47,8 @@ class Conversation(NamedTuple):
     """Whether what begins an answer follows them."""
     thinks: bool | None
     """The thinking switch; None leaves it as it is."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """The functions that the model may call, as JSON Schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +80,28 @@ def frame_of(template: ChatTemplate, prompt: PromptRecipe) -> ChatFrame:
     """Return what a template writes around the texts of a recipe's prompts. Blocks.
 
     Raises ConfigError when it fails, is not the same every time, has no place for a text, lacks a
-    switch that the recipe sets, or ends turns with what ends no completion.
+    switch that the recipe sets, leaves its tools out, or ends turns with what ends no completion.
     """
     thinks = {"on": True, "off": False, "template": None}[prompt.thinking]
+    tools = (FUNCTION,) if prompt.tools == "python" else ()
     opening = [_message("system", SYSTEM)] if prompt.has_system else []
     opening.append(_message("user", ASKED))
     turn = [_message("assistant", TURN)]
-    asked = [Conversation(opening, True, thinks), Conversation(opening + turn, False, thinks)]
+    asked = [
+        Conversation(opening, True, thinks, tools),
+        Conversation(opening + turn, False, thinks, tools),
+    ]
     if prompt.reply_role != "none":
         once = opening + turn + [_reply(prompt.reply_role, REPLY)]
         again = [_message("assistant", NEXT_TURN), _reply(prompt.reply_role, NEXT_REPLY)]
-        asked += [Conversation(each, True, thinks) for each in (once, once + again)]
+        asked += [Conversation(each, True, thinks, tools) for each in (once, once + again)]
     if thinks is not None:
-        asked.append(Conversation(opening, True, not thinks))
+        asked.append(Conversation(opening, True, not thinks, tools))
+    if tools:
+        asked.append(Conversation(opening, True, thinks))
     first, closed, *replied = _rendered(template, asked)
+    if tools and replied.pop() == first:
+        raise _refused("does not tell the model of tools", "leave prompt.tools at 'none'")
     if thinks is not None and replied.pop() == first:
         raise _refused("has no thinking switch", "leave prompt.thinking at 'template'")
     begin, middle, end = _around_texts(first, prompt.has_system)
@@ -196,7 +207,7 @@ def _variables(template: ChatTemplate, asked: Conversation) -> dict[str, Any]:
         **template.special_tokens,
         "messages": asked.messages,
         "add_generation_prompt": asked.goes_on,
-        "tools": None,
+        "tools": list(asked.tools) or None,
         "documents": None,
     }
     if asked.thinks is None:

@@ -1,10 +1,11 @@
-"""What a completion holds: a thought and its end, the last fenced block, a JSON value as text.
+"""What a completion holds: a thought's end, the last fenced block, the last call, a JSON value.
 
 For verifiers of programs and of predicted outputs, which compare values by `are_equal`.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Any
@@ -13,6 +14,8 @@ THOUGHT_END = "</think>"
 """What ends a model's thought; the answer comes after it."""
 MAX_PROGRAM_CHARS = 65_536
 """A longer program is wrong unread."""
+MAX_CALL_CHARS = 8 * MAX_PROGRAM_CHARS
+"""A longer call is none: JSON writes a character as six at most."""
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z0-9_+-]*)[ \t]*\r?$", re.MULTILINE)
 
 
@@ -33,6 +36,33 @@ def last_block(completion: str, languages: frozenset[str]) -> str | None:
             is_wanted = opened[1].lower() in languages and len(block) <= MAX_PROGRAM_CHARS
             opened, found = None, block if is_wanted else None
     return found
+
+
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+"""Around a call, where a model's family marks calls."""
+
+
+def last_call(completion: str, name: str, argument: str) -> str | None:
+    """Return a text argument of the last call of a function; None when there is none.
+
+    A call is a JSON object with `name`, and `arguments` or `parameters`: between marks, as Qwen's
+    family writes it, or as all of the turn, alone or last in a list, as Llama's and Mistral's do.
+    Calls before the end of a thought are drafts.
+    """
+    text = completion.rpartition(THOUGHT_END)[2]
+    before, is_marked, _ = text.rpartition(CALL_END)
+    written = before.rpartition(CALL)[2] if is_marked else text
+    try:
+        called = json.loads(written) if len(written) <= MAX_CALL_CHARS else None
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(called, list) and called:
+        called = called[-1]
+    if not isinstance(called, dict) or called.get("name") != name:
+        return None
+    given = called.get("arguments", called.get("parameters"))
+    value = given.get(argument) if isinstance(given, dict) else None
+    return value if isinstance(value, str) and len(value) <= MAX_PROGRAM_CHARS else None
 
 
 RELATIVE_TOLERANCE = 1e-9

@@ -1,8 +1,9 @@
-"""The Python tool: the last fenced program of a turn is run, and its output is the reply.
+"""The Python tool: a turn's last program is run, and its output is the reply.
 
-A turn without a program is the last. Programs see nothing but themselves: each runs in a sandbox of
-its own, without input. What makes honest machines agree on an output is listed in docs/tasks.md;
-none of it is proof, so no reply with an output is repeatable.
+A program stands in a fenced block, or is the argument of a call, in the form that chat templates
+teach (`[prompt] tools`). A turn without a program is the last. Programs see nothing but themselves:
+each runs in a sandbox of its own, without input. What makes honest machines agree on an output is
+listed in docs/tasks.md; none of it is proof, so no reply with an output is repeatable.
 """
 
 from __future__ import annotations
@@ -14,10 +15,26 @@ from typing import Any
 
 from muster.protocol.errors import TaskError
 from muster.tasks.code import LANGUAGES, python_of_sandbox, require_sandbox
-from muster.tasks.completions import last_block
+from muster.tasks.completions import last_block, last_call
 from muster.tasks.problem import Problem
 from muster.tasks.sandbox import Job, Limits, SandboxUnavailable, TestRun, shared_sandbox
 from muster.tasks.verifier import Done, Environment, Reply, Turn, Undecided, Verifier
+
+NAME, ARGUMENT = "python", "code"
+"""What a call names the tool and its program."""
+FUNCTION: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": NAME,
+        "description": "Runs a Python program and returns what it prints.",
+        "parameters": {
+            "type": "object",
+            "properties": {ARGUMENT: {"type": "string", "description": "The program."}},
+            "required": [ARGUMENT],
+        },
+    },
+}
+"""What a chat template is told of the tool, as JSON Schema."""
 
 MAX_STEPS = 1_000_000
 """Bytecode instructions that a program may execute: some tenths of a second, ended at the same one
@@ -78,6 +95,8 @@ def reply_with_output(problem: Problem, said: tuple[str, ...]) -> Turn:
     Deterministic as far as the sandbox is; total over any text.
     """
     program = last_block(said[-1], LANGUAGES)
+    if program is None:
+        program = last_call(said[-1], NAME, ARGUMENT)
     if program is None:
         return Done(said[-1])
     before, after = _marks(problem)

@@ -67,6 +67,8 @@ def test_texts_of_a_chat_prompt_are_no_markup() -> None:
         ({"system": "S"}, "system is for form 'chat'"),
         ({"thinking": "off"}, "thinking is for form 'chat'"),
         ({"reply_role": "tool"}, "reply_role is for form 'chat'"),
+        ({"tools": "python"}, "tools is for form 'chat'"),
+        ({"form": "chat", "tools": "python"}, "tools need reply_role"),
         ({"form": "chat", "thinking": "on"}, "needs answer_after"),
         ({"form": "chat", "thinking": "off", "answer_after": "</think>"}, "nothing for answer_"),
         ({"form": "chat", "length_request": "system"}, "needs sampling.target_lengths"),
@@ -92,4 +94,4 @@ def test_a_recipe_of_the_first_version_has_plain_prompts() -> None:
     assert Recipe.from_bytes(first.to_bytes()).prompt == PLAIN
     chat = recipe(form="chat").to_bytes()
     with pytest.raises(EncodingError, match="prompt came with schema version 2"):
-        Recipe.from_bytes(chat.replace(b'schema_version":2', b'schema_version":1'))
+        Recipe.from_bytes(chat.replace(b'schema_version":3', b'schema_version":1'))

@@ -18,6 +18,11 @@ KNOWN = "Knowledge ends in December 2023. Today is 26 Jul 2024.\n\n"
 LLAMA_END = "<|eot_id|>" + HEADER.format("assistant")
 QWEN_END = "<|im_end|>\n<|im_start|>assistant\n"
 
+PYTHON = (
+    '{"type": "function", "function": {"name": "python", "description": "Runs a Python program and '
+    'returns what it prints.", "parameters": {"type": "object", "properties": {"code": {"type": '
+    '"string", "description": "The program."}}, "required": ["code"]}}}'
+)
 GOLDEN: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("qwen", {}, ("<|im_start|>user\n", "", QWEN_END, "", "")),
     (
@@ -39,6 +44,30 @@ GOLDEN: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
             QWEN_END,
             "\n<|im_start|>user\n<tool_response>\n",
             f"\n</tool_response>{QWEN_END}",
+        ),
+    ),
+    (
+        "qwen",
+        {"system": "S", "tools": "python", "reply_role": "tool"},
+        (
+            "<|im_start|>system\n",
+            f"\n\nYou may call these tools:\n<tools>\n{PYTHON}\n</tools>\nWrite a call as "
+            '<tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>.<|im_end|>\n'
+            "<|im_start|>user\n",
+            QWEN_END,
+            "\n<|im_start|>user\n<tool_response>\n",
+            f"\n</tool_response>{QWEN_END}",
+        ),
+    ),
+    (
+        "mistral",
+        {"tools": "python", "reply_role": "tool"},
+        (
+            f"<s>[AVAILABLE_TOOLS] [{PYTHON}][/AVAILABLE_TOOLS][INST] ",
+            "",
+            "[/INST]",
+            "[TOOL_RESULTS] ",
+            "[/TOOL_RESULTS]",
         ),
     ),
     (
@@ -152,6 +181,11 @@ def test_a_template_without_a_place_for_the_system_text_is_refused() -> None:
 def test_a_switch_that_the_template_lacks_is_refused(thinking: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="no thinking switch"):
         made_of(EACH, **thinking)
+
+
+def test_a_template_that_leaves_tools_out_is_refused() -> None:
+    with pytest.raises(ConfigError, match="does not tell the model of tools"):
+        made_of(EACH, tools="python", reply_role="user")
 
 
 def test_a_system_text_that_moves_with_replies_is_refused() -> None:

@@ -124,6 +124,47 @@ def test_programs_that_name_what_differs_are_not_run(program: str) -> None:
     assert "not run" in reply.text
 
 
+CALL = '{"name": "python", "arguments": {"code": "print(6 * 7)"}}'
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"Let me see. <tool_call>{CALL}</tool_call>",
+        f"<think>{CALL}</think>\n<tool_call>\n{CALL}\n</tool_call>\n",
+        f"<tool_call>{CALL.replace('6', '1')}</tool_call> and <tool_call>{CALL}</tool_call>",
+        CALL.replace("arguments", "parameters"),
+        f"[{CALL.replace('6', '1')}, {CALL}]",
+    ],
+)
+def test_a_call_is_run_as_the_families_write_it(said: str) -> None:
+    reply = reply_with_output(PROBLEM, (said,))
+    assert isinstance(reply, Reply)
+    assert "42" in reply.text
+    assert not reply.is_repeatable
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"<tool_call>{CALL}</tool_call></think> 42",
+        f"<tool_call>{CALL.replace('python', 'shell')}</tool_call>",
+        f"<tool_call>{CALL.replace('code', 'text')}</tool_call>",
+        f"<tool_call>{CALL[:-1]}</tool_call>",
+        f"<tool_call>{CALL}",
+        f"It is {CALL}",
+        '{"name": "python", "arguments": {"code": ["print(1)"]}}',
+        '{"name": "python", "arguments": "print(1)"}',
+        "[]",
+        "[" * 100_000,
+        f'{{"name": "python", "arguments": {{"code": "{"x" * 65_537}"}}}}',
+    ],
+)
+def test_what_is_no_call_of_the_tool_is_an_answer(said: str) -> None:
+    assert reply_with_output(PROBLEM, (said,)) == Done(said)
+
+
 @needs_sandbox
 @pytest.mark.parametrize(
     ("program", "shown"),
