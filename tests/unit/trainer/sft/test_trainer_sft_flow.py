@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 
 from muster.app.cli import muster
 from muster.protocol.encoding import canonical_json
@@ -161,6 +163,17 @@ def test_another_recipe_neither_replaces_the_model_nor_goes_on_from_its_state(
         fine_tune(other)
     with pytest.raises(ConfigError, match="belongs to a fine-tuning with recipe_hash"):
         fine_tune(replace(other, out=tmp_path / "other"))
+
+
+def test_a_base_whose_weights_are_no_numbers_is_refused(tmp_path: Path, made: Job) -> None:
+    base = Path(shutil.copytree(made.model, tmp_path / "base"))
+    weights = load_file(base / "model.safetensors")
+    weights["model.norm.weight"][0] = math.nan
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    job = replace(made, model=base, out=tmp_path / "out", state_dir=tmp_path / "state")
+    with pytest.raises(ConfigError, match="the loss on held-out rows is nan"):
+        fine_tune(job)
+    assert not job.out.exists()
 
 
 def test_rows_longer_than_the_model_reads_are_refused(tmp_path: Path, made: Job) -> None:

@@ -127,7 +127,7 @@ def test_no_row_breaks_the_reader(model_folder: Path, form: str) -> None:
         row = {**given, **changes}
         found = encoder.encode(row)
         if not isinstance(found, LeftOut):
-            assert problem_of(row)
+            assert isinstance(problem_of(row), bytes)
             sample = sample_of(found)
             assert sample.sampled
             assert all(0 <= t < 16 for t in (*sample.prompt_tokens, *sample.completion_tokens))

@@ -72,7 +72,8 @@ class RowEncoder:
     def _written(self, row: Mapping[str, Any]) -> list[int] | LeftOut:
         if row.get("replies"):
             return LeftOut.REPLIES
-        asked = asked_of(row)
+        # Beside a problem, the prompt is what another model read of it.
+        asked = row.get("problem") or row.get("prompt")
         # A tokenizer may take minutes for a text that is too long all the same.
         if _characters(row) > self._most_characters:
             return LeftOut.LONG
@@ -84,6 +85,7 @@ class RowEncoder:
         answer, length = row.get("completion"), row.get("target_length", -1)
         if not (_is_text(asked) and _is_text(answer) and _is_number(length)):
             return LeftOut.UNREADABLE
+        assert isinstance(asked, str)
         assert isinstance(answer, str)
         prompt = self._encoded(render_prompt(asked, length, self._recipe.prompt), is_start=True)
         turn = self._turn(answer, is_finished=row.get("is_finished") is not False)
@@ -162,12 +164,6 @@ class RowEncoder:
             decode(said, skip_special_tokens=True, **options),
         )
         return texts == (row.get("prompt"), row.get("completion"))
-
-
-def asked_of(row: Mapping[str, Any]) -> Any:
-    """Return what a row asks: its problem, if it has one beside another model's prompt."""
-    problem = row.get("problem")
-    return row.get("prompt") if problem is None else problem
 
 
 def _not_trained(tokens: Sequence[int]) -> list[int]:

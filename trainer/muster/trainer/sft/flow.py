@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 import threading
 import time
@@ -319,7 +320,7 @@ class FineTuning:
             while step < last:
                 step = Step(step + 1)
                 self._train(step, last)
-                if step == last or not step % self._job.save_every or self._is_evaluated(step):
+                if step == last or not step % self._job.save_every or self._is_due(step):
                     self._save(step)
                 self._evaluate(step)
             return self._write(last)
@@ -356,13 +357,13 @@ class FineTuning:
             logger.info("resumed", extra={"step": step})
         return step
 
-    def _is_evaluated(self, step: Step) -> bool:
+    def _is_due(self, step: Step) -> bool:
         every = self._job.eval_every
         return step in (0, self._order.last) or bool(every and not step % every)
 
     def _evaluate(self, step: Step) -> None:
         """Measure the weights as they are when that is due and not in the log."""
-        if not self._is_evaluated(step) or step in self._log.evaluated():
+        if not self._is_due(step) or step in self._log.evaluated():
             return
         found: dict[str, Any] = {"policy_version": int(step)}
         if len(self._rows.held_out):
@@ -386,6 +387,11 @@ class FineTuning:
             some = [self._rows.sample(row) for row in numbers[start : start + EVALUATED_ROWS]]
             found = self._learner.held_out(some)
             total, tokens = total + found.loss * found.tokens, tokens + found.tokens
+        if not math.isfinite(total):
+            raise ConfigError(
+                f"the loss on held-out rows is {total / tokens}",
+                hint="weights of the base model are no numbers, or too large for its format",
+            )
         return {"loss": total / tokens, "tokens": tokens}
 
     def _folder(self, step: Step) -> Path:
@@ -435,9 +441,10 @@ def _entry(step: Step, epoch: int, figures: StepFigures, wall_s: float) -> dict[
         "step": int(step),
         "policy_version": int(step),
         "epoch": epoch,
-        "loss": figures.loss,
+        # Unknown, not 0, where the step was skipped.
+        "loss": figures.loss if figures.tokens else None,
         "grad_norm": figures.grad_norm,
-        "entropy": figures.entropy,
+        "entropy": figures.entropy if figures.tokens else None,
         "learning_rate": figures.learning_rate,
         "samples": figures.samples,
         "tokens": figures.tokens,

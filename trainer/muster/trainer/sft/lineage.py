@@ -49,7 +49,8 @@ class Lineage:
     base: str
     """Hash of the base model's files."""
     base_lineage: dict[str, Any] | None
-    """The base model's own lineage, if it has one."""
+    """What `lineage.json` of the base model's folder says, if there is one: where the base comes
+    from, or a model that it descends from."""
     model: str
     """Hash of the model's files but this one."""
     format: str = FORMAT

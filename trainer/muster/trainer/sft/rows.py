@@ -28,7 +28,7 @@ from muster.tasks.row_files import read_rows
 from muster.telemetry import Progress
 from muster.trainer.learn.packing import Sample
 from muster.trainer.publish.policies import fresh_folder
-from muster.trainer.sft.encoding import LeftOut, RowEncoder, asked_of
+from muster.trainer.sft.encoding import LeftOut, RowEncoder
 from muster.trainer.sft.source import Source
 
 TOKENS, ENDS, PROBLEMS = "tokens.i32", "ends.i64", "problems.i64"
@@ -160,14 +160,12 @@ def _require_rows(counts: Counts) -> None:
 
 def problem_of(row: Mapping[str, Any]) -> bytes:
     """Return what makes encoded rows those of one problem: its name, else what is asked first."""
-    named = row.get("problem_id")
-    if isinstance(named, str) and named:
-        return named.encode(errors="surrogatepass")
-    asked = asked_of(row)
-    if not isinstance(asked, str):
-        said = asked if row.get("messages") is None else row["messages"]
-        asked = next(message["content"] for message in said if message["role"] == "user")
-    return str(asked).encode(errors="surrogatepass")
+    names = (row.get(name) for name in ("problem_id", "problem", "prompt"))
+    found = next((name for name in names if isinstance(name, str) and name), None)
+    if found is None:
+        said = row["prompt"] if row.get("messages") is None else row["messages"]
+        found = str(next(message["content"] for message in said if message["role"] == "user"))
+    return found.encode(errors="surrogatepass")
 
 
 def is_drawn(problem: bytes, share: float) -> bool:
