@@ -194,7 +194,7 @@ def best(rows: pa.Table) -> npt.NDArray[np.bool_]:
     return np.isin(np.arange(len(names)), list(chosen.values()))
 
 
-def group_faults(rows: pa.Table, settings: Settings) -> dict[str, npt.NDArray[np.bool_]]:
+def group_faults(rows: pa.Table, settings: SelectionSettings) -> dict[str, npt.NDArray[np.bool_]]:
     """Return which of a submission's rows are left out by what others of their group say."""
     faults = {}
     if settings.agreement:

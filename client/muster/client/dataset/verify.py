@@ -20,7 +20,13 @@ from muster.client.dataset.card import Figures, write_card
 from muster.client.dataset.export import FindFile, Stream, origin_of
 from muster.client.dataset.folder import CARD, DataFolder, DataPart
 from muster.client.dataset.rows import Accepted, RowMaker
-from muster.client.dataset.selection import HeldOut, Selection, Settings, group_faults, is_test
+from muster.client.dataset.selection import (
+    HeldOut,
+    Selection,
+    SelectionSettings,
+    group_faults,
+    is_test,
+)
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, ConfigError, EncodingError
 from muster.protocol.ids import RunId, to_hash32
@@ -221,7 +227,7 @@ def _again(maker: RowMaker, data: bytes, accepted: Accepted) -> pa.Table | str:
         return str(error)
 
 
-def _wrong_rows(again: pa.Table, rows: pa.Table, settings: Settings) -> str:
+def _wrong_rows(again: pa.Table, rows: pa.Table, settings: SelectionSettings) -> str:
     """Return in which column rows differ from those of their file, or which of them its groups
     leave out; empty for none.
     """

@@ -163,7 +163,9 @@ async def test_rows_of_a_part_are_chosen_and_counted_by_part(traces: Traces) -> 
 async def agreed(traces: Traces, *answers: str, share: float = 0.5) -> list[str]:
     """Return the answers to one problem that the rule of agreement keeps."""
     traces.add(*(rollout(0, tokens(text), 1.0, row) for row, text in enumerate(answers)))
-    return [row["answer"] for row in rows_of(await export(traces, Settings(agreement=share)))]
+    return [
+        row["answer"] for row in rows_of(await export(traces, SelectionSettings(agreement=share)))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,7 @@ async def test_rows_that_most_of_a_group_agree_with_are_kept(
 
 async def test_only_samples_of_the_same_problem_agree(traces: Traces) -> None:
     traces.add(*(rollout(row // 3, tokens("5"), 1.0, row) for row in range(5)))
-    folder = await export(traces, Settings(agreement=1.0))
+    folder = await export(traces, SelectionSettings(agreement=1.0))
     assert [row["problem_id"] for row in rows_of(folder)] == ["p0"]
     assert folder.export.parts[0].left_out == {"disagrees": 2, "duplicate": 2}
 
@@ -198,7 +200,7 @@ async def test_only_samples_of_the_same_problem_agree(traces: Traces) -> None:
 async def test_the_best_of_a_group_is_kept_and_of_equals_the_first(traces: Traces) -> None:
     rewards = (0.2, 0.9, 0.9, 0.0, 0.0, 0.0)
     traces.add(*(rollout(r // 3, tokens(str(r)), w, r) for r, w in enumerate(rewards)))
-    folder = await export(traces, Settings(only_best=True))
+    folder = await export(traces, SelectionSettings(only_best=True))
     assert [(row["problem_id"], row["completion"]) for row in rows_of(folder)] == [
         ("p0", "1"),
         ("p1", "3"),
@@ -209,12 +211,12 @@ async def test_the_best_of_a_group_is_kept_and_of_equals_the_first(traces: Trace
 @pytest.mark.parametrize(
     ("asked", "said", "why"),
     [
-        (Settings(agreement=0.5), Settings(agreement=0.9), "disagrees"),
-        (ALL, Settings(only_best=True), "worse"),
+        (SelectionSettings(agreement=0.5), SelectionSettings(agreement=0.9), "disagrees"),
+        (ALL, SelectionSettings(only_best=True), "worse"),
     ],
 )
 async def test_a_row_that_its_group_leaves_out_is_found(
-    traces: Traces, asked: Settings, said: Settings, why: str
+    traces: Traces, asked: SelectionSettings, said: SelectionSettings, why: str
 ) -> None:
     traces.add(*(rollout(0, tokens(text), 0.5, row) for row, text in enumerate(("1", "1", "2"))))
     honest = await export(traces, asked)
