@@ -27,8 +27,8 @@ from muster.orchestrator.clock import BlockClock
 from muster.orchestrator.db.database import open_database
 from muster.orchestrator.db.query import plain
 from muster.orchestrator.leadership import Leadership
+from muster.orchestrator.process import serve_until_stopped
 from muster.orchestrator.projection import Projection
-from muster.orchestrator.server import serve_until_stopped
 from muster.orchestrator.services import Services, build_services
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of

@@ -1,28 +1,191 @@
 """The orchestrator process: connects, catches up with the chain, opens its disk, serves.
 
 The documents that a run pins on chain are checked against their hashes first. Recipe and
-calibration are read into memory. A task set, which may be large, stays on disk.
+calibration are read into memory. A task set, which may be large, stays on disk. The server, which
+ends at a signal, knows no chain and no files.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import logging
+import signal
+import socket
 import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import uvicorn
+from fastapi import FastAPI
+
 from muster.chain import Chain, ChainView, EventReader, RunConfig, find_run
+from muster.orchestrator.admin import admin_listener, create_admin_app
 from muster.orchestrator.clock import BlockClock
 from muster.orchestrator.db.database import open_database
 from muster.orchestrator.db.query import is_url
+from muster.orchestrator.http.app import create_app
+from muster.orchestrator.http.connections import protocol_of
 from muster.orchestrator.leadership import Leadership
-from muster.orchestrator.server import serve_until_stopped
-from muster.orchestrator.services import Documents, build_services
+from muster.orchestrator.loop import run as run_loop
+from muster.orchestrator.ports import ReaderPort
+from muster.orchestrator.services import Documents, Services, build_services
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, MusterError
 from muster.protocol.ids import Hash32, RunId
 from muster.tasks import document_root
+
+STOP_S = 2
+"""How long open requests may take to finish when the process stops."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, telling when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+        self.servers = []
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `serve`."""
+        yield
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until told to stop, or cancelled."""
+        try:
+            await super().serve(sockets)
+        finally:
+            # Cancelled, uvicorn leaves its listeners to the loop. It would take the next socket
+            # of the same number for one that it watches already.
+            for listening in self.servers:
+                listening.close()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then say so."""
+        await super().startup(sockets)
+        self.listening.set()
+
+
+async def serve_until_stopped(
+    services: Services, reader: ReaderPort, leadership: Leadership | None = None
+) -> None:
+    """Serve HTTP and run the flow until SIGTERM or SIGINT comes, or one of them fails."""
+    try:
+        await _serve(services, reader, leadership)
+    except BaseExceptionGroup as group:
+        # The first failure ended the others; it alone says why.
+        raise _first(group) from group
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+async def _serve(services: Services, reader: ReaderPort, leadership: Leadership | None) -> None:
+    settings, stop = services.settings, asyncio.Event()
+    with _listen(settings.host, settings.port) as listener, _signals(stop):
+        server = _Server(_uvicorn_config(create_app(services), settings))
+        async with _admin(services), asyncio.TaskGroup() as tasks:
+            flow = tasks.create_task(run_loop(services, reader, leadership))
+            web = tasks.create_task(server.serve(sockets=[listener]))
+            await server.listening.wait()
+            _announce_url(listener, settings)
+            await stop.wait()
+            logger.info("stopping")
+            # Streams first: they would hold the server open until its grace is over.
+            services.feed.close()
+            server.should_exit = True
+            await web
+            flow.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _admin(services: Services) -> AsyncIterator[None]:
+    """Serve the owner's socket, if there is to be one."""
+    path = services.settings.admin_socket
+    if path is None:
+        yield
+        return
+    with admin_listener(path) as listener:
+        config = uvicorn.Config(
+            create_admin_app(services),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=STOP_S,
+        )
+        server = _Server(config)
+        async with asyncio.TaskGroup() as tasks:
+            web = tasks.create_task(server.serve(sockets=[listener]))
+            await server.listening.wait()
+            try:
+                yield
+            finally:
+                server.should_exit = True
+                await web
+
+
+def _uvicorn_config(app: FastAPI, settings: OrchestratorSettings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=protocol_of(settings),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies or None,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=STOP_S,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named, because asyncio switches Nagle's delay off only for sockets that say they are TCP:
+    # without it every answer waits 40 ms for the peer's acknowledgement of its headers.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _announce_url(listener: socket.socket, settings: OrchestratorSettings) -> None:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{listener.getsockname()[1]}"
+    logger.info("listening", extra={"url": url, "run": settings.run})
+    if settings.ready_file is not None:
+        _write_whole(settings.ready_file, url + "\n")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+@contextlib.contextmanager
+def _signals(stop: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
 
 logger = logging.getLogger(__name__)
 

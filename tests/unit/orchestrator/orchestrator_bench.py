@@ -30,7 +30,7 @@ from muster.orchestrator.loop import (
     report_once,
     settle_once,
 )
-from muster.orchestrator.server import serve_until_stopped
+from muster.orchestrator.process import serve_until_stopped
 from muster.orchestrator.services import Services, build_services
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of

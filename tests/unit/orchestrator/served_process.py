@@ -42,7 +42,7 @@ async def main(folder: Path, settings: dict[str, Any]) -> None:
     """Serve until SIGTERM; print the URL once it listens."""
     from orchestrator_bench import open_bench
 
-    from muster.orchestrator.server import serve_until_stopped
+    from muster.orchestrator.process import serve_until_stopped
 
     ready = folder / "ready"
 

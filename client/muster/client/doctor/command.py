@@ -122,7 +122,7 @@ async def _examine_chain(
 ) -> AsyncIterator[Line]:
     from muster.api import OrchestratorApi
     from muster.chain import ChainView, read_view
-    from muster.client.doctor.chain import (
+    from muster.client.doctor.network import (
         examine_chain,
         examine_node,
         examine_run,

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from muster.api import OrchestratorApi
     from muster.chain import RunView
     from muster.client.chain_facts import HistoryView
+    from muster.client.validator.batches import Elsewhere
     from muster.client.validator.calls import Windows
     from muster.client.validator.checking import CheckingStore
     from muster.client.validator.conduct import ConductStore
     from muster.client.validator.decoding import FileDecoder
-    from muster.client.validator.elsewhere import Elsewhere
     from muster.client.validator.judging import Rules
     from muster.client.validator.records import EvidenceStore, OutcomeJournal
     from muster.inference import InferenceEngine

@@ -20,11 +20,11 @@ from muster.client.preflight import require_fit, warn_of_gas
 from muster.client.quantities import format_tokens
 from muster.client.settings import ValidatorSettings
 from muster.client.stake import FAUCET_CHAIN_ID
+from muster.client.validator.batches import Elsewhere
 from muster.client.validator.calls import Windows
 from muster.client.validator.checking import CheckingStore
 from muster.client.validator.conduct import ConductStore
 from muster.client.validator.decoding import FileDecoder
-from muster.client.validator.elsewhere import Elsewhere
 from muster.client.validator.judging import Rules
 from muster.client.validator.loop import ValidatorLoop, require_seat
 from muster.client.validator.place import ValidatorPlace

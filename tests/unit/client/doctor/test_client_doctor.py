@@ -22,7 +22,6 @@ from worlds.client_world import CALIBRATION, RULES, HashEngine, make_ticket
 from muster.client import hardware
 from muster.client.check_statistics import measure
 from muster.client.doctor import State, machine, network
-from muster.client.doctor.chain import examine_chain, examine_run
 from muster.client.doctor.command import Examination, examine_prompt
 from muster.client.doctor.machine import (
     OVERHEAD_BYTES,
@@ -31,6 +30,7 @@ from muster.client.doctor.machine import (
     make_engines,
     memory_needed,
 )
+from muster.client.doctor.network import examine_chain, examine_run
 from muster.client.hardware import find_gpu
 from muster.client.validator.replay import Replay
 from muster.client.validator.soundness import prove

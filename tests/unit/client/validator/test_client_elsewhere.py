@@ -17,7 +17,7 @@ from worlds.validator_bench import ACCEPTED, Bench, honest, run_until
 
 from muster.api import BatchContents
 from muster.chain import LeasedWork
-from muster.client.validator.elsewhere import LEAST_REST_S, REST, Elsewhere
+from muster.client.validator.batches import LEAST_REST_S, REST, Elsewhere
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ApiError
 from muster.protocol.merkle import merkle_root
@@ -61,7 +61,7 @@ async def test_strangers_do_not_lead_into_our_network_unless_it_is_a_devnet() ->
 async def test_sources_that_hang_do_not_hold_up_a_validator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("muster.client.validator.elsewhere.WAIT_S", 0.01)
+    monkeypatch.setattr("muster.client.validator.batches.WAIT_S", 0.01)
     shows = asyncio.Event()
 
     class Slow(Internet):
@@ -84,7 +84,7 @@ async def test_sources_that_hang_do_not_hold_up_a_validator(
 async def test_what_hangs_for_long_is_given_up_and_left_alone_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("muster.client.validator.elsewhere.LONGEST_S", 0.01)
+    monkeypatch.setattr("muster.client.validator.batches.LONGEST_S", 0.01)
     seconds = [0.0]
 
     def hang(_: httpx.Request) -> httpx.Response:
@@ -116,8 +116,8 @@ async def test_what_is_not_there_yet_is_asked_for_again_soon() -> None:
 async def test_few_things_are_asked_for_at_a_time_and_what_is_over_makes_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("muster.client.validator.elsewhere.WAIT_S", 0.0)
-    monkeypatch.setattr("muster.client.validator.elsewhere.MOST_ASKED", 1)
+    monkeypatch.setattr("muster.client.validator.batches.WAIT_S", 0.0)
+    monkeypatch.setattr("muster.client.validator.batches.MOST_ASKED", 1)
     internet = Internet(relay=says(DATA))
     found = Elsewhere(RUN, world(), (RELAY,), transport=internet)
     for name in (file_hash(b"other"), file_hash(DATA)):
@@ -126,7 +126,7 @@ async def test_few_things_are_asked_for_at_a_time_and_what_is_over_makes_way(
     async with asyncio.timeout(5):
         while not all(task.done() for task in found._asking.values()):
             await asyncio.sleep(0.001)
-    monkeypatch.setattr("muster.client.validator.elsewhere.WAIT_S", 5.0)
+    monkeypatch.setattr("muster.client.validator.batches.WAIT_S", 5.0)
     assert await found.file(file_hash(DATA)) == DATA
     found.close()
 

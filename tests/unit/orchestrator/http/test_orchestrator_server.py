@@ -20,7 +20,7 @@ from muster.api.requests import MAX_FILE_BYTES
 from muster.orchestrator.cli import orchestrator
 from muster.orchestrator.db.query import plain
 from muster.orchestrator.http.connections import MOST_PIPELINED
-from muster.orchestrator.server import serve_until_stopped
+from muster.orchestrator.process import serve_until_stopped
 from muster.protocol.errors import ApiError, StorageError
 
 
@@ -211,7 +211,7 @@ async def test_process_fails_with_one_error_when_its_database_does(tmp_path: Pat
 
 def test_no_model_library_is_imported() -> None:
     code = (
-        "import muster.orchestrator.server, sys;"
+        "import muster.orchestrator.process, sys;"
         "bad = {'torch', 'transformers', 'vllm', 'pyarrow'} & set(sys.modules);"
         "assert not bad, bad"
     )
