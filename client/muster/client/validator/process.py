@@ -9,6 +9,7 @@ import logging
 
 from muster.chain import Chain
 from muster.client.connections import (
+    Connected,
     EngineFactory,
     connect,
     load_engine,
@@ -90,20 +91,18 @@ async def run_validator(
                     allows_private=connected.chain.chain_id == FAUCET_CHAIN_ID,
                 ),
             )
-            loop = loop_class(place)
-            loop.soundness = Soundness(
-                loop.find_flaw,
-                pausing(connected.chain, settings.run, account.address, settings.state_dir / FLAWS),
-                clock=place.clock,
-            )
-            assert loop.checking is not None  # it has a store
-            showing = ShowingDuty(place, connected.chain, loop.reader.contents)
-            await run_beside(
-                loop.run(),
-                loop.checking.run(),
-                showing.run(),
-                connected.follow(settings, loop.on_change),
-            )
+            await _judge(loop_class(place), settings, connected)
+
+
+async def _judge(loop: ValidatorLoop, settings: ValidatorSettings, connected: Connected) -> None:
+    """Run the loop, and beside it what proves, shows and reads."""
+    chain = connected.chain
+    pause = pausing(chain, settings.run, chain.me, settings.state_dir / FLAWS)
+    loop.soundness = Soundness(loop.find_flaw, pause, clock=loop.place.clock)
+    assert loop.checking is not None  # it has a store
+    showing = ShowingDuty(loop.place, chain, loop.reader.contents)
+    following = connected.follow(settings, loop.on_change)
+    await run_beside(loop.run(), loop.checking.run(), showing.run(), following)
 
 
 async def read_windows(chain: Chain) -> Windows:
