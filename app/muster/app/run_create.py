@@ -173,7 +173,7 @@ def _parts(plan: RunPlan, found: Tried | None) -> dict[str, str]:
     from muster.trainer.create import largest_file
     from muster.trainer.sft.lineage import describe_base
 
-    made_of = describe_base(plan.model)
+    made_of = describe_base(plan.model, plan.recipe.prompt)
     measured = read_calibration(plan.calibration).model
     size = largest_file(plan.recipe, measured.hidden_size)
     steps = plan.recipe.training.steps

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from muster.app.cli import muster
 from muster.protocol.encoding import canonical_json
 from muster.protocol.errors import ConfigError, MusterError, StorageError
+from muster.protocol.recipe import PromptRecipe
 from muster.protocol.sft import SftRecipe
 from muster.tasks.toys import make_sort
 from muster.trainer.learn.plan import Choices
@@ -222,6 +223,14 @@ def test_a_model_that_was_changed_is_found(copy: Path, data: Path, model_folder:
     assert describe_base(copy).startswith("descends: fine-tuned in 12 steps")
 
 
+def test_a_run_that_asks_otherwise_than_the_model_was_shown_is_told(made: Job) -> None:
+    chat = PromptRecipe(form="chat")
+    assert "OTHER PROMPTS" not in describe_base(made.out, PromptRecipe(answer_after="="))
+    assert describe_base(made.out, chat).endswith(
+        "; it was shown OTHER PROMPTS than the recipe's [prompt] makes"
+    )
+
+
 def test_a_recipe_that_was_changed_is_found(copy: Path, data: Path, model_folder: Path) -> None:
     recipe = json.loads((copy / LINEAGE).read_bytes())["recipe"]
     edit(copy, recipe={**recipe, "name": "better"})
@@ -238,7 +247,7 @@ def test_other_data_and_another_base_are_found(
         file.write("\n{}")
     assert verdicts(copy, other, model_folder)["data"] == "wrong"
     assert verdicts(copy, data, copy)["base"] == "wrong"
-    edit(copy, data_origin={"run_id": 1})
+    edit(copy, data_origin={"run_id": 1, "chain_id": 1})
     assert verdicts(copy, data, model_folder)["data"] == "wrong"
 
 
@@ -248,8 +257,11 @@ def test_other_data_and_another_base_are_found(
         ({"format": "other"}, "a lineage of 'other' 1"),
         ({"more": 1}, "malformed lineage"),
         ({"steps_": 1}, "malformed lineage"),
-        ({"base": 7}, "a field of another type"),
-        ({"rows": []}, "a field of another type"),
+        ({"base": 7}, "a count or a hash is none"),
+        ({"model": "0x12\x1b[2J"}, "a count or a hash is none"),
+        ({"rows": {"trained": "\x1b[2J"}}, "a count or a hash is none"),
+        ({"data_origin": {"run_id": "1", "chain_id": 1}}, "a count or a hash is none"),
+        ({"rows": []}, "a part of another type"),
     ],
 )
 def test_a_lineage_of_another_form_is_refused(

@@ -6,6 +6,7 @@ is one of the files of the base model that `run create` pins on chain, and trave
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 
 from muster.protocol.encoding import canonical_json, hex0x, parse_canonical_json
 from muster.protocol.errors import ConfigError, EncodingError, StorageError
+from muster.protocol.recipe import PromptRecipe
 from muster.protocol.sft import SftRecipe
 from muster.shardcast import state_hash
 from muster.trainer.publish.policies import policy_files
@@ -24,6 +26,7 @@ LINEAGE = "lineage.json"
 MAX_LINEAGE_BYTES = 4 << 20
 """A larger one is refused, and so are generations whose lineages would be larger together."""
 FORMAT, VERSION = "muster-sft", 1
+_HASH = re.compile("0x[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +73,26 @@ class Lineage:
             found = cls(**values)
         except (KeyError, TypeError) as error:
             raise EncodingError(f"malformed lineage: {error}") from error
-        texts = (found.software, found.recipe_hash, found.data_root, found.base, found.model)
-        parts = (found.recipe, found.data_files, found.rows, found.data_origin or {})
-        if not all(isinstance(each, str) for each in texts) or not all(
-            isinstance(each, dict) for each in parts
-        ):
-            raise EncodingError("malformed lineage: a field of another type")
+        found._require_form()
         return found
+
+    def _require_form(self) -> None:
+        """Raise EncodingError unless what is compared and printed has the form that it should."""
+        origin = {"run_id": 0, "chain_id": 0} if self.data_origin is None else self.data_origin
+        parts = (self.recipe, self.data_files, self.rows, origin)
+        if not all(isinstance(part, dict) for part in parts):
+            raise EncodingError("malformed lineage: a part of another type")
+        counts = (
+            self.steps,
+            self.rows.get("trained"),
+            origin.get("run_id"),
+            origin.get("chain_id"),
+        )
+        hashes = (self.recipe_hash, self.data_root, self.base, self.model)
+        if not all(isinstance(count, int) for count in counts) or not all(
+            isinstance(each, str) and _HASH.fullmatch(each) for each in hashes
+        ):
+            raise EncodingError("malformed lineage: a count or a hash is none")
 
     def summary(self) -> str:
         """Return in a line what the model was made of."""
@@ -106,13 +122,28 @@ def read_lineage(folder: Path) -> Lineage | None:
         raise ConfigError(f"{path} is damaged: {error}") from error
 
 
-def describe_base(folder: Path) -> str:
-    """Return what a base model's lineage says of it; empty when it has none. Raises ConfigError."""
+def describe_base(folder: Path, prompt: PromptRecipe | None = None) -> str:
+    """Return what a base model's lineage says of it, and whether it was shown other prompts than a
+    run's recipe makes; empty when it has none. Raises ConfigError.
+    """
     found = read_lineage(folder)
     if found is None:
         return ""
     # A run's later versions carry the lineage of their base.
-    return found.summary() if found.model == model_hash(folder) else f"descends: {found.summary()}"
+    descends = "" if found.model == model_hash(folder) else "descends: "
+    is_other = prompt is not None and _asks(found.recipe.get("prompt")) != _asks(
+        prompt.model_dump(mode="json")
+    )
+    other = "; it was shown OTHER PROMPTS than the recipe's [prompt] makes" if is_other else ""
+    return f"{descends}{found.summary()}{other}"
+
+
+def _asks(prompt: Any) -> Any:
+    """Return what of a `[prompt]` decides how a problem is asked, without what creating a run fills
+    in.
+    """
+    names = ("form", "system", "thinking", "length_request")
+    return {name: prompt.get(name) for name in names} if isinstance(prompt, dict) else prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +200,7 @@ def _check_data(source: Source, found: Lineage) -> Check:
     files = {each.name: each.sha256 for each in source.files}
     for name in sorted(files.keys() | found.data_files.keys()):
         if files.get(name) != found.data_files.get(name):
-            return Check("data", "wrong", f"{name} is another file, missing, or was not there")
+            return Check("data", "wrong", f"{name!r} is another file, missing, or was not there")
     if source.origin != found.data_origin:
         return Check("data", "wrong", f"it is of {source.origin}, not of {found.data_origin}")
     return _compared("data", source.root, found.data_root)
