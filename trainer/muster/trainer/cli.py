@@ -176,7 +176,7 @@ def trainer_run(
 @memory_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> None:
-    """Say what training a model takes of memory, without loading it.
+    """Say what training a model takes of memory, without loading it; by an SFT recipe as well.
 
     What is not given is chosen, as the trainer does when it starts; refused when nothing fits.
 
@@ -184,11 +184,11 @@ def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> No
     Example:
       muster trainer plan --model ./model --recipe demo --memory-gb 8
     """
-    from muster.trainer.config import load_recipe
+    from muster.trainer.config import load_either_recipe
     from muster.trainer.learn.plan import Choices, plan_memory
 
     chosen = {name: value for name, value in options.items() if value is not None}
-    plan = plan_memory(model, load_recipe(recipe), Choices(**chosen))
+    plan = plan_memory(model, load_either_recipe(recipe), Choices(**chosen))
     click.echo(json.dumps(plan.figures()) if as_json else plan.table())
 
 

@@ -171,6 +171,14 @@ def load_sft_recipe(path: Path) -> SftRecipe:
     return _document(SftRecipe, _read_toml(path), path)
 
 
+def load_either_recipe(path: Path) -> Recipe | SftRecipe:
+    """Return the recipe of a run or of a fine-tuning; raises ConfigError as `load_recipe` does."""
+    value = _read_toml(path)
+    if "rows" in value:
+        return _document(SftRecipe, value, path)
+    return _document(Recipe, value, path)
+
+
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())

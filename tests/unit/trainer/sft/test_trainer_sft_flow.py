@@ -314,6 +314,18 @@ def test_commands_make_a_model_and_say_what_it_is_of(
     assert "not what its lineage says: base" in str(error)
 
 
+def test_a_plan_is_made_of_an_sft_recipe_too(tmp_path: Path, model_folder: Path) -> None:
+    recipe = tmp_path / "sft.toml"
+    recipe.write_text('name = "t"\n[rows]\nmax_tokens = 24\n[training]\nbatch_tokens = 100\n')
+    words = ("--model", model_folder, "--recipe", recipe, "--memory-gb", 8, "--json")
+    said, error = run("trainer", "plan", *words)
+    assert error is None
+    assert json.loads(said)["micro_batch_tokens"] == 16_384
+    recipe.write_text('name = "t"\n[rows]\n[training]\nbatch_tokens = 100\n')
+    _, error = run("trainer", "plan", *words)
+    assert "rows.max_tokens: Field required" in str(error)
+
+
 def test_a_recipe_of_a_run_is_no_sft_recipe(tmp_path: Path, data: Path, model_folder: Path) -> None:
     recipe = Path(__file__).parents[4] / "configs" / "demo.toml"
     words = ("--data", data, "--model", model_folder, "--recipe", recipe)
