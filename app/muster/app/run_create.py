@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.client.cli.options import (
-    FILE,
-    FOLDER,
-    PASSWORD_HELP,
-    chain_options,
-    json_option,
-    yes_option,
-)
+from muster.client.cli.options import FILE, FOLDER, PASSWORD_HELP, acting_options
 
 if TYPE_CHECKING:
     from muster.chain import Chain, RunConfig
@@ -72,9 +65,7 @@ SAMPLES = 4
 @click.option("--device", help="Where the model computes. [default: cpu]")
 @click.option("--admit-anyway", is_flag=True, help="Take a refused task set.")
 @click.option("--accept-unsafe-economics", is_flag=True, help="Although cheating pays.")
-@yes_option
-@json_option
-@chain_options
+@acting_options
 def create(file: Path | None, yes: bool, as_json: bool, **flags: Any) -> None:
     """Create and fund a run, and publish its base model as version 0. Prints the run's number.
 

@@ -46,6 +46,7 @@ from muster.client.cli.options import (
     endpoint,
     engine_choice,
     json_option,
+    looking_options,
     open_keystore,
     together,
 )
@@ -536,8 +537,7 @@ def lineage_command(
 @click.option("--policy", type=FOLDER, help="The policy's files, if the bundle lacks them.")
 @click.option("--offline", is_flag=True, help="Ask no chain: print the bundle's facts instead.")
 @engine_choice
-@json_option
-@chain_options
+@looking_options
 def verify_command(submission: str, as_json: bool, **options: Any) -> None:
     """Re-run a verdict from its evidence bundle.
 

@@ -16,14 +16,13 @@ from muster.chain.rpc import Rpc, from_hex
 from muster.client.cli.options import (
     FILE,
     FOLDER,
+    acting_options,
     agree,
-    chain_options,
     endpoint,
-    json_option,
     key_options,
+    looking_options,
     open_keystore,
     parse_account,
-    yes_option,
 )
 from muster.client.cli.printing import plain_table, print_json, print_result, print_table
 from muster.client.contracts.deployed import (
@@ -62,9 +61,7 @@ def contracts() -> None:
 @click.argument("network", type=FILE)
 @key_options
 @click.option("--dry-run", is_flag=True, help="Say what it does and costs; send nothing.")
-@yes_option
-@json_option
-@chain_options
+@acting_options
 def deploy(network: Path, keystore: Path, password_file: Path | None, **options: Any) -> None:
     """Deploy the contracts that NETWORK describes, a TOML file, and write their addresses.
 
@@ -185,8 +182,7 @@ def _funds_line(found: Estimate) -> str:
 @click.option(
     "--standard-json", "sources", type=FOLDER, help="Write the compiler's input for explorers."
 )
-@json_option
-@chain_options
+@looking_options
 def verify(network: Path | None, sources: Path | None, **options: Any) -> None:
     """Compare the code on chain with this version's, byte for byte, immutables included.
 
@@ -238,8 +234,7 @@ def _plan_on(chain: Chain, network: Path | None) -> Plan:
 
 
 @contracts.command()
-@json_option
-@chain_options
+@looking_options
 def show(**options: Any) -> None:
     """Show the contracts, what they are fixed to, and who holds what.
 
@@ -292,9 +287,7 @@ def _worded(name: str, value: str | int) -> str:
 @contracts.command()
 @click.argument("to")
 @key_options
-@yes_option
-@json_option
-@chain_options
+@acting_options
 def handover(to: str, keystore: Path, password_file: Path | None, **options: Any) -> None:
     """Send all tokens of the deploying account to TO, an account such as a multisig.
 

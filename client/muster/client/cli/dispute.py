@@ -22,15 +22,14 @@ from muster.chain import (
 )
 from muster.client.cli.options import (
     FILE,
+    acting_options,
     agree,
-    chain_options,
     endpoint,
-    json_option,
     key_options,
+    looking_options,
     open_keystore,
     orchestrator_option,
     relay_option,
-    yes_option,
 )
 from muster.client.cli.printing import print_json, print_table
 from muster.client.disputes.cases import (
@@ -123,9 +122,7 @@ def dispute() -> None:
 @relay_option
 @click.option("--source", multiple=True, metavar="URL", help="Shows work and files; repeatable.")
 @click.option("--wait", is_flag=True, help="Say what happens until the end, and settle it.")
-@yes_option
-@json_option
-@chain_options
+@acting_options
 def dispute_open(keystore: Path, password_file: Path | None, **options: Any) -> None:
     """Claim that an outcome is wrong, with a bond. Prints the case.
 
@@ -220,8 +217,7 @@ async def _deposit(
 
 @dispute.command("list")
 @click.option("--run", type=int, help="Only cases of this run.")
-@json_option
-@chain_options
+@looking_options
 def dispute_list(**options: Any) -> None:
     """List cases, oldest first: where they stand, what was claimed, how many jurors committed.
 
@@ -249,8 +245,7 @@ async def _list(options: dict[str, Any]) -> list[dict[str, Any]]:
 @key_options
 @click.argument("submission", metavar="SUBMISSION")
 @click.option("--wait", is_flag=True, help="Say what happens until the case is decided.")
-@json_option
-@chain_options
+@looking_options
 def dispute_settle(keystore: Path, password_file: Path | None, **options: Any) -> None:
     """End a case: close it, fine whom it finds at fault, pay its jurors.
 

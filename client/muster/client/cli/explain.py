@@ -31,10 +31,9 @@ from muster.client.cli.options import (
     FILE,
     FOLDER,
     HOME,
-    chain_options,
     endpoint,
     engine_choice,
-    json_option,
+    looking_options,
     orchestrator_option,
     relay_option,
 )
@@ -69,8 +68,7 @@ if TYPE_CHECKING:
 @relay_option
 @click.option("--state-dir", type=FOLDER, help=f"Keeps policies. [default: {HOME}/doctor]")
 @engine_choice
-@json_option
-@chain_options
+@looking_options
 def explain(submission: str, as_json: bool, **options: Any) -> None:
     """Explain a submission, named as BATCH:POSITION, by a hash or a transaction's.
 

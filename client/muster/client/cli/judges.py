@@ -18,19 +18,19 @@ from muster.client.cli.options import (
     FILE,
     FOLDER,
     account_of,
+    acting_options,
     agree,
     begin_process,
     chain_options,
     confirmations_option,
     endpoint,
     engine_choice,
-    json_option,
     key_options,
+    looking_options,
     node_options,
     open_keystore,
     relay_option,
     run_option,
-    yes_option,
 )
 from muster.client.cli.printing import print_result
 from muster.client.cli.trap import trap
@@ -119,9 +119,7 @@ amount_option = click.option(
 @key_options
 @run_option
 @amount_option
-@yes_option
-@json_option
-@chain_options
+@acting_options
 def validator_join(**options: Any) -> None:
     """Take the seat of a validator that the run's owner invited this account to.
 
@@ -178,9 +176,7 @@ async def _require_invited(chain: Chain, run_id: RunId, account: Address) -> Non
 @validator.command("leave")
 @key_options
 @run_option
-@yes_option
-@json_option
-@chain_options
+@acting_options
 def validator_leave(**options: Any) -> None:
     """Give up a validator's seat; all its stake in the run starts to unbond.
 
@@ -211,9 +207,7 @@ async def _leave_seat(chain: Chain, account: Address, options: dict[str, Any]) -
 @juror.command("join")
 @key_options
 @amount_option
-@yes_option
-@json_option
-@chain_options
+@acting_options
 def juror_join(**options: Any) -> None:
     """Offer an account as a juror of the network, and stake for it.
 
@@ -249,9 +243,7 @@ async def _join_bench(chain: Chain, account: Address, options: dict[str, Any]) -
 
 @juror.command("leave")
 @key_options
-@yes_option
-@json_option
-@chain_options
+@acting_options
 def juror_leave(**options: Any) -> None:
     """Leave the network's bench; all stake on it starts to unbond.
 
@@ -276,8 +268,7 @@ async def _leave_bench(chain: Chain, account: Address, options: dict[str, Any]) 
 @juror.command("status")
 @click.option("--juror", metavar="ADDRESS", help="The account.")
 @click.option("--keystore", type=FILE, help="The juror's; it is not opened.")
-@json_option
-@chain_options
+@looking_options
 def juror_status(juror: str | None, keystore: Path | None, as_json: bool, **options: Any) -> None:
     """Show how a juror stands: its stake, its open cases, what it voted, earned and lost.
 

@@ -30,13 +30,12 @@ from muster.client.cli.options import (
     FOLDER,
     HOME,
     PASSWORD_HELP,
+    acting_options,
     agree,
-    chain_options,
     endpoint,
     json_option,
     key_options,
     open_keystore,
-    yes_option,
 )
 from muster.client.cli.printing import print_facts, print_json, print_result
 from muster.client.preflight import require_gas, require_worker
@@ -301,9 +300,7 @@ def node() -> None:
 @click.option("--node", "file", type=FILE, required=True, help="Keystore; made when missing.")
 @click.option("--node-password-file", type=FILE, help="Password of the node's keystore.")
 @click.option("--light", is_flag=True, help="Weak, fast encryption: for development chains only.")
-@yes_option
-@json_option
-@chain_options
+@acting_options
 def rotate(
     keystore: Path,
     password_file: Path | None,

@@ -13,7 +13,7 @@ from muster.client.cli.options import (
     HOME,
     chain_options,
     endpoint,
-    json_option,
+    looking_options,
     orchestrator_option,
     relay_option,
 )
@@ -39,8 +39,7 @@ def model() -> None:
 @click.option("--out", type=FOLDER, required=True, help="Receives the model; must be empty.")
 @relay_option
 @orchestrator_option
-@json_option
-@chain_options
+@looking_options
 def fetch(run: int, version: int | None, out: Path, as_json: bool, **options: Any) -> None:
     """Fetch a policy version as a model folder, checked against the chain.
 
@@ -79,8 +78,7 @@ def fetch(run: int, version: int | None, out: Path, as_json: bool, **options: An
 
 @model.command("verify")
 @click.argument("folder", type=FOLDER)
-@json_option
-@chain_options
+@looking_options
 def verify(folder: Path, as_json: bool, **options: Any) -> None:
     """Check a fetched model folder against the chain again; exits with 1 when it differs.
 

@@ -22,7 +22,7 @@ import click
 from muster.chain import Chain, Deployment
 from muster.chain.deployment import load_deployment, parse_deployment, save_deployment
 from muster.chain.rpc import mask_url
-from muster.client.cli.options import chain_options, endpoint, json_option, yes_option
+from muster.client.cli.options import endpoint, json_option, looking_options, yes_option
 from muster.client.cli.printing import print_facts, print_json, print_result, print_table
 from muster.protocol.errors import (
     ApiError,
@@ -63,8 +63,7 @@ def network() -> None:
 )
 @click.option("--orchestrator", metavar="URL", help="The run's orchestrator.")
 @click.option("--relay", multiple=True, metavar="URL", help="Relay to use; repeatable.")
-@json_option
-@chain_options
+@looking_options
 def add(
     name: str,
     run: int | None,

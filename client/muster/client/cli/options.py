@@ -35,6 +35,10 @@ HOME = Path("~/.muster")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+looking_options = together(json_option, chain_options)
+"""What commands take that only look at the chain."""
+acting_options = together(yes_option, looking_options)
+"""What commands take that send something after they asked."""
 run_option = click.option("--run", type=click.IntRange(min=1), required=True, help="The run.")
 
 

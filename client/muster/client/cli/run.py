@@ -26,6 +26,7 @@ from muster.client.cli.options import (
     endpoint,
     json_option,
     key_options,
+    looking_options,
     open_keystore,
     parse_account,
     together,
@@ -245,8 +246,7 @@ documents_option = click.option(
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Closed runs too.")
 @documents_option
-@json_option
-@chain_options
+@looking_options
 def runs_list(everything: bool, as_json: bool, **options: Any) -> None:
     """List runs: what they pay, who works, how long the money lasts. From the chain alone.
 
@@ -266,8 +266,7 @@ def runs_list(everything: bool, as_json: bool, **options: Any) -> None:
 @click.command()
 @click.argument("run", type=click.IntRange(min=1))
 @documents_option
-@json_option
-@chain_options
+@looking_options
 def runs_show(run: int, as_json: bool, **options: Any) -> None:
     """Show a run: price, funds, slashes, validators and their stakes, policy, documents.
 

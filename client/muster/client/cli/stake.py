@@ -15,14 +15,13 @@ import click
 from muster.chain import Chain
 from muster.client.cli.options import (
     FILE,
+    acting_options,
     agree,
-    chain_options,
     endpoint,
-    json_option,
     key_options,
+    looking_options,
     open_keystore,
     run_option,
-    yes_option,
 )
 from muster.client.cli.printing import print_json, print_result
 from muster.client.preflight import require_cold, require_gas, require_worker
@@ -49,9 +48,7 @@ from muster.wallet import Wallet
 @click.option("--node-password-file", type=FILE, help="Password of the node's keystore.")
 @click.option("--amount", metavar="TOKENS", help="How much. [default: what is required there]")
 @click.option("--faucet", is_flag=True, help="Take tokens and gas money: development chains.")
-@yes_option
-@json_option
-@chain_options
+@acting_options
 def stake(
     keystore: Path,
     password_file: Path | None,
@@ -127,9 +124,7 @@ staked_run_option = click.option(
 @staked_run_option
 @click.option("--amount", metavar="TOKENS", help="How much to ask for. [default: everything]")
 @click.option("--all", "everything", is_flag=True, help="Ask for the rest, though some unbonds.")
-@yes_option
-@json_option
-@chain_options
+@acting_options
 def unstake(keystore: Path, password_file: Path | None, **options: Any) -> None:
     """Take stake of a run back: a first call asks for it, a second withdraws it when it is due.
 
@@ -178,8 +173,7 @@ async def _agree(chain: Chain, account: Address, options: dict[str, Any]) -> Non
 @click.command()
 @key_options
 @staked_run_option
-@json_option
-@chain_options
+@looking_options
 def rejoin(keystore: Path, password_file: Path | None, **options: Any) -> None:
     """Work again for a run after jail, or after having started to leave, under its present terms.
 

@@ -19,14 +19,12 @@ from muster.client.cli.options import (
     FILE,
     FOLDER,
     PASSWORD_HELP,
-    chain_options,
+    acting_options,
     endpoint,
-    json_option,
     key_options,
     open_keystore,
     orchestrator_option,
     relay_option,
-    yes_option,
 )
 from muster.client.cli.printing import print_json
 from muster.protocol.errors import ConfigError
@@ -53,9 +51,7 @@ ROOM_PAUSE_S = 2.0
 @orchestrator_option
 @relay_option
 @click.option("--dry-run", is_flag=True, help="Say what it would do; send nothing.")
-@yes_option
-@json_option
-@chain_options
+@acting_options
 def submit_direct(
     keystore: Path,
     password_file: Path | None,

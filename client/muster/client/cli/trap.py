@@ -19,10 +19,9 @@ from muster.chain import Chain, ChainView, read_view
 from muster.client.cli.options import (
     FILE,
     begin_process,
-    chain_options,
     endpoint,
-    json_option,
     key_options,
+    looking_options,
     node_options,
     open_keystore,
     run_option,
@@ -63,8 +62,7 @@ def trap() -> None:
 @click.option("--first-step", type=int, default=0, help="First step.")
 @click.option("--last-step", type=int, required=True, help="Last step.")
 @click.option("--out", type=FILE, required=True, help="Where the secret plan goes.")
-@json_option
-@chain_options
+@looking_options
 def trap_plan(keystore: Path, password_file: Path | None, out: Path, **options: Any) -> None:
     """Draw up a plan, commit to it on chain, and write it to a file; keep that secret.
 
@@ -131,8 +129,7 @@ def trap_run(plan_file: Path, **options: Any) -> None:
 @trap.command("report")
 @click.option("--plan", "plan_file", type=FILE, required=True, help="The plan, revealed.")
 @click.option("--journal", type=FILE, help="The trap worker's STATE/traps.jsonl.")
-@json_option
-@chain_options
+@looking_options
 def trap_report(plan_file: Path, journal: Path | None, **options: Any) -> None:
     """Say what validators made of a plan's traps, and prove that the plan came first.
 

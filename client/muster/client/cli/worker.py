@@ -30,10 +30,9 @@ from muster.client.cli.options import (
     PASSWORD_HELP,
     account_of,
     begin_process,
-    chain_options,
     devices_option,
     endpoint,
-    json_option,
+    looking_options,
     node_options,
     open_keystore,
     orchestrator_option,
@@ -59,8 +58,7 @@ from muster.wallet import Wallet, keystore_address
 @click.option("--worker", metavar="ADDRESS", help="Whose rewards. [default: the keystore's]")
 @click.option("--keystore", type=FILE, help="Sends the claims and pays their gas; any account.")
 @click.option("--password-file", type=FILE, help=PASSWORD_HELP)
-@json_option
-@chain_options
+@looking_options
 def rewards(action: str, keystore: Path | None, password_file: Path | None, **options: Any) -> None:
     """Show or claim what a worker has earned. Rewards are always paid to the worker.
 
@@ -366,8 +364,7 @@ def _heartbeat(beat: dict[str, Any]) -> str:
 @click.option("--worker", metavar="ADDRESS", help="The staking wallet, or its node.")
 @click.option("--keystore", type=FILE, help="The worker's or its node's; it is not opened.")
 @orchestrator_option
-@json_option
-@chain_options
+@looking_options
 def status(worker: str | None, keystore: Path | None, as_json: bool, **options: Any) -> None:
     """Show how a worker stands, what it earned, and why there is no work. Needs no password.
 

@@ -18,11 +18,10 @@ from muster.client.cli.options import (
     FILE,
     FOLDER,
     HOME,
-    chain_options,
     devices_option,
     endpoint,
     engine_choice,
-    json_option,
+    looking_options,
     orchestrator_option,
     relay_option,
     room_options,
@@ -374,8 +373,7 @@ def _prove(
 @engine_choice
 @room_options
 @devices_option
-@json_option
-@chain_options
+@looking_options
 def doctor(**options: Any) -> None:
     """Examine this machine for a run, and prove it with rollouts that no one pays or slashes.
 
