@@ -76,6 +76,43 @@ def test_guard_goes_on_from_its_saved_state() -> None:
     assert expected.count(None) == len(expected) - 2
 
 
+def _mixed(easy: tuple[float, int], hard: tuple[float, int]) -> dict[str, Any]:
+    """Return a step's line of two parts: reward and groups of each."""
+    groups = easy[1] + hard[1]
+    part = {
+        name: {"reward": reward if count else None, "groups": count}
+        for name, (reward, count) in (("easy", easy), ("hard", hard))
+    }
+    mean = (easy[0] * easy[1] + hard[0] * hard[1]) / groups
+    return _entry(mean) | {"part": part}
+
+
+def _mixed_falls(steps: list[dict[str, Any]]) -> list[float]:
+    guard = Guard(QUICK)
+    alarms = [guard.judge(PolicyVersion(i), line).alarm for i, line in enumerate(steps, 1)]
+    return [alarm.reward_fall for alarm in alarms]
+
+
+def test_curriculum_that_moves_to_a_harder_part_is_no_collapse() -> None:
+    easy, hard = _mixed((0.9, 8), (0.1, 0)), _mixed((0.9, 0), (0.1, 8))
+    assert _mixed_falls([easy] * 4 + [hard] * 4) == [0.0] * 8
+    # The same rewards without parts are a fall to a ninth.
+    whole = [_entry(line["reward"]) for line in [easy] * 4 + [hard] * 4]
+    assert _mixed_falls(whole)[-1] == pytest.approx(8 / 9)
+
+
+def test_parts_that_fall_are_a_collapse_weighed_by_their_groups() -> None:
+    before, after = _mixed((0.8, 6), (0.4, 2)), _mixed((0.2, 6), (0.4, 2))
+    falls = _mixed_falls([before] * 3 + [after] * 2)
+    assert falls[:3] == [0.0] * 3
+    assert falls[-1] == pytest.approx(0.75 * 6 / 8)
+
+
+def test_part_without_any_reward_hides_no_collapse() -> None:
+    before, after = _mixed((0.8, 4), (0.0, 4)), _mixed((0.2, 4), (0.0, 4))
+    assert _mixed_falls([before] * 3 + [after] * 2)[-1] == pytest.approx(0.75)
+
+
 # In the flow
 
 

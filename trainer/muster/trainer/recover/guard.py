@@ -5,7 +5,8 @@ spikes, and an entropy that falls, then turns up; collapse follows. Either alone
 a policy learns, fewer and harder groups are left and norms grow several times over. So the sign is
 both at once. The collapse itself is a reward far below what the policy had reached. Every figure is
 judged by its level, the median of the last `window` steps, so that one odd step neither raises an
-alarm nor hides one.
+alarm nor hides one. In a mixture each part's reward is compared with that part's own level, so that
+a curriculum that moves to harder parts is no collapse.
 
 The trainer logs an alarm that lasts, or stops, or goes back to an earlier policy.
 
@@ -59,7 +60,8 @@ class Alarm:
     entropy_rise: float = 0.0
     """Level of the entropy above its lowest, as a share of its first."""
     reward_fall: float = 0.0
-    """Level of the reward below its highest, as a share of that."""
+    """Level of the reward below its highest, as a share of that; in a mixture the mean of the
+    parts', weighed by their groups in the step."""
     is_on: bool = False
     """Norms grow and the entropy has turned up, or the reward has collapsed."""
     steps: int = 0
@@ -73,17 +75,25 @@ class CollapseWatch:
 
     def __init__(self, limits: AlarmLimits) -> None:
         self._limits = limits
-        self._norms, self._entropies, self._rewards = _Level(), _Level(), _Level()
-        self._steps = 0
-        self._seen = 0
+        self._norms, self._entropies = _Level(), _Level()
+        self._rewards: dict[str, _Level] = {}
+        self._steps = self._seen = 0
 
     @property
     def is_settled(self) -> bool:
         """Whether it has seen two windows: before, a level has hardly been compared with any."""
         return self._seen >= 2 * self._limits.window
 
-    def observe(self, *, reward: float, grad_norm: float | None, entropy: float | None) -> Alarm:
-        """Return what is known after a step.
+    def observe(
+        self,
+        *,
+        reward: float,
+        grad_norm: float | None,
+        entropy: float | None,
+        parts: Mapping[str, tuple[float, int]] | None = None,
+    ) -> Alarm:
+        """Return what is known after a step; of a mixture `parts` are the reward and the groups of
+        each part that it had.
 
         A figure that is None is unknown and changes no level: a step that had nothing to train on
         tells of its reward only. So does one without a finite gradient (norm 0).
@@ -92,39 +102,45 @@ class CollapseWatch:
         if not limits.window:
             return Alarm()
         self._seen += 1
-        self._rewards.add(reward, limits.window)
+        rewards = parts or {"": (reward, 1)}
+        for name, (value, _) in rewards.items():
+            self._rewards.setdefault(name, _Level()).add(value, limits.window)
         if grad_norm:
             self._norms.add(grad_norm, limits.window)
             if entropy is not None:
                 self._entropies.add(entropy, limits.window)
-        found = self._judged()
+        found = self._judged({name: groups for name, (_, groups) in rewards.items()})
         self._steps = self._steps + 1 if found.is_on else 0
         return replace(found, steps=self._steps, is_due=self._steps >= limits.patience)
 
     def forget(self) -> None:
         """Start anew: the policy is another one."""
-        self._norms, self._entropies, self._rewards = _Level(), _Level(), _Level()
+        self._norms, self._entropies, self._rewards = _Level(), _Level(), {}
         self._steps = self._seen = 0
 
     def state(self) -> dict[str, Any]:
         """Return what it remembers, as plain values."""
-        levels = (self._norms, self._entropies, self._rewards)
         return {
             "steps": self._steps,
             "seen": self._seen,
-            "levels": [level.state() for level in levels],
+            "levels": [level.state() for level in (self._norms, self._entropies)],
+            "rewards": {name: level.state() for name, level in self._rewards.items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self._norms, self._entropies, self._rewards = map(_Level.of, state["levels"])
+        self._norms, self._entropies = map(_Level.of, state["levels"])
+        self._rewards = {name: _Level.of(level) for name, level in state["rewards"].items()}
         self._steps, self._seen = int(state["steps"]), int(state["seen"])
 
-    def _judged(self) -> Alarm:
-        limits, norm, entropy, reward = self._limits, self._norms, self._entropies, self._rewards
+    def _judged(self, groups: Mapping[str, int]) -> Alarm:
+        limits, norm, entropy = self._limits, self._norms, self._entropies
         growth = norm.now / max(norm.lowest, 1e-12)
         rise = (entropy.now - entropy.lowest) / max(entropy.first, 1e-12)
-        fall = (reward.highest - reward.now) / max(reward.highest, 1e-12)
+        # A part that never had a reward cannot lose one.
+        known = {name: count for name, count in groups.items() if self._rewards[name].highest > 0}
+        falls = (count * self._rewards[name].fall for name, count in known.items())
+        fall = sum(falls) / max(sum(known.values()), 1)
         is_sign = growth > limits.grad_growth and rise > limits.entropy_rise
         return Alarm(growth, rise, fall, is_sign or fall > limits.reward_fall)
 
@@ -148,6 +164,11 @@ class _Level:
         self.first = self.now if is_first else self.first
         self.lowest = self.now if is_first else min(self.now, self.lowest)
         self.highest = self.now if is_first else max(self.now, self.highest)
+
+    @property
+    def fall(self) -> float:
+        """How far it is below its highest, as a share of that."""
+        return (self.highest - self.now) / self.highest
 
     def state(self) -> list[Any]:
         return [list(self.values), self.first, self.lowest, self.highest, self.now]
@@ -214,6 +235,11 @@ class Guard:
             reward=entry["reward"],
             grad_norm=entry["grad_norm"],
             entropy=entry["entropy"],
+            parts={
+                name: (part["reward"], part["groups"])
+                for name, part in entry.get("part", {}).items()
+                if part["groups"]
+            },
         )
         if alarm.is_on:
             logger.warning(
