@@ -14,9 +14,11 @@ from trainer_fakes import make_recipe
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, EncodingError, TaskError
 from muster.protocol.ids import Address
+from muster.protocol.mixture import PartRecipe, TasksRecipe
 from muster.protocol.recipe import Recipe
 from muster.tasks import Problem, TaskSet, identities
-from muster.tasks.toys import make_sort
+from muster.tasks.task_set import pack_sets
+from muster.tasks.toys import make_reverse, make_sort
 from muster.toploc import Calibration
 from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimits
 from muster.trainer.cli import trainer
@@ -89,6 +91,20 @@ def test_task_set_smaller_than_a_submission_is_refused(plan: RunPlan) -> None:
     with pytest.raises(TaskError, match="has 1 problems, a submission needs 2"):
         check_documents(plan)
     assert not plan.documents.exists()
+
+
+def test_mixture_is_pinned_with_its_weights_and_refused_without(plan: RunPlan) -> None:
+    sets = [("sorts", make_sort(5, 0)), ("turns", make_reverse(5, 0))]
+    packed = pack_sets(sets, plan.task_set, "mixed", "1")
+    with pytest.raises(TaskError, match="the recipe has no weight for part 'sorts' of 'mixed'"):
+        check_documents(plan)
+    parts = (PartRecipe(name="turns", weight=2), PartRecipe(name="sorts"))
+    recipe = plan.recipe.model_copy(update={"tasks": TasksRecipe(parts=parts)})
+    documents = check_documents(replace(plan, recipe=recipe))
+    documents.write(plan.documents)
+    pinned = Recipe.from_bytes((plan.documents / documents.recipe.hash().hex()).read_bytes())
+    assert pinned.tasks.weights_at(1) == (2, 1)
+    assert TaskSet.open(plan.documents / packed.hash().hex()).parts == packed.parts
 
 
 def test_task_set_that_nobody_can_grade_is_refused(plan: RunPlan) -> None:
