@@ -1,4 +1,8 @@
-"""The fast slice: every attack of the catalogue at least five times, against the real checks."""
+"""The fast slice: every attack of the catalogue at least five times, against the real checks.
+
+All of a worker's work together, A15, takes hundreds of submissions: `make test-all` plays it, and
+tests/unit/client/validator/test_client_conduct.py has such workers in small.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,10 @@ from muster.lab.redteam.stage import Stage
 CLAIMS = read_claims(PAGE) if PAGE.exists() else {}
 
 
-@pytest.mark.parametrize("name", list(ATTACKS))
+LONG = pytest.param("A15", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [LONG if name == "A15" else name for name in ATTACKS])
 def test_defence_holds(stage: Stage, name: str) -> None:
     (result,) = run(stage, [ATTACKS[name]])
     played = sum(v.trials + v.harmless for v in result.by_variant)

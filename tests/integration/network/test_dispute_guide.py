@@ -7,12 +7,9 @@ verdict that is right. Real contracts, orchestrator and processes; the network's
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shlex
-import signal
-import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +37,7 @@ from worlds.false_validators import FalseAccuser
 from muster.api import Lease, NoWork
 from muster.app.cli import muster
 from muster.app.demo.adversary import ForgedReward
+from muster.app.demo.processes import WarmProcess
 from muster.chain import BatchView, CaseView, Offence, SlashState, WorkerStatus
 from muster.client.validator.loop import ValidatorLoop
 from muster.client.worker.loop import WorkerLoop
@@ -410,17 +408,15 @@ async def test_juror_joins_waits_for_cases_and_leaves_with_the_guides_lines(
 
 async def starts_and_stops(shell: Shell, line: str) -> None:
     """The process says that it sits, and ends when it is told to."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "muster.app", *shell.words(line),
-        env=os.environ | shell.environment, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    log = shell.network.folder / "juror.log"
+    log.touch()
+    process = await WarmProcess.start(["muster.app", *shell.words(line)], log, shell.environment)
     try:
         async with asyncio.timeout(60):
-            assert process.stderr is not None
-            said: Sequence[bytes] = [await process.stderr.readuntil(b"on the bench")]
-            process.send_signal(signal.SIGTERM)
-            await process.stderr.read()
-            assert await process.wait() == 0, said
+            while b"on the bench" not in log.read_bytes():
+                await asyncio.sleep(0.1)
+            process.terminate()
+            assert await process.wait() == 0, log.read_text()
     finally:
         if process.returncode is None:
             process.kill()
