@@ -11,7 +11,7 @@ from muster.client.preflight import require_covered
 from muster.client.quantities import parse_tokens
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Address, to_address
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, load_settings
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, load_settings, read_file
 from muster.settings.options import find_preset, preset_names
 from muster.toploc import Calibration
 from muster.trainer.config import load_recipe
@@ -160,12 +160,7 @@ def wallets_of(asked: RunFile) -> tuple[Wallet, Wallet]:
 
 def read_calibration(path: Path) -> Calibration:
     """Return a calibration; raises ConfigError when it cannot be read."""
-    try:
-        return Calibration.from_bytes(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror}", hint="muster calibrate writes it"
-        ) from error
+    return Calibration.from_bytes(read_file(path, hint="muster calibrate writes it"))
 
 
 def _account(setting: str, text: str) -> Address:

@@ -18,6 +18,7 @@ from muster.protocol.ids import Address, to_address
 from muster.protocol.intervals import rate_bound, wilson
 from muster.protocol.prompts import Prompt, render_prompt
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
+from muster.settings import read_file
 from muster.tasks import TaskSet
 from muster.toploc.calibration import Machine, Measurement
 
@@ -42,7 +43,7 @@ PLAIN_RECIPE = Recipe(
 
 def read_recipe(file: Path) -> Recipe:
     """Return the recipe in a TOML file or a canonical document; raises ConfigError."""
-    data = _read(file)
+    data = read_file(file)
     try:
         if file.suffix != ".toml":
             return Recipe.from_bytes(data)
@@ -132,13 +133,6 @@ def parse_others(given: Sequence[str]) -> dict[str, Path]:
             raise ConfigError(f"{pair!r} is not NAME=FOLDER with an existing folder")
         found[name] = Path(folder)
     return found
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
 
 
 SERIES = {

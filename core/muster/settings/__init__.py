@@ -65,7 +65,7 @@ def load_settings(
 
     Raises ConfigError for an unreadable file, an unknown key (with the close match) or a bad value.
     """
-    values = _read_toml(file) if file else {}
+    values = read_toml(file) if file else {}
     _refuse_unknown(cls, values, str(file))
     for name in cls.model_fields:
         text = environ.get(env_prefix + name.upper(), environ.get(SHARED.get(name, "")))
@@ -103,11 +103,22 @@ def _of_network(
     return {name: said[name] for name in wanted if said[name]}
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def read_file(file: Path, most: int | None = None, *, hint: str | None = None) -> bytes:
+    """Return what a file holds that somebody named, all of it or `most` bytes and one more.
+
+    Raises ConfigError when it cannot be read.
+    """
     try:
-        return tomllib.loads(file.read_text())
+        with file.open("rb") as source:
+            return source.read(-1 if most is None else most + 1)
     except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {file}: {error.strerror}", hint=hint) from error
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """Return the values of a TOML file; raises ConfigError."""
+    try:
+        return tomllib.loads(read_file(file).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from error
 

@@ -23,6 +23,7 @@ from muster.protocol.errors import ConfigError, StorageError, TaskError
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.recipe import PromptRecipe, Recipe
 from muster.protocol.rollouts import MAX_FILE_BYTES, MAX_ROWS
+from muster.settings import read_file
 from muster.shardcast import ChunkStore, state_hash
 from muster.tasks import TaskSet, dialogue_of, identities
 from muster.tasks.admission import Trial, admit
@@ -262,10 +263,7 @@ def pinned_recipe(recipe: Recipe, task_types: Iterable[str], model: Path | None)
 
 def _calibration(plan: RunPlan) -> Calibration:
     """Return the calibration; raises ConfigError when it was measured for another recipe."""
-    try:
-        calibration = Calibration.from_bytes(plan.calibration.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"cannot read {plan.calibration}: {error.strerror}") from error
+    calibration = Calibration.from_bytes(read_file(plan.calibration))
     recipe = plan.recipe
     measured = (calibration.proof, calibration.temperature)
     if measured != (recipe.proof, recipe.sampling.temperature):

@@ -43,6 +43,7 @@ from muster.protocol.errors import ConfigError, EncodingError, MusterError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, to_hash32
 from muster.protocol.messages import Outcomes
 from muster.protocol.rollouts import MAX_FILE_BYTES
+from muster.settings import read_file
 from muster.tasks import document_root
 
 MAX_ENTRIES = 1_000_000
@@ -141,7 +142,7 @@ class EvidenceFolders:
         """
         for name in (f"{file_hash.hex()}.parquet", file_hash.hex()):
             if (path := self._named.get(name)) is not None:
-                return _read(path, MAX_FILE_BYTES)
+                return read_file(path, MAX_FILE_BYTES)
         for known in self._bundles:
             if known.file_hash == file_hash:
                 with Bundle(known.path) as bundle:
@@ -167,7 +168,7 @@ class EvidenceFolders:
         if path is None:
             return None
         try:
-            return BatchEntry.model_validate_json(_read(path, MAX_ENTRY_BYTES))
+            return BatchEntry.model_validate_json(read_file(path, MAX_ENTRY_BYTES))
         except (ValidationError, RecursionError) as error:
             raise EncodingError(f"{path.name} of the evidence is malformed: {error}") from error
 
@@ -214,7 +215,7 @@ class EvidenceFolders:
         """Return a recipe, calibration or manifest by its Keccak-256."""
         path = self._documents().get(pinned)
         if path is not None:
-            return _read(path, MAX_SMALL_BYTES)
+            return read_file(path, MAX_SMALL_BYTES)
         for data in self._parts(RECIPE, CALIBRATION, MANIFEST):
             if keccak(data) == pinned:
                 return data
@@ -279,18 +280,10 @@ def _walk(folders: Sequence[Path]) -> Iterator[Path]:
             yield from (Path(parent) / name for name in sorted(names))
 
 
-def _read(path: Path, most: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(most + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-
-
 def _parsed(kind: type[M], path: Path, batch: BatchView, found: list[Contradiction]) -> M | None:
     """Return what a file holds about a batch; None where it is malformed, which `found` tells."""
     try:
-        return kind.model_validate_json(_read(path, MAX_CHECKING_BYTES))
+        return kind.model_validate_json(read_file(path, MAX_CHECKING_BYTES))
     except (ValidationError, RecursionError):
         what = f"{path.name} of the evidence is malformed"
         found.append(at_outcomes(batch, Kind.EVIDENCE_ALTERED, what))

@@ -16,7 +16,6 @@ And what its deployment would cost now: the node is asked for gas by contract, n
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from muster.deploy.plan import STEPS, call_of, created_count
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, RpcError
 from muster.protocol.ids import Address
+from muster.settings import read_toml
 
 KEYS = ("name", "profile", "chain_id", "owner", "insurance", "parameters")
 NUMBERS = frozenset(DeployParameters.model_fields) - {"owner", "insurance"}
@@ -68,12 +68,7 @@ class NetworkFile:
 
 def read_network(path: Path) -> NetworkFile:
     """Return what a file asks for; raises ConfigError that names the value, its bound and why."""
-    try:
-        values = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    values = read_toml(path)
     try:
         return _network(values)
     except ConfigError as error:

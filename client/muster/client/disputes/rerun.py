@@ -26,6 +26,7 @@ from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, RunId
 from muster.protocol.messages import OutcomeRecord
 from muster.protocol.rollouts import MAX_FILE_BYTES, Bounds, Rollout
+from muster.settings import read_file
 from muster.toploc.history import Conduct
 
 if TYPE_CHECKING:
@@ -57,11 +58,7 @@ class Recomputed:
 
 def read_submission(path: Path, expected: bytes) -> bytes:
     """Return a submission's file; raises ConfigError when its hash differs."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    data = read_file(path, MAX_FILE_BYTES)
     if file_hash(data) != expected:
         raise ConfigError(
             f"{path} is not the submission's file: its hash is 0x{file_hash(data).hex()}",
