@@ -22,8 +22,17 @@ from muster.protocol.recipe import PromptRecipe
 from muster.protocol.sft import SftRecipe
 from muster.tasks.toys import make_sort
 from muster.trainer.learn.plan import Choices
-from muster.trainer.sft.flow import Job, fine_tune
-from muster.trainer.sft.lineage import LINEAGE, Lineage, check_lineage, describe_base, read_lineage
+from muster.trainer.sft.flow import fine_tune
+from muster.trainer.sft.job import Job
+from muster.trainer.sft.lineage import (
+    LINEAGE,
+    Lineage,
+    check_lineage,
+    describe_base,
+    read_lineage,
+    require_room,
+)
+from muster.trainer.sft.source import open_source
 
 STEPS = 12
 
@@ -280,6 +289,24 @@ def test_a_base_model_keeps_its_own_lineage(tmp_path: Path, made: Job, data: Pat
     assert found.base_lineage is not None
     assert Lineage.from_bytes(canonical_json(found.base_lineage)) == read_lineage(made.out)
     assert verdicts(job.out, data, made.out)["base"] == "ok"
+
+
+def test_a_lineage_that_nobody_could_read_back_is_refused_before_the_first_step(
+    tmp_path: Path, made: Job, copy: Path
+) -> None:
+    many = tmp_path / "many"
+    many.mkdir()
+    for number in range(30):
+        (many / f"{'x' * 240}{number}.jsonl").touch()
+    source = open_source(many)
+    require_room(source, read_lineage(copy))
+    with pytest.raises(ConfigError, match="the lineage of 9000 files of rows"):
+        require_room(replace(source, files=source.files * 300), None)
+    (copy / LINEAGE).write_text("{}")
+    job = replace(made, model=copy, out=tmp_path / "out", state_dir=tmp_path / "state")
+    with pytest.raises(ConfigError, match=r"lineage\.json is damaged"):
+        fine_tune(job)
+    assert not job.state_dir.exists()
 
 
 # The commands

@@ -61,7 +61,8 @@ def sft(recipe: Path, out: Path, state_dir: Path | None, **options: Any) -> None
     from muster.telemetry import setup_logging
     from muster.trainer.config import load_sft_recipe
     from muster.trainer.learn.plan import Choices
-    from muster.trainer.sft.flow import Job, fine_tune
+    from muster.trainer.sft.flow import fine_tune
+    from muster.trainer.sft.job import Job
 
     setup_logging("sft")
     of_memory = (

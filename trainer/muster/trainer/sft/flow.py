@@ -1,9 +1,9 @@
 """Supervised fine-tuning, top to bottom; one process, or rank 0 of those that torchrun started.
 
- 1. open      the data set's files are hashed, the prompt's frame is rendered     fine_tune
- 2. encode    rows become tokens on disk, or are left out and counted             _rows
- 3. plan      memory is planned, the learner built, the newest state taken over   _learner, _resume
- 4. train     a step takes its rows, is logged, and now and then saved            FineTuning.run
+ 1. prepare   the data set is opened, its rows become tokens or are left out       job.prepare
+ 2. plan      memory is planned, the learner built                                _make_learner
+ 3. resume    the newest state is taken over                                      _resume
+ 4. train     a step takes its rows, is logged, and now and then saved            _train, _save
  5. evaluate  the loss on held-out rows, the reward on held-out problems          _evaluate
  6. write     the model's folder, with its lineage                                _write
 
@@ -19,53 +19,32 @@ import shutil
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
-from muster.inference.framing import pin_prompt
 from muster.inference.transformers_engine import TransformersEngine
-from muster.protocol.encoding import canonical_json, hex0x
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion, Step
-from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
-from muster.protocol.sft import SftRecipe
-from muster.shardcast import state_hash
 from muster.tasks import TaskSet, check_task_set
-from muster.telemetry import progress
 from muster.trainer.learn.follow import follow
 from muster.trainer.learn.parallel import ONE_PROCESS, RankLost, Team, join
-from muster.trainer.learn.plan import Choices, plan_memory, return_freed_buffers
+from muster.trainer.learn.plan import plan_memory, return_freed_buffers
 from muster.trainer.learn.sft_learner import SftLearner
 from muster.trainer.measure.evaluate import Evaluator
 from muster.trainer.measure.figures import StepFigures, evaluation_entry
 from muster.trainer.measure.metrics import MetricsLog
-from muster.trainer.publish.policies import (
-    BASE,
-    PolicyShelf,
-    fresh_folder,
-    open_shelf,
-    policy_files,
-)
+from muster.trainer.publish.policies import BASE, fresh_folder, policy_files
 from muster.trainer.recover.checkpoint import Checkpoints, TrainerState
-from muster.trainer.sft.encoding import RowEncoder
-from muster.trainer.sft.lineage import (
-    LINEAGE,
-    Lineage,
-    model_hash,
-    read_lineage,
-    write_lineage,
-)
-from muster.trainer.sft.rows import Order, TokenRows, write_rows
-from muster.trainer.sft.source import Source, open_source
+from muster.trainer.sft.job import Job, Prepared, prepare
+from muster.trainer.sft.lineage import LINEAGE, Lineage, model_hash
+from muster.trainer.sft.rows import Order
 from muster.trainer.stream.reader import Cursor
 
 logger = logging.getLogger(__name__)
@@ -75,58 +54,6 @@ SAVED: Future[None] = Future()
 SAVED.set_result(None)
 EVALUATED_ROWS = 256
 """Rows whose loss is computed at a time."""
-IDENTITY = "identity.json"
-"""Says whose a state folder is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What is to be made of what, and how."""
-
-    data: Path
-    """The data set: a folder or a file."""
-    model: Path
-    """The base model's folder."""
-    recipe: SftRecipe
-    """The recipe; its prompt's frame is filled in."""
-    out: Path
-    """Receives the model's folder."""
-    state_dir: Path
-    """What is needed to go on after an interruption, and the figures."""
-    choices: Choices
-    """Settings that decide about memory."""
-    save_every: int = 100
-    """Steps between two states that survive the process."""
-    eval_every: int = 0
-    """Steps between two evaluations besides the first and the last; 0 for those two only."""
-    eval_set: Path | None = None
-    """Task set of held-out problems."""
-    eval_samples: int = 1
-    """Samples of each."""
-    threads: int = 1
-    """CPU threads."""
-    rank_timeout_s: float = 600.0
-    """Under torchrun: longest wait for the other ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class SftIdentity:
-    """Whose state a checkpoint is."""
-
-    recipe_hash: str
-    data_root: str
-    base: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what a checkpoint says of it."""
-        return {"recipe_hash": self.recipe_hash, "data_root": self.data_root, "base": self.base}
-
-    def described(self, found: Mapping[str, Any]) -> str:
-        """Return whose state another checkpoint is, by what it says."""
-        own = self.to_json()
-        return "a fine-tuning with " + ", ".join(
-            f"{name} {value}" for name, value in found.items() if value != own[name]
-        )
 
 
 def fine_tune(job: Job) -> Path | None:
@@ -145,7 +72,7 @@ def fine_tune(job: Job) -> Path | None:
         return None
     try:
         with _beating(team):
-            prepared = _prepare(job)
+            prepared = prepare(job)
         return FineTuning(prepared, team).run()
     finally:
         if team is not None:
@@ -174,104 +101,10 @@ def _beating(team: Team | None) -> Iterator[None]:
         thread.join()
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A job with all that is known before the first step."""
-
-    job: Job
-    recipe: SftRecipe
-    asked: Recipe
-    """The recipe by which the model is asked at evaluations."""
-    source: Source
-    rows: TokenRows
-    identity: SftIdentity
-    shelf: PolicyShelf
-
-
-def _prepare(job: Job) -> _Prepared:
-    base = hex0x(state_hash(policy_files(job.model)))
-    _require_positions(job)
-    asked = pin_prompt(_asked(job.recipe), job.model)
-    recipe = job.recipe.model_copy(update={"prompt": asked.prompt})
-    source = open_source(job.data)
-    identity = SftIdentity(hex0x(recipe.hash()), source.root, base)
-    _require_own_target(job, identity)
-    _require_own_state(job.state_dir, identity)
-    shelf = open_shelf(job.state_dir / "policies", recipe, dtype="base")
-    if not shelf.has(BASE):
-        shelf.adopt(job.model)
-    rows = _rows(job, recipe, source)
-    logger.info("rows encoded", extra={"rows": str(rows.counts)})
-    return _Prepared(job, recipe, asked, source, rows, identity, shelf)
-
-
-def _asked(recipe: SftRecipe) -> Recipe:
-    """Return the recipe of a run by which a model is asked as the fine-tuning says."""
-    sampling = SamplingRecipe(
-        problems_per_submission=1,
-        samples_per_problem=2,
-        temperature=recipe.sampling.temperature,
-        max_new_tokens=recipe.sampling.max_new_tokens,
-    )
-    training = TrainingRecipe(submissions_per_step=1)
-    return Recipe(name=recipe.name, sampling=sampling, prompt=recipe.prompt, training=training)
-
-
-def _require_positions(job: Job) -> None:
-    """Raise ConfigError when rows may be longer than the model can read."""
-    config = AutoConfig.from_pretrained(job.model, local_files_only=True, trust_remote_code=False)
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions and job.recipe.rows.max_tokens > positions:
-        raise ConfigError(
-            f"rows may have {job.recipe.rows.max_tokens} tokens, the model reads {positions}",
-            hint=f"set rows.max_tokens to {positions}, or less",
-        )
-
-
-def _require_own_target(job: Job, identity: SftIdentity) -> None:
-    """Raise ConfigError when the model's folder would replace something else."""
-    if not job.out.exists():
-        return
-    found = read_lineage(job.out)
-    if found is None:
-        if not job.out.is_dir() or any(job.out.iterdir()):
-            raise ConfigError(f"{job.out} is not empty", hint="choose another --out")
-    elif SftIdentity(found.recipe_hash, found.data_root, found.base) != identity:
-        raise ConfigError(
-            f"{job.out} holds a model of another recipe, data set or base",
-            hint="choose another --out",
-        )
-
-
-def _require_own_state(folder: Path, identity: SftIdentity) -> None:
-    """Note whose the state folder is; raises ConfigError when it is another fine-tuning's."""
-    path = folder / IDENTITY
-    if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(canonical_json(identity.to_json()))
-        return
-    found = json.loads(path.read_bytes())
-    if found != identity.to_json():
-        raise ConfigError(
-            f"{folder} belongs to {identity.described(found)}",
-            hint="choose another --state-dir, or remove it to begin anew",
-        )
-
-
-def _rows(job: Job, recipe: SftRecipe, source: Source) -> TokenRows:
-    """Return the data set's rows as tokens, encoded now unless they were before."""
-    folder = job.state_dir / "rows"
-    if not folder.is_dir():
-        with progress("rows encoded") as on_progress:
-            encoder = RowEncoder(recipe, job.model)
-            write_rows(folder, source, encoder, recipe.rows.held_out_share, on_progress)
-    return TokenRows(folder)
-
-
 class FineTuning:
     """The steps from a base model to a fine-tuned one."""
 
-    def __init__(self, prepared: _Prepared, team: Team | None) -> None:
+    def __init__(self, prepared: Prepared, team: Team | None) -> None:
         self._prepared, self._job, self._team = prepared, prepared.job, team
         self._shelf, self._rows = prepared.shelf, prepared.rows
         self._order = Order(prepared.rows, prepared.recipe.training)
@@ -414,12 +247,11 @@ class FineTuning:
                 # An adapter is merged in; by itself it belongs to the base.
                 if name != LINEAGE and path.suffix != ".peft":
                     shutil.copyfile(path, fresh / name)
-            write_lineage(fresh, self._lineage(fresh, last))
+            (fresh / LINEAGE).write_bytes(self._lineage(fresh, last).to_bytes())
         return out
 
     def _lineage(self, fresh: Path, last: Step) -> Lineage:
-        prepared = self._prepared
-        before = read_lineage(self._shelf.path(BASE))
+        prepared, before = self._prepared, self._prepared.before
         return Lineage(
             software=metadata.version("muster-rl"),
             recipe=json.loads(prepared.recipe.to_bytes()),

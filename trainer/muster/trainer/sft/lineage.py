@@ -15,7 +15,7 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from muster.protocol.encoding import canonical_json, hex0x, parse_canonical_json
-from muster.protocol.errors import ConfigError, EncodingError, StorageError
+from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.recipe import PromptRecipe
 from muster.protocol.sft import SftRecipe
 from muster.shardcast import state_hash
@@ -24,7 +24,7 @@ from muster.trainer.sft.source import Source, open_source
 
 LINEAGE = "lineage.json"
 MAX_LINEAGE_BYTES = 4 << 20
-"""A larger one is refused, and so are generations whose lineages would be larger together."""
+"""A larger one is refused."""
 FORMAT, VERSION = "muster-sft", 1
 _HASH = re.compile("0x[0-9a-f]{64}")
 
@@ -206,9 +206,13 @@ def _check_data(source: Source, found: Lineage) -> Check:
     return _compared("data", source.root, found.data_root)
 
 
-def write_lineage(folder: Path, lineage: Lineage) -> None:
-    """Write a lineage into a model folder; raises StorageError when it is too large."""
-    data = lineage.to_bytes()
-    if len(data) > MAX_LINEAGE_BYTES:
-        raise StorageError(f"a lineage of {len(data)} bytes: at most {MAX_LINEAGE_BYTES}")
-    (folder / LINEAGE).write_bytes(data)
+def require_room(source: Source, before: Lineage | None) -> None:
+    """Raise ConfigError when a data set and a base's lineage are too large for another lineage."""
+    size = sum(len(each.name) + len(each.sha256) + 8 for each in source.files)
+    size += 0 if before is None else len(before.to_bytes())
+    # As much again for the rest: recipes have 64 KiB at most.
+    if size > MAX_LINEAGE_BYTES // 2:
+        raise ConfigError(
+            f"the lineage of {len(source.files)} files of rows would have {size} bytes and more",
+            hint="join files of the data set, so that they are fewer",
+        )
