@@ -46,8 +46,8 @@ PARTS = {
     "networks": ("tests/integration", *without(TRAINERS), *without(CHAINS)),
     "stories": ("tests/e2e", *TRAINERS),
     "services": (*SERVICES, "tests/redteam"),
-    "chains": CHAINS,
     "models": (*MODELS, "tests/conformance"),
+    "chains": CHAINS,
     "packages": ("tests/unit", *without(SERVICES), *without(MODELS)),
 }
 """Parts of pytest's tests, and what each consists of; those that take longest come first."""

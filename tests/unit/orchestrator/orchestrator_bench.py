@@ -258,3 +258,13 @@ async def refusal(bench: Bench, *arguments: Any, **options: Any) -> tuple[int, s
     with pytest.raises(ApiError) as caught:
         await hand_in(bench, *arguments, **options)
     return caught.value.status, caught.value.code
+
+
+async def judged(bench: Bench, verdict: Verdict) -> Submission:
+    """Have one submission committed, judged and recorded."""
+    submission = await bench.upload()
+    await bench.commit()
+    reason = Reason.NONE if verdict is Verdict.ACCEPTED else Reason.WRONG_SEED
+    await bench.judge(1, [submission], verdict, reason)
+    await bench.record()
+    return submission

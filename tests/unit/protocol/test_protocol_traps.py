@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import RunId, Step, to_address
-from muster.protocol.traps import KINDS, TrapPlan
+from muster.protocol.traps import KINDS, Trap, TrapKind, TrapPlan
 
 WORKER = to_address(keccak(b"trap worker")[:20])
 PLAN = TrapPlan(RunId(3), WORKER, Step(2), Step(400), 50_000, keccak(b"secret"))
@@ -29,6 +29,13 @@ def test_share_of_traps_is_the_rate() -> None:
 def test_rates_of_none_and_all(rate_ppm: int, expected: int) -> None:
     plan = replace(PLAN, rate_ppm=rate_ppm)
     assert sum(plan.trap_at(step, 0) is not None for step in range(500)) == expected
+
+
+def test_draws_are_pinned() -> None:
+    """A plan on chain outlives the software that made it."""
+    assert replace(PLAN, rate_ppm=1_000_000).trap_at(2, 0) == Trap(
+        TrapKind.OTHER_PROOF, 16_830_168_079_708_813_696
+    )
 
 
 def test_a_slot_is_what_it_is_however_often_one_asks() -> None:
@@ -71,7 +78,14 @@ def test_anything_else_is_refused(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"rate_ppm": 1_000_001}, {"run": -1}, {"run": True}, {"worker": "0x12"}, {"secret": "0x"}],
+    [
+        {"rate_ppm": 1_000_001},
+        {"run": -1},
+        {"run": 1 << 32},
+        {"run": True},
+        {"worker": "0x12"},
+        {"secret": "0x"},
+    ],
 )
 def test_parts_out_of_range_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(EncodingError, match="not a trap plan"):
@@ -84,3 +98,12 @@ def test_every_kind_is_tried_once_from_the_drawn_one_on() -> None:
         assert trap is not None
         assert trap.kinds()[0] is trap.kind
         assert set(trap.kinds()) == set(KINDS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"first_step": 0, "rate_ppm": 0}, {"last_step": (1 << 32) - 1, "rate_ppm": 1_000_000}],
+)
+def test_parts_at_the_ends_of_their_range_are_read(change: dict[str, int]) -> None:
+    value = PLAN.to_json() | change
+    assert TrapPlan.from_json(value).to_json() == value

@@ -29,6 +29,7 @@ from worlds.client_world import (
     sign_submission,
     sign_ticket,
 )
+from worlds.validator_bench import PlainDecoder
 
 from muster.api import BatchEntry
 from muster.chain import ClaimView, LeasedWork
@@ -38,18 +39,11 @@ from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.jury import BenchPlace, Ruling, summons_of
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
-from muster.protocol.rollouts import Bounds, Rollout, decode_rollouts, encode_rollouts
+from muster.protocol.rollouts import Rollout, encode_rollouts
 
 ROWS = make_rollouts(make_ticket())
 FORGED = [replace(row, task_reward=1.0 - row.task_reward) for row in ROWS]
 URL = "http://orchestrator.example"
-
-
-class PlainDecoder:
-    """Decodes in this process, which only files of these tests may be."""
-
-    async def decode(self, data: bytes, bounds: Bounds) -> list[Rollout]:
-        return decode_rollouts(data, bounds)
 
 
 def entry_with(rows: list[Rollout], **changes: Any) -> BatchEntry:

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from orchestrator_bench import Bench, open_bench
+from orchestrator_bench import Bench, judged, open_bench
 from orchestrator_fakes import ACCEPTED
 
 from muster.protocol.eip712 import address_of
-from muster.protocol.messages import Reason, Submission, Verdict
+from muster.protocol.messages import Submission, Verdict
 
 KEEP_S = 1000
 CHALLENGER = address_of(b"\x07" * 32)
@@ -20,15 +20,6 @@ CHALLENGER = address_of(b"\x07" * 32)
 async def kept(tmp_path: Path) -> AsyncIterator[Bench]:
     async with open_bench(tmp_path, retention_s=KEEP_S) as opened:
         yield opened
-
-
-async def judged(bench: Bench, verdict: Verdict) -> Submission:
-    submission = await bench.upload()
-    await bench.commit()
-    reason = Reason.NONE if verdict is Verdict.ACCEPTED else Reason.WRONG_SEED
-    await bench.judge(1, [submission], verdict, reason)
-    await bench.record()
-    return submission
 
 
 async def wait_until_final(bench: Bench, *, less_s: int = 0) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from dashboard_stage import History
-from orchestrator_bench import Bench, open_bench
+from orchestrator_bench import Bench, judged, open_bench
 from orchestrator_fakes import ACCEPTED, FRAUD, RUN, Network, slash_of, slot_tag
 
 from muster.chain import Offence, SlashState
@@ -13,16 +13,7 @@ from muster.protocol.encoding import keccak
 from muster.protocol.errors import ChainUnreachable, ContractRevert
 from muster.protocol.ids import RunId
 from muster.protocol.merkle import merkle_root, verify_merkle_proof
-from muster.protocol.messages import Reason, Submission, Verdict
-
-
-async def judged(bench: Bench, verdict: Verdict) -> Submission:
-    submission = await bench.upload()
-    await bench.commit()
-    reason = Reason.NONE if verdict is Verdict.ACCEPTED else Reason.WRONG_SEED
-    await bench.judge(1, [submission], verdict, reason)
-    await bench.record()
-    return submission
+from muster.protocol.messages import Reason, Verdict
 
 
 async def test_fraud_is_executed_with_a_proof_that_holds(bench: Bench) -> None:
