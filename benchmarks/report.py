@@ -7,11 +7,14 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent
+IMAGES = ROOT / "docs" / "images"
 RESULTS = HERE / "results"
 
 
@@ -32,6 +35,26 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
         print(
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         )
+
+
+@contextmanager
+def drawing(name: str, panels: int = 1) -> Iterator[Any]:
+    """Yield the axes of a plot, or a list of them side by side; saves docs/images/NAME.svg."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    # Else the same curves would give other bytes every time.
+    matplotlib.rcParams["svg.hashsalt"] = "muster"
+    figure, axes = pyplot.subplots(1, panels, figsize=(8 if panels == 1 else 5 * panels, 4.5))
+    for each in [axes] if panels == 1 else axes:
+        each.grid(alpha=0.3)
+    yield axes
+    figure.tight_layout()
+    IMAGES.mkdir(exist_ok=True)
+    figure.savefig(IMAGES / f"{name}.svg", metadata={"Date": None})
+    pyplot.close(figure)
 
 
 def write(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import machine, print_table, write
+from benchmarks.report import ROOT, drawing, machine, print_table, write
 from rich.console import Console
 
 from muster.app.demo.display import Progress
@@ -31,7 +31,6 @@ from muster.chain import ChainView, read_view
 from muster.protocol.messages import Verdict
 from muster.trainer.config import load_recipe
 
-ROOT = Path(__file__).parents[2]
 EVERY = 4
 """Versions between evaluations."""
 LEASE_S = 60
@@ -136,36 +135,27 @@ def _verdicts(view: ChainView) -> dict[str, int]:
     return dict(counts)
 
 
-def draw_plot(path: Path, example: Example, evaluations: list[dict[str, Any]]) -> None:
+def draw_plot(name: str, example: Example, evaluations: list[dict[str, Any]]) -> None:
     """Draw held-out reward by policy version, with its interval, and the mean length error."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    matplotlib.rcParams["svg.hashsalt"] = "muster"
-    figure, axes = pyplot.subplots(figsize=(8, 4.5))
     versions = [entry["policy_version"] for entry in evaluations]
-    axes.plot(versions, [e["reward"] for e in evaluations], color="#4c72b0", label="reward")
-    axes.fill_between(
-        versions, [e["reward_low"] for e in evaluations], [e["reward_high"] for e in evaluations],
-        color="#4c72b0", alpha=0.15, linewidth=0,
-    )  # fmt: skip
-    axes.set(xlabel="policy version", ylabel="held-out reward, temperature 1", ylim=(0, 1))
-    axes.set_title(example.title)
-    axes.grid(alpha=0.3)
-    lines = axes.get_lines()
-    if example.has_budgets:
-        errors = axes.twinx()
-        errors.plot(
-            versions, [e["length_error"] for e in evaluations],
-            color="#dd8452", label="mean |length - budget|",
+    with drawing(name) as axes:
+        axes.plot(versions, [e["reward"] for e in evaluations], color="#4c72b0", label="reward")
+        axes.fill_between(
+            versions, [e["reward_low"] for e in evaluations],
+            [e["reward_high"] for e in evaluations], color="#4c72b0", alpha=0.15, linewidth=0,
         )  # fmt: skip
-        errors.set(ylabel="tokens", ylim=(0, None))
-        lines = [*lines, *errors.get_lines()]
-    axes.legend(lines, [str(line.get_label()) for line in lines], loc="center right")
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+        axes.set(xlabel="policy version", ylabel="held-out reward, temperature 1", ylim=(0, 1))
+        axes.set_title(example.title)
+        lines = axes.get_lines()
+        if example.has_budgets:
+            errors = axes.twinx()
+            errors.plot(
+                versions, [e["length_error"] for e in evaluations],
+                color="#dd8452", label="mean |length - budget|",
+            )  # fmt: skip
+            errors.set(ylabel="tokens", ylim=(0, None))
+            lines = [*lines, *errors.get_lines()]
+        axes.legend(lines, [str(line.get_label()) for line in lines], loc="center right")
 
 
 def metrics_of(evaluations: list[dict[str, Any]]) -> dict[str, float]:
@@ -207,7 +197,7 @@ def main() -> None:
         "is_audit_clean": trained.is_audit_clean,
         "seed": asked.seed,
     }  # fmt: skip
-    draw_plot(ROOT / "docs" / "images" / f"{asked.example}.svg", example, trained.evaluations)
+    draw_plot(asked.example, example, trained.evaluations)
     metrics = metrics_of(trained.evaluations) | {"wall_s": trained.wall_s}
     write(asked.example, metrics, detail, measured_on=measured_on)
 

@@ -176,6 +176,34 @@ def test_cheats_are_slashed_and_the_honest_are_paid() -> None:
     assert 0 < figures["to_verdict_s"]["median"] < figures["to_payable_s"]["median"]
 
 
+def test_slow_and_killed_workers_lose_nothing() -> None:
+    swarm = Scenario(
+        workers=6, duration_s=150.0, slow_share=0.5, slow_factor=5.0, churn_s=100.0, loops=2
+    )
+    world = simulate(swarm, invariants.hold)
+    records = [r for batch in world.chain.state.batches.values() for r in batch.records]
+    assert len(records) == len(world.received_at)
+    assert all(record.verdict == 1 for record in records)
+    numbers = [world.chain.state.workers[str(p.address)].number for p in world.workers]
+    made = [sum(record.number == number for record in records) for number in numbers]
+    assert sum(made[3:]) < sum(made[:3]) / 2
+    assert any(person.starts > 1 for person in world.workers)
+    assert world.doing["dead"] > 0
+
+
+@pytest.mark.parametrize(("level", "least", "most"), [(0, 0.0, 0.6), (2, 0.7, 1.0)])
+def test_workers_generate_while_weights_arrive_only_if_rollouts_may_be_old(
+    level: int, least: float, most: float
+) -> None:
+    broadcast = replace(
+        SMALL, conduct=(), duration_s=300.0, fetch_s=10.0, train_s=15.0, loops=2,
+        submissions_per_step=4, max_async_level=level,
+    )  # fmt: skip
+    doing = figures_of(simulate(broadcast, invariants.hold))["workers_doing"]
+    assert least <= doing["generating"] <= most
+    assert sum(doing.values()) == pytest.approx(1, abs=0.001)
+
+
 def test_invariants_hold_through_every_misfortune(chaos: World) -> None:
     assert chaos.chain.reorganisations > 0
     assert any(person.starts > 1 for person in chaos.workers)

@@ -91,16 +91,15 @@ class SimulatedWorker(WorkerLoop):
         )
 
     async def generate(self, ticket: Ticket) -> list[Rollout]:
-        """Return the ticket's rollouts, after as long as the machine takes."""
-        self.state = "generating"
-        await self._machine.work()
+        """Return the ticket's rollouts."""
         rollouts = await super().generate(ticket)
         if self._conduct == "liar":
             return [replace(row, task_reward=1.0 - row.task_reward) for row in rollouts]
         return rollouts
 
-    async def check(self, rollouts: list[Rollout], generating_s: float) -> None:
-        """Ask nothing: no simulated machine is disturbed."""
+    async def check(self, _rollouts: list[Rollout], _generating_s: float) -> None:
+        """Let the time pass that generating takes; no simulated machine is disturbed."""
+        await self._machine.work()
 
 
 def engine_for(conduct: Conduct) -> SimulatedEngine:

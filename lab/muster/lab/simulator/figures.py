@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,11 +50,16 @@ def figures_of(world: World) -> dict[str, Any]:
         "messages_per_submission": _per(sum(world.desk.requests.values()), uploaded),
         "transactions": {kind: len(sizes) for kind, sizes in sorted(chain.mined.items())},
         "gas_per_submission": _per(_gas(world), uploaded),
+        "workers_doing": _shares(world.doing),
         "validators_load": _load(world),
         "reorganisations": chain.reorganisations,
         "slashed": sum(escrow.amount for escrow in chain.state.escrows.values()) / 10**18,
         "cpu_s": {} if world.meter is None else _seconds(world),
     }
+
+
+def _shares(counts: Counter[str]) -> dict[str, float]:
+    return {name: round(count / counts.total(), 4) for name, count in sorted(counts.items())}
 
 
 def _seconds(world: World) -> dict[str, float]:

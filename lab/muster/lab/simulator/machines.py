@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -31,7 +31,9 @@ Hidden = tuple[npt.NDArray[np.uint16], npt.NDArray[np.float32]]
 
 @dataclass(slots=True)
 class SimulatedFetcher:
-    """Relays: a policy takes its size over the bandwidth, and sometimes nobody has it."""
+    """Relays, and a node's disk: a policy takes its size over the bandwidth once, and sometimes
+    nobody has it.
+    """
 
     rng: random.Random
     """Decides."""
@@ -40,11 +42,17 @@ class SimulatedFetcher:
     failures: float
     """Share of tries that no relay answers."""
 
+    _held: set[PolicyVersion] = field(default_factory=set)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
     async def fetch(self, _run_id: RunId, version: PolicyVersion, _root: Hash32) -> Path:
         """Return where the policy is."""
-        await asyncio.sleep(self.seconds * self.rng.expovariate(1.0))
-        if self.rng.random() < self.failures:
-            raise PolicyUnavailable(f"no relay has version {version}")
+        async with self._turn:
+            if version not in self._held:
+                await asyncio.sleep(self.seconds * self.rng.expovariate(1.0))
+                if self.rng.random() < self.failures:
+                    raise PolicyUnavailable(f"no relay has version {version}")
+                self._held.add(version)
         return Path("policy")
 
 

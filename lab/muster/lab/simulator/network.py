@@ -126,10 +126,11 @@ class Stage:
         nodes = Nodes(self, desk)
         world = World(
             self.scenario, self.chain, services, desk, self.workers, self.validators, self.jurors,
-            self.views[1:], self.rules, self.history, nodes.judged,
+            self.views[1:], self.rules, self.history, nodes.judged, nodes.doing,
         )  # fmt: skip
         self._start("trainer", self._train())
         nodes.start()
+        self._start("harness", nodes.watch())
         if self.scenario.has_disputes:
             self._start("owner", Owners(self, desk).run())
         self._start("fate", Fate(self).run())
@@ -231,6 +232,7 @@ class Stage:
             )
             if accepted >= (version + 1) * self.scenario.submissions_per_step:
                 version += 1
+                await asyncio.sleep(self.scenario.train_s)
                 await self._publish(version)
 
     # -------------------------------------------------------------------- the end

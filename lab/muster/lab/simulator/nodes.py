@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,8 @@ class Nodes:
         self._stage, self._desk = stage, desk
         self.judged: dict[str, tuple[int, float]] = {}
         """Submissions checked and seconds spent, by validator."""
+        self.doing: Counter[str] = Counter()
+        """Looks at a worker, one a second, by what it did; "dead" without a process."""
 
     def start(self) -> None:
         """Start everyone."""
@@ -51,6 +54,12 @@ class Nodes:
             self._start(person, self._validator(person))
         for person in self._stage.workers:
             self._start(person, self._worker(person))
+
+    async def watch(self) -> None:
+        """Note every second what each worker does, while there is work."""
+        while not self._stage.is_over:
+            await asyncio.sleep(1.0)
+            self.doing.update(p.loop.doing if p.loop else "dead" for p in self._stage.workers)
 
     def _start(self, person: Person, build: Callable[[], Any]) -> None:
         """Run a program until it ends for good; each life is a new one."""
@@ -106,6 +115,8 @@ class Nodes:
         rng = self._stage.rng(person.name, "machine")
         skew = rng.randint(-scenario.skew_s, scenario.skew_s)
 
+        fetcher = SimulatedFetcher(rng, scenario.fetch_s, scenario.relay_failures)
+
         async def now() -> int:
             return await endpoint.now() + skew
 
@@ -120,7 +131,7 @@ class Nodes:
                 view=self._stage.views[person.endpoint],
                 now=now,
                 api=SimulatedApi(self._desk, address_of(person.key), person.link),  # type: ignore[arg-type]
-                fetcher=SimulatedFetcher(rng, scenario.fetch_s, scenario.relay_failures),  # type: ignore[arg-type]
+                fetcher=fetcher,  # type: ignore[arg-type]
                 engine=engine_for(person.conduct),  # type: ignore[arg-type]
                 rules=self._stage.rules,
                 journal=Disk(folder),
@@ -128,14 +139,25 @@ class Nodes:
                 heartbeat_s=scenario.heartbeat_s,
                 keep_going=True,
             )
-            machine = Machine(rng, scenario.generate_s)
-            return SimulatedWorker(place, machine, person.conduct)  # type: ignore[arg-type]
+            machine = Machine(rng, scenario.generate_s * self._slowness(person))
+            first, *others = [
+                SimulatedWorker(place, machine, person.conduct)  # type: ignore[arg-type]
+                for _ in range(scenario.loops)
+            ]
+            first.take_helpers(others)
+            return first
 
         return build
+
+    def _slowness(self, person: Person) -> float:
+        workers, scenario = self._stage.workers, self._stage.scenario
+        is_slow = workers.index(person) >= len(workers) * (1 - scenario.slow_share)
+        return scenario.slow_factor if is_slow else 1.0
 
     def _validator(self, person: Person) -> Callable[[], SimulatedValidator]:
         scenario, endpoint = self._stage.scenario, self._stage.endpoints[person.endpoint]
         rng = self._stage.rng(person.name, "machine")
+        fetcher = SimulatedFetcher(rng, scenario.fetch_s, scenario.relay_failures)
         friends = self._friends(person)
         fixed = self._stage.chain.fixed
         loop = asyncio.get_running_loop()
@@ -149,7 +171,7 @@ class Nodes:
                 domain=self._stage.domain,
                 view=self._stage.views[person.endpoint],
                 api=SimulatedApi(self._desk, person.address, person.link),  # type: ignore[arg-type]
-                fetcher=SimulatedFetcher(rng, scenario.fetch_s, scenario.relay_failures),  # type: ignore[arg-type]
+                fetcher=fetcher,  # type: ignore[arg-type]
                 engine=SimulatedEngine(),
                 rules=self._stage.rules,
                 decoder=InlineDecoder(),  # type: ignore[arg-type]

@@ -48,6 +48,12 @@ class Scenario:
     """Seconds between looks at the chain."""
     generate_s: float = 20.0
     """Mean seconds of generating a submission."""
+    slow_share: float = 0.0
+    """Share of the workers that take `slow_factor` times as long, the last ones."""
+    slow_factor: float = 10.0
+    """How much longer they take."""
+    loops: int = 1
+    """Loops of a worker's node: with 2 one fetches while another generates, as in production."""
     check_s: float = 2.0
     """Mean seconds of checking one."""
     latency_s: float = 0.05
@@ -76,6 +82,10 @@ class Scenario:
     """Share of fetches that no relay serves."""
     submissions_per_step: int = 8
     """Accepted submissions that a policy version takes."""
+    train_s: float = 0.0
+    """Seconds of a training step, from its last submission to the version that it makes."""
+    max_async_level: int = 2
+    """How many versions old a rollout's policy may be."""
     outcome_deadline_s: int = 600
     """Seconds from a commitment to when its outcomes are due."""
     lease_s: int = 120
@@ -101,7 +111,9 @@ def recipe_of(scenario: Scenario) -> Recipe:
         ),
         proof=ProofRecipe(chunk_tokens=4, topk=8),
         training=TrainingRecipe(
-            steps=0, submissions_per_step=scenario.submissions_per_step, max_async_level=2
+            steps=0,
+            submissions_per_step=scenario.submissions_per_step,
+            max_async_level=scenario.max_async_level,
         ),
     )
 

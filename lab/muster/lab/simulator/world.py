@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +70,8 @@ class World:
     """One line for every block, event and mishap, in order."""
     judged: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Submissions checked and seconds spent, by validator."""
+    doing: Counter[str] = field(default_factory=Counter)
+    """Looks at a worker, one a second, by what it did."""
     received_at: dict[Hash32, float] = field(default_factory=dict)
     """Virtual time of each upload, by file."""
     meter: Meter | None = None
