@@ -13,7 +13,7 @@ from orchestrator_fakes import FRAUD, RUN
 
 from muster.api import RunInfo
 from muster.api.answers import BatchEntry
-from muster.api.requests import MAX_JSON_BYTES
+from muster.api.requests import MAX_FIGURES, MAX_JSON_BYTES
 from muster.api.signing import sign_request
 from muster.orchestrator.dashboard.figures import panels
 from muster.orchestrator.http.errors import CODES
@@ -273,7 +273,7 @@ async def test_evaluation_of_something_else_is_refused(
         b'{"step": 1, "metrics": {"reward": NaN}}',
         b'{"step": 1, "metrics": {"reward": "much"}}',
         b'{"step": 1, "metrics": {}, "more": 1}',
-        json.dumps({"step": 1, "metrics": {f"m{i}": 1 for i in range(65)}}).encode(),
+        json.dumps({"step": 1, "metrics": {f"m{i}": 1 for i in range(MAX_FIGURES + 1)}}).encode(),
         b'{"a":' * 50_000,
     ],
 )
