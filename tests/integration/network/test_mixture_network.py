@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from client_network import V0, WORKERS, Network, Run, eventually, open_network, running
-from worlds.mixture_world import RULES, TASKS, Engine, preferring
+from worlds.mixture_world import TASKS, Engine, mixed, preferring
 from worlds.traces import save_tokenizer
 
 from muster.chain import WorkerStatus
@@ -23,13 +23,26 @@ from muster.client.worker.process import WorkerPlace
 from muster.protocol.errors import MusterError
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import Reason, Ticket
+from muster.protocol.mixture import PartRecipe
+from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
 from muster.trainer.chain_ports import ChainLedger
 from muster.trainer.stream.reader import Cursor, StepInput, StreamReader
 from muster.trainer.stream.submissions import parts_of
 
-STEP = 3
-"""Submissions of a training step."""
+STEP, PROBLEMS = 3, 8
+"""Submissions of a training step, problems of each."""
+
+
+def _recipe() -> Recipe:
+    """Parts of one weight, and so many problems a ticket that it hardly ever lacks a part."""
+    made = mixed(PartRecipe(name="sorts"), PartRecipe(name="turns", target_lengths=(5,))).recipe
+    sampling = made.sampling.model_copy(update={"problems_per_submission": PROBLEMS})
+    training = made.training.model_copy(update={"submissions_per_step": STEP})
+    return made.model_copy(update={"sampling": sampling, "training": training})
+
+
+RECIPE = _recipe()
 
 
 def policy(folder: Path, version: PolicyVersion) -> dict[str, Path]:
@@ -43,7 +56,7 @@ class EasyPart(WorkerLoop):
     """Draws every problem of the part that it likes, and does all else right."""
 
     async def generate(self, ticket: Ticket) -> list[Rollout]:
-        self.place = _with_rules(self.place, preferring("sorts"))
+        self.place = _with_rules(self.place, preferring("sorts", self.place.rules))
         return await super().generate(ticket)
 
 
@@ -70,15 +83,15 @@ async def parts_of_stream(network: Network) -> list[str]:
     """Return the part of every group that is accepted."""
     ledger = ChainLedger(await network.view(), network.run_id)
     records = [item.record for item in ledger.stream()]
-    found = (parts_of(record, RULES.recipe, ledger.seed_of(record)) for record in records)
+    found = (parts_of(record, RECIPE, ledger.seed_of(record)) for record in records)
     return [part.name for parts in found for part in parts]
 
 
 async def train(network: Network) -> StepInput:
     """Return what a trainer's first step takes of the run."""
     ledger = ChainLedger(await network.view(), network.run_id)
-    recipe, files = RULES.recipe, Files(network.folder / "files")
-    reader = StreamReader(ledger, files, recipe, vocab_size=16, seed_of=ledger.seed_of)
+    files = Files(network.folder / "files")
+    reader = StreamReader(ledger, files, RECIPE, vocab_size=16, seed_of=ledger.seed_of)
     async with asyncio.timeout(10):
         return await reader.next_step(Cursor(), V0)
 
@@ -91,9 +104,7 @@ async def muster(command: Any, *words: object) -> Any:
 
 
 async def test_parts_are_generated_judged_trained_on_and_exported(tmp_path: Path) -> None:
-    training = RULES.recipe.training.model_copy(update={"submissions_per_step": STEP})
-    recipe = RULES.recipe.model_copy(update={"training": training})
-    run = Run(recipe=recipe, task_set=TASKS, policy=policy)
+    run = Run(recipe=RECIPE, task_set=TASKS, policy=policy)
     async with open_network(tmp_path, run=run) as network:
         judges = [network.validator(n, make_engine=engine) for n in (0, 1)]
         async with running(network.worker(1, EasyPart, engine), *judges) as tasks:
@@ -102,11 +113,11 @@ async def test_parts_are_generated_judged_trained_on_and_exported(tmp_path: Path
                     await tasks[0]
             async with running(network.worker(0, make_engine=engine)):
 
-                async def has_both() -> bool:
+                async def is_step_full() -> bool:
                     found = await parts_of_stream(network)
-                    return len(found) >= 2 * STEP and "turns" in found
+                    return len(found) >= PROBLEMS * STEP
 
-                await eventually(has_both)
+                await eventually(is_step_full)
         view = await network.view()
         cheater = view.member(network.run_id, WORKERS[1].address)
         assert cheater is not None
@@ -116,9 +127,8 @@ async def test_parts_are_generated_judged_trained_on_and_exported(tmp_path: Path
         assert Reason.WRONG_PROBLEM in verdicts
 
         taken = await train(network)
-        problems = recipe.sampling.problems_per_submission
         assert {*taken.parts} == {"sorts", "turns"}
-        assert sum(tally.groups for tally in taken.parts.values()) == len(taken.uses) * problems
+        assert sum(tally.groups for tally in taken.parts.values()) == len(taken.uses) * PROBLEMS
 
         chain = ("--rpc", network.anvil.rpc_url, "--deployments", tmp_path / "deployments")
         model, out = tmp_path / "fetched", tmp_path / "traces"
