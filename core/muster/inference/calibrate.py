@@ -322,7 +322,10 @@ def _choose(
         honest.token_margins(), recipe.sampling.max_new_tokens, floors, cheats
     )
     drawn, claimed = honest.drawn_apart()
-    wide = limits.wide_limits(drawn, sampler, floors, recipe, claimed=claimed)
+    roomy = limits.with_room(sampler)
+    wide = limits.wide_limits(drawn, roomy, floors, recipe, claimed=claimed)
+    if wide is not None:
+        sampler = roomy.model_copy(update={"wide": wide})
     return Calibration(
         model=CalibratedModel(
             name=model_dir.resolve().name,
@@ -334,7 +337,7 @@ def _choose(
         proof=recipe.proof,
         temperature=recipe.sampling.temperature,
         chunk=limits.chunk_limits(honest.chunks(), recipe.proof, floors),
-        sampler=sampler.model_copy(update={"wide": wide}),
+        sampler=sampler,
         fraud_strikes=limits.fraud_strikes(samples, recipe),
     )
 

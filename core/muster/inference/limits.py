@@ -140,6 +140,15 @@ def _outside(honest: Margins, margin: float, longest: int) -> int:
     )
 
 
+def with_room(sampler: SamplerLimits) -> SamplerLimits:
+    """Return limits whose outright margin is four times the worst honest one, for calibrations
+    that count wide tokens: in bfloat16 an honest token of 150,000 was at more than twice.
+    """
+    if sampler.max_outside_per_sample:
+        return sampler
+    return sampler.model_copy(update={"margin": 2 * sampler.margin})
+
+
 def wide_limits(
     pairs: Sequence[Drawn],
     sampler: SamplerLimits,
@@ -151,8 +160,8 @@ def wide_limits(
     """Return how many tokens of a submission may have a margin that few honest ones have, given the
     choices of every pair of honest ways; None where the margin is not beyond its floor.
 
-    `claimed` are pairs that other machines say they measured: they can raise the counts, and not
-    lower them.
+    `sampler` has the margin that no token may exceed then, see `with_room`. `claimed` are pairs
+    that other machines say they measured: they can raise the counts, and not lower them.
 
     A worker that prefers some token can do so by `WideLimits.margin` everywhere, and by more at as
     many tokens as may be wide: of all margins the one is taken that leaves it least, per completion

@@ -19,6 +19,7 @@ from muster.inference.limits import (
     require_separated,
     sampler_limits,
     wide_limits,
+    with_room,
 )
 from muster.protocol.errors import EngineError
 from muster.protocol.recipe import ProofRecipe, Recipe, SamplingRecipe, TrainingRecipe
@@ -128,6 +129,13 @@ def test_wide_tokens_are_few_and_fewer_at_ends() -> None:
     assert limits is not None
     assert COARSE.margin / 4 <= limits.margin <= 0.8
     assert 0 < limits.most_ends < limits.most < 40
+
+
+def test_a_margin_that_no_token_may_exceed_gets_room_and_no_other() -> None:
+    outright = SamplerLimits(margin=0.3, max_outside_per_sample=0)
+    assert with_room(outright) == SamplerLimits(margin=0.6, max_outside_per_sample=0)
+    some = SamplerLimits(margin=0.3, max_outside_per_sample=1)
+    assert with_room(some) == some
 
 
 def test_margin_at_its_floor_leaves_nothing_to_narrow() -> None:
