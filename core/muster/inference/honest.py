@@ -110,9 +110,13 @@ def measure_honest(
 
 
 def _enough(bench: Bench, requests: list[Request], plan: Plan) -> Work:
-    """Return the plain way's work: of the plan's size, of more where it has too few chunks."""
+    """Return the plain way's work: of the plan's size, of more where it has too few chunks.
+
+    Forgers are not tried on a length that few chunks have, so there is one of each to spare.
+    """
     work = bench.generate(requests[: plan.base])
-    missing = MIN_CHUNKS - sum(len(completion.proofs) for completion in work.completions)
+    wanted = MIN_CHUNKS + plan.recipe.proof.chunk_tokens
+    missing = wanted - sum(len(completion.proofs) for completion in work.completions)
     if missing <= 0:
         return work
     asked = requests[plan.base : plan.base + missing]
