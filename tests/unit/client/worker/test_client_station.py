@@ -168,8 +168,9 @@ async def test_the_next_policy_is_fetched_while_the_present_one_works(tmp_path: 
     await leading
     await helping
     assert [version for _, version in engine.loaded] == [VERSION, newer]
-    uploads = [(each[0].index, each[0].policy_version) for each in desk.orchestrator.uploads]
-    assert uploads == [(0, VERSION), (1, newer)]
+    # Which upload ends first is nobody's to say.
+    uploads = {(each[0].index, each[0].policy_version) for each in desk.orchestrator.uploads}
+    assert uploads == {(0, VERSION), (1, newer)}
     desk.close()
 
 
