@@ -71,11 +71,12 @@ PLOTS = {
 }
 """Drawings below a section's table, with what they show."""
 
-_CASE = "calibration[detail/4x256:{}/cheats/name={}/accepted]"
+_CHEAT = "{{calibration[detail/4x256:{0}/cheats/name={1}/{2}]}}"
 
 
 def _accepted(case: str, cheat: str) -> str:
-    return "{" + _CASE.format(case, cheat) + "}"
+    counts = (_CHEAT.format(case, cheat, what) for what in ("accepted", "trials"))
+    return " of ".join(counts)
 
 
 CLAIMS: tuple[Claim, ...] = (
@@ -122,7 +123,7 @@ CLAIMS: tuple[Claim, ...] = (
         "proofs",
         "Another prompt is detected, always",
         "TOPLOC, abstract",
-        "Submissions with altered prompts caught in a network (A3), where prompts are derived again; and single samples with one prompt token altered that pass proofs and sampling alone, of 320, in bfloat16 and float32 (4 x 256)",
+        "Submissions with altered prompts caught in a network (A3), where prompts are derived again; and single samples with one prompt token altered that pass proofs and sampling alone, in bfloat16 and float32 (4 x 256)",
         "{redteam[detail/attack=A3/caught]} of {redteam[detail/attack=A3/trials]}; "
         + _accepted("bfloat16", "one prompt token altered")
         + " and "
@@ -136,7 +137,7 @@ CLAIMS: tuple[Claim, ...] = (
         "proofs",
         "Lower precision is detected: quantised weights",
         "TOPLOC, abstract and release post",
-        "Submissions with quantised weights or keys and values caught in a network that calculates in float32 (A2); samples of int4, fp8 and int8 weights that pass in a bfloat16 network, of 320 (4 x 256)",
+        "Submissions with quantised weights or keys and values caught in a network that calculates in float32 (A2); samples of int4, fp8 and int8 weights that pass in a bfloat16 network (4 x 256)",
         "{redteam[detail/attack=A2/caught]} of {redteam[detail/attack=A2/trials]}; "
         + ", ".join(_accepted("bfloat16", f"weights in {each}") for each in ("int4", "fp8", "int8"))
         + " pass",
@@ -148,7 +149,7 @@ CLAIMS: tuple[Claim, ...] = (
         "proofs",
         "A compressed key-value cache is detected",
         "TOPLOC, release post",
-        "Samples of 320 that pass with the cache in int8 and int4: bfloat16, then float32 (4 x 256)",
+        "Samples that pass with the cache in int8 and int4: bfloat16, then float32 (4 x 256)",
         _accepted("bfloat16", "int8 key-value cache")
         + " and "
         + _accepted("bfloat16", "int4 key-value cache")
