@@ -47,12 +47,7 @@ async def open_network(setup: Setup, steps: int) -> AsyncIterator[tuple[Network,
             folder, folder / "deployments", people, RECIPE, steps, 0, rpc_port=0, problems=256
         )
         async with Network(options, environment=environment) as network:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(network.start_chain())
-                group.create_task(network.prepare_model())
-            run_id = await network.create_run()
-            await network.join(run_id)
-            await network.start_services(run_id)
+            run_id = await network.begin()
             yield network, run_id
 
 

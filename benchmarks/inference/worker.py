@@ -130,12 +130,7 @@ async def measure(folder: Path) -> dict[str, Any]:
     # A worker leaves a run that is over, unless told to stay.
     environment = {"MUSTER_LOG_FORMAT": "json", "MUSTER_WORKER_KEEP_GOING": "true"}
     async with Network(options, environment=environment) as network:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(network.start_chain())
-            group.create_task(network.prepare_model())
-        run_id = await network.create_run()
-        await network.join(run_id)
-        await network.start_services(run_id)
+        run_id = await network.begin()
         first = next(m for m in people.members if m.role is Role.RESTARTED)
         child, _ = await arrive(network, run_id, first)
         arrivals = []
@@ -196,12 +191,7 @@ async def measure_between(folder: Path, tickets: int) -> dict[str, float]:
     )
     environment = {"MUSTER_LOG_FORMAT": "json", "MUSTER_WORKER_TICKETS_PER_ENGINE": str(tickets)}
     async with Network(options, environment=environment) as network:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(network.start_chain())
-            group.create_task(network.prepare_model())
-        run_id = await network.create_run()
-        await network.join(run_id)
-        await network.start_services(run_id)
+        run_id = await network.begin()
         member = next(m for m in people.members if m.role is Role.HONEST)
         child = await network.start_worker(run_id, member)
         async with asyncio.timeout(600):

@@ -142,7 +142,7 @@ def _outside(honest: Margins, margin: float, longest: int) -> int:
 
 def with_room(sampler: SamplerLimits) -> SamplerLimits:
     """Return limits whose outright margin is four times the worst honest one, for calibrations
-    that count wide tokens: in bfloat16 an honest token of 150,000 was at more than twice.
+    that count wide tokens: in bfloat16 an honest token of some 150,000 was at more than twice.
     """
     if sampler.max_outside_per_sample:
         return sampler

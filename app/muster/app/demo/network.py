@@ -337,6 +337,16 @@ class Network:
             self.processes.require_running(child)
         return child.log.read_text()
 
+    async def begin(self) -> RunId:
+        """Start everything but workers, from the chain on; returns the run's id."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.start_chain())
+            group.create_task(self.prepare_model())
+        run_id = await self.create_run()
+        await self.join(run_id)
+        await self.start_services(run_id)
+        return run_id
+
     # ----------------------------------------------------------- its processes
 
     async def start_services(self, run_id: RunId) -> None:

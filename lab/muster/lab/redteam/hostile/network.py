@@ -107,12 +107,7 @@ async def play(
 
 async def _start(network: Network, people: Cast) -> Door:
     """Start everything but the hostile member's worker."""
-    async with asyncio.TaskGroup() as group:
-        group.create_task(network.start_chain())
-        group.create_task(network.prepare_model())
-    run_id = await network.create_run()
-    await network.join(run_id)
-    await network.start_services(run_id)
+    run_id = await network.begin()
     for member in people.members[:WORKERS]:
         await network.start_worker(run_id, member)
     async with await network.connect() as chain:
