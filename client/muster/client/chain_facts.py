@@ -52,8 +52,9 @@ class HistoryView(ChainView):
     whenever they ask: a ban that came since does not touch work that was committed before.
     """
 
-    def _reset(self) -> None:
-        super()._reset()
+    def clear(self) -> None:
+        """Forget everything."""
+        super().clear()
         self._activations: dict[tuple[RunId, Address], list[tuple[int, int]]] = {}
 
     def _take_in(self, event: Event) -> None:

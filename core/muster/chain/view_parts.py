@@ -351,7 +351,7 @@ class BatchView:
     """Signatures that validators showed on chain, by the hash of their records."""
     shown_records: dict[Hash32, bytes] = field(default_factory=dict)
     """The records that were shown with them."""
-    records: list[OutcomeRecord] | None = None
+    records: Sequence[OutcomeRecord] | None = None
     """Outcomes in batch order, once posted."""
     records_hash: Hash32 | None = None
     """Keccak-256 of the records as posted: what validators signed."""

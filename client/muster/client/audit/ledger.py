@@ -13,12 +13,12 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.chain import BatchStatus, BatchView, BlockId, Event, Offence, SlashState, SlashView
+from muster.chain import BatchView, BlockId, Event, Offence, SlashState, SlashView
 from muster.chain.doubles import WITHHELD
+from muster.chain.view_events.batches import record_outcomes
 from muster.chain.view_parts import parse_records, split_signatures
 from muster.client.audit.contradictions import Contradiction, Kind
 from muster.client.chain_facts import HistoryView
-from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.jury import BENCH, BenchPlace
@@ -124,8 +124,9 @@ class Ledger(HistoryView):
         self._blocks: dict[int, Hash32] = {}
         super().__init__()
 
-    def _reset(self) -> None:
-        super()._reset()
+    def clear(self) -> None:
+        """Forget everything."""
+        super().clear()
         self.disorder: list[Contradiction] = []
         """Events that do not follow from those before them."""
         self.posted: list[int] = []
@@ -190,7 +191,7 @@ class Ledger(HistoryView):
         assert self._keeps_events  # otherwise nothing is read twice
         events = [event for event in self._events if event.block_number <= block_number]
         self._events, self._at, self._blocks = [], None, {}
-        self._reset()
+        self.clear()
         for event in events:
             self.apply(event)
 
@@ -218,8 +219,9 @@ class Ledger(HistoryView):
         """Return the newest blocks with events, oldest first."""
         return [BlockId(number, hashed) for number, hashed in sorted(self._blocks.items())]
 
-    def _contradict(self, event: Event, problem: str) -> None:
-        super()._contradict(event, problem)
+    def contradict(self, event: Event, problem: str) -> None:
+        """Note that an event does not follow from those before it."""
+        super().contradict(event, problem)
         self.disorder.append(
             Contradiction(
                 Kind.EVENT_ORDER,
@@ -237,29 +239,14 @@ class Ledger(HistoryView):
             try:
                 self._outcomes_posted(event, event.args)
             except (KeyError, EncodingError) as error:
-                self._contradict(event, f"refers to something unknown: {error}")
+                self.contradict(event, f"refers to something unknown: {error}")
             return
         super()._take_in(event)
 
     def _outcomes_posted(self, event: Event, args: dict[str, Any]) -> None:
-        batch = self.batches[args["batch_id"]]
-        records = PackedRecords(args["records"])
-        self._expect(event, "records", batch.count, len(records))
-        if batch.records is not None:
-            self._contradict(event, f"batch {batch.batch_id} has outcomes already")
-            return
-        # Readers of a batch's records iterate, index or count: they need no list.
-        batch.records = records  # type: ignore[assignment]
-        batch.status = BatchStatus.JUDGED
-        batch.records_hash = keccak(records.data)
-        batch.signatures = split_signatures(args["signatures"])
-        batch.signers = args["signers"]
-        batch.outcomes_root = args["outcomes_root"]
-        batch.posted_at = args["posted_at"]
-        batch.posted_block, batch.posted_tx = event.block_number, event.tx_hash
-        batch.posted_beacon = event.block_hash
-        batch.validators = tuple(self.runs[batch.run_id].validators)
-        self.posted.append(batch.batch_id)
+        batch = record_outcomes(self, event, args, PackedRecords(args["records"]))
+        if batch is not None:
+            self.posted.append(batch.batch_id)
 
     # Things that a view does not keep. They are noted before the event is taken in.
 
@@ -281,7 +268,7 @@ class Ledger(HistoryView):
                 self.bonds[args["batch_id"]] = Bond(args["payer"], args["amount"])
             case "BondReturned":
                 bond = self.bonds.get(args["batch_id"])
-                self._expect(event, "who put the bond up", bond and bond.payer, args["payer"])
+                self.expect(event, "who put the bond up", bond and bond.payer, args["payer"])
                 if bond is not None:
                     back = bond.returned_wei + args["amount"]
                     self.bonds[args["batch_id"]] = replace(bond, returned_wei=back)
@@ -298,7 +285,7 @@ class Ledger(HistoryView):
     def _note_freed(self, event: Event, args: dict[str, Any]) -> None:
         run = self.runs.get(args["run_id"])
         if self._voided is None or run is None:
-            self._contradict(event, "no batch is void")
+            self.contradict(event, "no batch is void")
             return
         self.freed_wei[self._voided] = args["amount"]
         self.reserved_before[self._voided] = run.reserved_wei

@@ -1,0 +1,132 @@
+"""Batches from their commitment to their outcomes and the frauds among these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from muster.chain.abi import Event
+from muster.chain.structs import ZERO_ADDRESS, BatchStatus
+from muster.chain.view_events.tables import Arguments, ChainTables
+from muster.chain.view_parts import (
+    BatchView,
+    SlashState,
+    StreamItem,
+    parse_records,
+    split_signatures,
+)
+from muster.protocol.encoding import keccak
+from muster.protocol.ids import RunId
+from muster.protocol.messages import OutcomeRecord, Verdict
+
+
+def on_batch_committed(view: ChainTables, event: Event, args: Arguments) -> None:
+    view.expect(event, "batch id", len(view.batches) + 1, args["batch_id"])
+    run = view.runs.get(args["run_id"])
+    if run is None:
+        view.contradict(event, f"run {args['run_id']} is unknown")
+    view.batches[args["batch_id"]] = BatchView(
+        batch_id=args["batch_id"],
+        run_id=RunId(args["run_id"]),
+        root=args["root"],
+        count=args["count"],
+        units=args["units"],
+        price_per_unit=args["price_per_unit"],
+        terms=args["terms"],
+        committed_at=args["committed_at"],
+        block_number=event.block_number,
+        tx_hash=event.tx_hash,
+        beacon=event.block_hash,
+        seated=tuple(run.validators) if run else (),
+        orchestrator=run.config.orchestrator if run else ZERO_ADDRESS,
+    )
+    view.newest_batch[args["run_id"]] = args["batch_id"]
+
+
+def on_directly_submitted(view: ChainTables, _event: Event, args: Arguments) -> None:
+    batch = view.batches[args["batch_id"]]
+    batch.work, batch.sources = args["work"], tuple(args["sources"])
+    own = view.own_work.setdefault((batch.run_id, batch.work.submission.worker), {})
+    own[batch.root] = batch
+
+
+def on_batch_split(view: ChainTables, event: Event, args: Arguments) -> None:
+    batch, source = view.batches[args["batch_id"]], view.batches[args["from_batch_id"]]
+    on_directly_submitted(view, event, args)
+    batch.split_from = source.batch_id
+    batch.status, batch.posted_at = source.status, source.posted_at
+    batch.signers = source.signers
+    submission = args["work"].submission
+    source.units -= submission.units
+    source.split_off[batch.batch_id] = submission
+
+
+def on_outcomes_shown(view: ChainTables, _event: Event, args: Arguments) -> None:
+    batch, shown = view.batches[args["batch_id"]], args["records_hash"]
+    batch.shown.setdefault(shown, {})[args["validator"]] = args["signature"]
+    if args["records"]:
+        batch.shown_records[shown] = args["records"]
+
+
+def on_batch_withheld(view: ChainTables, _event: Event, args: Arguments) -> None:
+    batch = view.batches[args["batch_id"]]
+    batch.status, batch.posted_at = BatchStatus.WITHHELD, args["posted_at"]
+    batch.signers = args["signers"]
+
+
+def on_batch_voided(view: ChainTables, event: Event, args: Arguments) -> None:
+    batch = view.batches[args["batch_id"]]
+    if batch.records is not None:
+        view.contradict(event, f"batch {batch.batch_id} has outcomes")
+    batch.voided_tx = event.tx_hash
+
+
+def on_outcomes_posted(view: ChainTables, event: Event, args: Arguments) -> None:
+    records = parse_records(args["records"])
+    batch = record_outcomes(view, event, args, records)
+    if batch is None:
+        return
+    run = view.runs[batch.run_id]
+    for position, record in enumerate(records):
+        view.slots.add((batch.run_id, record.worker_id, record.step, record.index))
+        if record.verdict is Verdict.ACCEPTED:
+            item = StreamItem(len(run.stream), batch.batch_id, position, record)
+            run.stream.append(item)
+
+
+def record_outcomes(
+    view: ChainTables, event: Event, args: Arguments, records: Sequence[OutcomeRecord]
+) -> BatchView | None:
+    """Return the batch with the outcomes that an event posts; None when it had some before."""
+    batch = view.batches[args["batch_id"]]
+    view.expect(event, "records", batch.count, len(records))
+    if batch.records is not None:
+        view.contradict(event, f"batch {batch.batch_id} has outcomes already")
+        return None
+    batch.records = records
+    batch.status = BatchStatus.JUDGED
+    batch.records_hash = keccak(args["records"])
+    batch.signatures = split_signatures(args["signatures"])
+    batch.signers = args["signers"]
+    batch.outcomes_root = args["outcomes_root"]
+    batch.posted_at = args["posted_at"]
+    batch.posted_block = event.block_number
+    batch.posted_beacon = event.block_hash
+    batch.posted_tx = event.tx_hash
+    batch.validators = tuple(view.runs[batch.run_id].validators)
+    return batch
+
+
+def on_fraud_executed(view: ChainTables, event: Event, args: Arguments) -> None:
+    slash = view.slash_by_id[args["escrow_id"]]
+    slash.leaf = args["leaf"]
+    run = view.runs[view.batches[args["batch_id"]].run_id]
+    slash.priors = run.members[slash.owner].convictions - 1
+    view.expect(event, "the slashed worker", slash.owner, args["worker"])
+    view.expect(event, "the slashed amount", slash.amount_wei, args["amount"])
+    if run.is_slashing_paused(event.block_timestamp):
+        view.contradict(event, f"slashing is paused until {run.slashing_paused_until}")
+
+
+def on_fraud_finalised(view: ChainTables, event: Event, args: Arguments) -> None:
+    slash = view.slash_by_id[args["escrow_id"]]
+    view.expect(event, "the slash", SlashState.RELEASED, slash.state)
