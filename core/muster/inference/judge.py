@@ -2,8 +2,8 @@
 
 The noise of a reply follows from the question, so the same judge gives the same reply, and a reply
 is proven like any rollout: who has the judge's folder checks by one forward pass that this model
-said it, without asking again (`fault_of`). Installed by `MUSTER_JUDGE_MODEL=DIR`, for runs that
-allow a judge.
+said it, without asking again (`EngineJudge.fault_of`, `muster data judge`). Installed by
+`MUSTER_JUDGE_MODEL=DIR`, for runs that allow a judge.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from muster.inference.engine import InferenceEngine, Request, Sample
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import ProofError
+from muster.protocol.errors import ConfigError, ProofError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.prompts import render_prompt
 from muster.protocol.recipe import PromptRecipe, ProofRecipe
+from muster.settings import read_file
 from muster.toploc import Calibration
 
 MODEL_VARIABLE = "MUSTER_JUDGE_MODEL"
 """Environment variable that names the judge's folder."""
 MAX_REPLY_TOKENS = 32
 """A reply is one short line of JSON."""
-PLAIN = PromptRecipe()
+PROMPT, PROOF, TEMPERATURE = PromptRecipe(), ProofRecipe(), 1.0
+"""How a judge is asked, and how its reply is proven and sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +47,18 @@ class Opinion:
 class EngineJudge:
     """A judge on an engine that has its policy loaded; from any thread, one question at a time."""
 
-    def __init__(
-        self,
-        engine: InferenceEngine,
-        *,
-        prompt: PromptRecipe = PLAIN,
-        temperature: float = 1.0,
-        proof: ProofRecipe | None = None,
-    ) -> None:
+    def __init__(self, engine: InferenceEngine) -> None:
         self._engine = engine
-        self._prompt = prompt
-        self._temperature = temperature
-        self._proof = proof or ProofRecipe()
         self._turn = threading.Lock()
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Return the judge whose model is in a folder."""
+        from muster.inference.transformers_engine import TransformersEngine
+
+        engine = TransformersEngine()
+        engine.load_policy(folder, PolicyVersion(0))
+        return cls(engine)
 
     def ask(self, prompt: str) -> str:
         """Return the reply to one question, which is always the same."""
@@ -65,11 +67,11 @@ class EngineJudge:
     def opinions(self, prompts: Sequence[str]) -> list[Opinion]:
         """Return replies with their proofs, all generated together."""
         asked = [
-            Request(self._tokens(text), seed_of(text), self._temperature, MAX_REPLY_TOKENS)
+            Request(self._tokens(text), seed_of(text), TEMPERATURE, MAX_REPLY_TOKENS)
             for text in prompts
         ]
         with self._turn:
-            made = self._engine.generate(asked, proof=self._proof)
+            made = self._engine.generate(asked, proof=PROOF)
             return [
                 Opinion(each.tokens, tuple(each.proofs), self._engine.decode(each.tokens))
                 for each in made
@@ -82,6 +84,8 @@ class EngineJudge:
         """
         if not 1 <= len(opinion.tokens) <= MAX_REPLY_TOKENS:
             return f"a reply of {len(opinion.tokens)} tokens"
+        if not 0 <= min(opinion.tokens) <= max(opinion.tokens) < self._engine.vocab_size:
+            return "a token that the model does not have"
         ends = [token in self._engine.eos_token_ids for token in opinion.tokens]
         if any(ends[:-1]) or not (ends[-1] or len(ends) == MAX_REPLY_TOKENS):
             return "the reply ends elsewhere"
@@ -90,9 +94,7 @@ class EngineJudge:
         sample = Sample(self._tokens(prompt), opinion.tokens, seed_of(prompt), opinion.proofs)
         try:
             with self._turn:
-                [found] = self._engine.examine(
-                    [sample], proof=self._proof, temperature=self._temperature
-                )
+                [found] = self._engine.examine([sample], proof=PROOF, temperature=TEMPERATURE)
         except ProofError as error:
             return f"its proofs: {error}"
         if not all(map(calibration.chunk_passes, found.chunks)):
@@ -102,7 +104,7 @@ class EngineJudge:
         return ""
 
     def _tokens(self, prompt: str) -> tuple[int, ...]:
-        return self._engine.encode(render_prompt(prompt, -1, self._prompt))
+        return self._engine.encode(render_prompt(prompt, -1, PROMPT))
 
 
 def seed_of(prompt: str) -> int:
@@ -110,13 +112,18 @@ def seed_of(prompt: str) -> int:
     return int.from_bytes(keccak(b"muster judge" + prompt.encode("utf-8", "replace"))[:8], "big")
 
 
+def read_limits(path: Path) -> Calibration:
+    """Return a judge's calibration; raises ConfigError when it is about other replies."""
+    calibration = Calibration.from_bytes(read_file(path, hint="muster calibrate writes it"))
+    if (calibration.proof, calibration.temperature) != (PROOF, TEMPERATURE):
+        raise ConfigError(
+            f"{path} was measured with other proofs or at another temperature than judges have",
+            hint="muster calibrate --model JUDGE, without --recipe",
+        )
+    return calibration
+
+
 def from_environment() -> EngineJudge | None:
     """Return the judge that the environment names, with its model loaded; None without one."""
     folder = os.environ.get(MODEL_VARIABLE)
-    if not folder:
-        return None
-    from muster.inference.transformers_engine import TransformersEngine
-
-    engine = TransformersEngine()
-    engine.load_policy(Path(folder), PolicyVersion(0))
-    return EngineJudge(engine)
+    return EngineJudge.load(Path(folder)) if folder else None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from inference_policy import EOS
+from worlds.judge_world import LIMITS
 
 from muster.inference.judge import (
     MAX_REPLY_TOKENS,
@@ -20,25 +21,8 @@ from muster.inference.judge import (
 )
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
-from muster.protocol.recipe import ProofRecipe
-from muster.toploc import Calibration
-from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimits
 
 QUESTION = "3172="
-LIMITS = Calibration(
-    model=CalibratedModel(
-        name="judge", architecture="Qwen3", hidden_size=64, vocab_size=19, engine="transformers"
-    ),
-    proof=ProofRecipe(),
-    chunk=ChunkLimits(
-        max_exponent_mismatches=8,
-        max_mantissa_error_mean=0.25,
-        max_mantissa_error_median=0.0,
-        max_sign_mismatches=4,
-    ),
-    sampler=SamplerLimits(margin=0.001, max_outside_per_sample=0),
-    fraud_strikes=1,
-)
 Change = Callable[[Opinion], Opinion]
 
 

@@ -189,6 +189,63 @@ def verify_command(folder: Path, as_json: bool, **options: Any) -> None:
     _finish(found, checks, as_json=as_json)
 
 
+@data.command("judge")
+@click.argument("folder", metavar="DIR", type=FOLDER)
+@click.option("--judge", type=FOLDER, required=True, help="The judge's model.")
+@click.option("--task-set", type=FILE, help="The run's: it has the reference answers.")
+@click.option("--opinions", type=FILE, help="The file.  [default: DIR/opinions.jsonl]")
+@click.option("--check", "limits", type=FILE, help="Examine it under this calibration.")
+@json_option
+def judge_command(
+    folder: Path,
+    judge: Path,
+    task_set: Path | None,
+    opinions: Path | None,
+    limits: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Ask a judge about the rows that one graded, and keep its replies with their proofs.
+
+    With --check FILE somebody else's replies are examined, each by one forward pass; FILE is the
+    judge's calibration. Exits with 1 when a reply is not the judge's, or a reward not its score.
+
+    \b
+    Examples:
+      muster data judge traces --judge ./judge
+      muster calibrate --model ./judge --out judge.json
+      muster data judge traces --judge ./judge --check judge.json
+    """
+    from muster.client.dataset.folder import DataFolder
+    from muster.client.dataset.opinions import (
+        NAME,
+        check_opinions,
+        header_of,
+        judged_rows,
+        write_opinions,
+    )
+    from muster.client.dataset.verify import check_bytes
+    from muster.inference.contributions import weights_hash
+    from muster.inference.judge import EngineJudge, read_limits
+    from muster.tasks import TaskSet
+    from muster.telemetry import progress, setup_logging
+
+    setup_logging("data")
+    found = DataFolder.open(folder)
+    checks = [check_bytes(found)]
+    if checks[0].passed:
+        calibration = None if limits is None else read_limits(limits)
+        rows = judged_rows(found, None if task_set is None else TaskSet.open(task_set))
+        path, header = opinions or folder / NAME, header_of(found, weights_hash(judge))
+        asked = EngineJudge.load(judge)
+        with progress("rows") as show:
+            if calibration is None:
+                checks += write_opinions(path, header, asked, rows, show)
+            else:
+                checks += check_opinions(path, header, asked, calibration, rows, show)
+    _finish(found, checks, as_json=as_json)
+
+
 async def _check_rows(folder: DataFolder, history: History, options: dict[str, Any]) -> Check:
     """Return whether rows are those of their files, as far as these are at hand."""
     from muster.client.audit.contradictions import Check

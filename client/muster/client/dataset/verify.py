@@ -41,7 +41,7 @@ _LEDGER = (
 """Columns that the ledger knows."""
 
 
-class _Faults:
+class Faults:
     """What disagrees with one statement about a data set."""
 
     def __init__(self, name: str) -> None:
@@ -66,7 +66,7 @@ class _Faults:
 
 def check_bytes(folder: DataFolder) -> Check:
     """Return whether the files are those that `export.json` names."""
-    faults = _Faults("files")
+    faults = Faults("files")
     end = 0
     for part in folder.export.parts:
         if part.start != end:
@@ -98,7 +98,7 @@ def check_folder(folder: DataFolder, history: History, held_out: HeldOut) -> lis
 
 
 def _check_origin(folder: DataFolder, history: History, run_id: RunId) -> Check:
-    faults, said = _Faults("origin"), folder.export.origin
+    faults, said = Faults("origin"), folder.export.origin
     run = history.ledger.runs.get(run_id)
     if run is None:
         faults.add(f"chain {history.deployment.chain_id} has no run {run_id}")
@@ -114,7 +114,7 @@ def _check_origin(folder: DataFolder, history: History, run_id: RunId) -> Check:
 
 def check_outcomes(folder: DataFolder, stream: Stream) -> Check:
     """Return whether every row names an accepted submission as the ledger has it."""
-    faults, overturned = _Faults("outcomes"), stream.overturned()
+    faults, overturned = Faults("outcomes"), stream.overturned()
     submissions = rows = 0
     for part in folder.export.parts:
         if part.end > len(stream):
@@ -171,7 +171,7 @@ def check_rules(folder: DataFolder, held_out: HeldOut) -> Check:
     Without the held-out texts of the settings it stays open whether rows repeat one. What a group
     says cannot be told by the rows that are left of it: `check_rows` does.
     """
-    settings, faults = folder.export.settings, _Faults("settings")
+    settings, faults = folder.export.settings, Faults("settings")
     if held_out and tuple(held_out.hashes) != settings.held_out:
         raise ConfigError(
             "the held-out files are not those of the export",
@@ -200,7 +200,7 @@ async def check_rows(
     on_progress: Progress = lambda _done, _of: None,
 ) -> Check:
     """Return whether the rows are those of the submissions' files, made again from each."""
-    faults, settings = _Faults("rows"), folder.export.settings
+    faults, settings = Faults("rows"), folder.export.settings
     made = absent = 0
     for part in folder.export.parts:
         for place, rows in folder.submissions(part):
@@ -244,7 +244,7 @@ def _wrong_rows(again: pa.Table, rows: pa.Table, settings: SelectionSettings) ->
 
 def check_card(folder: DataFolder, stream: Stream) -> Check:
     """Return whether the data card is the one that rows and ledger make."""
-    faults = _Faults("card")
+    faults = Faults("card")
     path = folder.path / CARD
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     wanted = write_card(folder, stream, Figures(folder))
