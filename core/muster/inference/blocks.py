@@ -27,6 +27,9 @@ from muster.inference.sampler import device_token_noise, device_winners
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc.chunks import to_patterns
 
+DEVICE_BLOCK_BYTES = 256 << 20
+"""Float32 logits of one block of rows on an accelerator, where small blocks cost launches."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceBlock:
@@ -79,6 +82,7 @@ def examine_rows(
     if not samples:
         return []
     hidden_NH = hidden[0] if len(hidden) == 1 else torch.cat(list(hidden))
+    is_cpu = hidden_NH.device.type == "cpu"
     return examine(
         samples,
         _prove(samples, hidden, proof),
@@ -86,6 +90,7 @@ def examine_rows(
         vocab_size=vocab_size,
         eos=eos,
         temperature=temperature,
+        block_bytes=None if is_cpu else DEVICE_BLOCK_BYTES,
     )
 
 

@@ -145,7 +145,7 @@ def project(rows_TH: torch.Tensor, shares: Sequence[Share]) -> npt.NDArray[np.fl
         signs = projections.balanced_signs(share.seed, share.tokens)
         signs_VT = signs[:, share.first : share.first + len(rows_TH)]
         channels_VH = projections.channel_signs(share.seed, rows_TH.shape[1])
-        sums_VH = torch.from_numpy(np.ascontiguousarray(signs_VT)).to(rows_TH.device) @ narrow_TH
+        sums_VH = torch.from_numpy(signs_VT.astype(np.float64)).to(rows_TH.device) @ narrow_TH
         sums.append((sums_VH * torch.from_numpy(channels_VH).to(rows_TH.device)).sum(dim=1))
     if not sums:
         return np.zeros((0, projections.VALUES))

@@ -103,12 +103,15 @@ def examine(
     vocab_size: int,
     eos: Iterable[int],
     temperature: float,
+    block_bytes: int | None = None,
 ) -> list[Examined]:
     """Return what is found in samples of as many redraws each.
 
-    `block_of` makes the logits of some of the N rows, which are those of all samples in order.
+    `block_of` makes the logits of some of the N rows, which are those of all samples in order;
+    `block_bytes` bounds them, by default as a CPU likes it.
     """
-    replays, ends = _replayed(samples, block_of, vocab_size, sorted(eos), temperature)
+    rows = max(1, (block_bytes or BLOCK_BYTES) // (4 * vocab_size))
+    replays, ends = _replayed(samples, block_of, rows, sorted(eos), temperature)
     return [
         Examined(
             replayed=own,
@@ -140,7 +143,7 @@ def prove_host(samples: Sequence[Sample], hidden: Sequence[Patterns], proof: Pro
 def _replayed(
     samples: Sequence[Sample],
     block_of: Callable[[slice], Block],
-    vocab_size: int,
+    size: int,
     eos: Sequence[int],
     temperature: float,
 ) -> tuple[list[list[Replayed]], list[Odds]]:
@@ -149,7 +152,6 @@ def _replayed(
     made: list[list[Replayed]] = [[] for _ in claimed]
     odds = [np.empty(0)]
     total = len(claimed[0].tokens_B)
-    size = max(1, BLOCK_BYTES // (4 * vocab_size))
     for start in range(0, total, size):
         rows = slice(start, min(start + size, total))
         block = block_of(rows)

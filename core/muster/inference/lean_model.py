@@ -178,6 +178,14 @@ class LeanModel:
         values = self._embedding.shape[1] + self.head_size * (self.query_heads + 2 * self.key_heads)
         return values * self.dtype.itemsize
 
+    def empty_results(self, places: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return room for the hidden states and logits of so many rows."""
+        like, (vocabulary, width) = self._embedding, self._head.weight.shape
+        return (
+            like.new_empty(places, width, dtype=self.dtype),
+            like.new_empty(places, vocabulary, dtype=torch.float32),
+        )
+
     def begin(self, length: int) -> Rotary:
         """Take the present weights, and return the rotary factors of `length` positions."""
         for layer in self._layers:

@@ -2,8 +2,9 @@
 
 All sequences of a pass lie one after the other without padding, and a prompt that several
 completions have is there once: a layer is finished for all of them before the next begins, so that
-no layer's keys and values outlive it. Attention takes some queries at a time. Axes: N positions of
-a pass, T completion tokens, Q queries, L keys, A query heads, K key heads, E head size, H hidden
+no layer's keys and values outlive it. Attention takes all sequences in one call where a GPU has a
+kernel for that, else some queries at a time. Axes: N positions of a pass, M of them as sequences
+see them, T completion tokens, Q queries, L keys, A query heads, K key heads, E head size, H hidden
 units.
 """
 
@@ -11,18 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 
 from muster.inference.forward import Tokens
-from muster.inference.lean_model import LeanModel, Rotary
+from muster.inference.lean_model import Attend, LeanModel, Rotary
 
 _QUERY_ROWS = 1 << 9
 """Queries of one call of attention on a CPU, where masks and scores are arrays."""
 
 _DEVICE_QUERY_ROWS = 1 << 11
-"""The same on an accelerator."""
+"""The same on an accelerator that has no kernel for sequences of any length."""
 
 Keep = Callable[[int, torch.Tensor], None]
 """Called with a layer's number and its keys followed by values [N, 2K, E]."""
@@ -61,19 +63,96 @@ def prefill(
     model: LeanModel, work: Pass, rotary: Rotary, keep: Keep = lambda *_: None
 ) -> torch.Tensor:
     """Return the hidden states [N, H] of a pass, after the final norm."""
+    attention = (_at_once if has_flash(model) else _by_spans)(model, work.spans)
 
     def attend(layer: int, queries_NAE: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
         keep(layer, keys_values)
-        for span in work.spans:
-            whole = keys_values[span.rows]
-            if span.before is not None:
-                whole = torch.cat([keys_values[span.before], whole])
-            _attend_span(model, layer, queries_NAE[span.rows], whole)
-        return queries_NAE.flatten(1)
+        return attention(layer, queries_NAE, keys_values).flatten(1)
 
     tokens_N = torch.tensor(work.tokens, device=model.device)
     places = [torch.arange(s.first, s.first + s.rows.stop - s.rows.start) for s in work.spans]
     return model.run(tokens_N, rotary.at(torch.cat(places).to(model.device)), attend)
+
+
+def has_flash(model: LeanModel) -> bool:
+    """Return whether a GPU's attention of sequences of any length can compute a model's."""
+    is_half = model.dtype in (torch.bfloat16, torch.float16)
+    return model.device.type == "cuda" and is_half and model.cap is None and model.head_size <= 256
+
+
+def _at_once(model: LeanModel, spans: Sequence[Span]) -> Attend:
+    """Return attention of all sequences in one call, which needs no mask and repeats no head."""
+    asking = [span.rows.stop - span.rows.start for span in spans]
+    asked = [span.first + own for span, own in zip(spans, asking, strict=True)]
+    parts = [part for span in spans for part in (span.before, span.rows) if part is not None]
+    seen_M = torch.cat([torch.arange(part.start, part.stop) for part in parts]).to(model.device)
+    ends_asking, ends_asked = (
+        torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=model.device)
+        for lengths in (asking, asked)
+    )
+
+    def attend(layer: int, queries_NAE: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
+        seen_M2KE, window = keys_values[seen_M], model.windows[layer]
+        return flash(
+            queries_NAE,
+            seen_M2KE[:, : model.key_heads],
+            seen_M2KE[:, model.key_heads :],
+            ends_asking,
+            ends_asked,
+            max(asking),
+            max(asked),
+            scale=model.scale,
+            window=window,
+        )
+
+    return attend
+
+
+def flash(
+    queries_NAE: torch.Tensor,
+    keys_MKE: torch.Tensor,
+    values_MKE: torch.Tensor,
+    asking: torch.Tensor,
+    asked: torch.Tensor,
+    longest_asking: int,
+    longest_asked: int,
+    *,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """Return what attention yields [N, A, E] of sequences that end at `asking` among the queries
+    and at `asked` among the keys; the last query of each sees its last key.
+    """
+    found: tuple[torch.Tensor, ...] = torch.ops.aten._flash_attention_forward(
+        queries_NAE,
+        keys_MKE,
+        values_MKE,
+        asking,
+        asked,
+        longest_asking,
+        longest_asked,
+        0.0,
+        True,
+        False,
+        scale=scale,
+        window_size_left=None if window is None else window - 1,
+        window_size_right=None if window is None else 0,
+    )
+    return found[0]
+
+
+def _by_spans(model: LeanModel, spans: Sequence[Span]) -> Attend:
+    """Return attention of one sequence after the other."""
+
+    def attend(layer: int, queries_NAE: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
+        for span in spans:
+            whole = keys_values[span.rows]
+            if span.before is not None:
+                whole = torch.cat([keys_values[span.before], whole])
+            _attend_span(model, layer, queries_NAE[span.rows], whole)
+        return queries_NAE
+
+    return attend
 
 
 def _attend_span(

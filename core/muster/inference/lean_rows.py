@@ -23,6 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from muster.inference.forward import Forward, Predicted, distinct, pad_right
 from muster.inference.lean_model import LeanModel, reason_against
 from muster.inference.lean_prefill import Pass, mix, predicting_rows, prefill
+from muster.inference.step_graphs import LEAST_WIDTH, Record, StepGraphs
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +51,17 @@ class _Prompt:
 
 
 class LeanRows:
-    """DecodingRows of a LeanModel; `length` is the most positions that a sample may have."""
+    """DecodingRows of a LeanModel; `length` is the most positions that a sample may have.
 
-    def __init__(self, model: LeanModel, places: int, length: int) -> None:
+    Steps are recorded by `record` and replayed, where it is given.
+    """
+
+    def __init__(
+        self, model: LeanModel, places: int, length: int, record: Record | None = None
+    ) -> None:
         self._model = model
+        if record is not None:
+            length += -length % LEAST_WIDTH
         self._rotary = model.begin(length)
         self._length = length
         heads = 2 * model.key_heads, model.head_size
@@ -68,6 +76,9 @@ class LeanRows:
         """[S, L] per window, added to scores."""
         self._lengths_R = np.empty(0, np.int64)
         self._kept: _Prompt | None = None
+        self._graphs = record and StepGraphs(
+            self._step, record, model.empty_results(places), length
+        )
 
     def room(self) -> int:
         """Return how many places are free."""
@@ -96,12 +107,25 @@ class LeanRows:
 
     def step(self, tokens_R: npt.NDArray[np.int64]) -> Predicted:
         """Take one more token per row; return what predicts the next."""
-        model, rows, length = self._model, len(tokens_R), self._length
-        width = int(self._lengths_R.max()) + 1
-        places_R = torch.from_numpy(self._lengths_R).to(model.device)
-        at_R = torch.from_numpy(np.arange(rows) * length + self._lengths_R).to(model.device)
-        masks = {window: self._seen(window, rows, at_R)[..., :width] for window in self._masks}
+        at_R = np.arange(len(tokens_R)) * self._length + self._lengths_R
+        given_3R, width = (
+            np.stack([tokens_R, self._lengths_R, at_R]),
+            int(self._lengths_R.max()) + 1,
+        )
+        self._lengths_R = self._lengths_R + 1
+        if self._graphs is not None:
+            return self._graphs.step(given_3R, width)
+        return self._step(torch.from_numpy(given_3R).to(self._model.device), width)
 
+    def _step(self, given_3R: torch.Tensor, width: int) -> Predicted:
+        """Return what `step` does, given tokens, their positions, and those among all places'."""
+        model = self._model
+        tokens_R, positions_R, at_R = given_3R.unbind()
+        rows = len(tokens_R)
+        masks = {
+            window: self._seen(window, positions_R, at_R)[:rows, None, None, :width]
+            for window in self._masks
+        }
         seen = self._cache_YSLKE[:, :rows, :width].transpose(2, 3)
         keys_Y = seen[:, :, : model.key_heads].unbind()
         values_Y = seen[:, :, model.key_heads :].unbind()
@@ -116,20 +140,20 @@ class LeanRows:
             )
             return mixed.reshape(rows, -1)
 
-        tokens = torch.from_numpy(tokens_R).to(model.device)
-        hidden = model.run(tokens, self._rotary.at(places_R), attend)
-        self._lengths_R = self._lengths_R + 1
+        hidden = model.run(tokens_R, self._rotary.at(positions_R), attend)
         return hidden, model.logits(hidden)
 
-    def _seen(self, window: int | None, rows: int, at_R: torch.Tensor) -> torch.Tensor:
-        """Return the mask [R, 1, 1, L] of a window, after the next position came into it."""
+    def _seen(
+        self, window: int | None, positions_R: torch.Tensor, at_R: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the mask [S, L] of a window, after the next position came into it."""
         mask_SL = self._masks[window]
-        mask_SL.view(-1).index_fill_(0, at_R, 0)
         if window is not None:
-            has_left = self._lengths_R >= window
-            left = at_R[torch.from_numpy(has_left).to(at_R.device)] - window
-            mask_SL.view(-1).index_fill_(0, left, -torch.inf)
-        return mask_SL[:rows, None, None]
+            # Where nothing leaves the window yet, the next position is hidden for a moment.
+            left_R = at_R - window * (positions_R >= window)
+            mask_SL.view(-1).index_fill_(0, left_R, -torch.inf)
+        mask_SL.view(-1).index_fill_(0, at_R, 0)
+        return mask_SL
 
     def keep(self, order: npt.NDArray[np.int64]) -> None:
         """Row i becomes what row `order[i]` was, which must not be below i; others are dropped."""

@@ -49,6 +49,7 @@ from muster.inference.policy_files import LoadedPolicy, fingerprint, load_folder
 from muster.inference.products import quicken
 from muster.inference.prompts import encode_prompt
 from muster.inference.sampler import Sampler
+from muster.inference.step_graphs import record_cuda
 from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.prompts import Prompt
@@ -303,7 +304,8 @@ class TransformersEngine:
         longest = max(len(r.prompt_tokens) + r.max_new_tokens for r in requests)
         cache_bytes = self._cache_bytes or self._bytes_left(forward.device)
         fitting = max(1, cache_bytes // (longest * lean.bytes_per_token))
-        return LeanRows(lean, min(self.max_rows, len(requests), fitting), longest)
+        record = record_cuda if forward.device.type == "cuda" else None
+        return LeanRows(lean, min(self.max_rows, len(requests), fitting), longest, record)
 
     def _share_of_memory(self) -> int:
         device = torch.device(self._device)

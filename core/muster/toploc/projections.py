@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,10 @@ most 0.02 apart (float32 against bfloat16), the best guess from a table of mean 
 _ROWS = 1024
 """Rows held in float64 at a time."""
 
+BLOCKS_AT_HAND = 8
+"""Blocks whose tokens' signs are kept: every sample of a submission asks for those of the same few.
+A block of 131,072 tokens has 1 MB of them."""
+
 Values = npt.NDArray[np.float64]
 
 
@@ -46,7 +51,7 @@ def project_rows(patterns_TH: Patterns, seed: Hash32, first: int, tokens: int) -
     The rows are those from `first` on of a block of `tokens` rows.
     """
     width = patterns_TH.shape[1]
-    signs_VT = balanced_signs(seed, tokens)[:, first : first + len(patterns_TH)]
+    signs_VT = balanced_signs(seed, tokens)[:, first : first + len(patterns_TH)].astype(np.float64)
     sums_VH = np.zeros((VALUES, width))
     for start in range(0, len(patterns_TH), _ROWS):
         rows = slice(start, start + _ROWS)
@@ -62,21 +67,27 @@ def fingerprint(sums_V: Values, tokens: int, width: int) -> bytes:
     return scaled
 
 
-def balanced_signs(seed: Hash32, tokens: int) -> Values:
+@lru_cache(maxsize=BLOCKS_AT_HAND)
+def balanced_signs(seed: Hash32, tokens: int) -> npt.NDArray[np.int8]:
     """Return [VALUES, tokens] signs, as many +1 as -1 in each row; an odd one out is 0.
 
     Token i has the key `SHAKE-256(seed ‖ "tokens")[8 i .. 8 i + 8]`, big-endian, of its row; the
     half with the smaller keys is +1. A single token is +1.
     """
     if tokens == 1:
-        return np.ones((VALUES, 1))
+        return _fixed(np.ones((VALUES, 1), np.int8))
     stream = hashlib.shake_256(seed + b"tokens").digest(8 * VALUES * tokens)
     keys = np.frombuffer(stream, dtype=">u8").reshape(VALUES, tokens)
     order = np.argsort(keys, axis=1, kind="stable")
-    signs = np.zeros((VALUES, tokens))
+    signs = np.zeros((VALUES, tokens), np.int8)
     half = tokens // 2
-    np.put_along_axis(signs, order[:, :half], 1.0, axis=1)
-    np.put_along_axis(signs, order[:, half : 2 * half], -1.0, axis=1)
+    np.put_along_axis(signs, order[:, :half], 1, axis=1)
+    np.put_along_axis(signs, order[:, half : 2 * half], -1, axis=1)
+    return _fixed(signs)
+
+
+def _fixed(signs: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
+    signs.flags.writeable = False
     return signs
 
 

@@ -35,6 +35,7 @@ from muster.inference.lean_model import LeanModel
 from muster.inference.lean_prefill import plan_passes, predicting_rows
 from muster.inference.lean_rows import LeanRows, lean_model
 from muster.inference.policy_files import keep_caps
+from muster.inference.step_graphs import Work
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
@@ -136,12 +137,31 @@ def own_rows(forward: Forward, rows: list[list[int]]) -> tuple[torch.Tensor, tor
     return hidden[range(len(rows)), lasts], logits[range(len(rows)), lasts]
 
 
+class Tape:
+    """Records work as a CUDA graph does: it is done again on the tensors that it was given."""
+
+    def __init__(self) -> None:
+        self.replays: list[int] = []
+
+    def record(self, work: Work) -> Work:
+        number = len(self.replays)
+        self.replays.append(0)
+
+        def replay() -> None:
+            self.replays[number] += 1
+            work()
+
+        return replay
+
+
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["computed", "replayed"])
 @pytest.mark.parametrize("name", KNOWN)
 @torch.inference_mode()
-def test_rows_compute_what_the_model_does(name: str) -> None:
+def test_rows_compute_what_the_model_does(name: str, is_recorded: bool) -> None:
     lean, forward = lean_of(KNOWN[name])
     rows = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
-    decoding = LeanRows(lean, 5, 40)
+    tape = Tape()
+    decoding = LeanRows(lean, 5, 40, tape.record if is_recorded else None)
     found = decoding.admit([tuple(row) for row in rows])
     draw = np.random.default_rng(0)
     for step in range(25):
@@ -164,6 +184,8 @@ def test_rows_compute_what_the_model_does(name: str) -> None:
         for row, token in zip(rows, tokens.tolist(), strict=True):
             row.append(token)
         found = decoding.step(tokens)
+    # Of four places, of two and of five; the first steps of each are computed.
+    assert tape.replays == ([12, 1, 3] if is_recorded else [])
 
 
 SAMPLES = [
@@ -175,12 +197,35 @@ SAMPLES = [
 ]
 
 
-@pytest.mark.parametrize("blocks", ["small", "large"])
+def plain_flash(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *ends: Any,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """What a GPU's kernel computes, sequence by sequence."""
+    asking, asked, longest_asking, longest_asked = ends
+    assert [longest_asking, longest_asked] == [int(each.diff().max()) for each in ends[:2]]
+    made = []
+    for one, other in zip(asking.unfold(0, 2, 1), asked.unfold(0, 2, 1), strict=True):
+        parts = queries[slice(*one)], keys[slice(*other)], values[slice(*other)]
+        q, k, v = (part.transpose(0, 1)[None] for part in parts)
+        mask = lean_prefill._mask(q.shape[2], k.shape[2], window, q.device)
+        made.append(lean_prefill.mix(q, k, v, mask, scale=scale, cap=None)[0].transpose(0, 1))
+    return torch.cat(made)
+
+
+@pytest.mark.parametrize("blocks", ["small", "large", "at once"])
 @pytest.mark.parametrize("name", KNOWN)
 @torch.inference_mode()
 def test_samples_are_examined_as_the_model_computes_them(
     name: str, blocks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if blocks == "at once":
+        monkeypatch.setattr(lean_prefill, "has_flash", lambda model: model.cap is None)
+        monkeypatch.setattr(lean_prefill, "flash", plain_flash)
     if blocks == "small":
         monkeypatch.setattr(lean_model_module, "BLOCK_ROWS", 7)
         monkeypatch.setattr(lean_prefill, "_QUERY_ROWS", 3)

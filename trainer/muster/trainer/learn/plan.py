@@ -208,7 +208,9 @@ class Planner:
         """
         require_dense(config)
         self._recipe, self._choices, self._config = recipe, choices, config
-        self._rehearsal = rehearsal or Rehearsal(config, recipe.adapter, choices.compute_dtype)
+        self._rehearsal = rehearsal or Rehearsal(
+            config, recipe.adapter, choices.compute_dtype, choices.device
+        )
         self._process = _process_bytes(choices.device)
         self._available = (
             _available(choices.device, self._process, choices.ranks)

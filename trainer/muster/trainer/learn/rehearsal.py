@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from muster.protocol.recipe import AdapterRecipe
 from muster.trainer.learn.attention import NAME, switch_off_dropout
-from muster.trainer.learn.logprob import BLOCK_LOGITS, CHUNK_LOGITS
+from muster.trainer.learn.logprob import block_rows, chunk_rows
 from muster.trainer.learn.packing import MicroBatch, Sample, pack
 from muster.trainer.learn.passes import ComputeType, shorten
 from muster.trainer.learn.recompute import Recompute, blocks, recompute
@@ -69,9 +69,12 @@ class ModelSize:
 class Rehearsal:
     """Passes of one architecture."""
 
-    def __init__(self, config: Any, adapter: AdapterRecipe, dtype: ComputeType) -> None:
-        """`config` is the architecture, as transformers describes it."""
+    def __init__(
+        self, config: Any, adapter: AdapterRecipe, dtype: ComputeType, device: str = "cpu"
+    ) -> None:
+        """`config` is the architecture as transformers describes it, `device` as torch names it."""
         self._config, self._adapter, self._dtype = config, adapter, dtype
+        self._device = torch.device(device).type
         self._is_packed = True
         self._total = int(config.num_hidden_layers)
         self._few = (1, 2) if self._total > 2 else (self._total, self._total)
@@ -126,8 +129,8 @@ class Rehearsal:
     def _chunk(self, tokens: int) -> float:
         """Return the bytes of the logits that exist at a time."""
         rows, width = self.size.vocabulary, 4 if self._dtype == "float32" else 2
-        chunk = min(tokens, max(16, CHUNK_LOGITS // rows))
-        block = min(tokens, max(1, BLOCK_LOGITS // rows))
+        chunk = min(tokens, chunk_rows(rows))
+        block = min(chunk, block_rows(self._device, rows))
         is_capped = bool(getattr(self._config, "final_logit_softcapping", None))
         buffers = CAPPED_BUFFERS if is_capped else BLOCK_BUFFERS
         return float(chunk * rows * width + buffers * block * rows * 4)
