@@ -76,9 +76,7 @@ class LeanRows:
         """[S, L] per window, added to scores."""
         self._lengths_R = np.empty(0, np.int64)
         self._kept: _Prompt | None = None
-        self._graphs = record and StepGraphs(
-            self._step, record, model.empty_results(places), length
-        )
+        self._graphs = record and StepGraphs(record, model.empty_results(places), length)
 
     def room(self) -> int:
         """Return how many places are free."""
@@ -113,8 +111,8 @@ class LeanRows:
             int(self._lengths_R.max()) + 1,
         )
         self._lengths_R = self._lengths_R + 1
-        if self._graphs is not None:
-            return self._graphs.step(given_3R, width)
+        if self._graphs:
+            return self._graphs.step(self._step, given_3R, width)
         return self._step(torch.from_numpy(given_3R).to(self._model.device), width)
 
     def _step(self, given_3R: torch.Tensor, width: int) -> Predicted:

@@ -44,19 +44,21 @@ def record_cuda(work: Work) -> Work:
 
 
 class StepGraphs:
-    """The recordings of one decode."""
+    """The recordings of one decode. They do not hold what computes: keys and values are gigabytes,
+    and are freed when the decode is over.
+    """
 
-    def __init__(self, compute: Compute, record: Record, results: Predicted, length: int) -> None:
+    def __init__(self, record: Record, results: Predicted, length: int) -> None:
         """`results` has room for the hidden states [S, H] and logits [S, V] of a step; `length` is
         the stride of a place, and the largest width.
         """
-        self._compute, self._record, self._results = compute, record, results
+        self._record, self._results = record, results
         self._length, self._device = length, results[0].device
         self._given: dict[int, torch.Tensor] = {}
         self._ordinary: Counter[tuple[int, int]] = Counter()
         self._recorded: dict[tuple[int, int], Work] = {}
 
-    def step(self, given_3R: npt.NDArray[np.int64], width: int) -> Predicted:
+    def step(self, compute: Compute, given_3R: npt.NDArray[np.int64], width: int) -> Predicted:
         """Return what predicts the next token of each row, until the next step: given its last
         token, that token's position, and the position's place among those of all places.
         """
@@ -69,23 +71,23 @@ class StepGraphs:
         if size not in self._given:
             self._given[size] = torch.empty_like(torch.from_numpy(given_3S), device=self._device)
         given = self._given[size].copy_(torch.from_numpy(given_3S), non_blocking=True)
-        hidden, logits = self._done(given, wide)
+        hidden, logits = self._done(compute, given, wide)
         # Hidden states wait for some steps until proofs take them.
         return hidden[:rows].clone(), logits[:rows]
 
-    def _done(self, given: torch.Tensor, wide: int) -> Predicted:
+    def _done(self, compute: Compute, given: torch.Tensor, wide: int) -> Predicted:
         key = given.shape[1], wide
         if key not in self._recorded:
             self._ordinary[key] += 1
             if self._ordinary[key] <= _ORDINARY_STEPS:
-                return self._compute(given, wide)
-            self._recorded[key] = self._record(partial(self._fill, given, wide))
+                return compute(given, wide)
+            self._recorded[key] = self._record(partial(self._fill, compute, given, wide))
         self._recorded[key]()
         return self._results
 
-    def _fill(self, given: torch.Tensor, wide: int) -> None:
+    def _fill(self, compute: Compute, given: torch.Tensor, wide: int) -> None:
         """Compute a step into tensors that all recordings share, and that outlive their own."""
-        for kept, made in zip(self._results, self._compute(given, wide), strict=True):
+        for kept, made in zip(self._results, compute(given, wide), strict=True):
             kept[: len(made)].copy_(made)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -234,6 +236,26 @@ def test_samples_are_examined_as_the_model_computes_them(
         tokens = np.array([[*prompt, *completion[:-1]]])
         own = forward.hidden(tokens, keep=len(completion))[0]
         assert torch.allclose(found, own, atol=2e-4)
+
+
+@torch.inference_mode()
+def test_a_replayed_decode_is_freed_when_it_is_over() -> None:
+    def record_once(work: Work) -> Work:
+        work()
+        return lambda: None
+
+    lean, _ = lean_of(KNOWN["qwen3"])
+    decoding = LeanRows(lean, 1, 40, record_once)
+    decoding.admit([(1, 2)])
+    for token in range(6):
+        decoding.step(np.array([token]))
+    held = weakref.ref(decoding)
+    gc.disable()
+    try:
+        del decoding
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_a_pass_holds_a_prompt_once() -> None:
