@@ -14,10 +14,11 @@ from client_network import Network, open_network
 
 from muster.app.cli import muster
 from muster.client.model.chat import AnswerSettings, Live, Speaker
-from muster.client.model.fetch import CARD, LINEAGE, MANIFEST, OTHER_CARD
+from muster.client.model.fetch import CARD, MANIFEST, OTHER_CARD, SUBMISSIONS
 from muster.protocol.errors import ConfigError, PolicyUnavailable
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.base_model import WarmStart, build_base_model
+from muster.trainer.sft.lineage import LINEAGE
 
 MANNERS = AnswerSettings(8, 0.0, "cpu", "float32")
 
@@ -42,9 +43,9 @@ async def test_a_version_is_fetched_described_and_checked(tmp_path: Path) -> Non
         facts = json.loads(fetched.stdout)
         root = (await network.view()).runs[1].checkpoints[PolicyVersion(1)].manifest_root
         assert (facts["version"], facts["root"]) == (1, "0x" + root.hex())
-        assert {CARD, LINEAGE, MANIFEST} < {path.name for path in out.iterdir()}
+        assert {CARD, SUBMISSIONS, MANIFEST} < {path.name for path in out.iterdir()}
         assert not list(tmp_path.glob(".model*"))
-        assert json.loads((out / LINEAGE).read_text())["contradictions"] == []
+        assert json.loads((out / SUBMISSIONS).read_text())["contradictions"] == []
 
         older = tmp_path / "older"
         await fetch(network, older, "--relay", network.origin, "--version", "0")
@@ -92,20 +93,24 @@ async def test_an_older_version_that_no_relay_keeps_names_the_newest(tmp_path: P
     assert refused.exception.hint == "relays keep the newest versions; the newest is 7"
 
 
-async def test_a_readme_of_the_models_own_stays(tmp_path: Path) -> None:
+async def test_a_readme_and_a_lineage_of_the_models_own_stay(tmp_path: Path) -> None:
+    own = (CARD, LINEAGE)
     async with open_network(tmp_path) as network:
         policy = network.run.policy
 
-        def with_readme(folder: Path, version: PolicyVersion) -> dict[str, Path]:
+        def with_own_files(folder: Path, version: PolicyVersion) -> dict[str, Path]:
             files = dict(policy(folder, version))
-            files[CARD] = next(iter(files.values())).with_name(CARD)
-            files[CARD].write_text("its own")
+            for name in own:
+                files[name] = next(iter(files.values())).with_name(name)
+                files[name].write_text("its own")
             return files
 
-        network.run = replace(network.run, policy=with_readme)
+        network.run = replace(network.run, policy=with_own_files)
         await network.publish(PolicyVersion(1))
         await fetch(network, tmp_path / "model", "--relay", network.origin)
-    assert (tmp_path / "model" / CARD).read_text() == "its own"
+        verified = await invoke(network, "verify", str(tmp_path / "model"))
+    assert (verified.exit_code, verified.exception) == (0, None)
+    assert all((tmp_path / "model" / name).read_text() == "its own" for name in own)
     assert (tmp_path / "model" / OTHER_CARD).read_text().startswith("---")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from muster.client.cli.printing import printable
-from muster.client.model.fetch import LINEAGE, MANIFEST, manifest_in
+from muster.client.model.fetch import MANIFEST, SUBMISSIONS, manifest_in
 from muster.inference.policy_files import LoadedPolicy, load_folder, swap_weights
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, EngineError
@@ -150,7 +150,7 @@ class Speaker:
         if not (self._source / MANIFEST).exists():
             return "this folder does not say; `muster model fetch` makes folders that do"
         manifest = manifest_in(self._source)
-        lineage = json.loads((self._source / LINEAGE).read_text())
+        lineage = json.loads((self._source / SUBMISSIONS).read_text())
         taken = [each for each in lineage["ingredients"] if each["use"] in ("offered", "trained")]
         workers = Counter(each["worker"] for each in taken)
         lines = [

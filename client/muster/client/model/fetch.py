@@ -3,7 +3,7 @@
 DIR/                    the version's files, as Hugging Face's libraries load them
 DIR/README.md           the model card
 DIR/manifest.muster     what the files are; its hash is the root on chain
-DIR/lineage.json        every submission that went into it
+DIR/submissions.json    every submission that went into it
 
 The card says what trained the version, and how anybody checks that.
 """
@@ -28,7 +28,7 @@ from muster.shardcast import Fetcher, Manifest
 from muster.shardcast.fetcher import Progress
 from muster.shardcast.simple import check_files, read_manifest
 
-MANIFEST, LINEAGE, CARD = "manifest.muster", "lineage.json", "README.md"
+MANIFEST, SUBMISSIONS, CARD = "manifest.muster", "submissions.json", "README.md"
 OTHER_CARD = "MUSTER.md"
 """The card's name where the model brings a README of its own."""
 
@@ -113,7 +113,7 @@ def _describe(
     manifest: Manifest,
     manifest_of: Callable[[Hash32], bytes | None],
 ) -> None:
-    """Write the card, the manifest and the lineage beside the version's files."""
+    """Write the card, the manifest and the submissions beside the version's files."""
     lineage = trace(history.ledger, run.run_id, manifest.version, manifest_of)
     base = run.checkpoints.get(PolicyVersion(0))
     [report] = history.report(run.run_id).runs
@@ -132,7 +132,7 @@ def _describe(
     )
     has_own = any(file.name == CARD for file in manifest.files)
     (folder / (OTHER_CARD if has_own else CARD)).write_text(write_card(origin, lineage))
-    (folder / LINEAGE).write_text(json.dumps(lineage.to_json()))
+    (folder / SUBMISSIONS).write_text(json.dumps(lineage.to_json()))
     (folder / MANIFEST).write_bytes(manifest.to_bytes())
 
 
@@ -166,7 +166,7 @@ def faults_of(folder: Path, run: RunView | None) -> list[str]:
 
 
 MOST_WORKERS = 50
-"""Workers that a card names; the lineage beside it has all of them."""
+"""Workers that a card names; the submissions beside it have all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ def _workers(lineage: Lineage) -> list[str]:
         return ["Nothing: this is the base model."]
     rows = [f"| `{who}` | {count:,} | {units:,} |" for who, count, units in workers[:MOST_WORKERS]]
     more = len(workers) - MOST_WORKERS
-    left = ["", f"{more:,} more in `lineage.json`."] if more > 0 else []
+    left = ["", f"{more:,} more in `submissions.json`."] if more > 0 else []
     return ["| worker | submissions | units |", "|---|---:|---:|", *rows, *left]
 
 

@@ -85,7 +85,7 @@ def test_a_card_of_many_workers_names_the_busiest(
     text = write_card(origin(manifest), made)
     assert BOB in text.split("How to check")[0]
     assert f"`{ALICE}` |" not in text
-    assert "1 more in `lineage.json`." in text
+    assert "1 more in `submissions.json`." in text
 
 
 def test_the_card_of_a_base_model_says_so(manifest: Manifest) -> None:
