@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 BENCHES := adapter asynchrony audit blobs calibration dashboard data delta diloco export forgers gas history hostile index inference orchestrator redteam resume rpc-faults sft shardcast simulator size sync tasks toploc trainer worker
 
-.PHONY: setup vllm lock check fmt test test-vllm test-gpu test-all audit coverage-contracts mutate-contracts mutate demo example-length example-calculator claims docs bench bench-gpu $(BENCHES:%=bench-%) clean
+.PHONY: setup vllm lock check fmt test test-vllm test-gpu test-all audit coverage-contracts mutate-contracts mutate demo example-length example-calculator example-reasoning claims docs bench bench-gpu $(BENCHES:%=bench-%) clean
 
 setup: $(VENV)/.installed node_modules/.installed
 
@@ -116,6 +116,11 @@ example-length: setup
 
 example-calculator: setup
 	$(BIN)/python -m benchmarks.training.lessons calculator $(ARGS)
+
+# Half an hour of two cores: texts, pretraining, a data run, fine-tuning, reinforcement; docs/runs/reasoning.md. A toy
+# of it in a minute: ARGS=--small. With ARGS="--out DIR" it goes on where it was interrupted.
+example-reasoning: setup
+	$(BIN)/python -m benchmarks.reasoning $(ARGS)
 
 # The claims of the papers behind Muster, measured again: docs/claims.md. Seven minutes of one core, or some of the
 # studies: ARGS="clip filters"; ARGS=page writes the page of the figures that there are.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from itertools import takewhile
@@ -38,6 +39,25 @@ def test_a_network_learns_to_keep_length_budgets() -> None:
     assert reward[-1] >= reward[0] + 0.25
     assert error[-1] <= 0.8 * error[0]
     assert "fraud" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shared_sandbox().sandbox is None, reason=shared_sandbox().description)
+def test_the_whole_way_of_a_model_is_walked_in_small(tmp_path: Path) -> None:
+    """Reading, a data run, fine-tuning and reinforcement, with a cheater and a restart in each run.
+
+    A model of 0.07M parameters learns nothing of it; what the networks do is as in the large one.
+    """
+    command = [sys.executable, "-m", "benchmarks.reasoning", "--small", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lesson = json.loads((tmp_path / "lesson.json").read_text())
+    assert list(lesson["stages"]) == ["teacher", "pretrained", "fine-tuned", "reinforced"]
+    assert all(lesson["data_set"]["checks"].values())
+    assert "wrong" not in lesson["lineage"]
+    assert lesson["practice_run"]["failed_checks"] == []
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 0, "a lesson that is over is not played again"
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""`make example-reasoning`: from texts to a model that reasons, the whole way on networks."""
