@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / "runs" / "tests"
 SERVICES = ("tests/unit/client", "tests/unit/app", "tests/unit/orchestrator")
 MODELS = ("tests/unit/inference", "tests/unit/trainer")
+NETWORKS = "tests/integration/network"
 CHAINS = tuple(
     f"tests/integration/{name}" for name in ("orchestrator", "chain", "contracts", "shardcast")
 )
@@ -43,8 +44,9 @@ def without(paths: tuple[str, ...]) -> list[str]:
 
 
 PARTS = {
-    "networks": ("tests/integration", *without(TRAINERS), *without(CHAINS)),
+    "networks": (NETWORKS,),
     "stories": ("tests/e2e", *TRAINERS),
+    "journeys": ("tests/integration", *without((NETWORKS, *TRAINERS, *CHAINS))),
     "services": (*SERVICES, "tests/redteam"),
     "models": (*MODELS, "tests/conformance"),
     "chains": CHAINS,
@@ -53,7 +55,7 @@ PARTS = {
 """Parts of pytest's tests, and what each consists of; those that take longest come first."""
 CONTRACTS = "contracts"
 """The part that is forge's."""
-AT_ONCE = 4
+AT_ONCE = 5
 LOOK_S, PROGRESS_S = 0.2, 15.0
 SHOWN_LINES = 60
 """Of the log of a part that failed."""

@@ -19,6 +19,7 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
@@ -277,9 +278,12 @@ class Sources:
         found: list[T] = []
         refused: dict[str, str] = {}
         waiting = iter(self.urls)
+        all_asked = asyncio.Event()
 
         async def serve(lane: int) -> None:
-            await asyncio.sleep(lane * self._patience.hedge_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(lane * self._patience.hedge_s):
+                    await all_asked.wait()
             for url in waiting:
                 try:
                     async with asyncio.timeout(source_s or self._patience.source_s):
@@ -289,6 +293,7 @@ class Sources:
                     logger.debug("not shown", extra={"what": what, "why": refused[url]})
                     continue
                 raise _Found
+            all_asked.set()
 
         try:
             async with asyncio.TaskGroup() as group:

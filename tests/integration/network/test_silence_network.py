@@ -54,6 +54,7 @@ UNJUDGED = PARAMETERS.model_copy(
     }
 )
 """So little time that a test sees the end of it."""
+DUE_AT_ONCE = UNJUDGED.model_copy(update={"outcome_deadline_s": 5})
 NO_WORK = NoWork(retry_after_s=0.05)
 
 
@@ -117,50 +118,54 @@ def judged(view: ChainView) -> BatchView | None:
 
 
 async def paid(network: Network, view: ChainView, number: int) -> int:
-    """Return what a worker's wallet is paid once everything is final."""
+    """Return what a worker's wallet is paid once everything is final, which is at once."""
     account = WORKERS[number].address
     before = await network.owner.token.balance_of(account)
-
-    async def is_final() -> bool:
-        earnings = await find_earnings(network.owner, view, network.run_id, account)
-        return not earnings.pending
-
-    await eventually(is_final)
+    window_s = await network.owner.ledger.challenge_window()
+    await network.owner.rpc.call("evm_increaseTime", window_s + 1)
+    await network.owner.rpc.call("evm_mine")
     earnings = await find_earnings(network.owner, view, network.run_id, account)
+    assert not earnings.pending
     await claim(network.owner, earnings, size=8)
     return await network.owner.token.balance_of(account) - before
 
 
-@pytest.mark.parametrize(
-    ("loop_class", "verdict"), [(WorkerLoop, Verdict.ACCEPTED), (ForgedReward, Verdict.FRAUD)]
-)
 async def test_work_that_the_orchestrator_swallows_is_judged_and_paid_unless_it_is_garbage(
-    tmp_path: Path, loop_class: type[WorkerLoop], verdict: Verdict
+    tmp_path: Path,
 ) -> None:
     async with open_network(tmp_path, lease_s=LEASE_S) as network:
-        await endow(network, BOND)
+        await endow(network, BOND, BOND)
         async with relay_of(network) as relay:
             clients = (
-                network.worker(0, swallowed(loop_class), relay=(relay,), keep_going=True),
+                network.worker(0, swallowed(WorkerLoop), relay=(relay,), keep_going=True),
+                network.worker(1, swallowed(ForgedReward), relay=(relay,), keep_going=True),
                 network.validator(0, relay=(relay,)),
                 network.validator(1, relay=(relay,)),
             )
             async with running(*clients):
-                view, batch = await see(network, judged)
+                view, (honest, forged) = await see(network, both_judged)
 
-                async def has_its_bond() -> bool:
-                    return await network.owner.token.balance_of(NODES[0].address) == BOND
+                async def have_their_bonds() -> bool:
+                    token = network.owner.token
+                    return [await token.balance_of(node.address) for node in NODES] == [BOND] * 2
 
-                await eventually(has_its_bond)
-            assert batch.sources[0] == relay
-            assert [record.verdict for record in batch.records] == [verdict]
-            room = list((tmp_path / "relay" / "room" / "files").iterdir())
-            assert [path.name for path in room] == [batch.direct.file_hash.hex()]
-            assert len(view.batches) == 1
-            is_paid = verdict is Verdict.ACCEPTED
-            expected = batch.direct.units * batch.price_per_unit if is_paid else 0
-            assert await paid(network, await network.view(), 0) == expected
-            assert (expected > 0) is is_paid
+                await eventually(have_their_bonds)
+            room = (tmp_path / "relay" / "room" / "files").iterdir()
+            files = {batch.direct.file_hash.hex() for batch in (honest, forged)}
+            assert {path.name for path in room} == files
+            assert honest.sources[0] == forged.sources[0] == relay
+            assert [record.verdict for record in honest.records] == [Verdict.ACCEPTED]
+            assert [record.verdict for record in forged.records] == [Verdict.FRAUD]
+            assert len(view.batches) == 2
+            view = await network.view()
+            assert await paid(network, view, 0) == honest.direct.units * honest.price_per_unit > 0
+            assert await paid(network, view, 1) == 0
+
+
+def both_judged(view: ChainView) -> list[BatchView] | None:
+    """Return the batches of both workers, in the workers' order."""
+    found = {b.work.submission.worker: b for b in view.batches.values() if b.work and b.records}
+    return [found[each.address] for each in WORKERS] if len(found) == 2 else None
 
 
 @pytest.mark.parametrize(
@@ -174,7 +179,7 @@ async def test_work_that_the_orchestrator_swallows_is_judged_and_paid_unless_it_
 async def test_work_that_nobody_judges_is_taken_before_judges_of_the_network(
     tmp_path: Path, loop_class: type[WorkerLoop], verdict: Verdict
 ) -> None:
-    async with open_network(tmp_path, UNJUDGED) as network:
+    async with open_network(tmp_path, DUE_AT_ONCE) as network:
         await network.seat_jurors()
         await endow(network, BOND)
         async with relay_of(network) as relay:

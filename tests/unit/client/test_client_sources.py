@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -314,6 +315,18 @@ async def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
     async with Sources(url("one"), transport=Internet(one=says(FILE)), patience=QUICK) as sources:
         with pytest.raises(ApiError, match=f"exceeds {len(FILE) - 1} bytes"):
             await sources.file(file_hash(FILE))
+
+
+async def test_nobody_is_waited_for_when_all_have_refused() -> None:
+    hedged = replace(QUICK, source_s=5, hedge_s=3600)
+    internet = Internet(one=says(b"", 404), two=says(FILE, 404), three=says(b"", 401))
+    async with (
+        Sources(url("one", "two", "three"), transport=internet, patience=hedged) as sources,
+        asyncio.timeout(5),
+    ):
+        with pytest.raises(ApiError, match=r"one\.example: answered 404"):
+            await sources.file(file_hash(FILE))
+    assert internet.asked == ["one.example", "two.example", "three.example"]
 
 
 async def test_without_sources_nothing_is_shown() -> None:
