@@ -184,15 +184,11 @@ def _ask(part: str, setup: Setup, limit_s: float) -> tuple[dict[str, Any], str]:
     path = RUNS / f"{part}.log"
     command = [sys.executable, "-m", f"{HERE}.run", "--alone", part, "--device", setup.device]
     command += ["--models", str(setup.models), *(["--tiny"] if setup.is_tiny else [])]
-    # A process that asked CUDA whether there is a GPU cannot fork one that uses it; NVML may be
-    # asked. The network's processes are forked.
-    environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     with (
         path.open("w") as log,
         subprocess.Popen(
             command,
             cwd=ROOT,
-            env=environment,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,

@@ -51,6 +51,8 @@ class WarmProcess:
         cls, command: Sequence[str], log: Path, environment: Mapping[str, str]
     ) -> WarmProcess:
         """Start `python -m <command>`; the first start waits until the imports are done."""
+        # A process that asked CUDA whether there is a GPU cannot fork one that uses it.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
         process = context.Process(target=_become, args=(list(command), log, dict(environment)))
