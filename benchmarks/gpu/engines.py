@@ -31,11 +31,9 @@ import torch
 from benchmarks.gpu.setup import Figures, Missing, Setup
 from benchmarks.inference.size import PROOF, examination
 
-from muster.inference import decode_loop, transformers_engine
+from muster.inference import decode_loop
 from muster.inference.engine import Completion, Request, Room, Sample
 from muster.inference.limits import FLOORS, chunk_limits
-from muster.inference.sampler import Sampler
-from muster.inference.sampling import Integers
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import VllmEngine
 from muster.inference.vllm.process import (
@@ -177,23 +175,16 @@ def _passes(chunk: ChunkResult, limits: ChunkLimits) -> bool:
 # ------------------------------------------------------------------------------------------ speed
 
 
-class Greedy(Sampler):
-    """Takes the largest logit: what choosing costs without noise."""
-
-    def choose(self, _rows: object, logits: torch.Tensor, _positions: object) -> Integers:
-        """Return the ids of the largest logits."""
-        found: Integers = logits.argmax(dim=1).cpu().numpy()
-        return found
+def greedy(logits: torch.Tensor, *_: object) -> torch.Tensor:
+    """Return the ids of the largest logits: what choosing costs without noise."""
+    return logits.argmax(dim=1)
 
 
 class NoProofs:
     """Stands in for what builds proofs, and builds none."""
 
-    def __enter__(self) -> NoProofs:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    def close(self) -> None:
+        """End nothing."""
 
     def extend(self, *_: object) -> None:
         """Drop rows."""
@@ -226,7 +217,7 @@ def measure_generation(setup: Setup) -> Figures:
 
     def plain() -> list[Completion]:
         with (
-            mock.patch.object(transformers_engine, "Sampler", Greedy),
+            mock.patch.object(decode_loop, "choices", greedy),
             mock.patch.object(decode_loop, "builder_on", return_value=NoProofs()),
         ):
             return engine.generate(asked, proof=PROOF)

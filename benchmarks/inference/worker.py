@@ -10,7 +10,11 @@ a worker with the command's own settings.
 
 Then a run that never has enough, with one validator: measured is the share of the engine's time in
 which it neither generates nor checks, of a worker with one ticket at hand and of one with two,
-after the first tickets, by which the second is earned. Writes results/worker.json.
+after the first tickets, by which the second is earned.
+
+Last the rows of an engine that hold a sample, on average over its steps: tickets one after the
+other, and two at a time, of which one takes the rows that the other leaves. The decode is the
+engine's own, on rows that compute nothing. Writes results/worker.json.
 """
 
 from __future__ import annotations
@@ -27,15 +31,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+import torch
 from benchmarks.report import machine, print_table, write
 
 from muster.app.demo.keys import Member, Role, cast
 from muster.app.demo.network import Network, NetworkOptions
 from muster.app.demo.processes import Child
 from muster.chain import ChainView, read_view
+from muster.inference.decode_loop import Decode
+from muster.inference.engine import Request
+from muster.inference.forward import Predicted
 from muster.protocol.ids import RunId
 from muster.protocol.messages import Verdict
+from muster.protocol.recipe import ProofRecipe
 
 RECIPE = Path(__file__).parents[2] / "configs" / "demo.toml"
 STEPS = 20
@@ -51,6 +61,10 @@ EARNING, WATCHED = 6, 8
 TICKETS = (1, 2)
 """Tickets at hand of an engine."""
 LOOK_S = 0.1
+FILLING = 24
+"""Tickets that rows are filled with."""
+FILLED = ((64, 64), (64, 256), (128, 256), (256, 64), (256, 256))
+"""Samples of a ticket, and rows of the engine."""
 
 
 def accepted(view: ChainView, member: Member) -> int:
@@ -201,6 +215,60 @@ async def measure_between(folder: Path, tickets: int) -> dict[str, float]:
     return between(ends[EARNING - 1 :])
 
 
+# Rows
+
+
+class CountedRows:
+    """Rows that compute nothing, and note how many there are at each step."""
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self.live = 0
+        self.steps: list[int] = []
+
+    def room(self) -> int:
+        """Return how many are free."""
+        return self.places - self.live
+
+    def admit(self, prompts: Sequence[tuple[int, ...]]) -> Predicted:
+        """Take samples."""
+        self.live += len(prompts)
+        return _predicted(len(prompts))
+
+    def step(self, tokens: Sequence[int]) -> Predicted:
+        """Note a step."""
+        self.steps.append(len(tokens))
+        return _predicted(len(tokens))
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep some."""
+        self.live = len(order)
+
+
+def _predicted(rows: int) -> Predicted:
+    return torch.zeros(rows, 4), torch.zeros(rows, 2)
+
+
+def filled(samples: int, rows: int, at_a_time: int) -> float:
+    """Return the share of rows that hold a sample, of tickets with so many samples each, whose
+    lengths spread as a lognormal of 0.5.
+    """
+    lengths = np.random.default_rng(0).lognormal(5, 0.5, (FILLING, samples)).astype(int) + 1
+    counted, is_eos = CountedRows(rows), np.zeros(2, bool)
+    proof, cpu = ProofRecipe(chunk_tokens=256, topk=1), torch.device("cpu")
+    decode = Decode(counted, int(lengths.max()) + 1, is_eos, proof, cpu, is_wide=True)
+    waiting = [[Request((0,), 0, 1.0, int(n)) for n in ticket] for ticket in lengths]
+    with torch.inference_mode():
+        while waiting:
+            while waiting and len(decode.calls) < at_a_time:
+                decode.begin(waiting.pop(0), due=-len(waiting))
+            decode.step()
+            for call in [each for each in decode.calls if each.is_over]:
+                decode.leave(call)
+    decode.close()
+    return sum(counted.steps) / (rows * len(counted.steps))
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -233,14 +301,24 @@ def main() -> None:
             for n, each in gaps.items()
         ],
     )
+    fill = {
+        f"{samples} in {rows}": {n: filled(samples, rows, n) for n in TICKETS}
+        for samples, rows in FILLED
+    }
+    print_table(
+        "Rows that hold a sample",
+        ["samples of a ticket in rows", *(f"{n} ticket(s) at a time" for n in TICKETS)],
+        [[name, *(f"{share:.0%}" for share in each.values())] for name, each in fill.items()],
+    )
     metrics = {
+        **{f"rows_filled_{n}": fill["64 in 64"][n] for n in TICKETS},
         **{f"engine_idle_share_{n}": each["idle_share"] for n, each in gaps.items()},
         "first_accepted_s": statistics.median(a["accepted_s"] for a in arrivals),
         "start_cpu_s": statistics.median(a["cpu_s"] for a in arrivals),
         "idle_cpu_share": shares["as the command is"],
     }
     if not dry:
-        write("worker", metrics, {**found, "between": gaps}, measured_on=machine())
+        write("worker", metrics, {**found, "between": gaps, "filled": fill}, measured_on=machine())
 
 
 if __name__ == "__main__":

@@ -6,27 +6,33 @@
  4. one forward pass over the rest, and on with 1;
  5. the last proofs, which a thread has been building meanwhile.
 
-Axes: Q requests, R rows that are being generated.
+Several calls share the rows: samples of the call that is due first are begun first, and those of
+the next call take the rows that it leaves. A sample's tokens do not depend on its neighbours but
+for rounding: noise belongs to its request. Axes: R rows that are being generated, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from muster.inference.device_proofs import builder_on
-from muster.inference.engine import Completion, Progress, Request, Watch
+from muster.inference.engine import Completion, Progress, Request
 from muster.inference.forward import Predicted, Tokens, to_rows
-from muster.inference.sampler import Sampler
+from muster.inference.sampler import choices
+from muster.inference.turns import Turn
+from muster.protocol.errors import ProofError
 from muster.protocol.recipe import ProofRecipe
-from muster.toploc import IncrementalBuilder
 
 _HELD_STEPS = 16
 """Steps whose hidden states are handed over at once: a call costs more than the rows of a step."""
+
+Integers = npt.NDArray[np.int64]
 
 
 class DecodingRows(Protocol):
@@ -38,117 +44,234 @@ class DecodingRows(Protocol):
     def admit(self, prompts: Sequence[tuple[int, ...]]) -> Predicted:
         """Append a row per prompt; return what predicts their first tokens."""
 
-    def step(self, tokens_R: npt.NDArray[np.int64]) -> Predicted:
+    def step(self, tokens_R: Integers) -> Predicted:
         """Take one more token per row; return what predicts the next."""
 
-    def keep(self, order: npt.NDArray[np.int64]) -> None:
+    def keep(self, order: Integers) -> None:
         """Row i becomes what row `order[i]` was; the others are dropped."""
 
 
-def generate(
-    rows: DecodingRows,
-    requests: Sequence[Request],
-    sampler: Sampler,
-    *,
-    eos: npt.NDArray[np.bool_],
-    proof: ProofRecipe,
-    device: torch.device,
-    watch: Watch | None = None,
-) -> list[Completion]:
-    """Return the requests' completions in the order asked; call under `torch.inference_mode`.
+@dataclass(eq=False, slots=True)
+class Call:
+    """The samples of one `generate`."""
 
-    `eos` says of every token id whether it ends a completion; `device` is where rows compute. There
-    is at least one request. `watch` hears of every few steps.
+    samples: list[int]
+    """Their numbers in the decode, in the order asked."""
+    due: int
+    """Calls with a smaller number go first."""
+    waiting: list[tuple[int, Request]]
+    """Those that are not begun, in the order of their turns."""
+    ended: int = 0
+    """How many are done."""
+    ended_tokens: int = 0
+    """Completion tokens of those."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all samples are done."""
+        return self.ended == len(self.samples)
+
+
+class _Live(NamedTuple):
+    """What each row is."""
+
+    sample_R: Integers
+    """Its number."""
+    seed_R: npt.NDArray[np.uint64]
+    position_R: npt.NDArray[np.uint64]
+    """Noise position of its next token."""
+    temperature_R: npt.NDArray[np.float32]
+    left_R: Integers
+    """Tokens that it may still get."""
+    last_R: Integers
+    """Its last token."""
+
+    @staticmethod
+    def begun(samples: Sequence[tuple[int, Request]]) -> _Live:
+        """Return the rows of samples without tokens."""
+        numbers, asked = zip(*samples, strict=True) if samples else ((), ())
+        return _Live(
+            np.array(numbers, np.int64),
+            np.array([r.seed for r in asked], np.uint64),
+            np.array([r.position for r in asked], np.uint64),
+            np.array([r.temperature for r in asked], np.float32),
+            np.array([r.max_new_tokens for r in asked], np.int64),
+            np.zeros(len(samples), np.int64),
+        )
+
+    def and_then(self, more: _Live) -> _Live:
+        """Return these rows and then others."""
+        names = _Live._fields
+        return _Live._make(np.concatenate([getattr(self, n), getattr(more, n)]) for n in names)
+
+    def at(self, rows: Integers | slice) -> _Live:
+        """Return some rows; of a slice, views."""
+        return _Live._make(column[rows] for column in self)
+
+
+@dataclass(eq=False)
+class Decode:
+    """Samples that are being generated, of any number of calls. One thread at a time, under
+    `torch.inference_mode`; only `finish` needs neither.
+
+    After a step that fails, every later one raises the same.
     """
-    with builder_on(device, proof) as proofs:
-        return _Decode(rows, requests, sampler, eos, proofs).run(watch)
 
+    rows: DecodingRows
+    length: int
+    """Most positions that a sample may have in `rows`."""
+    eos: npt.NDArray[np.bool_]
+    """[V]: whether a token ends a completion."""
+    proof: ProofRecipe
+    device: torch.device
+    """Where rows compute."""
+    is_wide: bool
+    """Whether there may be more rows than the largest call has samples. On a CPU time goes with
+    rows: more of them would delay the call that is due first."""
+    calls: list[Call] = field(default_factory=list)
+    """Those that have not left, the one that is due first in front."""
+    lead: Turn = field(default_factory=Turn)
+    """Held by the call that takes steps for all: two threads in turn would cost more."""
 
-class _Decode:
-    """The state of one `generate`: which request each row is, and what it has so far."""
-
-    def __init__(
-        self,
-        rows: DecodingRows,
-        requests: Sequence[Request],
-        sampler: Sampler,
-        eos: npt.NDArray[np.bool_],
-        proofs: IncrementalBuilder,
-    ) -> None:
-        self._rows, self._requests, self._sampler = rows, requests, sampler
-        self._is_eos_V, self._proofs = eos, proofs
-        self._limits_Q = np.array([r.max_new_tokens for r in requests])
-        self._tokens: list[list[int]] = [[] for _ in requests]
-        self._live_R = np.empty(0, np.int64)
-        self._position_R = np.empty(0, np.int64)
-        self._last_R = np.empty(0, np.int64)
+    def __post_init__(self) -> None:
+        self._proofs = builder_on(self.device, self.proof)
+        self._live = _Live.begun([])
+        self._tokens: dict[int, list[int]] = {}
+        self._call_of: dict[int, Call] = {}
+        self._free: list[int] = []
         self._held: list[torch.Tensor] = []
+        self._failure: BaseException | None = None
 
-    def run(self, watch: Watch | None) -> list[Completion]:
-        """Return the completions."""
-        waiting = plan_decode([r.prompt_tokens for r in self._requests])
-        while waiting or len(self._live_R):
-            while waiting and (room := self._rows.room()):
-                self._admit(np.array(waiting[:room]))
-                waiting = waiting[room:]
-            if len(self._live_R):
-                self._take(0, self._rows.step(self._last_R))
-            if watch is not None and not self._held:
-                watch(self._progress(len(waiting)))
+    def close(self) -> None:
+        """End the thread that builds proofs."""
+        self._proofs.close()
+
+    def takes(self, longest: int, proof: ProofRecipe) -> bool:
+        """Return whether samples of so many positions, and such proofs, may be generated here."""
+        return self._failure is None and longest <= self.length and proof == self.proof
+
+    def begin(self, requests: Sequence[Request], due: int) -> Call:
+        """Take in the samples of another call."""
+        given = len(self._tokens) + len(self._free)
+        self._free += range(given, given + len(requests) - len(self._free))
+        numbers = [self._free.pop() for _ in requests]
+        order = plan_decode([request.prompt_tokens for request in requests])
+        call = Call(numbers, due, [(numbers[i], requests[i]) for i in order])
+        self._tokens |= {number: [] for number in numbers}
+        self._call_of |= dict.fromkeys(numbers, call)
+        self.calls = sorted([*self.calls, call], key=lambda each: each.due)
+        return call
+
+    def step(self) -> bool:
+        """Give free rows to the samples that wait, and every row one more token; return whether a
+        call is over by it.
+        """
+        if self._failure is not None:
+            raise self._failure
+        over = sum(call.is_over for call in self.calls)
+        try:
+            while joining := self._joining():
+                self._admit(joining)
+            if len(self._live.sample_R):
+                self._take(0, self.rows.step(self._live.last_R))
+        except BaseException as failure:
+            self._failure = failure
+            raise
+        return sum(call.is_over for call in self.calls) > over
+
+    def progress(self, call: Call) -> Progress:
+        """Return how far a call is."""
+        tokens = sum(len(self._tokens[number]) for number in call.samples)
+        return Progress(tokens, call.ended, call.ended_tokens)
+
+    def finish(self, call: Call) -> list[Completion]:
+        """Return the completions of a call that is over, in the order asked."""
         return [
-            Completion(tuple(tokens), self._proofs.take(i)) for i, tokens in enumerate(self._tokens)
+            Completion(tuple(self._tokens[number]), self._proofs.take(number))
+            for number in call.samples
         ]
 
-    def _progress(self, waiting: int) -> Progress:
-        tokens = sum(map(len, self._tokens))
-        unended = sum(len(self._tokens[i]) for i in self._live_R.tolist())
-        ended = len(self._tokens) - waiting - len(self._live_R)
-        return Progress(tokens, ended, tokens - unended)
+    def leave(self, call: Call) -> None:
+        """Forget a call; samples of it that are not done are given up."""
+        self.calls.remove(call)
+        if self._failure is not None:
+            return
+        try:
+            self._give_up(call)
+            for number in call.samples:
+                self._proofs.take(number)
+        except ProofError as failure:
+            # The other calls hear of it at their next step.
+            self._failure = failure
+        for number in call.samples:
+            del self._tokens[number], self._call_of[number]
+        self._free += call.samples
 
-    def _admit(self, requests: npt.NDArray[np.int64]) -> None:
-        self._commit(self._live_R)
-        first = len(self._live_R)
-        zeros = np.zeros(len(requests), np.int64)
-        self._live_R = np.concatenate([self._live_R, requests])
-        self._position_R = np.concatenate([self._position_R, zeros])
-        self._last_R = np.concatenate([self._last_R, zeros])
-        prompts = [self._requests[i].prompt_tokens for i in requests]
-        self._take(first, self._rows.admit(prompts))
+    def _give_up(self, call: Call) -> None:
+        rows = np.flatnonzero(np.isin(self._live.sample_R, call.samples))
+        if len(rows):
+            self._commit(self._live.sample_R)
+            self._proofs.end(self._live.sample_R[rows])
+            self._drop(rows)
+
+    def _joining(self) -> list[tuple[int, Request]]:
+        """Take the samples that are begun next out of those that wait."""
+        room, joining = self.rows.room(), list[tuple[int, Request]]()
+        if not self.is_wide:
+            most = max((len(call.samples) for call in self.calls), default=0)
+            room = min(room, max(0, most - len(self._live.sample_R)))
+        for call in self.calls:
+            taken = call.waiting[: room - len(joining)]
+            del call.waiting[: len(taken)]
+            joining += taken
+        return joining
+
+    def _admit(self, samples: Sequence[tuple[int, Request]]) -> None:
+        self._commit(self._live.sample_R)
+        first = len(self._live.sample_R)
+        self._live = self._live.and_then(_Live.begun(samples))
+        self._take(first, self.rows.admit([request.prompt_tokens for _, request in samples]))
 
     def _take(self, first: int, predicted: Predicted) -> None:
         """Choose the next token of the rows from `first` on, and drop those that it ends."""
         hidden, logits = predicted
-        live, position = self._live_R[first:], self._position_R[first:]
-        chosen = self._sampler.choose(live, logits, position)
+        live = self._live.at(slice(first, None))
+        chosen = choices(logits, live.seed_R, live.position_R, live.temperature_R).cpu().numpy()
         self._held.append(hidden)
-        for request, token in zip(live.tolist(), chosen.tolist(), strict=True):
-            self._tokens[request].append(token)
-        self._last_R[first:] = chosen
-        position += 1
-        has_ended = self._is_eos_V[chosen] | (self._limits_Q[live] == position)
+        for number, token in zip(live.sample_R.tolist(), chosen.tolist(), strict=True):
+            self._tokens[number].append(token)
+        live.last_R[:] = chosen
+        live.position_R[:] += np.uint64(1)
+        live.left_R[:] -= 1
+        has_ended = self.eos[chosen] | (live.left_R == 0)
         if first or len(self._held) == _HELD_STEPS or has_ended.any():
-            self._commit(live)
+            self._commit(live.sample_R)
         if has_ended.any():
-            self._proofs.end(live[has_ended])
+            self._end(live.sample_R[has_ended])
             self._drop(first + np.flatnonzero(has_ended))
 
-    def _commit(self, live: npt.NDArray[np.int64]) -> None:
+    def _commit(self, samples: Integers) -> None:
         """Hand over the hidden states held, which are those of the same rows at each step."""
         if self._held:
-            self._proofs.extend(live, to_rows(torch.stack(self._held, dim=1)))
+            self._proofs.extend(samples, to_rows(torch.stack(self._held, dim=1)))
             self._held.clear()
 
-    def _drop(self, ended: npt.NDArray[np.int64]) -> None:
+    def _end(self, samples: Integers) -> None:
+        self._proofs.end(samples)
+        for number in samples.tolist():
+            call = self._call_of[number]
+            call.ended += 1
+            call.ended_tokens += len(self._tokens[number])
+
+    def _drop(self, ended: Integers) -> None:
         """Close the gaps that ended rows leave with the last rows, so that few are moved."""
-        is_live = np.ones(len(self._live_R), bool)
+        is_live = np.ones(len(self._live.sample_R), bool)
         is_live[ended] = False
         left = int(is_live.sum())
         order = np.arange(left)
         order[~is_live[:left]] = left + np.flatnonzero(is_live[left:])
-        self._rows.keep(order)
-        self._live_R = self._live_R[order]
-        self._position_R = self._position_R[order]
-        self._last_R = self._last_R[order]
+        self.rows.keep(order)
+        self._live = self._live.at(order)
 
 
 def plan_decode(prompts: Sequence[Tokens]) -> list[int]:

@@ -139,28 +139,29 @@ def play(
     recipe: Recipe,
     *,
     watch: Watch | None = None,
+    due: int = 0,
 ) -> list[Played]:
     """Return the completions in the order asked; raises EngineError, and what `watch` raises.
 
-    A completion without replies has the engine's own proofs; those of the others are built by one
-    prefill.
+    Turns of what is due first are generated first. A completion without replies has the engine's
+    own proofs; those of the others are built by one prefill.
     """
     plays = [_Play(problem, r, dialogue_of(problem.task_type)) for problem, r in asked]
     reader, live = Reader(engine, recipe.prompt), plays
     while live:
         over = None if watch is None else _in_all(plays, live, watch)
-        live = _play_turn(reader, live, recipe.proof, over)
+        live = _play_turn(reader, live, recipe.proof, over, due)
     if replied := [each for each in plays if each.replies]:
         _prove(engine, replied, recipe.proof)
     return [Played(p.tokens, p.proofs, p.replies, p.answer or "") for p in plays]
 
 
 def _play_turn(
-    reader: Reader, live: list[_Play], proof: ProofRecipe, watch: Watch | None
+    reader: Reader, live: list[_Play], proof: ProofRecipe, watch: Watch | None, due: int
 ) -> list[_Play]:
     """Play one turn and what follows it; return the plays that go on."""
     asked = [each.next_request() for each in live]
-    made = reader.engine.generate(asked, proof=proof, watch=watch)
+    made = reader.engine.generate(asked, proof=proof, watch=watch, due=due)
     asking: list[tuple[_Play, Question]] = []
     for each, completion in zip(live, made, strict=True):
         each.proofs = completion.proofs

@@ -156,7 +156,9 @@ class Examined:
 
 
 class InferenceEngine(Protocol):
-    """Runs one policy at a time; every method may be called from any thread, one at a time."""
+    """Runs one policy at a time; every method may be called from any thread, and while another one
+    generates, whose weights `load_policy` waits for.
+    """
 
     @property
     def policy_version(self) -> PolicyVersion | None:
@@ -178,11 +180,18 @@ class InferenceEngine(Protocol):
         """Load a policy folder; raises EngineError when it is unusable."""
 
     def generate(
-        self, requests: Sequence[Request], *, proof: ProofRecipe, watch: Watch | None = None
+        self,
+        requests: Sequence[Request],
+        *,
+        proof: ProofRecipe,
+        watch: Watch | None = None,
+        due: int = 0,
     ) -> list[Completion]:
         """Return the completions in the order asked.
 
-        Raises EngineError, and what `watch` raises.
+        Calls at the same time share the engine: samples of the one with the smallest `due` are
+        begun first, and those of the next take the rows that they leave. Raises EngineError, and
+        what `watch` raises, which ends this call's samples only.
         """
 
     def examine(

@@ -63,10 +63,10 @@ class HostedTransformers:
         return self._engine.decode(tokens)
 
     def generate(
-        self, requests: Sequence[Request], proof: ProofRecipe, *, tick: Tick
+        self, requests: Sequence[Request], proof: ProofRecipe, *, due: int, tick: Tick
     ) -> Iterator[tuple[int, Completion]]:
         """Yield every request's place and completion."""
-        yield from enumerate(self._engine.generate(requests, proof=proof, watch=tick))
+        yield from enumerate(self._engine.generate(requests, proof=proof, watch=tick, due=due))
 
     def prove(
         self, samples: Sequence[tuple[Tokens, Tokens]], proof: ProofRecipe, *, tick: Tick

@@ -2,13 +2,13 @@
 
 On an accelerator torch does the arithmetic of `muster.inference.sampling`: the hashes are identical
 integers; the noise agrees with numpy's to the last bit or one beside it, as far as two libraries'
-logarithms do. Axes: Q requests, R rows that are asked about, V vocabulary.
+logarithms do. Axes: R rows that are asked about, V vocabulary.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -16,7 +16,6 @@ import numpy.typing as npt
 import torch
 
 from muster.inference import sampling
-from muster.inference.engine import Request
 from muster.inference.sampling import Integers
 
 logger = logging.getLogger(__name__)
@@ -26,29 +25,6 @@ DEVICE_ELEMENTS = 1 << 22
 
 # As int32, whose products wrap modulo 2^32.
 _FIRST_FACTOR, _SECOND_FACTOR = 0x7FEB352D, 0x846CA68B - 2**32
-
-
-class Sampler:
-    """The choices of one `generate`."""
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self._seeds_Q = np.array([r.seed for r in requests], np.uint64)
-        self._temperature_Q = np.array([r.temperature for r in requests], np.float32)
-        self._start_Q = np.array([r.position for r in requests], np.uint64)
-
-    def choose(
-        self,
-        rows: npt.NDArray[np.int64],
-        logits: torch.Tensor,
-        positions_R: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.int64]:
-        """Return the next token of every request in `rows`, of which it has so many so far, given
-        float32 logits.
-        """
-        positions = self._start_Q[rows] + positions_R.astype(np.uint64)
-        chosen_R = choices(logits, self._seeds_Q[rows], positions, self._temperature_Q[rows])
-        choice: npt.NDArray[np.int64] = chosen_R.cpu().numpy()
-        return choice
 
 
 def choices(

@@ -18,9 +18,8 @@ import numpy as np
 import psutil
 import torch
 
-from muster.inference import decode_loop
 from muster.inference.blocks import examine_rows
-from muster.inference.decode_loop import DecodingRows
+from muster.inference.decode_loop import Decode, DecodingRows
 from muster.inference.device_proofs import build_proofs
 from muster.inference.engine import (
     ROOM,
@@ -48,14 +47,17 @@ from muster.inference.lean_rows import LeanRows, lean_model
 from muster.inference.policy_files import LoadedPolicy, fingerprint, load_folder, swap_weights
 from muster.inference.products import quicken
 from muster.inference.prompts import encode_prompt
-from muster.inference.sampler import Sampler
 from muster.inference.step_graphs import record_cuda
+from muster.inference.turns import Turn, Weights
 from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import ProofRecipe
 
 logger = logging.getLogger(__name__)
+
+_LED_STEPS = 16
+"""Steps that one call takes for all before it tells how far it is, and the next call takes some."""
 
 _CPU_TOKENS = 1 << 11
 """Tokens of one batch of a model's own forward pass on a CPU: beyond, activations leave its caches,
@@ -105,8 +107,11 @@ class TransformersEngine:
         self._forward: Forward | None = None
         self._lean: LeanModel | None = None
         self._version: PolicyVersion | None = None
-        # Weights must not change under a running generation, or its proofs would be a forger's.
-        self._lock = threading.Lock()
+        self._turn = Turn()
+        self._decodes: list[Decode] = []
+        # They must not change under a running generation, or its proofs would be a forger's.
+        self._weights = Weights()
+        self._reading = threading.Lock()
         torch.set_num_threads(threads)
 
     @property
@@ -143,7 +148,7 @@ class TransformersEngine:
         """Load a policy folder, in place when only weights differ from the loaded policy's."""
         if not folder.is_dir():
             raise EngineError(f"no policy folder at {folder}")
-        with self._lock:
+        with self._weights.replaced(), self._turn:
             # Until the new one is complete there is none: a mixture must never generate.
             self._version = None
             in_place = (
@@ -163,39 +168,61 @@ class TransformersEngine:
 
     def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
         """Return the token ids of a prompt, or of one within a sequence."""
-        return encode_prompt(self._loaded()[0].tokenizer, text, is_start=is_start)
+        policy, _ = self._loaded()
+        with self._reading:
+            return encode_prompt(policy.tokenizer, text, is_start=is_start)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a completion without EOS and special tokens."""
         policy, _ = self._loaded()
-        text: str = policy.tokenizer.decode(
-            [token for token in tokens if token not in policy.eos_token_ids],
-            skip_special_tokens=True,
-            clean_up_tokenization_spaces=False,
-        )
+        with self._reading:
+            text: str = policy.tokenizer.decode(
+                [token for token in tokens if token not in policy.eos_token_ids],
+                skip_special_tokens=True,
+                clean_up_tokenization_spaces=False,
+            )
         return text
 
     def generate(
-        self, requests: Sequence[Request], *, proof: ProofRecipe, watch: Watch | None = None
+        self,
+        requests: Sequence[Request],
+        *,
+        proof: ProofRecipe,
+        watch: Watch | None = None,
+        due: int = 0,
     ) -> list[Completion]:
         """Return the completions in the order asked."""
-        with self._computing() as (policy, forward), _sound():
-            for request in requests:
-                require_samplable(request)
-                self._require_fits(request.prompt_tokens, request.max_new_tokens)
-            if not requests:
-                return []
-            sampler = Sampler(requests)
-            is_eos_V = np.isin(np.arange(forward.vocab_size), sorted(policy.eos_token_ids))
-            return decode_loop.generate(
-                self._rows_for(requests),
-                requests,
-                sampler,
-                eos=is_eos_V,
-                proof=proof,
-                device=forward.device,
-                watch=watch,
-            )
+        with self._weights.used():
+            with self._computing():
+                for request in requests:
+                    require_samplable(request)
+                    self._require_fits(request.prompt_tokens, request.max_new_tokens)
+                if not requests:
+                    return []
+                decode = self._decode_for(requests, proof)
+                call = decode.begin(requests, due)
+            try:
+                while not call.is_over:
+                    self._take_steps(decode)
+                    if watch is not None and not call.is_over:
+                        watch(decode.progress(call))
+                with _sound():
+                    return decode.finish(call)
+            finally:
+                with self._turn:
+                    decode.leave(call)
+                    if not decode.calls:
+                        self._decodes.remove(decode)
+                        decode.close()
+
+    def _take_steps(self, decode: Decode) -> None:
+        """Take some steps, for all calls; fewer when one of them is over."""
+        with decode.lead:
+            for _ in range(_LED_STEPS):
+                with self._computing(), _sound():
+                    is_one_over = decode.step()
+                if is_one_over:
+                    return
 
     def examine(
         self, samples: Sequence[Sample], *, proof: ProofRecipe, temperature: float
@@ -296,16 +323,36 @@ class TransformersEngine:
             raise EngineError("no policy is loaded", hint="call load_policy first")
         return self._policy, self._forward
 
-    def _rows_for(self, requests: Sequence[Request]) -> DecodingRows:
+    def _decode_for(self, requests: Sequence[Request], proof: ProofRecipe) -> Decode:
+        """Return a decode that takes these requests: one that runs, or else another."""
+        policy, forward = self._loaded()
+        longest = max(len(r.prompt_tokens) + r.max_new_tokens for r in requests)
+        for decode in self._decodes:
+            if decode.takes(longest, proof):
+                return decode
+        # Who says how long samples may be has room made for all that are to come.
+        length = self._room.context or longest
+        places = self.max_rows if self._room.context else len(requests)
+        decode = Decode(
+            self._rows_for(places, length),
+            length,
+            np.isin(np.arange(forward.vocab_size), sorted(policy.eos_token_ids)),
+            proof,
+            forward.device,
+            is_wide=forward.device.type != "cpu",
+        )
+        self._decodes.append(decode)
+        return decode
+
+    def _rows_for(self, places: int, length: int) -> DecodingRows:
         _, forward = self._loaded()
         lean = self._lean_now()
         if lean is None:
-            return WholeBatch(forward, self.max_rows, max(r.max_new_tokens for r in requests))
-        longest = max(len(r.prompt_tokens) + r.max_new_tokens for r in requests)
+            return WholeBatch(forward, self.max_rows, length)
         cache_bytes = self._cache_bytes or self._bytes_left(forward.device)
-        fitting = max(1, cache_bytes // (longest * lean.bytes_per_token))
+        fitting = max(1, cache_bytes // (length * lean.bytes_per_token))
         record = record_cuda if forward.device.type == "cuda" else None
-        return LeanRows(lean, min(self.max_rows, len(requests), fitting), longest, record)
+        return LeanRows(lean, min(self.max_rows, places, fitting), length, record)
 
     def _share_of_memory(self) -> int:
         device = torch.device(self._device)
@@ -320,7 +367,7 @@ class TransformersEngine:
 
     @contextmanager
     def _computing(self) -> Iterator[tuple[LoadedPolicy, Forward]]:
-        with self._lock, torch.inference_mode():
+        with self._turn, torch.inference_mode():
             policy, forward = self._loaded()
             try:
                 yield policy, forward
@@ -344,7 +391,9 @@ class TransformersEngine:
 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        # What torch keeps of former buffers is free for others.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     return int(psutil.virtual_memory().available)
 
 

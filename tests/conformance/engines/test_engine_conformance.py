@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,15 @@ from conformance_reference import Reference
 from conformance_subjects import Subject
 from conformance_validator import PROOF, least_limits, verdicts
 
-from muster.inference.engine import Completion, InferenceEngine, Redraw, Request, Sample, Share
+from muster.inference.engine import (
+    Completion,
+    InferenceEngine,
+    Redraw,
+    Request,
+    Sample,
+    Share,
+    Watch,
+)
 from muster.inference.sampling import gumbel_noise
 from muster.protocol.errors import EngineError, SampleUnfit
 from muster.protocol.ids import Hash32, PolicyVersion
@@ -315,6 +324,51 @@ def test_the_same_request_twice_gives_the_same_twice(
     made = engine.generate(requests, proof=PROOF)
     assert_right(subject, reference, requests, made)
     assert [c.tokens for c in made[:2]] == [c.tokens for c in made[2:]]
+
+
+def together(
+    engine: InferenceEngine, calls: Sequence[Sequence[Request]], watches: Sequence[Watch | None]
+) -> list[list[Completion] | BaseException]:
+    """Return what calls at the same moment return, or raise."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        made = [
+            pool.submit(engine.generate, asked, proof=PROOF, watch=watch, due=due)
+            for due, (asked, watch) in enumerate(zip(calls, watches, strict=True))
+        ]
+        return [each.exception() or each.result() for each in made]
+
+
+def test_calls_at_the_same_time_give_what_each_gives_alone(
+    subject: Subject, engine: InferenceEngine, reference: Reference
+) -> None:
+    # Of several lengths, so that one takes the rows that another leaves.
+    calls = [drawn(9, group=3, seed=1), drawn(7, limit=9, seed=2), drawn(4, limit=24, seed=3)]
+    for asked, made in zip(calls, together(engine, calls, [None] * 3), strict=True):
+        assert not isinstance(made, BaseException)
+        assert_right(subject, reference, asked, made)
+        assert set(verdicts(subject.dtype, engine, asked, made)) == {"accepted"}
+
+
+def test_a_call_that_cannot_be_served_is_refused_and_the_other_one_is_served(
+    subject: Subject, engine: InferenceEngine, reference: Reference
+) -> None:
+    asked = drawn(6, seed=4)
+    refused, made = together(engine, [[Request((VOCABULARY,), 1, 1.0, 5)], asked], [None] * 2)
+    assert isinstance(refused, EngineError)
+    assert not isinstance(made, BaseException)
+    assert_right(subject, reference, asked, made)
+
+
+def test_samples_are_examined_while_others_are_generated(
+    subject: Subject, engine: InferenceEngine, reference: Reference
+) -> None:
+    done, asked = drawn(4, seed=5), drawn(9, seed=6)
+    made = engine.generate(done, proof=PROOF)
+    with ThreadPoolExecutor(1) as pool:
+        generating = pool.submit(engine.generate, asked, proof=PROOF)
+        while not generating.done():
+            assert verdicts(subject.dtype, engine, done, made) == ["accepted"] * 4
+    assert_right(subject, reference, asked, generating.result())
 
 
 def test_next_policy_generates_from_its_own_weights_only(

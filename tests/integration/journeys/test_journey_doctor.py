@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import fee_oracles
 import numpy as np
@@ -21,7 +22,6 @@ from muster.chain import Chain
 from muster.client.doctor import Line, State, is_fit, machine, network as doctor_network, to_json
 from muster.client.doctor.command import Examination, examine
 from muster.inference import Completion, InferenceEngine, Request, loading
-from muster.inference.engine import Watch
 from muster.lab.simulator.machines import EOS
 from muster.protocol.ids import to_address
 from muster.protocol.recipe import ProofRecipe
@@ -105,13 +105,11 @@ async def test_without_an_orchestrator_the_rest_is_examined(asked: Examination) 
 class OtherModel(world.HashEngine):  # type: ignore[misc, name-defined]
     """Proves hidden states that the policy does not have."""
 
-    def generate(
-        self, requests: Sequence[Request], *, proof: ProofRecipe, watch: Watch | None = None
-    ) -> list[Completion]:
+    def generate(self, requests: Sequence[Request], **options: Any) -> list[Completion]:
         honest = self.policy_version
         self.policy_version = 99
         try:
-            return super().generate(requests, proof=proof, watch=watch)  # type: ignore[no-any-return]
+            return super().generate(requests, **options)  # type: ignore[no-any-return]
         finally:
             self.policy_version = honest
 

@@ -268,11 +268,10 @@ def test_a_sample_beyond_the_room_is_the_machines_fault_and_beyond_the_model_its
 
 
 def test_weights_and_samples_share_the_memory(policy_folder: Path) -> None:
-    asked = [Request((1, 2), seed, 1.0, 4) for seed in range(6)]
     roomy, narrow = TransformersEngine(), TransformersEngine(room=Room(memory_share=1e-9))
     for engine, rows in ((roomy, 6), (narrow, 1)):
         engine.load_policy(policy_folder, PolicyVersion(0))
-        assert engine._rows_for(asked).room() == rows
+        assert engine._rows_for(6, 6).room() == rows
 
 
 def test_engine_without_policy_refuses() -> None:

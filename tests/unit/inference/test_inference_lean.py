@@ -358,7 +358,7 @@ def lean_engine(policy_folder: Path) -> TransformersEngine:
 
 
 def decodes_lean(engine: TransformersEngine) -> bool:
-    return isinstance(engine._rows_for([Request((1, 2), 1, 1.0, 4)]), LeanRows)
+    return isinstance(engine._rows_for(1, 6), LeanRows)
 
 
 @pytest.mark.parametrize(
@@ -403,8 +403,7 @@ def test_rows_are_bounded_before_generation(
     lean_engine: TransformersEngine, max_rows: int, rows: int
 ) -> None:
     lean_engine.max_rows = max_rows
-    asked = [Request((1, 2), seed, 1.0, 4) for seed in range(6)]
-    assert lean_engine._rows_for(asked).room() == rows
+    assert lean_engine._rows_for(6, 6).room() == rows
 
 
 @pytest.mark.parametrize(("rows_of_memory", "rows"), [(0, 1), (1, 1), (3, 3), (99, 6)])
@@ -416,7 +415,7 @@ def test_keys_and_values_stay_within_their_memory(
     engine = TransformersEngine(cache_bytes=max(1, rows_of_memory * per_row))
     engine.load_policy(policy_folder, PolicyVersion(0))
     asked = [Request((1, 2), seed, 1.0, 4) for seed in range(6)]
-    assert engine._rows_for(asked).room() == rows
+    assert engine._rows_for(6, 6).room() == rows
     assert len(engine.generate(asked, proof=ProofRecipe())) == 6
 
 

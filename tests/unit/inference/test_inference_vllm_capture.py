@@ -41,9 +41,11 @@ def counted(rows: ChosenRows, name: str) -> int:
 
 def test_rows_of_a_changing_batch_become_each_requests_proofs() -> None:
     own = {name: rows_of(count, seed) for seed, (name, count) in enumerate([("a", 6), ("b", 3)])}
-    rows = ChosenRows(ProofRecipe(chunk_tokens=2, topk=8), "cpu")
-    # b joins late, its prompt is computed in two parts, a is preempted for a step, b ends first.
-    for present in (["a"], ["a", "b?"], ["b", "a"], ["b"], ["a", "b"], ["a"], ["a"]):
+    rows = ChosenRows("ab", ProofRecipe(chunk_tokens=2, topk=8), "cpu")
+    # x is another's. b joins late, its prompt is computed in two parts, a is preempted for a step,
+    # b ends first.
+    own["x"] = rows_of(1, 9)
+    for present in (["a"], ["x", "a", "b?"], ["b", "x", "a"], ["b"], ["a", "b"], ["a", "x"], ["a"]):
         names = [name[0] for name in present]
         taken = {name: counted(rows, name) for name in names}
         chosen = torch.stack([own[name][taken[name]] for name in names])
@@ -52,11 +54,12 @@ def test_rows_of_a_changing_batch_become_each_requests_proofs() -> None:
         ((count, proofs),) = rows.take([name])
         assert count == len(own[name])
         assert proofs == build_proofs(own[name], chunk_tokens=2, topk=8)
+    assert "x" not in rows._slots
     rows.close()
 
 
 def test_places_are_used_again() -> None:
-    rows = ChosenRows(ProofRecipe(chunk_tokens=2, topk=8), "cpu")
+    rows = ChosenRows("ab", ProofRecipe(chunk_tokens=2, topk=8), "cpu")
     for seed in range(5):
         own = rows_of(3, seed)
         for row in own:
@@ -68,7 +71,7 @@ def test_places_are_used_again() -> None:
 
 def test_bfloat16_rows_are_proven_as_they_are() -> None:
     own = rows_of(4).to(torch.bfloat16)
-    rows = ChosenRows(ProofRecipe(chunk_tokens=2, topk=8), "cpu")
+    rows = ChosenRows("ab", ProofRecipe(chunk_tokens=2, topk=8), "cpu")
     for row in own:
         rows.add(["a"], row[None])
     assert rows.take(["a"]) == [(4, build_proofs(own, chunk_tokens=2, topk=8))]
@@ -76,7 +79,7 @@ def test_bfloat16_rows_are_proven_as_they_are() -> None:
 
 
 def test_nonsense_is_told_when_the_request_ends_not_in_the_middle_of_a_step() -> None:
-    rows = ChosenRows(ProofRecipe(chunk_tokens=1, topk=8), "cpu")
+    rows = ChosenRows("ab", ProofRecipe(chunk_tokens=1, topk=8), "cpu")
     rows.add(["a"], torch.full((1, H), float("nan")))
     with pytest.raises(ProofError, match="NaN"):
         rows.take(["a"])
@@ -87,7 +90,7 @@ def test_nonsense_is_told_when_the_request_ends_not_in_the_middle_of_a_step() ->
 
 
 def test_rows_that_are_not_one_per_request_are_a_failure() -> None:
-    rows = ChosenRows(ProofRecipe(chunk_tokens=2, topk=8), "cpu")
+    rows = ChosenRows("ab", ProofRecipe(chunk_tokens=2, topk=8), "cpu")
     with pytest.raises(RuntimeError, match="2 rows for 1 requests"):
         rows.see(*step(rows_of(2), ["a"], [False]))
     rows.close()
@@ -154,37 +157,41 @@ class Runner:
         return "output"
 
 
-def test_extension_watches_every_step_only_while_told_to() -> None:
+def test_extension_watches_every_step_for_those_who_asked() -> None:
     extension = HiddenStates()
     extension.model_runner = runner = Runner()
     extension.muster_watch()
     own = rows_of(3)
     states = [SimpleNamespace(sample_hidden_states=row[None]) for row in own]
     assert runner.execute_model(states[0]) == "output"
-    extension.muster_prove(2, 8)
+    extension.muster_generate(7, ["a"], 2, 8)
+    extension.muster_generate(8, ["b"], 2, 8)
     for state in (states[1], None, states[2]):
         assert runner.execute_model(state) == "output"
-    assert extension.muster_take(["a"]) == [(2, build_proofs(own[1:], chunk_tokens=2, topk=8))]
-    extension.muster_rest()
+    assert extension.muster_take(7, ["a"]) == [(2, build_proofs(own[1:], chunk_tokens=2, topk=8))]
+    extension.muster_rest(7)
+    assert not extension.muster_captures[8]._slots
+    extension.muster_rest(8)
     assert runner.execute_model(states[0]) == "output"
-    extension.muster_rest()
+    extension.muster_rest(7)
 
 
 def test_extension_examines_the_kept_rows() -> None:
     extension, proof = HiddenStates(), ProofRecipe(chunk_tokens=2, topk=8)
     extension.model_runner = Runner()
-    extension.muster_prefill({"a": (1, 4)})
+    extension.muster_watch()
+    extension.muster_prefill(0, {"a": (1, 4)})
     own = rows_of(4)
-    extension.muster_capture.add("a", 0, own)
-    proofs = extension.muster_build("a", proof)
+    extension.muster_captures[0].add("a", 0, own)
+    proofs = extension.muster_build(0, "a", proof)
     assert proofs == build_proofs(own[1:], chunk_tokens=2, topk=8)
     facts = Facts(H, 3, frozenset({2}), 64)
     sample = Sample((1, 2), (0, 1, 2), 7, proofs)
-    found = extension.muster_examine("a", sample, facts, proof, 0.5)
+    found = extension.muster_examine(0, "a", sample, facts, proof, 0.5)
     logits = (own[1:, :3] * 2).numpy()
     margins, expected = replay_sample(logits, (0, 1, 2), 7, 0.5)
     assert found.replayed.margins_T.tolist() == margins.tolist()
     assert found.replayed.expected_T.tolist() == expected.tolist()
     assert [chunk.exponent_mismatches for chunk in found.chunks] == [0, 0]
-    extension.muster_drop("a")
-    extension.muster_rest()
+    extension.muster_drop(0, "a")
+    extension.muster_rest(0)

@@ -114,7 +114,7 @@ def failure(how: str) -> Iterator[Any]:
 def main() -> None:
     import socket
 
-    from muster.inference.vllm.frames import Channel, ChannelBroken
+    from muster.inference.vllm.frames import Channel, ChannelBroken, Frame
 
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     folder = Path("/nowhere")
@@ -123,9 +123,11 @@ def main() -> None:
             frame = channel.receive()
         except ChannelBroken:
             return
+        if frame.kind == "cancel":
+            continue
         folder = Path(frame.header.get("folder", folder))
         for answer in answers(frame, folder):
-            channel.send(answer)
+            channel.send(Frame({**answer.header, "id": frame.header["id"]}, answer.body))
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def play_ticket(
         for group in groups
         for seed in group.seeds
     ]
-    made = play(engine, asked, recipe, watch=watch)
+    made = play(engine, asked, recipe, watch=watch, due=ticket.deadline)
     places = [(j, i, group) for j, group in enumerate(groups) for i in range(len(group.seeds))]
     rows = [
         _rollout(ticket, group, (j, i), played)

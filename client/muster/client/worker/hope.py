@@ -28,11 +28,18 @@ class Hope:
     """Watches over one ticket, from the moment that its generation begins."""
 
     def __init__(
-        self, samples: int, due_at: float, clock: Callable[[], float] = time.monotonic
+        self,
+        samples: int,
+        due_at: float,
+        is_first: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """There are so many `samples` to generate until `due_at`, of the clock."""
+        """There are so many `samples` to generate until `due_at`, of the clock; `is_first` tells
+        whether the engine begins no other ticket's samples before them.
+        """
         self._samples, self._due_at, self._clock = samples, due_at, clock
-        self._began_at = clock()
+        self._is_first = is_first
+        self._began_at, self._began_with = clock(), 0
 
     def __call__(self, made: Progress) -> None:
         """Raise Hopeless when the rest of the ticket takes far longer than it may.
@@ -40,8 +47,11 @@ class Hope:
         Short completions end first, so that the rest is rather thought too short than too long.
         """
         now = self._clock()
+        if not self._is_first():
+            # What it gets of the engine meanwhile says nothing of its pace.
+            self._began_at, self._began_with = now, made.tokens
         spent_s, left_s = now - self._began_at, self._due_at - now
-        per_s = made.tokens / max(spent_s, 1e-9)
+        per_s = (made.tokens - self._began_with) / max(spent_s, 1e-9)
         rest_s = 0.0
         if made.ended and spent_s >= LEAST_SHARE * (self._due_at - self._began_at):
             expected = made.ended_tokens / made.ended * self._samples

@@ -19,8 +19,9 @@ through the loss of the orchestrator, the relays and the chain. Its order of wor
 `work_once`; devnets and adversaries replace `generate` or `claim`.
 
 A loop works on one ticket after the other. Two of them share an engine, so that one leases,
-fetches, grades and uploads while the other generates; the first loop of a node also settles and
-disputes for all of them (`helpers`). What they share is in `muster.client.worker.station`.
+fetches, grades and uploads while the other generates, and the samples of one take the rows that
+those of the other leave; the first loop of a node also settles and disputes for all of them
+(`helpers`). What they share is in `muster.client.worker.station`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,12 @@ from muster.client.outage import SURVIVED, Outage, Outages
 from muster.client.tickets import TicketFault, lease_fault
 from muster.client.validator.checks import check_claim
 from muster.client.validator.judging import examine
-from muster.client.worker.generation import play_ticket, submission_of, ticket_samples
+from muster.client.worker.generation import (
+    Ungraded,
+    play_ticket,
+    submission_of,
+    ticket_samples,
+)
 from muster.client.worker.hope import Hope, Hopeless
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.place import WorkerPlace
@@ -435,34 +441,37 @@ class WorkerLoop:
         Raises EngineError when a validator would not accept them, TaskError when they cannot be
         graded, or would not be done in time.
         """
-        place, station = self.place, self.station
-        rules = place.rules
+        station = self.station
         station.waiting += 1
         try:
-            async with self.policy(ticket.policy_version, ticket.policy_root), station.turn:
-                self.state, started = "generating", time.monotonic()
-                hope = Hope(ticket_samples(rules.recipe), self._due_at)
-                try:
-                    played = await self.compute.run(
-                        play_ticket, ticket, rules.recipe, rules.task_set, place.engine, hope
-                    )
-                except Hopeless as error:
-                    station.took(error.takes_s)
-                    raise
-                took_s = time.monotonic() - started
-                station.tokens_per_s = played.tokens / max(took_s, 1e-9)
-                await self.check(played.rows, took_s)
-                busy_s = time.monotonic() - started
-                station.took(busy_s)
+            async with self.policy(ticket.policy_version, ticket.policy_root):
+                self.state = "generating"
+                with station.at_work(ticket) as busy_s:
+                    played = await self._play(ticket)
+                    station.tokens_per_s = played.tokens / max(busy_s(), 1e-9)
+                    await self.check(played.rows, busy_s())
+                    took_s = busy_s()
+                station.took(took_s)
         finally:
             station.waiting -= 1
         logger.info(
             "ticket generated",
-            extra={**_fields(ticket), "tokens": played.tokens, "busy_s": round(busy_s, 3)},
+            extra={**_fields(ticket), "tokens": played.tokens, "busy_s": round(took_s, 3)},
         )
         self.slowness.recovered()
         self.state = "grading"
         return await self.compute.run(played.graded)
+
+    async def _play(self, ticket: Ticket) -> Ungraded:
+        place, station, rules = self.place, self.station, self.place.rules
+        hope = Hope(ticket_samples(rules.recipe), self._due_at, lambda: station.is_first(ticket))
+        try:
+            return await self.compute.run(
+                play_ticket, ticket, rules.recipe, rules.task_set, place.engine, hope
+            )
+        except Hopeless as error:
+            station.took(error.takes_s)
+            raise
 
     async def check(self, rollouts: list[Rollout], generating_s: float) -> None:
         """Raise EngineError when a validator would not accept what was generated just now."""
@@ -622,7 +631,7 @@ class WorkerLoop:
             return False
         rows = await self.compute.run(decode_rollouts, data)
         ticket = signed.ticket
-        async with self.policy(ticket.policy_version, ticket.policy_root), self.station.turn:
+        async with self.policy(ticket.policy_version, ticket.policy_root):
             judgement = await self.compute.run(examine, claim, rows, place.rules, place.engine)
         return judgement.finding is None
 

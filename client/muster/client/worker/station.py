@@ -1,14 +1,15 @@
 """What the loops of a node share: the engine that some of them work on, and all tickets at hand.
 
-Pure but for locks. Knows no network, chain or key.
+Pure but for locks and a clock. Knows no network, chain or key.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import Ticket
@@ -26,11 +27,10 @@ _MEASURED = 4
 class Station:
     """An engine, the policy that it holds, and the speed at which it does tickets."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.loaded: Policy | None = None
         """The policy that the engine holds."""
-        self.turn = asyncio.Lock()
-        """Held while tokens are generated and checked: one ticket after the other."""
         self.waiting = 0
         """Tickets that are leased and not generated yet."""
         self.tokens_per_s = 0.0
@@ -38,6 +38,8 @@ class Station:
         self._took_s: deque[float] = deque(maxlen=_MEASURED)
         self._entering = asyncio.Lock()
         self._holders = 0
+        self._at_work: list[Ticket] = []
+        self._ended_at = float("-inf")
         self._left = asyncio.Event()
 
     @asynccontextmanager
@@ -62,6 +64,23 @@ class Station:
         finally:
             self._holders -= 1
             self._left.set()
+
+    @contextmanager
+    def at_work(self, ticket: Ticket) -> Iterator[Callable[[], float]]:
+        """Let a ticket be generated and checked, beside others; yields what tells the seconds that
+        the engine has spent on it: those since another one ended.
+        """
+        began = self._clock()
+        self._at_work.append(ticket)
+        try:
+            yield lambda: self._clock() - max(began, self._ended_at)
+        finally:
+            self._at_work.remove(ticket)
+            self._ended_at = self._clock()
+
+    def is_first(self, ticket: Ticket) -> bool:
+        """Return whether no other ticket at work is due before this one."""
+        return min(self._at_work, key=lambda each: each.deadline) is ticket
 
     @property
     def is_held(self) -> bool:

@@ -83,7 +83,7 @@ class TrapWorker(WorkerLoop):
         trap = self.plan.trap_at(ticket.step, ticket.index)
         if trap is None:
             return rollouts
-        async with self.policy(ticket.policy_version, ticket.policy_root), self.station.turn:
+        async with self.policy(ticket.policy_version, ticket.policy_root):
             kind, rollouts = await self.compute.run(
                 lay, trap, ticket, rollouts, self.place.rules, self.place.engine
             )

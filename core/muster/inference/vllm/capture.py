@@ -31,21 +31,24 @@ from muster.protocol.recipe import ProofRecipe
 class HiddenStates:
     """Extension of vLLM's worker."""
 
-    muster_capture: Any = None
-    """What takes rows now, by `see` after every step until `close`: ChosenRows or PromptRows."""
+    muster_captures: dict[int, Any]
+    """What takes rows now, by the number of who asked for them: `see` is called after every step
+    until `close`. ChosenRows or PromptRows, each of requests of its own."""
     model_runner: Any
     """The worker's own."""
 
     def muster_watch(self) -> None:
         """Look at every step from now on."""
+        self.muster_captures = {}
         runner = self.model_runner
         execute: Callable[..., Any] = runner.execute_model
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             output = execute(*args, **kwargs)
             # None after a step without tokens.
-            if runner.execute_model_state is not None and self.muster_capture is not None:
-                self.muster_capture.see(runner, runner.execute_model_state)
+            if runner.execute_model_state is not None:
+                for capture in self.muster_captures.values():
+                    capture.see(runner, runner.execute_model_state)
             return output
 
         runner.execute_model = watched
@@ -61,21 +64,22 @@ class HiddenStates:
             if hasattr(layer, "cpu_linear") and layer.weight.numel():
                 layer.quant_method.process_weights_after_loading(layer)
 
-    def muster_prove(self, chunk_tokens: int, topk: int) -> None:
-        """Build proofs of what is generated from now on."""
+    def muster_generate(self, call: int, requests: list[str], chunk_tokens: int, topk: int) -> None:
+        """Build proofs of what is generated for requests from now on."""
         proof = ProofRecipe(chunk_tokens=chunk_tokens, topk=topk)
-        self.muster_capture = ChosenRows(proof, self.model_runner.device)
+        self.muster_captures[call] = ChosenRows(requests, proof, self.model_runner.device)
 
-    def muster_take(self, requests: list[str]) -> list[tuple[int, list[bytes]]]:
+    def muster_take(self, call: int, requests: list[str]) -> list[tuple[int, list[bytes]]]:
         """Return the number of rows and the proofs of ended requests; raises ProofError."""
-        return self.muster_capture.take(requests)  # type: ignore[no-any-return]
+        return self.muster_captures[call].take(requests)  # type: ignore[no-any-return]
 
-    def muster_prefill(self, spans: dict[str, tuple[int, int]]) -> None:
+    def muster_prefill(self, call: int, spans: dict[str, tuple[int, int]]) -> None:
         """Keep rows of requests from now on: from one position up to, not including, another."""
-        self.muster_capture = PromptRows(spans)
+        self.muster_captures[call] = PromptRows(spans)
 
     def muster_examine(
         self,
+        call: int,
         request: str,
         sample: Sample,
         facts: Facts,
@@ -86,7 +90,7 @@ class HiddenStates:
         with torch.inference_mode():
             (found,) = examine_rows(
                 [sample],
-                [self.muster_capture.rows(request)],
+                [self.muster_captures[call].rows(request)],
                 self.model_runner.model.compute_logits,
                 vocab_size=facts.vocab_size,
                 eos=facts.eos_token_ids,
@@ -95,25 +99,27 @@ class HiddenStates:
             )
         return found
 
-    def muster_build(self, request: str, proof: ProofRecipe) -> list[bytes]:
+    def muster_build(self, call: int, request: str, proof: ProofRecipe) -> list[bytes]:
         """Return the proofs of a request's kept rows; raises ProofError."""
-        return build_proofs([self.muster_capture.rows(request)], proof)[0]
+        return build_proofs([self.muster_captures[call].rows(request)], proof)[0]
 
-    def muster_drop(self, request: str) -> None:
+    def muster_drop(self, call: int, request: str) -> None:
         """Forget a request's rows."""
-        self.muster_capture.drop(request)
+        self.muster_captures[call].drop(request)
 
-    def muster_rest(self) -> None:
-        """Take no rows until told otherwise."""
-        if self.muster_capture is not None:
-            self.muster_capture.close()
-            self.muster_capture = None
+    def muster_rest(self, call: int) -> None:
+        """Take no more rows for who asked."""
+        if (capture := self.muster_captures.pop(call, None)) is not None:
+            capture.close()
 
 
 class ChosenRows:
-    """Proofs of the rows that tokens are chosen from."""
+    """Proofs of the rows that the tokens of some requests are chosen from."""
 
-    def __init__(self, proof: ProofRecipe, device: torch.device | str) -> None:
+    def __init__(
+        self, requests: Sequence[str], proof: ProofRecipe, device: torch.device | str
+    ) -> None:
+        self._wanted = set(requests)
         self._builder = builder_on(device, proof)
         self._slots: dict[str, int] = {}
         self._rows: list[int] = []
@@ -121,7 +127,7 @@ class ChosenRows:
         self._failure: ProofError | None = None
 
     def see(self, runner: Any, state: Any) -> None:
-        """Take one row of every request whose token of this step is kept."""
+        """Take one row of every request of its own whose token of this step is kept."""
         batch = runner.input_batch
         requests = batch.req_ids
         # Logits of a part of a prompt are computed, and their token thrown away.
@@ -129,8 +135,9 @@ class ChosenRows:
         rows_RH = state.sample_hidden_states
         if len(rows_RH) != len(requests):
             raise RuntimeError(f"{len(rows_RH)} rows for {len(requests)} requests")
-        if is_part_R.any():
-            kept = np.flatnonzero(~is_part_R)
+        is_wanted_R = np.array([request in self._wanted for request in requests], bool)
+        kept = np.flatnonzero(is_wanted_R & ~is_part_R)
+        if len(kept) < len(requests):
             requests = [requests[i] for i in kept]
             rows_RH = rows_RH[torch.from_numpy(kept).to(rows_RH.device)]
         self.add(requests, rows_RH)

@@ -28,6 +28,7 @@ from muster.inference.engine import (
     require_fits,
     require_samplable,
 )
+from muster.inference.turns import Weights
 from muster.inference.vllm import frames
 from muster.inference.vllm.frames import ChannelBroken, Facts, Frame, Tokens
 from muster.inference.vllm.process import (
@@ -38,7 +39,7 @@ from muster.inference.vllm.process import (
     find_python,
     process_environment,
 )
-from muster.protocol.errors import EngineError, ProofError
+from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import ProofRecipe
@@ -117,7 +118,8 @@ class ProcessEngine:
         # No process outlives the engine: collected, closed or left at the interpreter's end.
         self._finalizer = weakref.finalize(self, self._current.drop)
         self._loaded: _Loaded | None = None
-        self._lock = threading.Lock()
+        self._weights = Weights()
+        self._opening = threading.Lock()
 
     @property
     def policy_version(self) -> PolicyVersion | None:
@@ -147,14 +149,14 @@ class ProcessEngine:
 
     def close(self) -> None:
         """End the process; the engine starts another when it is used again."""
-        with self._lock:
+        with self._weights.replaced():
             self._current.drop()
 
     def load_policy(self, folder: Path, version: PolicyVersion) -> None:
         """Load a policy folder, in place when only weights differ from the loaded policy's."""
         if not folder.is_dir():
             raise EngineError(f"no policy folder at {folder}")
-        with self._lock:
+        with self._weights.replaced():
             # Until the new one is complete there is none: a mixture must never generate.
             self._loaded = None
             folder = folder.resolve()
@@ -165,24 +167,29 @@ class ProcessEngine:
         logger.info("policy loaded", extra={"policy_version": version, "in_place": in_place})
 
     def generate(
-        self, requests: Sequence[Request], *, proof: ProofRecipe, watch: Watch | None = None
+        self,
+        requests: Sequence[Request],
+        *,
+        proof: ProofRecipe,
+        watch: Watch | None = None,
+        due: int = 0,
     ) -> list[Completion]:
         """Return the completions in the order asked."""
-        with self._lock:
+        with self._weights.used():
             self._facts()
             for request in requests:
                 require_samplable(request)
                 self._require_fits(request.prompt_tokens, request.max_new_tokens)
             made: dict[int, Completion] = {}
             if requests:
-                self._retrying(lambda: self._generate(requests, proof, made, watch))
+                self._retrying(lambda: self._generate(requests, proof, made, watch, due))
         return [made[i] for i in range(len(requests))]
 
     def examine(
         self, samples: Sequence[Sample], *, proof: ProofRecipe, temperature: float
     ) -> list[Examined]:
         """Return what the policy shows of every sample."""
-        with self._lock:
+        with self._weights.used():
             pairs = [(sample.prompt_tokens, sample.completion_tokens) for sample in samples]
             made: list[Examined] = []
             for part in self._parts(pairs):
@@ -196,7 +203,7 @@ class ProcessEngine:
         self, samples: Sequence[tuple[Tokens, Tokens]], *, proof: ProofRecipe
     ) -> list[list[bytes]]:
         """Return the TOPLOC proofs of every (prompt, completion)."""
-        with self._lock:
+        with self._weights.used():
             made: list[list[bytes]] = []
             for part in self._parts(samples):
                 found: dict[int, Completion] = {}
@@ -207,7 +214,7 @@ class ProcessEngine:
     def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
         """Return the token ids of a prompt, or of one within a sequence."""
         question = frames.prompt_frame(text, is_start)
-        with self._lock:
+        with self._weights.used():
             self._facts()
             done = self._retrying(lambda: self._ask(question))
         return tuple(map(int, done.header["tokens"]))
@@ -215,7 +222,7 @@ class ProcessEngine:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a completion without EOS and special tokens."""
         question = Frame({"kind": "decode"}, frames.pack([tokens]))
-        with self._lock:
+        with self._weights.used():
             self._facts()
             done = self._retrying(lambda: self._ask(question))
         return done.body.decode(errors="surrogatepass")
@@ -234,6 +241,10 @@ class ProcessEngine:
                 # Half a model may be left in it. One whose weights were not touched can go on.
                 self._current.drop()
             raise
+        except BaseException:
+            # An interrupt, perhaps in the middle of a change of weights.
+            self._current.drop(within_s=0)
+            raise
         self._current.has_policy = True
         return done
 
@@ -247,13 +258,14 @@ class ProcessEngine:
         proof: ProofRecipe,
         made: dict[int, Completion],
         watch: Watch | None,
+        due: int,
     ) -> None:
         """Add the completions that `made` lacks to it."""
         self._hold()
         places = [place for place in range(len(requests)) if place not in made]
         asked = [requests[place] for place in places]
         limits = [request.max_new_tokens for request in asked]
-        question = frames.generate_frame(asked, proof.chunk_tokens, proof.topk)
+        question = frames.generate_frame(asked, proof.chunk_tokens, proof.topk, due)
         self._take(question, limits, places, made, watch)
         _require_all(len(made), len(requests))
 
@@ -322,18 +334,15 @@ class ProcessEngine:
     def _retrying(self, work: Callable[[], T]) -> T:
         """Return what work returns, trying again in another process when one is lost."""
         for failures in range(1, self._patience.restarts + 2):
+            process = self._current.running()
             try:
                 return work()
             except (ProcessLost, ChannelBroken) as error:
                 last = error
-                self._current.drop(within_s=0)
+                self._current.drop(process, within_s=0)
                 logger.warning(
                     "the engine's process failed", extra={"error": str(error), "failures": failures}
                 )
-            except BaseException:
-                # A refusal leaves no answer unread; an interrupt does.
-                self._current.drop_unless_idle()
-                raise
         raise EngineError(
             f"the engine's process failed {failures} times in a row, last: {last}",
             hint="less memory may do: fewer samples at a time, --dtype bfloat16; or --engine "
@@ -342,18 +351,20 @@ class ProcessEngine:
 
     def _hold(self) -> None:
         """Make the process hold the loaded policy, if it was started since."""
-        if self._current.has_policy:
-            return
-        loaded = self._loaded
-        assert loaded is not None  # every caller looked
-        try:
-            if _files(loaded.folder) != loaded.files:
-                raise EngineError(f"policy folder {loaded.folder} changed while it was loaded")
-            if Facts.from_header(self._open(loaded.folder).header) != loaded.facts:
-                raise EngineError(f"policy folder {loaded.folder} is another policy now")
-        except EngineError:
-            self._loaded = None
-            raise
+        with self._opening:
+            if self._current.has_policy:
+                return
+            loaded = self._loaded
+            if loaded is None:
+                raise EngineError("the policy could not be opened again")
+            try:
+                if _files(loaded.folder) != loaded.files:
+                    raise EngineError(f"policy folder {loaded.folder} changed while it was loaded")
+                if Facts.from_header(self._open(loaded.folder).header) != loaded.facts:
+                    raise EngineError(f"policy folder {loaded.folder} is another policy now")
+            except EngineError:
+                self._loaded = None
+                raise
 
     def _parts(self, samples: Sequence[tuple[Tokens, Tokens]]) -> Iterator[slice]:
         """Yield what one frame may ask about; raises SampleUnfit before anything is asked."""
@@ -421,31 +432,29 @@ class _CurrentProcess:
         self._child = child
         self.process: EngineProcess | None = None
         self.has_policy = False
-        self._is_asked = False
+        self._changing = threading.Lock()
+
+    def running(self) -> EngineProcess:
+        """Return the process, after starting it if none runs."""
+        with self._changing:
+            if self.process is None:
+                self.process = EngineProcess(self._python, self._environ, child=self._child)
+            return self.process
 
     def ask(self, question: Frame, silence_s: float) -> Iterator[Frame]:
         """Yield the answer's frames; starts a process when none runs."""
-        if self.process is None:
-            self.process = EngineProcess(self._python, self._environ, child=self._child)
-        self._is_asked = True
-        try:
-            yield from self.process.ask(question, silence_s=silence_s)
-        except (EngineError, ProofError):
-            self._is_asked = False
-            raise
-        self._is_asked = False
+        return self.running().ask(question, silence_s=silence_s)
 
-    def drop(self, *, within_s: float = END_S) -> None:
-        """End the process, if one runs; it has some seconds to do so by itself."""
-        process, self.process = self.process, None
-        self.has_policy = self._is_asked = False
-        if process is not None:
-            process.close(within_s=within_s)
-
-    def drop_unless_idle(self) -> None:
-        """End a process that still answers a question."""
-        if self._is_asked:
-            self.drop()
+    def drop(self, lost: EngineProcess | None = None, *, within_s: float = END_S) -> None:
+        """End the process, if one runs, and it is the one that is lost, if any is; it has some
+        seconds to do so by itself.
+        """
+        with self._changing:
+            process = self.process
+            if process is None or lost not in (None, process):
+                return
+            self.process, self.has_policy = None, False
+        process.close(within_s=within_s)
 
 
 def _require_all(answered: int, asked: int) -> None:

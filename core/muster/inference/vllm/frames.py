@@ -5,7 +5,9 @@
     generate                    completion per sample, alive now and then, done
     prove                       completion per sample, alive now and then, done
     examine                     examined per sample, alive now and then, done, or nonsense
+    cancel                      nothing: another question's answer ends
 
+Questions are answered side by side; the frames of an answer carry its question's number under "id".
 A frame is a JSON header and raw bytes, little-endian: token ids as int32, proofs, and what was
 found, some tens of bytes a token. Hidden states and logits do not leave the process. Both ends run
 this code. Neither trusts the other's lengths: a frame beyond the bounds is an error before anything
@@ -14,6 +16,7 @@ is allocated, and every wait has a deadline. Nothing is ever unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
@@ -80,9 +83,7 @@ class Frame:
 
 
 class Channel:
-    """One end. One thread may send while another receives, if neither sets a deadline: a socket has
-    one timeout for both directions.
-    """
+    """One end. One thread may send while another receives without a deadline."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -92,11 +93,12 @@ class Channel:
         header = json.dumps(frame.header, separators=(",", ":")).encode()
         if len(header) > MAX_HEADER_BYTES or len(frame.body) > MAX_BODY_BYTES:
             raise ValueError(f"a frame of {len(header)} + {len(frame.body)} bytes is too long")
-        self._socket.settimeout(within_s)
+        # Not settimeout, which is for both directions.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(within_s))
         try:
             self._socket.sendall(_LENGTHS.pack(len(header), len(frame.body)) + header)
             self._socket.sendall(frame.body)
-        except TimeoutError:
+        except BlockingIOError:
             raise ChannelSilent(f"nothing was taken for {within_s} s") from None
         except OSError as error:
             raise ChannelClosed(f"the other end is gone: {error}") from error
@@ -120,7 +122,9 @@ class Channel:
         return Frame(header, body)
 
     def close(self) -> None:
-        """Close this end; the other one's waits end."""
+        """Close this end; waits at both ends are over."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _read(self, size: int, deadline: float | None) -> bytes:
@@ -135,8 +139,8 @@ class Channel:
     def _receive(self, most: int, deadline: float | None) -> bytes:
         # Not 0, which would mean without waiting: what has already arrived is still taken.
         wait_s = None if deadline is None else max(deadline - time.monotonic(), 1e-3)
-        self._socket.settimeout(wait_s)
         try:
+            self._socket.settimeout(wait_s)
             part = self._socket.recv(most)
         except TimeoutError:
             raise ChannelSilent("nothing was said in time") from None
@@ -145,6 +149,12 @@ class Channel:
         if not part:
             raise ChannelClosed("the other end is gone")
         return part
+
+
+def _timeval(seconds: float | None) -> bytes:
+    """Return the kernel's form of a time; None for no limit."""
+    whole, part = divmod(seconds or 0.0, 1)
+    return struct.pack("@ll", int(whole), int(part * 1e6))
 
 
 # ------------------------------------------------------------------------------- the policy
@@ -225,7 +235,9 @@ def prompt_of(frame: Frame) -> Prompt:
     return tuple(Part(text, is_markup) for text, is_markup in zip(texts, markup, strict=True))
 
 
-def generate_frame(requests: Sequence[Request], chunk_tokens: int, topk: int) -> Frame:
+def generate_frame(
+    requests: Sequence[Request], chunk_tokens: int, topk: int, due: int = 0
+) -> Frame:
     """Return the question for completions; samples of one prompt share its tokens."""
     places: dict[tuple[int, ...], int] = {}
     prompt_of = [places.setdefault(r.prompt_tokens, len(places)) for r in requests]
@@ -237,6 +249,7 @@ def generate_frame(requests: Sequence[Request], chunk_tokens: int, topk: int) ->
         "temperatures": [r.temperature for r in requests],
         "limits": [r.max_new_tokens for r in requests],
         "positions": [r.position for r in requests],
+        "due": due,
         "proof": [chunk_tokens, topk],
     }
     return Frame(header, pack(places))

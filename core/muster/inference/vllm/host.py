@@ -1,9 +1,10 @@
-"""vLLM's process: answers the engine's questions, one at a time, until the engine is gone.
+"""vLLM's process: answers the engine's questions side by side, until the engine is gone.
 
 A thread reads; it ends the process the moment the other end is closed, also in the middle of a
-batch, so that no vLLM outlives its worker. What goes wrong is told as `refused` (the question
-cannot be served, the process can go on), `nonsense` (what is examined holds no numbers) or `broken`
-(the process must not go on).
+batch, so that no vLLM outlives its worker. A thread answers each question, and those that compute
+share the model's steps. What goes wrong is told as `refused` (the question cannot be served, the
+process can go on), `nonsense` (what is examined holds no numbers) or `broken` (the process must not
+go on).
 """
 
 from __future__ import annotations
@@ -51,31 +52,78 @@ def serve(number: int) -> None:
     Host(channel).serve()
 
 
+class _Cancelled(Exception):
+    """Nobody waits for an answer any more."""
+
+
+class _Answer:
+    """What is said to one question."""
+
+    def __init__(self, say: Callable[[Frame], None], number: int) -> None:
+        self._say, self._number = say, number
+        self._told = time.monotonic()
+        self.is_cancelled = False
+
+    def say(self, frame: Frame) -> None:
+        """Say a part of it."""
+        self._say(Frame({**frame.header, "id": self._number}, frame.body))
+
+    def fail(self, kind: str, message: str, hint: str | None = None) -> None:
+        """Say what went wrong."""
+        self.say(Frame({"kind": kind, "message": message[:4000], "hint": hint}))
+
+    def tick(self, made: Progress | None = None) -> None:
+        """Give a sign of life, and say how far a generation is; raises _Cancelled."""
+        if self.is_cancelled:
+            raise _Cancelled
+        now = time.monotonic()
+        if now - self._told >= ALIVE_S:
+            self._told = now
+            said = {} if made is None else {"made": [made.tokens, made.ended, made.ended_tokens]}
+            self.say(Frame({"kind": "alive", **said}))
+
+
 class Host:
     """The policy, and what is asked of it."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._questions: queue.Queue[Frame] = queue.Queue(1)
+        self._answers: dict[int, _Answer] = {}
+        self._saying = threading.Lock()
         self._policy: HostedPolicy | HostedTransformers | None = None
-        self._told = time.monotonic()
 
     def serve(self) -> None:
         """Answer for ever."""
         threading.Thread(target=self._read, name="questions", daemon=True).start()
         while True:
-            self._answer(self._questions.get())
+            question = self._questions.get()
+            if question.kind == "open":
+                # vLLM starts in the main thread.
+                self._answer(question)
+            else:
+                threading.Thread(target=self._answer, args=(question,), daemon=True).start()
 
     def _read(self) -> None:
         try:
             while True:
-                self._questions.put(self._channel.receive())
+                frame = self._channel.receive()
+                number = frame.header["id"]
+                if frame.kind != "cancel":
+                    self._answers[number] = _Answer(self._say, number)
+                    self._questions.put(frame)
+                elif answer := self._answers.get(number):
+                    answer.is_cancelled = True
         except ChannelBroken:
-            # Not sys.exit: the main thread may be in the middle of a step that takes minutes.
+            # Not sys.exit: other threads may be in the middle of a step that takes minutes.
             os._exit(0)
 
+    def _say(self, frame: Frame) -> None:
+        with self._saying:
+            self._channel.send(frame)
+
     def _answer(self, question: Frame) -> None:
-        answers: dict[str, Callable[[Frame], Iterator[Frame]]] = {
+        ways: dict[str, Callable[[Frame, _Answer], Iterator[Frame]]] = {
             "open": self._open,
             "generate": self._generate,
             "prove": self._prove,
@@ -83,33 +131,27 @@ class Host:
             "encode": self._encode,
             "decode": self._decode,
         }
+        answer = self._answers[question.header["id"]]
         try:
-            for frame in answers[question.kind](question):
-                self._channel.send(frame)
+            for frame in ways[question.kind](question, answer):
+                answer.say(frame)
+        except _Cancelled:
+            pass
         except ProofError as error:
             if question.kind == "examine":
                 # No failure of the engine's: the samples, or the policy, are to blame.
-                self._tell("nonsense", str(error))
+                answer.fail("nonsense", str(error))
             else:
-                self._tell("refused", f"the policy computes nonsense: {error}")
+                answer.fail("refused", f"the policy computes nonsense: {error}")
         except EngineError as error:
-            self._tell("refused", str(error), error.hint)
+            answer.fail("refused", str(error), error.hint)
         except Exception as error:  # whatever vLLM raises: the engine starts another process
             logger.exception("vLLM failed")
-            self._tell("broken", f"{type(error).__name__}: {error}")
+            answer.fail("broken", f"{type(error).__name__}: {error}")
+        finally:
+            del self._answers[question.header["id"]]
 
-    def _tell(self, kind: str, message: str, hint: str | None = None) -> None:
-        self._channel.send(Frame({"kind": kind, "message": message[:4000], "hint": hint}))
-
-    def _tick(self, made: Progress | None = None) -> None:
-        """Give a sign of life, and say how far a generation is."""
-        now = time.monotonic()
-        if now - self._told >= ALIVE_S:
-            self._told = now
-            said = {} if made is None else {"made": [made.tokens, made.ended, made.ended_tokens]}
-            self._channel.send(Frame({"kind": "alive", **said}))
-
-    def _open(self, question: Frame) -> Iterator[Frame]:
+    def _open(self, question: Frame, _answer: _Answer) -> Iterator[Frame]:
         folder, options = Path(question.header["folder"]), dict(question.header["options"])
         in_place = False
         if self._policy is None:
@@ -120,31 +162,32 @@ class Host:
             return
         yield Frame({"kind": "done", "in_place": in_place, **self._policy.facts.to_header()})
 
-    def _generate(self, question: Frame) -> Iterator[Frame]:
+    def _generate(self, question: Frame, answer: _Answer) -> Iterator[Frame]:
         requests, proof = requests_of(question), _proof_of(question)
-        for place, made in self._held().generate(requests, proof, tick=self._tick):
+        due = int(question.header["due"])
+        for place, made in self._held().generate(requests, proof, due=due, tick=answer.tick):
             yield completion_frame(place, made)
         yield Frame({"kind": "done"})
 
-    def _prove(self, question: Frame) -> Iterator[Frame]:
+    def _prove(self, question: Frame, answer: _Answer) -> Iterator[Frame]:
         pairs, proof = pairs_of(question), _proof_of(question)
-        for place, made in self._held().prove(pairs, proof, tick=self._tick):
+        for place, made in self._held().prove(pairs, proof, tick=answer.tick):
             yield completion_frame(place, made)
         yield Frame({"kind": "done"})
 
-    def _examine(self, question: Frame) -> Iterator[Frame]:
+    def _examine(self, question: Frame, answer: _Answer) -> Iterator[Frame]:
         samples, proof = samples_of(question), _proof_of(question)
         temperature = float(question.header["temperature"])
-        for found in self._held().examine(samples, proof, temperature, tick=self._tick):
+        for found in self._held().examine(samples, proof, temperature, tick=answer.tick):
             yield examined_frame(*found)
         yield Frame({"kind": "done"})
 
-    def _encode(self, question: Frame) -> Iterator[Frame]:
+    def _encode(self, question: Frame, _answer: _Answer) -> Iterator[Frame]:
         prompt = prompt_of(question)
         tokens = self._held().encode(prompt, is_start=question.header["is_start"])
         yield Frame({"kind": "done", "tokens": tokens})
 
-    def _decode(self, question: Frame) -> Iterator[Frame]:
+    def _decode(self, question: Frame, _answer: _Answer) -> Iterator[Frame]:
         (tokens,) = unpack(question.body, [len(question.body) // 4])
         text = self._held().decode(tokens)
         yield Frame({"kind": "done"}, text.encode(errors="surrogatepass"))

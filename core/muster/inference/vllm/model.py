@@ -1,13 +1,16 @@
 """One policy in vLLM: opening a folder, swapping its weights, generating, examining.
 
-Runs in vLLM's process, and drives vLLM's engine step by step in the caller's thread.
+Runs in vLLM's process, and drives vLLM's engine step by step in the callers' threads.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from muster.inference.engine import Completion, Examined, Progress, Request, Sample
 from muster.inference.policy_files import eos_token_ids, fingerprint
 from muster.inference.prompts import encode_prompt
+from muster.inference.turns import Turn
 from muster.inference.vllm.frames import Facts, Tokens
 from muster.protocol.errors import EngineError
 from muster.protocol.prompts import Prompt
@@ -53,6 +57,20 @@ class Options:
     """Devices that every layer is spread over."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Requests that vLLM was given together."""
+
+    number: int
+    """Its own."""
+    due: int
+    """Runs with a smaller number go first."""
+    names: list[str] = field(default_factory=list)
+    """vLLM's own, by place."""
+    places: dict[str, int] = field(default_factory=dict)
+    """Those of requests that have not ended, by the names that they were given."""
+
+
 class HostedPolicy:
     """A policy that vLLM holds."""
 
@@ -65,6 +83,11 @@ class HostedPolicy:
         self._shapes = _shapes(folder)
         self._llm = _open(folder, self._config, options)
         self._engine = self._llm.llm_engine
+        # One thread steps at a time, for all that is asked.
+        self._turn = Turn()
+        self._reading = threading.Lock()
+        self._numbers = count()
+        self._ended: dict[str, list[int]] = {}
         self._call("muster_watch")
         self.facts = self._find_facts(folder)
 
@@ -84,41 +107,51 @@ class HostedPolicy:
 
     def encode(self, text: Prompt, *, is_start: bool) -> list[int]:
         """Return the token ids of a prompt, or of one within a sequence."""
-        return list(encode_prompt(self._tokenizer, text, is_start=is_start))
+        with self._reading:
+            return list(encode_prompt(self._tokenizer, text, is_start=is_start))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a completion without EOS and special tokens."""
-        text: str = self._tokenizer.decode(
-            [token for token in tokens if token not in self.facts.eos_token_ids],
-            skip_special_tokens=True,
-            clean_up_tokenization_spaces=False,
-        )
+        with self._reading:
+            text: str = self._tokenizer.decode(
+                [token for token in tokens if token not in self.facts.eos_token_ids],
+                skip_special_tokens=True,
+                clean_up_tokenization_spaces=False,
+            )
         return text
 
     def generate(
-        self, requests: Sequence[Request], proof: ProofRecipe, *, tick: Callable[[Progress], None]
+        self,
+        requests: Sequence[Request],
+        proof: ProofRecipe,
+        *,
+        due: int,
+        tick: Callable[[Progress], None],
     ) -> Iterator[tuple[int, Completion]]:
         """Yield every request's place and completion, in the order they end; `tick` is told once
-        per step how far it is.
+        per step how far it is. vLLM's scheduler begins what is due first.
         """
         done = ended_tokens = 0
+        asked = [(r.prompt_tokens, _sampled(r, self.facts)) for r in requests]
+        run = _Run(next(self._numbers), due)
+
+        def begin() -> None:
+            self._call("muster_generate", run.number, run.names, proof.chunk_tokens, proof.topk)
 
         def tell() -> None:
-            tick(Progress(ended_tokens + self._running_tokens(), done, ended_tokens))
+            tick(Progress(ended_tokens + self._running_tokens(run), done, ended_tokens))
 
-        self._call("muster_prove", proof.chunk_tokens, proof.topk)
-        try:
-            asked = [(r.prompt_tokens, _sampled(r, self.facts)) for r in requests]
-            for ended in self._run(asked, tell):
+        with self._running(run, asked, begin):
+            for ended in self._steps(run, tell):
                 done += len(ended)
-                ended_tokens += sum(len(tokens) for _, _, tokens in ended)
-                taken = self._call("muster_take", [name for _, name, _ in ended])
-                for (place, _, tokens), (rows, proofs) in zip(ended, taken, strict=True):
+                ended_tokens += sum(len(tokens) for _, tokens in ended)
+                names = [run.names[place] for place, _ in ended]
+                with self._turn:
+                    taken = self._call("muster_take", run.number, names)
+                for (place, tokens), (rows, proofs) in zip(ended, taken, strict=True):
                     if rows != len(tokens):
                         raise RuntimeError(f"{rows} hidden states for {len(tokens)} tokens")
                     yield place, Completion(tuple(tokens), proofs)
-        finally:
-            self._call("muster_rest")
 
     def prove(
         self,
@@ -128,8 +161,9 @@ class HostedPolicy:
         tick: Callable[[], None],
     ) -> Iterator[tuple[int, Completion]]:
         """Yield every sample's place and its completion with proofs, in the order they end."""
-        for place, name in self._prefilled(samples, tick):
-            proofs = self._call("muster_build", name, proof)
+        for run, place in self._prefilled(samples, tick):
+            with self._turn:
+                proofs = self._call("muster_build", run.number, run.names[place], proof)
             yield place, Completion(tuple(samples[place][1]), proofs)
 
     def examine(
@@ -142,55 +176,78 @@ class HostedPolicy:
     ) -> Iterator[tuple[int, Examined]]:
         """Yield every sample's place and what it shows, in the order they end."""
         pairs = [(sample.prompt_tokens, sample.completion_tokens) for sample in samples]
-        for place, name in self._prefilled(pairs, tick):
-            asked = (name, samples[place], self.facts, proof, temperature)
-            yield place, self._call("muster_examine", *asked)
+        for run, place in self._prefilled(pairs, tick):
+            asked = (run.names[place], samples[place], self.facts, proof, temperature)
+            with self._turn:
+                found = self._call("muster_examine", run.number, *asked)
+            yield place, found
 
     def _prefilled(
         self, samples: Sequence[tuple[Tokens, Tokens]], tick: Callable[[], None]
-    ) -> Iterator[tuple[int, str]]:
-        """Yield every sample's place and vLLM's name while its rows are kept."""
+    ) -> Iterator[tuple[_Run, int]]:
+        """Yield every sample's place, in its run, while its rows are kept."""
         asked = [((*prompt, *completion[:-1]), _prefilled()) for prompt, completion in samples]
+        # Whoever asks has something to finish by it.
+        run = _Run(next(self._numbers), due=0)
+
+        def begin() -> None:
+            starts = [len(prompt) - 1 for prompt, _ in samples]
+            ends = [start + len(s[1]) for start, s in zip(starts, samples, strict=True)]
+            spans = zip(run.names, zip(starts, ends, strict=True), strict=True)
+            self._call("muster_prefill", run.number, dict(spans))
+
+        with self._running(run, asked, begin):
+            for ended in self._steps(run, tick):
+                for place, _ in ended:
+                    yield run, place
+                    with self._turn:
+                        self._call("muster_drop", run.number, run.names[place])
+
+    @contextmanager
+    def _running(
+        self, run: _Run, asked: Sequence[tuple[Tokens, Any]], begin: Callable[[], None]
+    ) -> Iterator[None]:
+        """Hand vLLM what is asked; take back what has not ended."""
         try:
-            for ended in self._run(asked, tick, lambda names: self._keep_rows(names, samples)):
-                for place, name, _ in ended:
-                    yield place, name
-                    self._call("muster_drop", name)
+            with self._turn:
+                for place, (prompt, parameters) in enumerate(asked):
+                    name, given = f"{run.number}.{place}", {"prompt_token_ids": list(prompt)}
+                    run.names.append(
+                        self._engine.add_request(name, given, parameters, priority=run.due)
+                    )
+                    run.places[name] = place
+                begin()
+            yield
         finally:
-            self._call("muster_rest")
+            with self._turn:
+                if run.places:
+                    left = [run.names[place] for place in run.places.values()]
+                    self._engine.abort_request(left, internal=True)
+                for name in run.places:
+                    self._ended.pop(name, None)
+                self._call("muster_rest", run.number)
 
-    def _keep_rows(self, names: list[str], samples: Sequence[tuple[Tokens, Tokens]]) -> None:
-        starts = [len(prompt) - 1 for prompt, _ in samples]
-        ends = [start + len(s[1]) for start, s in zip(starts, samples, strict=True)]
-        self._call("muster_prefill", dict(zip(names, zip(starts, ends, strict=True), strict=True)))
+    def _steps(self, run: _Run, tick: Callable[[], None]) -> Iterator[list[tuple[int, list[int]]]]:
+        """Yield place and tokens of the run's requests that ended, step by step: by whichever run
+        a step is taken, it is one for all.
+        """
+        while run.places:
+            with self._turn:
+                # Others may have taken the last step that this run needed.
+                if not self._ended.keys() & run.places.keys():
+                    for output in self._engine.step():
+                        if output.finished:
+                            self._ended[output.request_id] = list(output.outputs[0].token_ids)
+                names = [name for name in run.places if name in self._ended]
+                ended = [(run.places.pop(name), self._ended.pop(name)) for name in names]
+            tick()
+            if ended:
+                yield ended
 
-    def _run(
-        self,
-        asked: Sequence[tuple[Tokens, Any]],
-        tick: Callable[[], None],
-        begin: Callable[[list[str]], None] = lambda _names: None,
-    ) -> Iterator[list[tuple[int, str, list[int]]]]:
-        """Yield place, vLLM's name and tokens of the requests that ended in each step."""
-        names = [
-            self._engine.add_request(str(place), {"prompt_token_ids": list(prompt)}, parameters)
-            for place, (prompt, parameters) in enumerate(asked)
-        ]
-        try:
-            begin(names)
-            while self._engine.has_unfinished_requests():
-                outputs = [output for output in self._engine.step() if output.finished]
-                tick()
-                if outputs:
-                    places = [int(output.request_id) for output in outputs]
-                    tokens = [list(output.outputs[0].token_ids) for output in outputs]
-                    yield list(zip(places, [names[i] for i in places], tokens, strict=True))
-        finally:
-            if self._engine.has_unfinished_requests():
-                self._engine.abort_request(names, internal=True)
-
-    def _running_tokens(self) -> int:
-        states = self._engine.output_processor.request_states.values()
-        return sum(state.detokenizer.num_output_tokens() for state in states)
+    def _running_tokens(self, run: _Run) -> int:
+        states = self._engine.output_processor.request_states
+        found = [states.get(run.names[place]) for place in run.places.values()]
+        return sum(state.detokenizer.num_output_tokens() for state in found if state)
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return self._engine.collective_rpc(method, args=args, kwargs=kwargs)[0]
@@ -234,6 +291,7 @@ def _open(folder: Path, config: Any, options: Options) -> Any:
             max_num_batched_tokens=max(options.batch_tokens, options.max_rows),
             enable_chunked_prefill=True,
             enable_prefix_caching=True,
+            scheduling_policy="priority",
             # A token is chosen, and its row taken, before the next step is scheduled.
             async_scheduling=False,
             kv_cache_memory_bytes=cache_bytes,

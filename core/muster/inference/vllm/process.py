@@ -17,7 +17,9 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from importlib import metadata
+from itertools import count
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import IO
 
 from muster.inference.vllm.frames import (
@@ -38,6 +40,8 @@ SEND_S = 60.0
 END_S = 5.0
 """Seconds a process has to end by itself once nobody listens."""
 _KEPT_LINES = 40
+_LAST = frozenset({"done", "refused", "nonsense", "broken"})
+"""What an answer ends with."""
 VERSION = "0.32.0"
 """The vLLM that hidden states are taken from: by names that are private to it."""
 PYTHON_VARIABLE = "MUSTER_VLLM_PYTHON"
@@ -195,6 +199,11 @@ class EngineProcess:
             target=_keep, args=(self._process.stdout, self._said), name="vllm output", daemon=True
         )
         self._reader.start()
+        self._numbers = count()
+        self._sending = threading.Lock()
+        self._answers: dict[int, SimpleQueue[Frame | ChannelBroken]] = {}
+        self._failure: ChannelBroken | None = None
+        threading.Thread(target=self._listen, name="vllm answers", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -203,16 +212,19 @@ class EngineProcess:
 
     def ask(self, question: Frame, *, silence_s: float) -> Iterator[Frame]:
         """Yield the answer's frames, signs of life among them and "done" last; between two at most
-        `silence_s` pass.
+        `silence_s` pass. Several may ask at a time.
 
         Raises EngineError when the question is refused, ProofError when what is examined holds no
-        numbers, and ProcessLost, after which the process is of no more use. To leave the answer
-        unread makes it so too.
+        numbers, and ProcessLost, after which the process is of no more use. An answer that is left
+        unread is given up.
         """
+        number, is_answered = next(self._numbers), False
+        frames = self._answers[number] = SimpleQueue()
         try:
-            self._channel.send(question, within_s=SEND_S)
-            while True:
-                frame = self._channel.receive(within_s=silence_s)
+            self._send(Frame({**question.header, "id": number}, question.body))
+            while not is_answered:
+                frame = self._next(frames, silence_s)
+                is_answered = frame.kind in _LAST
                 if frame.kind == "refused":
                     raise EngineError(
                         str(frame.header.get("message")), hint=frame.header.get("hint")
@@ -222,14 +234,44 @@ class EngineProcess:
                 if frame.kind == "broken":
                     raise ProcessLost(str(frame.header.get("message")))
                 yield frame
-                if frame.kind == "done":
-                    return
         except ChannelSilent:
             raise ProcessLost(f"it said nothing for {silence_s:g} s") from None
         except ChannelClosed as error:
             raise ProcessLost(self._last_words() or str(error)) from None
         except ChannelBroken as error:
             raise ProcessLost(str(error)) from None
+        finally:
+            del self._answers[number]
+            if not is_answered:
+                with contextlib.suppress(ChannelBroken, ChannelSilent):
+                    self._send(Frame({"kind": "cancel", "id": number}))
+
+    def _send(self, frame: Frame) -> None:
+        with self._sending:
+            self._channel.send(frame, within_s=SEND_S)
+
+    def _next(self, frames: SimpleQueue[Frame | ChannelBroken], silence_s: float) -> Frame:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            found = frames.get(timeout=silence_s)
+        except Empty:
+            raise ChannelSilent from None
+        if isinstance(found, ChannelBroken):
+            raise found
+        return found
+
+    def _listen(self) -> None:
+        """Give every frame to who asked."""
+        try:
+            while True:
+                frame = self._channel.receive()
+                if (asker := self._answers.get(frame.header.get("id", -1))) is not None:
+                    asker.put(frame)
+        except ChannelBroken as error:
+            self._failure = error
+            for each in list(self._answers.values()):
+                each.put(error)
 
     def close(self, *, within_s: float = END_S) -> None:
         """End the process, whatever it is doing; may be called again."""

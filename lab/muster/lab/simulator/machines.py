@@ -89,9 +89,15 @@ class SimulatedEngine:
         self.policy_version = version
 
     def generate(
-        self, requests: Sequence[Request], *, proof: ProofRecipe, watch: Watch | None = None
+        self,
+        requests: Sequence[Request],
+        *,
+        proof: ProofRecipe,
+        watch: Watch | None = None,
+        due: int = 0,
     ) -> list[Completion]:
-        """Return completions with proofs."""
+        """Return completions with proofs; they take no time, whatever is due first."""
+        assert due >= 0
         made: list[Completion] = []
         for request in requests:
             made.append(self._generate(request, proof))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from worlds.client_desk import Desk, run_until
-from worlds.client_world import NOW, RECIPE, ROOT, RUN, VERSION, HashEngine, make_ticket
+from worlds.client_world import NOW, ROOT, RUN, VERSION, HashEngine, make_ticket
 
 from muster.client.worker import loop
 from muster.client.worker.hope import Hope, Hopeless
@@ -40,12 +40,14 @@ class Slow(HashEngine):
         super().__init__()
         self.go_on = threading.Event()
         self.begun = 0
+        self.due: list[int] = []
         self.at_once = self.most_at_once = 0
 
     def generate(self, requests: Any, **options: Any) -> Any:
-        if len(requests) < RECIPE.sampling.samples_per_problem:
+        if "due" not in options:
             return super().generate(requests, **options)
         self.begun += 1
+        self.due.append(options["due"])
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         self.go_on.wait(5)
@@ -104,7 +106,7 @@ async def test_a_load_that_fails_leaves_no_policy_and_the_next_one_loads_anew() 
 # Two loops of one engine
 
 
-async def test_the_next_ticket_is_leased_while_the_first_is_generated(tmp_path: Path) -> None:
+async def test_the_next_ticket_is_generated_beside_the_first(tmp_path: Path) -> None:
     engine = Slow()
     desk = Desk(tmp_path, engine=engine)
     with_helper(desk)
@@ -114,7 +116,7 @@ async def test_the_next_ticket_is_leased_while_the_first_is_generated(tmp_path: 
     desk.orchestrator.tickets.extend(make_ticket(index=index) for index in range(4))
 
     def are_two_at_hand() -> bool:
-        is_so = len(desk.loop.place.held.tickets) == 2 and engine.begun == 1
+        is_so = len(desk.loop.place.held.tickets) == 2 and engine.at_once == 2
         if is_so:
             engine.go_on.set()
         return is_so or engine.go_on.is_set()
@@ -125,9 +127,10 @@ async def test_the_next_ticket_is_leased_while_the_first_is_generated(tmp_path: 
     with_helper(again)
     again.orchestrator.tickets.extend(make_ticket(index=index) for index in range(6))
     await run_until(again.loop, lambda: len(again.orchestrator.uploads) == 6)
-    # Each once, and never two at a time on one engine.
+    # Each once, and of two the one that is due first goes first.
     assert sorted(each[0].index for each in again.orchestrator.uploads) == list(range(6))
-    assert engine.most_at_once == 1
+    assert engine.most_at_once == 2
+    assert set(engine.due) == {make_ticket().deadline}
     assert not again.loop.place.held.tickets or again.orchestrator.tickets
     again.close()
 
@@ -216,13 +219,45 @@ def test_a_ticket_is_given_up_when_the_rest_takes_far_longer_than_it_may(
     at_s: float, progress: Progress, is_hopeless: bool
 ) -> None:
     clock = Clock()
-    hope = Hope(16, 100.0, clock)
+    hope = Hope(16, 100.0, lambda: True, clock)
     clock.now = at_s
     if not is_hopeless:
         return hope(progress)
     with pytest.raises(Hopeless, match=r"of 16 samples are done after .* tokens/s") as caught:
         hope(progress)
     assert caught.value.takes_s > 100
+
+
+def test_a_ticket_is_judged_by_its_pace_once_it_is_first() -> None:
+    clock, first = Clock(), [False]
+    hope = Hope(16, 100.0, lambda: first[0], clock)
+    clock.now = 40.0
+    hope(Progress(50, 1, 50))  # of its own it would take 300 s more of 60
+    first[0] = True
+    clock.now = 52.0
+    hope(Progress(290, 5, 250))  # 240 tokens in 12 s: 25 s more of 48
+    clock.now = 90.0
+    with pytest.raises(Hopeless):
+        hope(Progress(300, 5, 250))
+    # Its time is over, whoever goes first.
+    first[0], clock.now = False, 100.0
+    with pytest.raises(Hopeless):
+        hope(Progress(799, 15, 749))
+
+
+def test_the_engines_time_is_counted_once() -> None:
+    clock = Clock()
+    station = Station(clock)
+    first, second = make_ticket(deadline=NOW + 10), make_ticket(index=1, deadline=NOW + 20)
+    with station.at_work(second) as of_second:
+        clock.now = 1.0
+        assert station.is_first(second)
+        with station.at_work(first) as of_first:
+            assert (station.is_first(first), station.is_first(second)) == (True, False)
+            clock.now = 5.0
+            assert of_first() == 4.0
+        clock.now = 7.0
+        assert of_second() == 2.0
 
 
 class Tiring:
