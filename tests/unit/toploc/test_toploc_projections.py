@@ -21,7 +21,9 @@ from muster.toploc.projections import (
     channel_signs,
     distance,
     failed_blocks,
+    fingerprint,
     project,
+    project_rows,
 )
 
 SEED, OTHER = keccak(b"mine"), keccak(b"another validator's")
@@ -61,6 +63,16 @@ def test_fingerprint_is_what_the_sum_says() -> None:
 def test_signs_of_tokens_add_up_to_nothing_but_for_a_single_one(tokens: int) -> None:
     sums = balanced_signs(SEED, tokens).sum(axis=1)
     assert set(sums) == ({1.0} if tokens == 1 else {0.0})
+
+
+def test_signs_of_a_block_are_drawn_once_for_all_its_samples() -> None:
+    parts, seed = np.split(patterns(states(0)), 4), keccak(b"drawn once")
+    before = balanced_signs.cache_info().misses
+    sums = sum(project_rows(part, seed, 16 * i, TOKENS) for i, part in enumerate(parts))
+    assert balanced_signs.cache_info().misses == before + 1
+    assert fingerprint(np.asarray(sums), TOKENS, WIDTH) == project(patterns(states(0)), seed)
+    with pytest.raises(ValueError, match="read-only"):
+        balanced_signs(seed, TOKENS)[0, 0] = 1
 
 
 def test_rounding_of_another_number_format_is_within_the_tolerance() -> None:
