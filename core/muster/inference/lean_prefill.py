@@ -77,7 +77,8 @@ def prefill(
 def has_flash(model: LeanModel) -> bool:
     """Return whether a GPU's attention of sequences of any length can compute a model's."""
     is_half = model.dtype in (torch.bfloat16, torch.float16)
-    return model.device.type == "cuda" and is_half and model.cap is None and model.head_size <= 256
+    is_size = model.head_size <= 256 and model.head_size % 8 == 0
+    return model.device.type == "cuda" and is_half and is_size and model.cap is None
 
 
 def _at_once(model: LeanModel, spans: Sequence[Span]) -> Attend:
