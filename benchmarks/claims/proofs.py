@@ -26,7 +26,7 @@ from torch import Tensor
 
 from muster.inference import limits
 from muster.inference.engine import Request
-from muster.inference.measuring import Errors, Work
+from muster.inference.measuring import Delivery, Errors
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.trials import sample_row
 from muster.protocol.ids import PolicyVersion
@@ -117,7 +117,7 @@ def judge_layouts(folder: Path) -> dict[str, dict[str, float]]:
     }
 
 
-def _limits(engine: TransformersEngine, work: Work) -> Calibration:
+def _limits(engine: TransformersEngine, work: Delivery) -> Calibration:
     """Return limits of work on one device, recomputed there by the fast path and by the model's."""
     errors = _errors(engine, work)
     engine.lean = False
@@ -135,17 +135,17 @@ def _limits(engine: TransformersEngine, work: Work) -> Calibration:
     )  # fmt: skip
 
 
-def _errors(engine: TransformersEngine, work: Work) -> Errors:
+def _errors(engine: TransformersEngine, work: Delivery) -> Errors:
     return Errors.of(engine.examine(work.samples(), proof=RECIPE.proof, temperature=1.0))
 
 
-def _generate(engine: TransformersEngine, requests: Sequence[Request], devices: int) -> Work:
+def _generate(engine: TransformersEngine, requests: Sequence[Request], devices: int) -> Delivery:
     with spread_over(engine, devices):
-        return Work(requests, engine.generate(requests, proof=RECIPE.proof))
+        return Delivery(requests, engine.generate(requests, proof=RECIPE.proof))
 
 
 def _found(
-    engine: TransformersEngine, work: Work, devices: int, calibration: Calibration
+    engine: TransformersEngine, work: Delivery, devices: int, calibration: Calibration
 ) -> dict[str, float]:
     with spread_over(engine, devices):
         errors = _errors(engine, work)

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.gpu.setup import Figures, Missing, Setup
 
-from muster.app.demo.keys import Member, Role, cast
+from muster.app.demo.keys import DemoWorker, Role, cast
 from muster.app.demo.network import MUSTER, Network, NetworkOptions
 from muster.chain import ChainView, read_view
 from muster.protocol.ids import RunId
@@ -118,7 +118,7 @@ async def _network(setup: Setup, steps: int) -> Figures:
     return metrics, {"steps": steps, "others": others}
 
 
-def _verdicts(view: ChainView, member: Member) -> list[Verdict]:
+def _verdicts(view: ChainView, member: DemoWorker) -> list[Verdict]:
     worker_id = view.workers[member.wallet.address].worker_id
     return [
         record.verdict

@@ -36,9 +36,9 @@ import psutil
 import torch
 from benchmarks.report import machine, print_table, write
 
-from muster.app.demo.keys import Member, Role, cast
+from muster.app.demo.keys import DemoWorker, Role, cast
 from muster.app.demo.network import Network, NetworkOptions
-from muster.app.demo.processes import Child
+from muster.app.demo.processes import DemoProcess
 from muster.chain import ChainView, read_view
 from muster.inference.decode_loop import Decode
 from muster.inference.engine import Request
@@ -67,7 +67,7 @@ FILLED = ((64, 64), (64, 256), (128, 256), (256, 64), (256, 256))
 """Samples of a ticket, and rows of the engine."""
 
 
-def accepted(view: ChainView, member: Member) -> int:
+def accepted(view: ChainView, member: DemoWorker) -> int:
     """Return how many of a worker's submissions are recorded as accepted."""
     worker_id = view.workers[member.wallet.address].worker_id
     return sum(
@@ -77,7 +77,7 @@ def accepted(view: ChainView, member: Member) -> int:
     )
 
 
-async def until_accepted(network: Network, child: Child, member: Member) -> None:
+async def until_accepted(network: Network, child: DemoProcess, member: DemoWorker) -> None:
     """Return once the chain records an acceptance of the worker's work."""
     async with asyncio.timeout(300), await network.connect() as chain:
         while not accepted(await read_view(chain, ChainView()), member):
@@ -85,14 +85,14 @@ async def until_accepted(network: Network, child: Child, member: Member) -> None
             await asyncio.sleep(LOOK_S)
 
 
-def cpu_s(child: Child) -> float:
+def cpu_s(child: DemoProcess) -> float:
     """Return the CPU seconds that a process and its children have taken so far."""
     process = psutil.Process(child.pid)
     every = [process, *process.children(recursive=True)]
     return sum(sum(each.cpu_times()[:2]) for each in every)
 
 
-def marks(child: Child, started: float) -> dict[str, float]:
+def marks(child: DemoProcess, started: float) -> dict[str, float]:
     """Return when a worker first said each thing, in seconds since its start."""
     found: dict[str, float] = {}
     for line in child.log.read_text().splitlines():
@@ -101,7 +101,9 @@ def marks(child: Child, started: float) -> dict[str, float]:
     return found
 
 
-async def arrive(network: Network, run_id: RunId, member: Member) -> tuple[Child, dict[str, Any]]:
+async def arrive(
+    network: Network, run_id: RunId, member: DemoWorker
+) -> tuple[DemoProcess, dict[str, Any]]:
     """Start a worker on a machine without anything; return it and how long its acceptance took."""
     began, started = time.monotonic(), time.time()
     child = await network.start_worker(run_id, member)
@@ -115,7 +117,7 @@ async def arrive(network: Network, run_id: RunId, member: Member) -> tuple[Child
     }
 
 
-async def idle_share(child: Child) -> float:
+async def idle_share(child: DemoProcess) -> float:
     """Return the share of one core that an idle worker takes."""
     await asyncio.sleep(SETTLED_S)
     before, began = cpu_s(child), time.monotonic()
@@ -123,7 +125,7 @@ async def idle_share(child: Child) -> float:
     return (cpu_s(child) - before) / (time.monotonic() - began)
 
 
-async def start_plain(network: Network, run_id: RunId, member: Member) -> Child:
+async def start_plain(network: Network, run_id: RunId, member: DemoWorker) -> DemoProcess:
     """Start a worker with no setting but what it cannot do without."""
     return await network.processes.start(
         f"{member.name}-plain",
@@ -188,7 +190,7 @@ def between(ends: Sequence[tuple[float, float]]) -> dict[str, float]:
     }
 
 
-def generated(child: Child) -> list[tuple[float, float]]:
+def generated(child: DemoProcess) -> list[tuple[float, float]]:
     """Return when each ticket of a worker was generated, and how long its engine took."""
     # The log appears with the first line, and its last one may be half there.
     whole = child.log.read_text().rpartition("\n")[0] if child.log.exists() else ""

@@ -24,7 +24,7 @@ from benchmarks.report import HERE, RESULTS, machine, print_table, write
 from muster.client.calibration import save_drawing
 from muster.inference.calibrate import CalibrationRun, calibrate_model
 from muster.inference.limits import detection, submission_size
-from muster.inference.plan import Plan, Profile
+from muster.inference.plan import MeasuringPlan, Profile
 from muster.protocol.intervals import rate_bound
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 
@@ -64,7 +64,7 @@ def measure(case: str, samples: int) -> dict[str, Any]:
     """Return one case's findings, and draw them."""
     name, profile, others = CASES[case]
     rng = random.Random(1)
-    plan = Plan(
+    plan = MeasuringPlan(
         RECIPE,
         [base_models.prompt(rng) for _ in range(64)],
         (f"transformers:{case.split(':')[1]}",),

@@ -38,8 +38,8 @@ from muster.toploc.history import (
     WINDOW,
     Conduct,
     Flip,
-    History,
     HistoryLimits,
+    WorkerHistory,
 )
 
 LIMITS = HistoryLimits(honest_strain=0.1, honest_loss=0.01, honest_lean=0.25, false_alarm=0.99)
@@ -57,7 +57,7 @@ Logits = npt.NDArray[np.float32]
 
 def alarms(conducts: list[Conduct]) -> bool:
     """Whether a worker alarms after any of its submissions."""
-    history = History()
+    history = WorkerHistory()
     for conduct in conducts:
         history = history.after(conduct, LIMITS)
         if history.alarms(LIMITS):
@@ -242,7 +242,7 @@ def play(case: Case, token: int, bias: float, share: float = 1.0) -> Played:
     alarms: list[int | None] = []
     lengths, said = [], []
     for _ in range(TRIES):
-        history, alarm = History(), None
+        history, alarm = WorkerHistory(), None
         for number in range(1, WINDOW + 1):
             is_biased = random.random() < share
             conduct, length, there = submit(case, token, bias if is_biased else 0.0, random)

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.app.demo.display import Progress
+from muster.app.demo.display import DemoDisplay
 from muster.app.demo.facts import gather_facts
 from muster.app.demo.keys import CHEATS, Cast, cast
 from muster.app.demo.network import Network, NetworkOptions
-from muster.app.demo.processes import Child
+from muster.app.demo.processes import DemoProcess
 from muster.app.demo.report import DemoFacts, run_checks, worker_reports
 from muster.app.demo.story import settle, train
 from muster.chain import ChainView, read_view
@@ -119,7 +119,7 @@ class LessonNetwork(Network):
 class DataNetwork(LessonNetwork):
     """A network that makes data: where a trainer would be, a relay serves the base model."""
 
-    async def start_trainer(self, run_id: RunId) -> Child:
+    async def start_trainer(self, run_id: RunId) -> DemoProcess:
         """Serve policy version 0, which is all that there is."""
         return await self._start(
             "origin",
@@ -132,7 +132,7 @@ class DataNetwork(LessonNetwork):
 
 
 async def make_data(
-    given: Given, out: Path, least_reward: float, progress: Progress
+    given: Given, out: Path, least_reward: float, progress: DemoDisplay
 ) -> tuple[Happened, dict[str, Any]]:
     """Let a network sample the model, and write what is right as a data set that was verified.
 
@@ -151,7 +151,7 @@ async def make_data(
         return _happened(view, run_id, [], []), made
 
 
-async def _accepted(network: Network, run_id: RunId, wanted: int, progress: Progress) -> None:
+async def _accepted(network: Network, run_id: RunId, wanted: int, progress: DemoDisplay) -> None:
     """Wait until the chain has recorded so many accepted submissions."""
     seen = -1
     async with await network.connect() as chain:
@@ -191,7 +191,7 @@ async def _export(
 # ---------------------------------------------------------------------------- the reinforcement
 
 
-async def reinforce(given: Given, out: Path, progress: Progress) -> tuple[Happened, list[Any]]:
+async def reinforce(given: Given, out: Path, progress: DemoDisplay) -> tuple[Happened, list[Any]]:
     """Train the model on a network, and take it from the relay as anybody may.
 
     One worker is killed and comes back. Returns what happened, and the trainer's figures.

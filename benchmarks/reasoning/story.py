@@ -28,7 +28,7 @@ from benchmarks.reasoning.recipes import Sampling
 from benchmarks.reasoning.texts import Split, split_exercises, task_set, write_texts
 from rich.console import Console
 
-from muster.app.demo.display import Progress
+from muster.app.demo.display import DemoDisplay
 from muster.app.demo.network import MUSTER
 from muster.app.demo.processes import Processes
 from muster.protocol.errors import ConfigError
@@ -115,7 +115,7 @@ class Story:
         self._path = folder / "lesson.json"
         self._lesson = Lesson.open(self._path, plan)
         names = {member.wallet.address: member.name for member in people(seed).members}
-        self._progress = Progress(Console(), names)
+        self._progress = DemoDisplay(Console(), names)
 
     async def play(self) -> Lesson:
         """Play what is left of it: a step that was played before is not played again."""

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.report import ROOT, drawing, machine, print_table, write
 from rich.console import Console
 
-from muster.app.demo.display import Progress
+from muster.app.demo.display import DemoDisplay
 from muster.app.demo.keys import cast
 from muster.app.demo.network import Network, NetworkOptions
 from muster.app.demo.story import start
@@ -96,7 +96,7 @@ async def train(example: Example, folder: Path, steps: int, seed: int) -> Traine
     )
     names = {member.wallet.address: member.name for member in people.members}
     async with Network(options) as network, asyncio.timeout(TIMEOUT_S):
-        with Progress(Console(), names) as progress:
+        with DemoDisplay(Console(), names) as progress:
             run_id = await start(network, progress)
             trainer = network.processes.children["trainer"]
             shown = 0
@@ -113,7 +113,7 @@ async def train(example: Example, folder: Path, steps: int, seed: int) -> Traine
         return Trained(_evaluations(network), _verdicts(view), is_clean, wall_s)
 
 
-def _show(network: Network, progress: Progress, shown: int) -> int:
+def _show(network: Network, progress: DemoDisplay, shown: int) -> int:
     found = _evaluations(network)
     for entry in found[shown:]:
         error = f", length error {entry['length_error']:.2f}" if "length_error" in entry else ""

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from muster.app.cli import muster
-from muster.app.demo.display import Progress
+from muster.app.demo.display import DemoDisplay
 from muster.app.demo.facts import gather_facts
 from muster.app.demo.keys import cast
 from muster.app.demo.network import Network, NetworkOptions
@@ -74,7 +74,7 @@ async def test_network_keeps_its_promises_when_the_orchestrator_loses_its_databa
         asyncio.timeout(STORY_TIMEOUT_S),
         Network(options(tmp_path, "forged-reward", "constant-proof")) as network,
     ):
-        with Progress(Console(file=io.StringIO()), {}) as progress:
+        with DemoDisplay(Console(file=io.StringIO()), {}) as progress:
             run_id = await start(network, progress)
             await _first_outcome(network)
             await _lose_database(network)

@@ -170,13 +170,13 @@ class Words:
             self.header(proof.header), proof.position, self.record(proof.record), siblings
         )
 
-    def claim(self, claim: Claim) -> chain.Claim:
+    def claim(self, claim: Claim) -> chain.RewardClaim:
         leaves = self.leaves(claim.header.root)
         places = sorted({place for place in claim.positions if place < len(leaves)})
         siblings = merkle_multi_proof(leaves, places) if places else []
         if not claim.intact:
             siblings = [*siblings, keccak(b"too much")]
-        return chain.Claim(
+        return chain.RewardClaim(
             self.header(claim.header), claim.positions, self.joined(claim.records), siblings
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from muster.client.tickets import TicketTerms
-from muster.client.validator.checks import Claim
+from muster.client.validator.checks import ClaimedWork
 from muster.client.validator.judging import Judgement, Rules, examine
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.eip712 import Domain
@@ -61,5 +61,5 @@ def judge(
         len(rows), units,
     )  # fmt: skip
     terms = TicketTerms(Domain(1, WORKER), WORKER, issued.run_id, WORKER, {})
-    claim = Claim(submission, b"", issued, b"", 0, terms, 1, WORKER, False)
+    claim = ClaimedWork(submission, b"", issued, b"", 0, terms, 1, WORKER, False)
     return examine(claim, decode_rollouts(data), rules, engine)

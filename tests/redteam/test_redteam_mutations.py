@@ -22,7 +22,7 @@ from muster.protocol.encoding import file_hash, keccak
 from muster.shardcast import fetcher
 from muster.shardcast.chunks import VerifyingSink
 from muster.tasks import Graded
-from muster.toploc.history import History
+from muster.toploc.history import WorkerHistory
 
 TRIALS = 4
 """Of each attack together: what has no defence comes through at once."""
@@ -117,7 +117,7 @@ def friends_first(patch: Patch) -> None:
 
 def no_limits_and_no_history(patch: Patch) -> None:
     no_statistics(patch)
-    patch.setattr(History, "alarms", lambda *_: False)
+    patch.setattr(WorkerHistory, "alarms", lambda *_: False)
     patch.setattr(economy, "PATIENCE", 2)
 
 

@@ -12,8 +12,8 @@ from muster.inference.calibrate import calibrate_model
 from muster.inference.engine import Request
 from muster.inference.honest import measure_honest
 from muster.inference.limits import FLOORS, chunk_limits, sampler_limits
-from muster.inference.measuring import Bench, Errors, Party, one_token
-from muster.inference.plan import NumberFormat, Plan
+from muster.inference.measuring import Errors, OwnParty, Party, one_token
+from muster.inference.plan import MeasuringPlan, NumberFormat
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import VllmEngine
 from muster.protocol.errors import EngineError
@@ -41,8 +41,8 @@ def test_further_work_of_either_engine_is_inside_the_limits_of_a_calibration_wit
     transformers, vllm = TransformersEngine(dtype), VllmEngine(dtype)
     for engine in (transformers, vllm):
         engine.load_policy(policies[0], PolicyVersion(0))
-    bench, other = Bench(transformers, RECIPE), Party(f"vLLM {dtype}", vllm, RECIPE)
-    honest = measure_honest(bench, [other], asked(0), Plan(RECIPE, profile="quick"))
+    bench, other = OwnParty(transformers, RECIPE), Party(f"vLLM {dtype}", vllm, RECIPE)
+    honest = measure_honest(bench, [other], asked(0), MeasuringPlan(RECIPE, profile="quick"))
     assert f"vLLM {dtype} batched, validated {dtype} batched" in honest.errors
     assert f"{dtype} batched, validated vLLM {dtype} batched" in honest.errors
     found = {
@@ -61,5 +61,5 @@ def test_further_work_of_either_engine_is_inside_the_limits_of_a_calibration_wit
 
 def test_cheats_are_run_on_transformers(policies: list[Path]) -> None:
     with pytest.raises(EngineError, match="cheats are run on transformers") as refusal:
-        calibrate_model(policies[0], Plan(RECIPE, engines=("vllm:float32",)))
+        calibrate_model(policies[0], MeasuringPlan(RECIPE, engines=("vllm:float32",)))
     assert refusal.value.hint == "--engines transformers:float32,vllm:float32"

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from muster.client.tickets import KnownPolicy, TicketTerms
-from muster.client.validator.checks import Claim
+from muster.client.validator.checks import ClaimedWork
 from muster.client.validator.judging import Rules
 from muster.client.worker.generation import build_submission
 from muster.lab.simulator.machines import Hidden, SimulatedEngine
@@ -143,7 +143,7 @@ def make_submission(ticket: Ticket, rows: list[Rollout], **changes: object) -> S
 
 def make_claim(
     submission: Submission, ticket: Ticket | None, *, key: bytes = NODE_KEY, **changes: object
-) -> Claim:
+) -> ClaimedWork:
     values: dict[str, object] = {
         "submission": submission,
         "signature": sign_submission(submission, key),
@@ -155,7 +155,7 @@ def make_claim(
         "node": address_of(NODE_KEY),
         "is_slot_used": False,
     }
-    return Claim(**{**values, **changes})  # type: ignore[arg-type]
+    return ClaimedWork(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def as_claimed(submission: Submission, worker_id: int) -> OutcomeRecord:

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from muster.chain import BatchView
 from muster.client.validator.checking import CheckingStore
-from muster.client.validator.checks import Claim, Finding
+from muster.client.validator.checks import ClaimedWork, FailedCheck
 from muster.client.validator.judging import Judgement, unread
 from muster.client.validator.loop import ValidatorLoop
 from muster.protocol.checking import split_blocks
@@ -29,10 +29,10 @@ from muster.toploc.projections import FINGERPRINT_BYTES
 class FalseAccuser(ValidatorLoop):
     """Calls whatever it is shown an exact fraud, so that its worker is slashed and banned."""
 
-    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+    async def judge_claim(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
         """Return an exact fraud."""
         detail = "row 0 claims a reward that the verifier does not give"
-        return unread(claim, Finding(Verdict.FRAUD, Reason.WRONG_REWARD, detail)), None
+        return unread(claim, FailedCheck(Verdict.FRAUD, Reason.WRONG_REWARD, detail)), None
 
 
 class Lazy(ValidatorLoop):
@@ -41,32 +41,32 @@ class Lazy(ValidatorLoop):
     It reads the file, so that units and sizes are right: what it saves is the model.
     """
 
-    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+    async def judge_claim(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
         """Accept a file that could be read."""
         data = await self.examiner.file(claim.submission.file_hash)
         if data is None:
-            return unread(claim, Finding(Verdict.REJECTED, Reason.FILE_UNAVAILABLE, "")), None
+            return unread(claim, FailedCheck(Verdict.REJECTED, Reason.FILE_UNAVAILABLE, "")), None
         rows = await self.place.decoder.decode(data, Bounds.of(self.place.rules.recipe))
         blocks = len(split_blocks([len(row.completion_tokens) for row in rows]))
         return self._accepted(claim, blocks), data
 
-    def _accepted(self, claim: Claim, blocks: int) -> Judgement:
+    def _accepted(self, claim: ClaimedWork, blocks: int) -> Judgement:
         made_up = self._make_up(claim, blocks * FINGERPRINT_BYTES)
         me = address_of(self.place.key)
         return Judgement(None, claim.submission.units, fingerprints={me: made_up})
 
-    def _make_up(self, _claim: Claim, size: int) -> bytes:
+    def _make_up(self, _claim: ClaimedWork, size: int) -> bytes:
         return bytes(size)
 
 
 class CoinFlip(Lazy):
     """Accepts or rejects by a coin that it tosses for every file, without its model."""
 
-    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+    async def judge_claim(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
         """Accept, or reject as the coin falls."""
         judgement, data = await super().judge_claim(claim)
         if hashlib.sha256(self.place.key + claim.submission.file_hash).digest()[0] % 2:
-            finding = Finding(Verdict.REJECTED, Reason.TOPLOC_MISMATCH, "so fell the coin")
+            finding = FailedCheck(Verdict.REJECTED, Reason.TOPLOC_MISMATCH, "so fell the coin")
             return replace(judgement, finding=finding), data
         return judgement, data
 
@@ -74,7 +74,7 @@ class CoinFlip(Lazy):
 class TenthChecker(Lazy):
     """Checks one file in ten, and accepts the others."""
 
-    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+    async def judge_claim(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
         """Check one file in ten."""
         if hashlib.sha256(self.place.key + claim.submission.file_hash).digest()[0] < 26:
             return await ValidatorLoop.judge_claim(self, claim)

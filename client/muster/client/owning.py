@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from muster.chain import Chain, ChainView, Claim, PauseCause, Receipt, RunTerms, RunView
+from muster.chain import Chain, ChainView, PauseCause, Receipt, RewardClaim, RunTerms, RunView
 from muster.client.quantities import format_duration, format_slashes, format_time, format_tokens
 from muster.protocol.errors import ConfigError, ContractRevert, NotYet
 from muster.protocol.ids import Address, Hash32
@@ -192,7 +192,7 @@ async def recover(subject: Subject) -> Act:
     )
 
 
-async def _recoverable_wei(chain: Chain, claim: Claim) -> int | None:
+async def _recoverable_wei(chain: Chain, claim: RewardClaim) -> int | None:
     """Return what the escrow would give back for an outcome; None when nothing, or not yet."""
     try:
         (amount,) = await chain.read("RewardEscrow", "recover", [[claim]])
@@ -203,7 +203,7 @@ async def _recoverable_wei(chain: Chain, claim: Claim) -> int | None:
     return int(amount)
 
 
-def _recover_step(claims: Sequence[Claim]) -> OwnerStep:
+def _recover_step(claims: Sequence[RewardClaim]) -> OwnerStep:
     size = sum(STEP_BYTES + 32 * len(claim.siblings) for claim in claims)
     return OwnerStep(
         "RewardEscrow.recover", lambda chain: chain.escrow.recover(list(claims)), size_bytes=size

@@ -15,8 +15,8 @@ from muster.chain import (
     BatchView,
     Chain,
     ChainView,
-    Claim,
     OutcomeProof,
+    RewardClaim,
 )
 from muster.client.quantities import format_tokens
 from muster.protocol.ids import Address, RunId
@@ -129,7 +129,7 @@ async def claim(chain: Chain, earnings: Earnings, *, size: int = CLAIM_SIZE) -> 
     return transactions
 
 
-def _claims(earnings: Sequence[Earning]) -> Iterator[Claim]:
+def _claims(earnings: Sequence[Earning]) -> Iterator[RewardClaim]:
     """Yield one claim per batch."""
     by_batch: dict[int, list[Earning]] = defaultdict(list)
     for earning in earnings:

@@ -340,7 +340,7 @@ _LEAVES = ("Active", "Jailed")
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class LeavingAccount:
     """An account that wants stake of a run back, as it stands."""
 
     account: Address
@@ -422,7 +422,7 @@ class Leaving:
         return "\n".join(lines)
 
 
-async def leaving(chain: Chain, account: Address, run_id: RunId) -> Leaving:
+async def leaving(chain: Chain, account: Address, run_id: RunId) -> LeavingAccount:
     """Return how an account's stake in a run stands; raises ConfigError for a node's key."""
     await require_cold(chain, account)
     is_validator = run_id != BENCH and await chain.runs.is_validator(run_id, account)
@@ -436,7 +436,7 @@ async def leaving(chain: Chain, account: Address, run_id: RunId) -> Leaving:
         raise ConfigError(
             f"{account} is on the bench", hint="first: muster juror leave; it unbonds the stake"
         )
-    return Leaving(
+    return LeavingAccount(
         account=account,
         run_id=run_id,
         member=member,
@@ -448,7 +448,7 @@ async def leaving(chain: Chain, account: Address, run_id: RunId) -> Leaving:
     )
 
 
-async def unbond(chain: Chain, state: Leaving, amount_wei: int) -> Receipt:
+async def unbond(chain: Chain, state: LeavingAccount, amount_wei: int) -> Receipt:
     """Start to take stake out, and return the receipt. A worker or validator that takes all of it
     leaves the run.
     """

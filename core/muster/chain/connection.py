@@ -25,7 +25,7 @@ from muster.chain.contracts import (
 from muster.chain.deployment import Deployment, load_deployment
 from muster.chain.log_store import log_file
 from muster.chain.quorum import open_rpc
-from muster.chain.rpc import LatestBlock, Patience, Rpc, from_hex, garbled, is_revert, member
+from muster.chain.rpc import LatestBlock, RatePatience, Rpc, from_hex, garbled, is_revert, member
 from muster.chain.send_journal import JournalStore, SendJournal
 from muster.chain.sender import SendPolicy, TransactionSender
 from muster.protocol.eip712 import Domain, address_of
@@ -237,7 +237,7 @@ class Chain:
             ) from error
 
     async def _answer(self, call: dict[str, str]) -> Any:
-        patience = Patience(_NEW_FOR_S)
+        patience = RatePatience(_NEW_FOR_S)
         while True:
             answer = await self._run("eth_call", call, self._block)
             # Every view returns something. Several nodes may be behind an address, and one that
@@ -301,7 +301,7 @@ async def _check_deployment(rpc: Rpc, chain_id: int, deployment: Deployment) -> 
             f"{rpc.masked_url} serves chain {chain_id}, the contracts are on {deployment.chain_id}",
             hint="name the right pair with --rpc and --deployments, or one --network",
         )
-    patience = Patience(_NEW_FOR_S)
+    patience = RatePatience(_NEW_FOR_S)
     while True:
         head, *codes = await rpc.batch(
             [

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from muster.chain.abi import Contract, Receipt
 from muster.chain.structs import (
     Batch,
-    Claim,
     CourtTerms,
     Funds,
     LeasedWork,
@@ -22,10 +21,11 @@ from muster.chain.structs import (
     PauseCause,
     Permit,
     PolicyCheckpoint,
+    RewardClaim,
     RunConfig,
     RunTerms,
     StakeAccount,
-    Standing,
+    StandingOutcome,
 )
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
 from muster.protocol.messages import Outcomes, Submission
@@ -392,9 +392,9 @@ class ContributionLedger(Contract):
         """Returns the token wei of stake that must stand behind one unit in flight."""
         return await self._read(int, "stakePerUnit")
 
-    async def standing_of(self, outcome: OutcomeProof) -> Standing:
+    async def standing_of(self, outcome: OutcomeProof) -> StandingOutcome:
         """Returns an outcome as it stands now."""
-        return await self._read(Standing, "standingOf", outcome)
+        return await self._read(StandingOutcome, "standingOf", outcome)
 
     async def submit_direct(self, work: LeasedWork, sources: Sequence[str]) -> Receipt:
         """Commits one submission without the orchestrator's help. Only the worker or its node,
@@ -535,7 +535,7 @@ class FaultCourt(Contract):
 class RewardEscrow(Contract):
     """Pays final accepted units, and nothing else."""
 
-    async def claim(self, claims: Sequence[Claim]) -> Receipt:
+    async def claim(self, claims: Sequence[RewardClaim]) -> Receipt:
         """Pays one worker for many final accepted outcomes of one run. Anyone; the worker is
         paid.
         """
@@ -563,7 +563,7 @@ class RewardEscrow(Contract):
         """
         return await self._write("reclaim", run_id)
 
-    async def recover(self, claims: Sequence[Claim]) -> Receipt:
+    async def recover(self, claims: Sequence[RewardClaim]) -> Receipt:
         """Frees the money set aside for final outcomes of one run that were not accepted.
         Anyone.
         """

@@ -73,7 +73,7 @@ class Poll:
     """The block up to which everything is read now."""
 
 
-class Source(Protocol):
+class LogSource(Protocol):
     """What the reader needs of the connection; `Chain` fits."""
 
     @property
@@ -94,7 +94,7 @@ class EventReader:
 
     def __init__(
         self,
-        chain: Source,
+        chain: LogSource,
         *,
         from_block: int | None = None,
         known: Sequence[BlockId] = (),
@@ -357,7 +357,7 @@ def _hash_of(block: Any) -> Hash32 | None:
 
 
 async def follow(
-    chain: Source,
+    chain: LogSource,
     view: ChainView,
     *,
     poll_s: float,
@@ -392,7 +392,7 @@ async def follow(
         await chain.rpc.next_block()
 
 
-async def read_view(chain: Source, view: V) -> V:
+async def read_view(chain: LogSource, view: V) -> V:
     """Return a view after it took in everything that happened on chain so far."""
     apply_poll(view, await EventReader(chain).poll())
     return view

@@ -1,7 +1,8 @@
 """A JSON-RPC endpoint through web3.py: deadlines, batches, errors without secrets.
 
-`Rpc` asks; `Portion` and `Patience` learn how much an endpoint grants at once, and how often, for
-each endpoint says so in its own words; `from_hex` and its neighbours read the values in answers.
+`Rpc` asks; `Portion` and `RatePatience` learn how much an endpoint grants at once, and how often,
+for each endpoint says so in its own words; `from_hex` and its neighbours read the values in
+answers.
 
 Requests go to web3's provider, and through the middleware that a user added to `w3`. web3's own
 formatting of answers is left out: it takes many times as long as the rest (decision 38). Nothing
@@ -112,7 +113,7 @@ class Rpc:
     async def try_batch(self, calls: Sequence[Call]) -> list[Any]:
         """Return results in order, an RpcError in the place of each that failed."""
         results: dict[int, Any] = {}
-        waiting, patience = list(range(len(calls))), Patience(self._timeout_s)
+        waiting, patience = list(range(len(calls))), RatePatience(self._timeout_s)
         while waiting:
             asked = waiting[: self._portion.size]
             try:
@@ -367,7 +368,7 @@ class Portion:
         self.size = max(1, self.size // 2)
 
 
-class Patience:
+class RatePatience:
     """Pauses before a request is repeated that was refused for its rate, until a deadline."""
 
     def __init__(self, total_s: float) -> None:

@@ -254,7 +254,7 @@ class OutcomeProof:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class RewardClaim:
     """Outcomes of one batch and the proof that they stand."""
 
     batch: Batch
@@ -267,7 +267,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StandingOutcome:
     """An outcome as it stands now."""
 
     outcome: OutcomeRecord

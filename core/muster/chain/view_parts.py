@@ -16,11 +16,11 @@ from muster.chain.structs import (
     Batch,
     BatchStatus,
     CaseStatus,
-    Claim,
     LeasedWork,
     Offence,
     OutcomeProof,
     PauseCause,
+    RewardClaim,
     RunConfig,
     RunTerms,
     WorkerStatus,
@@ -419,10 +419,10 @@ class BatchView:
         proof = merkle_proof(self.leaves(), position)
         return OutcomeProof(self.header(), position, record.to_bytes(), proof)
 
-    def claim(self, positions: Sequence[int]) -> Claim:
+    def claim(self, positions: Sequence[int]) -> RewardClaim:
         """Return posted outcomes at ascending positions with the proof of all of them."""
         records = self.records or ()
-        return Claim(
+        return RewardClaim(
             batch=self.header(),
             positions=list(positions),
             records=b"".join(records[position].to_bytes() for position in positions),

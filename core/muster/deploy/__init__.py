@@ -14,8 +14,8 @@ from muster.deploy.parameters import (
     Profile as Profile,
 )
 from muster.deploy.plan import (
+    DeployPlan as DeployPlan,
     DeployStage as DeployStage,
-    Plan as Plan,
     deploy_contracts as deploy_contracts,
     send_plan as send_plan,
 )

@@ -56,7 +56,7 @@ PROXY_CODE = bytes.fromhex(
 
 
 @dataclass(frozen=True)
-class Plan:
+class DeployPlan:
     """A network's contracts as one account deploys them."""
 
     name: str
@@ -288,7 +288,7 @@ async def deploy_contracts(
     async with Rpc(rpc_url) as rpc:
         chain_id = from_hex(await rpc.call("eth_chainId"))
         sender = TransactionSender(rpc, key, chain_id)
-        deployment = await send_plan(rpc, sender, Plan(name, sender.address, parameters))
+        deployment = await send_plan(rpc, sender, DeployPlan(name, sender.address, parameters))
     if deployments is not None:
         save_deployment(deployments, deployment)
     return deployment
@@ -297,7 +297,7 @@ async def deploy_contracts(
 async def send_plan(
     rpc: Rpc,
     sender: TransactionSender,
-    plan: Plan,
+    plan: DeployPlan,
     report: Callable[[DeployStage], None] = _log_stage,
 ) -> Deployment:
     """Send what is missing, check that all of it is as planned, and return where it is."""
@@ -328,12 +328,12 @@ async def send_plan(
     )
 
 
-def label_of(plan: Plan, step: str) -> str:
+def label_of(plan: DeployPlan, step: str) -> str:
     """Return the name of a step in the send journal."""
     return f"{hex0x(plan.salt)}:{step}"
 
 
-async def created_count(rpc: Rpc, plan: Plan) -> int:
+async def created_count(rpc: Rpc, plan: DeployPlan) -> int:
     """Return how many of STEPS are on chain: contracts begin to count at nonce 1."""
     return from_hex(await rpc.call("eth_getTransactionCount", plan.factory, "latest"))
 
@@ -348,14 +348,14 @@ async def require_proxy(rpc: Rpc) -> None:
         )
 
 
-async def start_block(rpc: Rpc, plan: Plan) -> int:
+async def start_block(rpc: Rpc, plan: DeployPlan) -> int:
     """Return the block in which the factory was made; 0 where there is none."""
     data = contract_abi(FACTORY).functions["startBlock"].encode(())
     answer = await rpc.call("eth_call", {"to": plan.factory, "data": hex0x(data)}, "latest")
     return from_hex(answer) if answer != "0x" else 0
 
 
-async def require_as_planned(rpc: Rpc, plan: Plan, chain_id: int) -> int:
+async def require_as_planned(rpc: Rpc, plan: DeployPlan, chain_id: int) -> int:
     """Return the factory's block; raises ChainError when other code than planned is on chain."""
     block = await start_block(rpc, plan)
     codes = {plan.factory: plan.factory_on_chain(block), **plan.codes_on(chain_id)}
@@ -369,7 +369,7 @@ async def require_as_planned(rpc: Rpc, plan: Plan, chain_id: int) -> int:
     return block
 
 
-def call_of(plan: Plan, name: str) -> tuple[Address, bytes]:
+def call_of(plan: DeployPlan, name: str) -> tuple[Address, bytes]:
     """Return whom a step's transaction calls, and with what."""
     if name == FACTORY:
         return PROXY, plan.factory_call

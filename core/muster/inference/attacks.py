@@ -16,9 +16,9 @@ import torch
 
 from muster.inference import substitutes
 from muster.inference.engine import Completion
-from muster.inference.measuring import Bench, Errors, Survey, Work
+from muster.inference.measuring import Delivery, Errors, OwnParty, Survey
 from muster.inference.substitutes import Substitution
-from muster.toploc.calibration import Kind
+from muster.toploc.calibration import MeasuredKind
 
 TRAINED_STEPS = (1, 2, 8)
 """Optimiser steps between neighbour versions."""
@@ -32,7 +32,7 @@ _NEVER_LIKELY = 0.02
 
 Logits = npt.NDArray[np.float32]
 
-_CHEAPER: dict[str, tuple[str, Kind]] = {
+_CHEAPER: dict[str, tuple[str, MeasuredKind]] = {
     "quarter of the layers": ("first quarter of the layers", "cheap"),
     "int4": ("weights in int4", "cheap"),
     "int8": ("weights in int8", "other"),
@@ -52,7 +52,7 @@ class Attack:
 
     name: str
     """In words."""
-    kind: Kind
+    kind: MeasuredKind
     """"cheap" where it saves most of the work, else "other"."""
     errors: Errors
     """Of the samples in which anything is not what honest work would hold."""
@@ -63,7 +63,7 @@ class Attack:
 class Attacker:
     """Knows the honest work, and cheats on the same requests."""
 
-    def __init__(self, bench: Bench, survey: Survey, count: int, *, seed: int) -> None:
+    def __init__(self, bench: OwnParty, survey: Survey, count: int, *, seed: int) -> None:
         self._bench, self._survey, self._seed = bench, survey, seed
         self.honest = survey.work[:count]
         self._requests = self.honest.requests
@@ -106,12 +106,12 @@ class Attacker:
         """Return the cheat that the sampler's limits are chosen against."""
         return self._honest_prefill("int4")
 
-    def other_model(self, name: str, other: Bench) -> Attack:
+    def other_model(self, name: str, other: OwnParty) -> Attack:
         """Return the cheat that runs another model of the same vocabulary."""
         work = other.generate(self._requests)
         return Attack(name, "cheap", self._bench.measure(work), self._strength(other))
 
-    def _substituted(self, name: str, kind: Kind, change: Substitution) -> Attack:
+    def _substituted(self, name: str, kind: MeasuredKind, change: Substitution) -> Attack:
         errors, _, _, strength = self._run(name, change)
         return Attack(name, kind, errors.only([strength > 0] * len(errors.chunks)), strength)
 
@@ -146,7 +146,7 @@ class Attacker:
             tokens[place] = (tokens[place] + 1 + int(random.integers(vocab - 1))) % vocab
             altered.append(replace(request, prompt_tokens=tuple(tokens)))
         made = self._bench.generate(altered).completions
-        errors = self._bench.measure(Work(self._requests, made))
+        errors = self._bench.measure(Delivery(self._requests, made))
         return Attack("one prompt token altered", "other", errors)
 
     def _honest_prefills(self) -> Iterator[Attack]:
@@ -177,13 +177,13 @@ class Attacker:
         scores = np.array([self._likelihoods(made) for made in candidates])
         best = scores.argmax(axis=0)
         made = [candidates[choice][i] for i, choice in enumerate(best.tolist())]
-        errors = self._bench.measure(Work(self._requests, made)).only(self._differs(made))
+        errors = self._bench.measure(Delivery(self._requests, made)).only(self._differs(made))
         return Attack(f"likeliest of {count} samples", "other", errors)
 
     def _likelihoods(self, made: Sequence[Completion]) -> list[float]:
         """Return per completion the mean log-probability of its tokens."""
         found = []
-        for _, part in self._bench.parts(Work(self._requests, made)):
+        for _, part in self._bench.parts(Delivery(self._requests, made)):
             for logits_TV, completion in zip(
                 self._bench.logits(part.pairs), part.completions, strict=True
             ):
@@ -198,11 +198,11 @@ class Attacker:
         eos = min(self._bench.engine.eos_token_ids)
         halves = [c.tokens[: max(1, len(c.tokens) // 2)] for c in self.honest.completions]
         tokens = [(*half[:-1], eos) for half in halves]
-        made = self._bench.prove(Work(self._requests, [Completion(t, []) for t in tokens]))
-        errors = self._bench.measure(Work(self._requests, made)).only(self._differs(made))
+        made = self._bench.prove(Delivery(self._requests, [Completion(t, []) for t in tokens]))
+        errors = self._bench.measure(Delivery(self._requests, made)).only(self._differs(made))
         return Attack("EOS forced after half", "other", errors)
 
-    def _strength(self, bench: Bench) -> float:
+    def _strength(self, bench: OwnParty) -> float:
         changed = bench.logits(self._compared)
         if all(map(np.array_equal, self._own, changed)):
             return 0.0

@@ -36,8 +36,8 @@ from muster.inference.contributions import (
 )
 from muster.inference.engine import Request
 from muster.inference.honest import Honest, judge, measure_honest
-from muster.inference.measuring import Bench, Party, Work
-from muster.inference.plan import MIN_CHUNKS, Plan, few_prompts, layout_of, require_sound
+from muster.inference.measuring import Delivery, OwnParty, Party
+from muster.inference.plan import MIN_CHUNKS, MeasuringPlan, few_prompts, layout_of, require_sound
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.trials import (
     ONE_TOKEN,
@@ -80,7 +80,7 @@ class CalibrationRun:
 
 def calibrate_model(
     model_dir: Path,
-    plan: Plan,
+    plan: MeasuringPlan,
     *,
     contributions: Sequence[Signed] = (),
     accepted: Collection[Address] = (),
@@ -137,7 +137,7 @@ def calibrate_model(
 
 def contribute(
     model_dir: Path,
-    plan: Plan,
+    plan: MeasuringPlan,
     *,
     contributions: Sequence[Signed] = (),
     progress: Progress | None = None,
@@ -160,15 +160,18 @@ def contribute(
 
 
 def _works_of(
-    contributions: Sequence[Signed], model_dir: Path, plan: Plan, requests: Sequence[Request]
-) -> list[Work]:
+    contributions: Sequence[Signed],
+    model_dir: Path,
+    plan: MeasuringPlan,
+    requests: Sequence[Request],
+) -> list[Delivery]:
     if not contributions:
         return []
     weights = weights_hash(model_dir)
     return [require_same(each, weights, plan.recipe, requests) for each in contributions]
 
 
-def _engines_of(plan: Plan, contributions: Sequence[Signed]) -> tuple[str, ...]:
+def _engines_of(plan: MeasuringPlan, contributions: Sequence[Signed]) -> tuple[str, ...]:
     said = [name.strip() for each in contributions for name in each.contribution.engine.split(",")]
     for name in said:
         layout_of(name)
@@ -179,8 +182,8 @@ def _add(
     honest: Honest,
     parties: Sequence[Party],
     signed: Signed,
-    work: Work,
-    plan: Plan,
+    work: Delivery,
+    plan: MeasuringPlan,
     own: Calibration,
 ) -> Machine:
     """Take a contribution: its work as this machine finds it, and what it says of its own."""
@@ -227,7 +230,11 @@ class Course:
     """Tells what is being measured, and about how long the rest will take."""
 
     def __init__(
-        self, plan: Plan, parties: Sequence[Party], progress: Progress, clock: Callable[[], float]
+        self,
+        plan: MeasuringPlan,
+        parties: Sequence[Party],
+        progress: Progress,
+        clock: Callable[[], float],
     ) -> None:
         self._effort, self._parties = plan.effort(), parties
         self._progress, self._clock, self._started = progress, clock, clock()
@@ -244,13 +251,13 @@ class Course:
 # ------------------------------------------------------------------------------------ preparing
 
 
-def _load_all(folder: Path, plan: Plan) -> tuple[Bench, *tuple[Party, ...]]:
+def _load_all(folder: Path, plan: MeasuringPlan) -> tuple[OwnParty, *tuple[Party, ...]]:
     """Return the plan's engines with a model; cheats are run on the first."""
     first, *rest = plan.engines
     return _load(folder, first, plan), *(_load_party(folder, engine, plan) for engine in rest)
 
 
-def _load_party(folder: Path, engine: str, plan: Plan) -> Party:
+def _load_party(folder: Path, engine: str, plan: MeasuringPlan) -> Party:
     if not engine.startswith("vllm:"):
         return _load(folder, engine, plan)
     dtype, devices = layout_of(engine)
@@ -261,15 +268,15 @@ def _load_party(folder: Path, engine: str, plan: Plan) -> Party:
     return Party(f"vLLM {dtype}{layout}", vllm, plan.recipe)
 
 
-def _load(folder: Path, engine: str, plan: Plan) -> Bench:
+def _load(folder: Path, engine: str, plan: MeasuringPlan) -> OwnParty:
     loaded = TransformersEngine(
         layout_of(engine)[0], threads=plan.threads, device=plan.device, cache_bytes=_CACHE_BYTES
     )
     loaded.load_policy(folder, PolicyVersion(0))
-    return Bench(loaded, plan.recipe)
+    return OwnParty(loaded, plan.recipe)
 
 
-def _requests(engine: TransformersEngine, plan: Plan) -> list[Request]:
+def _requests(engine: TransformersEngine, plan: MeasuringPlan) -> list[Request]:
     encoded = list(dict.fromkeys(engine.encode(prompt) for prompt in plan.prompts))
     encoded = encoded or _own_prompts(engine, plan)
     if len(encoded) < 2:
@@ -286,7 +293,7 @@ def _requests(engine: TransformersEngine, plan: Plan) -> list[Request]:
     ]
 
 
-def _own_prompts(engine: TransformersEngine, plan: Plan) -> list[tuple[int, ...]]:
+def _own_prompts(engine: TransformersEngine, plan: MeasuringPlan) -> list[tuple[int, ...]]:
     """Return beginnings of texts that the model samples from a single random token each."""
     starts = [_draw(plan.seed, i, stream=1) % engine.vocab_size for i in range(_OWN_PROMPTS)]
     asked = [
@@ -307,8 +314,8 @@ def _draw(seed: int, number: int, stream: int = 0) -> int:
 
 def _choose(
     model_dir: Path,
-    bench: Bench,
-    plan: Plan,
+    bench: OwnParty,
+    plan: MeasuringPlan,
     honest: Honest,
     cheats: Sequence[npt.NDArray[np.float32]],
 ) -> Calibration:
@@ -342,7 +349,7 @@ def _choose(
     )
 
 
-def _run_attacks(attacker: Attacker, plan: Plan, tell: Progress) -> list[Attack]:
+def _run_attacks(attacker: Attacker, plan: MeasuringPlan, tell: Progress) -> list[Attack]:
     found = []
     for attack in getattr(attacker, plan.profile)():
         tell(attack.name)

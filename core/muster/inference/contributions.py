@@ -22,7 +22,7 @@ from pydantic import Field
 from muster.inference.engine import Completion, Request
 from muster.inference.honest import Honest
 from muster.inference.limits import Drawn, worst_of
-from muster.inference.measuring import Errors, Work
+from muster.inference.measuring import Delivery, Errors
 from muster.protocol.documents import Document, DocumentPart
 from muster.protocol.eip712 import recover, sign
 from muster.protocol.encoding import hex0x, keccak
@@ -212,7 +212,7 @@ def read_file(path: Path, signer: Address) -> Signed:
 
 def require_same(
     signed: Signed, weights: Hash32, recipe: Recipe, requests: Sequence[Request]
-) -> Work:
+) -> Delivery:
     """Return a contribution's work; raises EngineError unless it is about this model and recipe,
     and answers the very requests: nothing is left for a contributor to choose.
     """
@@ -233,7 +233,7 @@ def require_same(
         Completion(each.tokens, [bytes.fromhex(proof) for proof in each.proofs])
         for each in said.work
     ]
-    return Work(requests[: len(completions)], completions)
+    return Delivery(requests[: len(completions)], completions)
 
 
 def add_claims(honest: Honest, signed: Signed, chunk_tokens: int) -> None:

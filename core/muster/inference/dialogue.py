@@ -201,7 +201,7 @@ def _prove(engine: InferenceEngine, plays: list[_Play], proof: ProofRecipe) -> N
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class DialogueFault:
     """Where a completion is not what its turns and the environment make."""
 
     kind: Literal["reply", "ending"]
@@ -232,7 +232,7 @@ class Followed:
 
     answer: str
     """What is to be graded."""
-    fault: Fault | None = None
+    fault: DialogueFault | None = None
     """What is wrong with it; without one its replies are the claimed ones."""
 
 
@@ -279,16 +279,18 @@ class _Walk:
             self.start = after
         else:
             detail = f"another reply at token {self.end}, or none"
-            fault = Fault("reply", detail, found.is_repeatable, found.reply)
+            fault = DialogueFault("reply", detail, found.is_repeatable, found.reply)
             self.result = Followed(self.said[-1], fault)
 
     def _finish(self, answer: str, *, is_end: bool, is_repeatable: bool) -> None:
         fault = None
         if self._next_claim is not None:
-            fault = Fault("reply", f"nothing is replied at token {self.end}", is_repeatable)
+            fault = DialogueFault("reply", f"nothing is replied at token {self.end}", is_repeatable)
         elif not is_end:
             length = len(self.claimed.tokens)
-            fault = Fault("ending", f"a turn ends at {self.end} of {length} tokens", is_repeatable)
+            fault = DialogueFault(
+                "ending", f"a turn ends at {self.end} of {length} tokens", is_repeatable
+            )
         self.result = Followed(answer, fault)
 
 
@@ -317,7 +319,7 @@ def follow(
 
 
 def _one_turn(reader: Reader, claimed: Claimed) -> Followed:
-    fault = Fault("reply", "nobody replies to this task", True) if claimed.replies else None
+    fault = DialogueFault("reply", "nobody replies to this task", True) if claimed.replies else None
     return Followed(reader.said(claimed.tokens), fault)
 
 

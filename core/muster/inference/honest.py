@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from muster.inference.engine import Examined, Redraw, Request
 from muster.inference.limits import Drawn
-from muster.inference.measuring import Bench, Errors, Party, Survey, Work, one_token
-from muster.inference.plan import MIN_CHUNKS, PLAIN, Plan
+from muster.inference.measuring import Delivery, Errors, OwnParty, Party, Survey, one_token
+from muster.inference.plan import MIN_CHUNKS, PLAIN, MeasuringPlan
 from muster.protocol.encoding import abi_words, keccak
 from muster.toploc import ChunkResult
 
@@ -35,7 +35,7 @@ class Honest:
     """Per pair of ways."""
     redrawn: dict[str, Drawn] = field(default_factory=dict)
     """Single tokens per pair of ways, the noise drawn afresh."""
-    shortest: Work = field(default_factory=lambda: Work([], []))
+    shortest: Delivery = field(default_factory=lambda: Delivery([], []))
     """Honest work of one token each."""
     shifts: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Per pair, how the probability of EOS differs: sums over tokens, signed and absolute."""
@@ -81,10 +81,10 @@ class Honest:
 
 
 def measure_honest(
-    bench: Bench,
+    bench: OwnParty,
     others: Sequence[Party],
     requests: list[Request],
-    plan: Plan,
+    plan: MeasuringPlan,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Honest:
     """Return errors of every worker way under every validator way, of all parties.
@@ -109,7 +109,7 @@ def measure_honest(
     return honest
 
 
-def _enough(bench: Bench, requests: list[Request], plan: Plan) -> Work:
+def _enough(bench: OwnParty, requests: list[Request], plan: MeasuringPlan) -> Delivery:
     """Return the plain way's work: of the plan's size, of more where it has too few chunks.
 
     Forgers are not tried on a length that few chunks have, so there is one of each to spare.
@@ -121,15 +121,15 @@ def _enough(bench: Bench, requests: list[Request], plan: Plan) -> Work:
         return work
     asked = requests[plan.base : plan.base + missing]
     more = bench.generate(asked)
-    return Work([*work.requests, *asked], [*work.completions, *more.completions])
+    return Delivery([*work.requests, *asked], [*work.completions, *more.completions])
 
 
 def judge(
     honest: Honest,
     parties: Sequence[Party],
     worker: str,
-    work: Work,
-    plan: Plan,
+    work: Delivery,
+    plan: MeasuringPlan,
     reference: _Reference | None = None,
 ) -> None:
     """Take what every validator finds in some work; of one worker's, margins are redrawn too: its
@@ -157,7 +157,7 @@ def judge(
 class _Reference:
     """What the reference chooses at the rows of some work, and how likely an EOS is to it."""
 
-    def __init__(self, bench: Bench, work: Work, plan: Plan) -> None:
+    def __init__(self, bench: OwnParty, work: Delivery, plan: MeasuringPlan) -> None:
         tokens = sum(len(completion.tokens) for completion in work.completions)
         draws = _REDRAWN_VALUES // (tokens * bench.engine.vocab_size)
         draws = min(_MOST_REDRAWS, max(1, draws))

@@ -68,7 +68,7 @@ def _set_up(
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Delivery:
     """Completions and the requests they claim to answer."""
 
     requests: Sequence[Request]
@@ -76,9 +76,9 @@ class Work:
     completions: Sequence[Completion]
     """What was delivered."""
 
-    def __getitem__(self, places: slice) -> Work:
+    def __getitem__(self, places: slice) -> Delivery:
         """Return some of the samples."""
-        return Work(self.requests[places], self.completions[places])
+        return Delivery(self.requests[places], self.completions[places])
 
     @property
     def pairs(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -127,7 +127,7 @@ class Errors:
 class Survey:
     """What one forward pass over honest work shows, used in many ways."""
 
-    work: Work
+    work: Delivery
     """The work."""
     found: list[Examined]
     """What the plain validator finds in it."""
@@ -185,14 +185,14 @@ class Party:
         """Return those of some ways to compute that this engine has."""
         return [way for way in ways if way == PLAIN]
 
-    def generate(self, requests: Sequence[Request], way: Way = PLAIN) -> Work:
+    def generate(self, requests: Sequence[Request], way: Way = PLAIN) -> Delivery:
         """Return what a worker delivers."""
         asked = requests[: way.samples]
         self.done += len(asked)
-        return Work(asked, self.engine.generate(asked, proof=self.recipe.proof))
+        return Delivery(asked, self.engine.generate(asked, proof=self.recipe.proof))
 
     def examine(
-        self, work: Work, _way: Way = PLAIN, redraws: Sequence[tuple[Redraw, ...]] = ()
+        self, work: Delivery, _way: Way = PLAIN, redraws: Sequence[tuple[Redraw, ...]] = ()
     ) -> list[Examined]:
         """Return what a validator finds in work."""
         self.done += len(work.requests)
@@ -200,7 +200,7 @@ class Party:
         return self.engine.examine(work.samples(redraws), proof=proof, temperature=temperature)
 
 
-class Bench(Party):
+class OwnParty(Party):
     """The engine on transformers, which can be made to compute in many ways."""
 
     engine: TransformersEngine
@@ -212,13 +212,13 @@ class Bench(Party):
         """Return all of them."""
         return ways
 
-    def generate(self, requests: Sequence[Request], way: Way = PLAIN) -> Work:
+    def generate(self, requests: Sequence[Request], way: Way = PLAIN) -> Delivery:
         """Return what a worker delivers."""
         with computing(self.engine, way):
             return super().generate(requests, way)
 
     def examine(
-        self, work: Work, way: Way = PLAIN, redraws: Sequence[tuple[Redraw, ...]] = ()
+        self, work: Delivery, way: Way = PLAIN, redraws: Sequence[tuple[Redraw, ...]] = ()
     ) -> list[Examined]:
         """Return what a validator finds in work."""
         with computing(self.engine, way):
@@ -249,7 +249,7 @@ class Bench(Party):
         )
 
     def survey(
-        self, work: Work, redraws: Sequence[tuple[Redraw, ...]], other_seeds: Sequence[int]
+        self, work: Delivery, redraws: Sequence[tuple[Redraw, ...]], other_seeds: Sequence[int]
     ) -> Survey:
         """Return what one forward pass over work shows; `redraws` say seeds, not yet tokens."""
         asked = [
@@ -290,7 +290,7 @@ class Bench(Party):
             [hidden_TH[i] for i in order],
         )
 
-    def measure_proven(self, work: Work) -> tuple[Errors, Errors]:
+    def measure_proven(self, work: Delivery) -> tuple[Errors, Errors]:
         """Return how far work is from its recomputation, and how far its tokens would be with
         proofs of the policy itself.
         """
@@ -312,7 +312,7 @@ class Bench(Party):
         """Return the logits [T, V] of samples that are small enough to hold."""
         return [computed.logits_TV for computed in self.engine.recompute(pairs)]
 
-    def parts(self, work: Work) -> Iterator[tuple[int, Work]]:
+    def parts(self, work: Delivery) -> Iterator[tuple[int, Delivery]]:
         """Yield the work in parts whose logits fit into memory, each with its first place."""
         start = tokens = 0
         most = max(1, _PART_LOGITS // self.engine.vocab_size)
@@ -323,11 +323,11 @@ class Bench(Party):
             tokens += len(completion.tokens)
         yield start, work[start:]
 
-    def measure(self, work: Work) -> Errors:
+    def measure(self, work: Delivery) -> Errors:
         """Return how far work is from its recomputation in the plain way."""
         return Errors.of(self.examine(work))
 
-    def prove(self, work: Work) -> list[Completion]:
+    def prove(self, work: Delivery) -> list[Completion]:
         """Return the completions with true proofs, whatever the tokens came from."""
         built = self.engine.prove(work.pairs, proof=self.recipe.proof)
         pairs = zip(work.completions, built, strict=True)

@@ -125,7 +125,7 @@ _CHEATS = {"quick": 4, "full": 27}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MeasuringPlan:
     """What is measured, and how thoroughly."""
 
     recipe: Recipe
@@ -204,7 +204,7 @@ class Plan:
         return replace(way, samples=min(way.samples, few))
 
 
-def require_sound(folder: Path, plan: Plan) -> None:
+def require_sound(folder: Path, plan: MeasuringPlan) -> None:
     """Raise EngineError, before anything is loaded, for a plan that cannot lead to limits."""
     for engine in plan.engines:
         layout_of(engine)
@@ -238,7 +238,7 @@ def few_chunks(count: int) -> EngineError:
     )
 
 
-def _require_model(folder: Path, plan: Plan) -> int | None:
+def _require_model(folder: Path, plan: MeasuringPlan) -> int | None:
     """Return the vocabulary that a model's folder states, if it does."""
     try:
         config = json.loads((folder / "config.json").read_bytes())

@@ -12,12 +12,12 @@ import numpy as np
 from muster.inference import forgers, limits
 from muster.inference.attacks import Attack
 from muster.inference.engine import Completion
-from muster.inference.measuring import Bench, Errors, Survey, Work
+from muster.inference.measuring import Delivery, Errors, OwnParty, Survey
 from muster.inference.plan import MIN_CHUNKS, few_chunks
 from muster.protocol.errors import ProofError
 from muster.protocol.recipe import Recipe
 from muster.toploc import Calibration, ChunkResult, split_proofs, verify_proofs_many
-from muster.toploc.calibration import Kind, Measurement
+from muster.toploc.calibration import MeasuredKind, Measurement
 
 ONE_TOKEN = ", one token only"
 """How the names of forgeries of the smallest chunks end."""
@@ -31,7 +31,7 @@ class Forged:
 
     name: str
     """In words."""
-    kind: Kind
+    kind: MeasuredKind
     """"nothing", or "other" where it needs true proofs."""
     attempts: list[list[ChunkResult]]
     """Per chunk the results of all attempts; what is no proof has none."""
@@ -61,7 +61,7 @@ def try_forgers(survey: Survey, recipe: Recipe, seed: int) -> list[Forged]:
         if total < MIN_CHUNKS:
             raise few_chunks(total)
         for name, forger in {**forgers.NOTHING, "signs turned": forgers.negated}.items():
-            kind: Kind = "nothing" if name in forgers.NOTHING else "other"
+            kind: MeasuredKind = "nothing" if name in forgers.NOTHING else "other"
             random = np.random.default_rng(seed)
             attempts = [r for chunks in shapes for r in _try_forger(chunks, forger(chunks, random))]
             found.append(Forged(name + label, kind, attempts))
@@ -111,7 +111,7 @@ def miscounted_row(miscounted: Miscounted) -> Measurement:
     )
 
 
-def try_miscounted(bench: Bench, work: Work, label: str) -> Miscounted:
+def try_miscounted(bench: OwnParty, work: Delivery, label: str) -> Miscounted:
     """Return whether wrong numbers of proofs parse."""
     tried = [
         _parses(bench, completion, forged)
@@ -127,7 +127,7 @@ def _miscounted(completion: Completion) -> list[bytes]:
     return [b"".join(p) for p in (proofs[:-1], [*proofs, proofs[-1]], null)]
 
 
-def _parses(bench: Bench, completion: Completion, joined: bytes) -> bool:
+def _parses(bench: OwnParty, completion: Completion, joined: bytes) -> bool:
     proof = bench.recipe.proof
     try:
         split_proofs(
@@ -156,7 +156,7 @@ def attack_row(calibration: Calibration, attack: Attack) -> Measurement | None:
 def sample_row(
     calibration: Calibration,
     name: str,
-    kind: Kind,
+    kind: MeasuredKind,
     errors: Errors,
     *,
     strength: float | None = None,

@@ -13,7 +13,11 @@ from muster.shardcast.manifest import (
     ManifestFile as ManifestFile,
 )
 from muster.shardcast.relay import Relay as Relay
-from muster.shardcast.room import Admission as Admission, Room as Room, RoomRefusal as RoomRefusal
+from muster.shardcast.room import (
+    NamedOnChain as NamedOnChain,
+    Room as Room,
+    RoomRefusal as RoomRefusal,
+)
 from muster.shardcast.server import ShardServer as ShardServer
 from muster.shardcast.simple import fetch as fetch, publish as publish
 from muster.shardcast.store import ChunkStore as ChunkStore

@@ -51,7 +51,7 @@ MAX_REFUSAL_BYTES = 4 << 10
 R = TypeVar("R")
 
 
-class Fault(Enum):
+class RelayFault(Enum):
     """What was wrong with a relay's answer."""
 
     ABSENT = "absent"
@@ -86,7 +86,7 @@ class ShardClient:
         after: int = -1,
         wait_s: int = 0,
         whole_only: bool = False,
-    ) -> list[PolicyVersion] | Fault:
+    ) -> list[PolicyVersion] | RelayFault:
         """Return what a relay offers, newest first; waits for something newer than `after`.
 
         With `whole_only` it leaves out versions that the relay does not hold whole.
@@ -94,45 +94,49 @@ class ShardClient:
         query = f"?after={after}&wait={wait_s}" if after >= 0 else f"?wait={wait_s}"
         query += "&whole=1" * whole_only
         data = await self._read(f"{url}/v1/{run_id}/versions{query}", _MAX_LISTING_BYTES)
-        return data if isinstance(data, Fault) else parse_versions(data)
+        return data if isinstance(data, RelayFault) else parse_versions(data)
 
     async def manifest(
         self, url: str, run_id: RunId, version: PolicyVersion, *, root: Hash32, wait_s: int = 0
-    ) -> bytes | Fault:
+    ) -> bytes | RelayFault:
         """Return the manifest with that root; LIED when the relay has another one."""
         path = f"/v1/{run_id}/{version}/manifest?wait={wait_s}"
         data = await self._read(url + path, MAX_MANIFEST_BYTES)
-        if not isinstance(data, Fault) and keccak(data) != root:
-            return Fault.LIED
+        if not isinstance(data, RelayFault) and keccak(data) != root:
+            return RelayFault.LIED
         return data
 
-    async def any_manifest(self, url: str, run_id: RunId, version: PolicyVersion) -> bytes | Fault:
+    async def any_manifest(
+        self, url: str, run_id: RunId, version: PolicyVersion
+    ) -> bytes | RelayFault:
         """Return what a relay gives as the manifest, true or not."""
         return await self._read(f"{url}/v1/{run_id}/{version}/manifest", MAX_MANIFEST_BYTES)
 
-    async def signature(self, url: str, run_id: RunId, version: PolicyVersion) -> bytes | Fault:
+    async def signature(
+        self, url: str, run_id: RunId, version: PolicyVersion
+    ) -> bytes | RelayFault:
         """Return what a relay gives as the trainer's signature."""
         return await self._read(f"{url}/v1/{run_id}/{version}/signature", SIGNATURE_BYTES)
 
     async def signed_manifest(
         self, url: str, run_id: RunId, version: PolicyVersion, trusted: TrustedRoot
-    ) -> tuple[bytes, bytes] | Fault:
+    ) -> tuple[bytes, bytes] | RelayFault:
         """Return manifest and signature; LIED unless both are what `trusted` demands."""
         data = await self.any_manifest(url, run_id, version)
-        if isinstance(data, Fault):
+        if isinstance(data, RelayFault):
             return data
         if trusted.manifest_root not in (None, keccak(data)):
-            return Fault.LIED
+            return RelayFault.LIED
         signature = await self.signature(url, run_id, version)
-        if isinstance(signature, Fault):
+        if isinstance(signature, RelayFault):
             return signature
         try:
             check_signature(run_id, version, keccak(data), signature, trusted)
         except SignatureError:
-            return Fault.LIED
+            return RelayFault.LIED
         return data, signature
 
-    async def chunk(self, url: str, sink: VerifyingSink) -> Fault | None:
+    async def chunk(self, url: str, sink: VerifyingSink) -> RelayFault | None:
         """Stream a chunk into its sink and commit it; None when it is verified and kept.
 
         Goes on where the sink stands. Raises StorageError when the disk refuses. The caller closes
@@ -152,16 +156,16 @@ class ShardClient:
                 sink.seen = sink.received
                 if head.length != sink.size - sink.received:
                     connection.close()
-                    return Fault.LIED
+                    return RelayFault.LIED
                 await self._receive(connection, sink)
         except StorageError:
             raise
         except (OSError, UnicodeError):  # every network failure; a host name that is none
-            return Fault.FAILED
+            return RelayFault.FAILED
         try:
             sink.commit()
         except EncodingError:
-            return Fault.LIED
+            return RelayFault.LIED
         return None
 
     async def _receive(self, connection: Connection, sink: VerifyingSink) -> None:
@@ -189,20 +193,20 @@ class ShardClient:
             await connection.read_into(part, saw=sink.saw)
             sink.write([part])
 
-    async def _read(self, url: str, max_bytes: int) -> bytes | Fault:
+    async def _read(self, url: str, max_bytes: int) -> bytes | RelayFault:
         try:
             async with self._http.get(url) as (head, connection):
                 if head.status != 200:
                     return await _refused(head.status, head.length, connection)
                 if head.length > max_bytes:
                     connection.close()
-                    return Fault.LIED
+                    return RelayFault.LIED
                 data = bytearray(head.length)
                 for start in range(0, head.length, BLOCK_BYTES):
                     await connection.read_into(memoryview(data)[start : start + BLOCK_BYTES])
                 return bytes(data)
         except (OSError, UnicodeError):
-            return Fault.FAILED
+            return RelayFault.FAILED
 
 
 async def in_thread(function: Callable[..., R], *args: object) -> R:
@@ -224,19 +228,19 @@ async def finished(future: asyncio.Future[R]) -> None:
         raise cancelled
 
 
-async def _refused(status: int, length: int, connection: Connection) -> Fault:
+async def _refused(status: int, length: int, connection: Connection) -> RelayFault:
     if length <= MAX_REFUSAL_BYTES:
         await connection.read_into(memoryview(bytearray(length)))
     else:
         connection.close()
-    return Fault.ABSENT if status == 404 else Fault.FAILED
+    return RelayFault.ABSENT if status == 404 else RelayFault.FAILED
 
 
-def parse_versions(data: bytes) -> list[PolicyVersion] | Fault:
+def parse_versions(data: bytes) -> list[PolicyVersion] | RelayFault:
     """Return the versions of a listing, newest first; LIED for anything but a listing."""
     match = _LISTING.fullmatch(data)
     if match is None:
-        return Fault.LIED
+        return RelayFault.LIED
     texts = re.findall(rb"[0-9]+", match[1])[:MAX_VERSIONS]
     numbers = [int(text) for text in texts if len(text) <= 10]
     return sorted((PolicyVersion(n) for n in set(numbers) if n < 1 << 32), reverse=True)

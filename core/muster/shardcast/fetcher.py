@@ -43,7 +43,7 @@ from muster.shardcast.cache import (
 )
 from muster.shardcast.chunks import VerifyingSink, storage_error
 from muster.shardcast.digests import state_hash
-from muster.shardcast.download import Fault, ShardClient, in_thread
+from muster.shardcast.download import RelayFault, ShardClient, in_thread
 from muster.shardcast.manifest import DELTA, FULL, ChunkSpan, Manifest, ManifestFile
 from muster.shardcast.pull import Pull
 from muster.shardcast.transfer import RelayScores, Transfer
@@ -137,7 +137,7 @@ class Fetcher:
                     asked, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
                 for offer in (task.result() for task in done):
-                    if isinstance(offer, Fault):
+                    if isinstance(offer, RelayFault):
                         left -= 1
                         continue
                     said += 1
@@ -152,18 +152,18 @@ class Fetcher:
 
     async def _offer(
         self, url: str, run_id: RunId, trust: Trust, after: int, wait_s: int
-    ) -> tuple[PolicyVersion, Hash32] | Fault | None:
+    ) -> tuple[PolicyVersion, Hash32] | RelayFault | None:
         """Return the newest version that a relay shows to be true; None when it offers none."""
         listed = await self._client.versions(url, run_id, after=after, wait_s=wait_s)
-        if isinstance(listed, Fault):
+        if isinstance(listed, RelayFault):
             return listed
         if not listed or listed[0] <= after:
             return None
         trusted = await trust(run_id, listed[0])
         if trusted is None:
-            return Fault.LIED
+            return RelayFault.LIED
         shown = await self._client.signed_manifest(url, run_id, listed[0], trusted)
-        return shown if isinstance(shown, Fault) else (listed[0], keccak(shown[0]))
+        return shown if isinstance(shown, RelayFault) else (listed[0], keccak(shown[0]))
 
     async def root_of(self, run_id: RunId, version: PolicyVersion, trust: Trust) -> Hash32:
         """Return the root of a version that `trust` believes, from whichever relay shows it.

@@ -38,7 +38,7 @@ class BadAnswer(ConnectionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class AnswerHead:
     """Status and framing of an answer."""
 
     status: int
@@ -75,7 +75,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
         self._lost = self._lost or ConnectionAbortedError("closed")
 
-    async def get(self, host: str, path: str, headers: Mapping[str, str]) -> Head:
+    async def get(self, host: str, path: str, headers: Mapping[str, str]) -> AnswerHead:
         """Send a request and return the answer's head; its body is read with `read_into`."""
         if self._transport is None or self._lost is not None:
             raise self._lost or ConnectionAbortedError("not connected")
@@ -203,7 +203,7 @@ class HttpClient:
     @asynccontextmanager
     async def get(
         self, url: str, headers: Mapping[str, str] | None = None
-    ) -> AsyncIterator[tuple[Head, Connection]]:
+    ) -> AsyncIterator[tuple[AnswerHead, Connection]]:
         """Send a GET, with these headers too; the connection is kept when its body was read to the
         end without error.
 
@@ -218,7 +218,9 @@ class HttpClient:
             raise
         self._keep(parts, connection, head)
 
-    async def _ask(self, parts: SplitResult, headers: Mapping[str, str]) -> tuple[Connection, Head]:
+    async def _ask(
+        self, parts: SplitResult, headers: Mapping[str, str]
+    ) -> tuple[Connection, AnswerHead]:
         """Return a connection with its answer's head; one that went stale is replaced once."""
         path = parts.path + (f"?{parts.query}" if parts.query else "")
         while True:
@@ -246,7 +248,7 @@ class HttpClient:
             )
         return connection
 
-    def _keep(self, parts: SplitResult, connection: Connection, head: Head) -> None:
+    def _keep(self, parts: SplitResult, connection: Connection, head: AnswerHead) -> None:
         idle = self._idle.setdefault(_origin(parts), [])
         if head.keeps_alive and connection.is_open and len(idle) < MAX_IDLE_PER_HOST:
             connection.is_fresh = False
@@ -279,7 +281,7 @@ def _origin(parts: SplitResult) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def parse_head(head: bytes) -> Head:
+def parse_head(head: bytes) -> AnswerHead:
     """Return what an answer's head says; raises BadAnswer."""
     lines = head.split(b"\r\n")
     match = _STATUS.fullmatch(lines[0])
@@ -294,4 +296,4 @@ def parse_head(head: bytes) -> Head:
     if len(lengths) != 1 or not re.fullmatch(rb"[0-9]{1,18}", length := lengths.pop()):
         raise BadAnswer("the answer has no single Content-Length")
     closes = (b"connection", b"close") in named or match[1] == b"0"
-    return Head(int(match[2]), int(length), not closes)
+    return AnswerHead(int(match[2]), int(length), not closes)

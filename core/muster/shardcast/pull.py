@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from muster.shardcast.chunks import VerifyingSink
-from muster.shardcast.download import EXTRA, Fault, in_thread
+from muster.shardcast.download import EXTRA, RelayFault, in_thread
 from muster.shardcast.transfer import Transfer
 
 TICK_S = 0.05
@@ -78,7 +78,7 @@ class _Attempt:
     """The relays that brought what the sink held when this began."""
     held_bytes: int
     """How much that was."""
-    task: asyncio.Task[Fault | None] | None = None
+    task: asyncio.Task[RelayFault | None] | None = None
     samples: deque[tuple[float, int]] = field(default_factory=deque)
     begun_s: float = 0.0
     """When its first bytes came."""
@@ -308,7 +308,7 @@ class Pull:
                 self._left.add(attempt.url)
                 seconds = now_s - attempt.started_s
                 size = attempt.sink.seen - attempt.held_bytes
-                self._transfer.note(attempt.url, Fault.SLOW, size=size, seconds=seconds)
+                self._transfer.note(attempt.url, RelayFault.SLOW, size=size, seconds=seconds)
             self._keep(attempt)
             if not attempt.chunk.attempts:
                 self._waiting.appendleft(attempt.chunk)
@@ -337,12 +337,12 @@ class Pull:
             sink.close()
             self._arrived(sink)
             return
-        if fault is Fault.LIED and attempt.givers:
+        if fault is RelayFault.LIED and attempt.givers:
             # Nobody knows which of them lied.
             self._start_over(chunk, {*attempt.givers, attempt.url})
         elif fault is not None:
             self._transfer.note(attempt.url, fault)
-        if fault in (Fault.ABSENT, Fault.FAILED):
+        if fault in (RelayFault.ABSENT, RelayFault.FAILED):
             self._keep(attempt)
         else:
             sink.close()
@@ -368,7 +368,7 @@ class Pull:
 
     def _start_over(self, chunk: _Chunk, suspects: Iterable[str]) -> None:
         for url in suspects:
-            self._transfer.note(url, Fault.FAILED)
+            self._transfer.note(url, RelayFault.FAILED)
         _close(chunk.begun)
         chunk.begun, chunk.is_alone = None, True
 

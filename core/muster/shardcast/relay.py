@@ -25,7 +25,7 @@ from muster.protocol.errors import (
     StorageError,
 )
 from muster.protocol.ids import PolicyVersion, RunId
-from muster.shardcast.download import Fault, ShardClient, in_thread
+from muster.shardcast.download import RelayFault, ShardClient, in_thread
 from muster.shardcast.metrics import ShardMetrics
 from muster.shardcast.pull import Pull
 from muster.shardcast.store import ChunkStore
@@ -149,7 +149,7 @@ class Relay:
             listed = await self._client.versions(
                 url, self._run_id, after=after, wait_s=LISTING_WAIT_S
             )
-            if isinstance(listed, Fault):
+            if isinstance(listed, RelayFault):
                 failures += 1
                 await asyncio.sleep(self._pause_s(failures))
                 continue
@@ -250,7 +250,7 @@ class Relay:
         )
         return True
 
-    def _count(self, url: str, fault: Fault | None, size: int) -> None:
+    def _count(self, url: str, fault: RelayFault | None, size: int) -> None:
         upstream = urlsplit(url).netloc
         if fault is None:
             self._metrics.received_bytes.labels(upstream).inc(size)

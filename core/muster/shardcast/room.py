@@ -1,8 +1,8 @@
 """A relay's room: submissions' files and their proofs, for work that the chain names with a bond.
 
 Judges of such work find here what the run's orchestrator may keep back. The room's maker decides
-what may be put here (`Admission`), so that nobody fills it for nothing. When space is needed, files
-that the chain no longer names are deleted, the oldest first.
+what may be put here (`NamedOnChain`), so that nobody fills it for nothing. When space is needed,
+files that the chain no longer names are deleted, the oldest first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RoomRefusal(MusterError):
         self.code = code
 
 
-class Admission(Protocol):
+class NamedOnChain(Protocol):
     """Says what the chain names now."""
 
     def names_file(self, name: Hash32) -> bool:
@@ -55,7 +55,7 @@ class Admission(Protocol):
 class Room:
     """Files by their SHA-256 and proofs by the submission's leaf, in a folder."""
 
-    def __init__(self, folder: Path, *, max_bytes: int, admission: Admission) -> None:
+    def __init__(self, folder: Path, *, max_bytes: int, admission: NamedOnChain) -> None:
         self._files, self._work = folder / "files", folder / "work"
         self._max_bytes = max_bytes
         self._admission = admission

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from muster.protocol.errors import PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
-from muster.shardcast.download import Fault, ShardClient
+from muster.shardcast.download import RelayFault, ShardClient
 from muster.shardcast.http_client import require_url
 from muster.shardcast.manifest import Manifest
 from muster.shardcast.trust import TrustedRoot, parse_published
@@ -59,7 +59,7 @@ class Transfer:
         version: PolicyVersion,
         *,
         attempts: int,
-        noted: Callable[[str, Fault | None, int], object] = lambda _url, _fault, _size: None,
+        noted: Callable[[str, RelayFault | None, int], object] = lambda _url, _fault, _size: None,
     ) -> None:
         """`attempts` is how often in a row a relay may fail; `noted` hears how each request to a
         relay ended, and for how many verified bytes.
@@ -99,7 +99,7 @@ class Transfer:
         )
 
     async def _from_anybody(
-        self, ask: Callable[[str], Awaitable[T | Fault]], *, is_absence_final: bool = False
+        self, ask: Callable[[str], Awaitable[T | RelayFault]], *, is_absence_final: bool = False
     ) -> T:
         """Return the first answer of the relays, else of the reserve; each is asked until it
         answers, lies, or has failed too often.
@@ -108,10 +108,10 @@ class Transfer:
         async def persist(url: str) -> T | None:
             while await self._may_ask(url):
                 answer = await ask(url)
-                self.note(url, answer if isinstance(answer, Fault) else None)
-                if not isinstance(answer, Fault):
+                self.note(url, answer if isinstance(answer, RelayFault) else None)
+                if not isinstance(answer, RelayFault):
                     return answer
-                if answer is Fault.ABSENT and is_absence_final:
+                if answer is RelayFault.ABSENT and is_absence_final:
                     break
             return None
 
@@ -181,7 +181,9 @@ class Transfer:
 
     # What becomes of a relay
 
-    def note(self, url: str, fault: Fault | None, *, size: int = 0, seconds: float = 0.0) -> None:
+    def note(
+        self, url: str, fault: RelayFault | None, *, size: int = 0, seconds: float = 0.0
+    ) -> None:
         """Record how a request to a relay ended; None is success."""
         self._noted(url, fault, size)
         if fault is None:
@@ -189,10 +191,10 @@ class Transfer:
             self._resting.pop(url, None)
             if size:
                 self.scores.succeeded(url, size, seconds)
-        elif fault is Fault.SLOW:
+        elif fault is RelayFault.SLOW:
             self.scores.slowed(url, size, seconds)
             self._rest(url, gives_up=False)
-        elif fault is Fault.LIED:
+        elif fault is RelayFault.LIED:
             self.scores.lied(url)
             self._out.add(url)
             logger.warning("relay sent wrong bytes", extra={"relay": url, "what": self._what()})

@@ -39,7 +39,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(slots=True)
-class Offence:
+class Objection:
     """One reason to refuse."""
 
     count: int = 0
@@ -66,7 +66,7 @@ class Admission:
     """Problems tried of which no right answer is known; only junk tells about them."""
     task_types: Counter[str] = field(default_factory=Counter)
     """Problems by task type."""
-    offences: dict[str, Offence] = field(default_factory=dict)
+    offences: dict[str, Objection] = field(default_factory=dict)
     """Reasons to refuse; none when the set is admitted."""
 
     @property
@@ -76,7 +76,7 @@ class Admission:
 
     def refuse(self, reason: str, problem_id: str, detail: str) -> None:
         """Note a reason to refuse."""
-        offence = self.offences.setdefault(reason, Offence(detail=detail[:300]))
+        offence = self.offences.setdefault(reason, Objection(detail=detail[:300]))
         offence.count += 1
         if len(offence.problem_ids) < MOST_NAMED:
             offence.problem_ids.append(problem_id)

@@ -17,10 +17,10 @@ from muster.protocol.errors import TaskError
 from muster.tasks.completions import are_equal, last_block
 from muster.tasks.problem import Problem
 from muster.tasks.sandbox import (
-    Job,
     Limits,
     Outcome,
     Sandbox,
+    SandboxJob,
     SandboxUnavailable,
     TestRun,
     shared_sandbox,
@@ -104,7 +104,7 @@ def _run(sandbox: Sandbox, program: str, tests: Tests, patience: int) -> Graded:
         passed.append(is_right)
         return is_right or tests.is_fraction
 
-    outcome = sandbox.run(Job(program, tests.inputs, tests.function), limits, judge)
+    outcome = sandbox.run(SandboxJob(program, tests.inputs, tests.function), limits, judge)
     return _grade(tests, sum(passed), outcome, _is_repeatable(program, outcome, tests.limits))
 
 

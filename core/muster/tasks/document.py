@@ -158,7 +158,7 @@ class LineProof:
         return verify_merkle_proof(leaf_of(line, self.position), self.path, root)
 
 
-class Document:
+class TaskSetFile:
     """An opened file; safe to read from several threads."""
 
     def __init__(self, path: Path, descriptor: int, scanned: tuple[Header, Leaves, Ends]) -> None:
@@ -224,8 +224,8 @@ class Document:
 
 
 def document_root(path: Path) -> Hash32:
-    """Return the root of the document in a file; raises as `Document.open` does."""
-    return Document.open(path).root
+    """Return the root of the document in a file; raises as `TaskSetFile.open` does."""
+    return TaskSetFile.open(path).root
 
 
 def root_of_bytes(data: bytes) -> Hash32:

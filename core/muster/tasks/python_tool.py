@@ -17,7 +17,7 @@ from muster.protocol.errors import TaskError
 from muster.tasks.code import LANGUAGES, python_of_sandbox, require_sandbox
 from muster.tasks.completions import last_block, last_call
 from muster.tasks.problem import Problem
-from muster.tasks.sandbox import Job, Limits, SandboxUnavailable, TestRun, shared_sandbox
+from muster.tasks.sandbox import Limits, SandboxJob, SandboxUnavailable, TestRun, shared_sandbox
 from muster.tasks.verifier import Done, Environment, Reply, Turn, Undecided, Verifier
 
 NAME, ARGUMENT = "python", "code"
@@ -132,7 +132,7 @@ def run_program(program: str) -> str:
     except UnicodeEncodeError:
         return "not run: the program is no text"
     source = _HARNESS.format(source=program, steps=MAX_STEPS)
-    outcome = level.sandbox.run(Job(source, ("",)), LIMITS)
+    outcome = level.sandbox.run(SandboxJob(source, ("",)), LIMITS)
     return _shown(outcome.tests[0])
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from muster.protocol.encoding import canonical_json
 from muster.protocol.errors import EncodingError, TaskError
-from muster.tasks.math.engine import EngineUnavailable, Work, shared_engine
+from muster.tasks.math.engine import EngineTask, EngineUnavailable, shared_engine
 from muster.tasks.problem import Problem
 from muster.tasks.verifier import Grade, Graded, Undecided, Verifier
 
@@ -29,7 +29,7 @@ INSTRUCTION = f"Give the final answer between {OPEN} and {CLOSE}."
 """What prompts end with."""
 JUNK = ("zzz", "", "0", "\x00", "1" * 200)
 """What no family may score 1 for every problem."""
-_WORK = Work("muster.tasks.reasoning_gym", "reasoning-gym", "reasoning-gym")
+_WORK = EngineTask("muster.tasks.reasoning_gym", "reasoning-gym", "reasoning-gym")
 
 
 def grade_reasoning_gym(problem: Problem, completion: str) -> Grade:

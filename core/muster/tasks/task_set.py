@@ -21,11 +21,11 @@ from muster.protocol.recipe import Recipe
 from muster.tasks.document import (
     MAX_TASK_SET_BYTES,
     Added,
-    Document,
     DocumentWriter,
     Header,
     LineProof,
     SetPart,
+    TaskSetFile,
 )
 from muster.tasks.line_tree import Leaves, as_leaves, leaf_of, path_of, root_of
 from muster.tasks.problem import Problem
@@ -171,7 +171,7 @@ class TaskSet:
             file.writelines(self._document.chunks() if self._document else [self.to_bytes()])
             file.flush()
             os.fsync(file.fileno())
-        if self._document and Document.open(part).root != self.hash():
+        if self._document and TaskSetFile.open(part).root != self.hash():
             part.unlink()
             raise TaskError(f"{self._document.path} has changed since it was opened")
         part.replace(path)
@@ -186,7 +186,7 @@ class TaskSet:
         return f"it has {names}" if names else "`muster tasks pack` makes one of several sets"
 
     @property
-    def _document(self) -> Document | None:
+    def _document(self) -> TaskSetFile | None:
         return self.problems.document if isinstance(self.problems, Rows) else None
 
     @cached_property
@@ -206,13 +206,13 @@ class TaskSet:
 
         Raises ConfigError when it cannot be read, EncodingError or TaskError when it is malformed.
         """
-        document = Document.open(path)
+        document = TaskSetFile.open(path)
         if document.size_bytes <= MAX_WHOLE_BYTES:
             return cls.from_bytes(b"".join(document.chunks()))
         return cls.lazily(document)
 
     @classmethod
-    def lazily(cls, document: Document) -> Self:
+    def lazily(cls, document: TaskSetFile) -> Self:
         """Return the task set of an opened document."""
         header = document.header
         return cls(header.name, header.version, Rows(document), header.parts)
@@ -264,7 +264,7 @@ def pack_sets(sets: Sequence[tuple[str, TaskSet]], path: Path, name: str, versio
 class Rows(Sequence[Problem]):
     """The problems of a document, each parsed when it is asked for."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: TaskSetFile) -> None:
         self.document = document
         """Where they are read from."""
 

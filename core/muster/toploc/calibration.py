@@ -20,7 +20,7 @@ from muster.toploc.history import HistoryLimits
 
 Margins: TypeAlias = "npt.NDArray[np.float32] | Sequence[float]"
 Share = Annotated[float, Field(ge=0, le=1)]
-Kind = Literal["honest", "nothing", "cheap", "other"]
+MeasuredKind = Literal["honest", "nothing", "cheap", "other"]
 
 
 class CalibratedModel(DocumentPart):
@@ -84,7 +84,7 @@ class Measurement(DocumentPart):
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
     """The way, in words."""
-    kind: Kind
+    kind: MeasuredKind
     """Honest; a forger that computed nothing; a cheat that ran something much cheaper; another."""
     judged: Literal["chunk", "sample"]
     """What one trial is: a chunk under the proof limits, or a sample under all limits."""

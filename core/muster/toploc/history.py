@@ -97,8 +97,8 @@ class Conduct:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """What the test knows of one worker; start with `History()`."""
+class WorkerHistory:
+    """What the test knows of one worker; start with `WorkerHistory()`."""
 
     submissions: int = 0
     """Submissions seen."""
@@ -107,7 +107,7 @@ class History:
     wins: Mapping[int, int] = field(default_factory=dict)
     """Per token, in how many more flips it was chosen than it was expected."""
 
-    def after(self, conduct: Conduct, limits: HistoryLimits) -> History:
+    def after(self, conduct: Conduct, limits: HistoryLimits) -> WorkerHistory:
         """Return the history with one more submission; NaN counts as the largest value."""
         wins = dict(self.wins)
         leans = [_leans(flips, wins, limits.honest_lean) for flips in conduct.groups]
@@ -122,7 +122,7 @@ class History:
             for bet in BETS
         ]
         sums = (_log_sum(held, 0.0) + more for held, more in zip(self.log_sums, grown, strict=True))
-        return History(self.submissions + 1, tuple(sums), wins)
+        return WorkerHistory(self.submissions + 1, tuple(sums), wins)
 
     @property
     def log_evidence(self) -> float:
@@ -139,9 +139,9 @@ class History:
         return self.log_evidence >= -math.log(limits.false_alarm)
 
 
-def history_of(conducts: Iterable[Conduct], limits: HistoryLimits) -> History:
+def history_of(conducts: Iterable[Conduct], limits: HistoryLimits) -> WorkerHistory:
     """Return the history of a worker's submissions, oldest first."""
-    history = History()
+    history = WorkerHistory()
     for conduct in conducts:
         history = history.after(conduct, limits)
     return history

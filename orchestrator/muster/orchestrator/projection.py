@@ -30,7 +30,7 @@ NEWEST_BATCHES = 32
 
 
 @dataclass(slots=True)
-class Tally:
+class VerdictTally:
     """Counts of one worker's submissions by verdict."""
 
     accepted: int = 0
@@ -228,11 +228,11 @@ class Projection:
                 continue
             yield batch.records[case.position]
 
-    def tally(self, worker_id: int) -> Tally:
+    def tally(self, worker_id: int) -> VerdictTally:
         """Return what became of a worker's submissions."""
         found = self._tallies.get(worker_id)
         # Not as the default of `get`: rankings ask for every worker, and most have one.
-        return Tally() if found is None else found
+        return VerdictTally() if found is None else found
 
     def judged(self, file_hash: Hash32) -> Judged | None:
         """Return a submission's outcome, if it has one."""
@@ -296,13 +296,13 @@ class Projection:
         """Derive everything anew from the view: at start, and after a reorg."""
         self.progress = StreamProgress()
         """How far the training stream reaches."""
-        self.total = Tally()
+        self.total = VerdictTally()
         """Counts of all workers' submissions by verdict."""
         self.frauds = list[tuple[int, int]]()
         """Batch id and position of every fraud outcome, in chain order."""
         self.signed = dict[Address, PostedSignatures]()
         """The validators' signatures under posted outcomes."""
-        self._tallies = dict[int, Tally]()
+        self._tallies = dict[int, VerdictTally]()
         self._judged = dict[Hash32, Judged]()
         self._unjudged = set[int]()
         self._batch_of_root = dict[Hash32, int]()
@@ -364,7 +364,7 @@ class Projection:
     def _count(self, judged: Judged, verdict: Verdict, count: int = 1) -> None:
         record = judged.record
         self.total.add(record, verdict, count)
-        self._tallies.setdefault(record.worker_id, Tally()).add(record, verdict, count)
+        self._tallies.setdefault(record.worker_id, VerdictTally()).add(record, verdict, count)
         listed = self._by_verdict[verdict]
         if count > 0:
             listed.append(judged)

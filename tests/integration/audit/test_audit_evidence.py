@@ -31,7 +31,7 @@ from muster.app.demo.adversary import ForgedReward
 from muster.chain import BatchView
 from muster.client.audit.contradictions import Check, Kind
 from muster.client.audit.evidence import EvidenceFolders
-from muster.client.audit.history import History as ChainHistory, HistorySource, read
+from muster.client.audit.history import HistorySource, WorkerHistory as ChainHistory, read
 from muster.client.audit.ledger import PackedRecords
 from muster.client.audit.reexecution import HOW_MACHINE, Copies, draw, rerun_verdicts
 from muster.client.audit.table import tabulate
@@ -41,7 +41,7 @@ from muster.protocol.checking import Checking
 from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
-from muster.toploc.history import History, HistoryLimits
+from muster.toploc.history import HistoryLimits, WorkerHistory
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -365,11 +365,11 @@ async def test_a_verdict_by_history_is_run_again_with_the_worker_s_other_files(
     assert {record.worker_id for _, record in counted} <= {struck.worker_id}
     seen: list[int] = []
 
-    def alarms(test: History, _limits: HistoryLimits) -> bool:
+    def alarms(test: WorkerHistory, _limits: HistoryLimits) -> bool:
         seen.append(test.submissions)
         return is_drifting
 
-    monkeypatch.setattr(History, "alarms", alarms)
+    monkeypatch.setattr(WorkerHistory, "alarms", alarms)
     check = await rejudged(history, copy_of(judged, tmp_path))
     assert set(seen) == {len(counted) + 1}
     wrong = [(found.batch_id, found.position) for found in check.contradictions]

@@ -30,7 +30,7 @@ from muster.chain import save_deployment
 from muster.chain.doubles import Double
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.faults import find_faults, report_faults
-from muster.client.audit.history import History, HistorySource, read
+from muster.client.audit.history import ChainHistory, HistorySource, read
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError
 from muster.protocol.messages import Submission, pack_records
@@ -43,7 +43,7 @@ async def net() -> AsyncIterator[Scenario]:
         yield opened
 
 
-async def history(net: Scenario) -> History:
+async def history(net: Scenario) -> ChainHistory:
     return await read(HistorySource((net.anvil.rpc_url,), net.deployment))
 
 

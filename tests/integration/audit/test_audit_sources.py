@@ -18,7 +18,7 @@ from lying_rpc import Lie, endpoint, honest
 from muster.app.devnet.anvil import Anvil
 from muster.chain.abi import contract_abi
 from muster.client.audit.contradictions import Kind, ProofLevel
-from muster.client.audit.history import History, HistorySource, read
+from muster.client.audit.history import ChainHistory, HistorySource, read
 from muster.protocol.errors import ChainInconsistent, ConfigError, EncodingError, MusterError
 from muster.protocol.ids import RunId
 
@@ -30,7 +30,7 @@ CLAIMED = next(e.topic for e in contract_abi("RewardEscrow").events if e.name ==
 
 async def audited(
     net: Scenario, *rpcs: str, proof: ProofLevel = ProofLevel.BLOCKS, since: Path | None = None
-) -> History:
+) -> ChainHistory:
     return await read(
         HistorySource(rpcs, net.deployment, proof=proof, since=since), keeps_blocks=True
     )
@@ -44,11 +44,11 @@ async def played() -> AsyncIterator[Scenario]:
         yield net
 
 
-def kinds(history: History) -> set[Kind]:
+def kinds(history: ChainHistory) -> set[Kind]:
     return {found.kind for check in history.about_source for found in check.contradictions}
 
 
-def details(history: History) -> str:
+def details(history: ChainHistory) -> str:
     return "; ".join(check.detail for check in history.about_source if not check.passed)
 
 

@@ -30,7 +30,7 @@ from muster.client.contracts.deployed import (
     require_planned_addresses,
 )
 from muster.client.contracts.network import estimate, read_network
-from muster.deploy import DeployParameters, Plan, deploy_contracts
+from muster.deploy import DeployParameters, DeployPlan, deploy_contracts
 from muster.deploy.plan import STEPS
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x
@@ -207,7 +207,7 @@ async def test_dry_run_says_what_it_will_cost_and_sends_nothing(
 
 
 async def test_endpoint_that_cannot_estimate_ahead_is_answered_by_size(anvil: Anvil) -> None:
-    plan = Plan("sizes", ACCOUNT, DeployParameters())
+    plan = DeployPlan("sizes", ACCOUNT, DeployParameters())
     async with Rpc(anvil.rpc_url) as rpc:
         asked = await estimate(rpc, plan, 31338)
         call = rpc.call
@@ -370,7 +370,7 @@ async def test_altered_code_shows_no_parameters(deployed: Chain) -> None:
 
 
 async def test_parameters_that_lead_elsewhere_are_refused(deployed: Chain) -> None:
-    elsewhere = Plan("muster", ACCOUNT, DeployParameters(insurance=SAFE, jail_time_s=62))
+    elsewhere = DeployPlan("muster", ACCOUNT, DeployParameters(insurance=SAFE, jail_time_s=62))
     with pytest.raises(ChainError, match="its parameters lead to"):
         require_planned_addresses(deployed.deployment, elsewhere)
 
@@ -379,7 +379,7 @@ async def test_another_supply_than_the_files_is_refused(deployed: Chain) -> None
     """The code on chain does not say it, so the mint does."""
     values = plan_of(deployed.deployment).parameters.model_dump()
     more = DeployParameters(**{**values, "initial_supply": 7})
-    plan = Plan("muster", ACCOUNT, more)
+    plan = DeployPlan("muster", ACCOUNT, more)
     vars(plan)["addresses"] = deployed.deployment.contracts
     with pytest.raises(ChainError, match="the token was minted as"):
         await require_minted(deployed, plan)
@@ -419,7 +419,7 @@ async def test_handover_sends_all_tokens_once(tmp_path: Path, anvil: Anvil) -> N
     ],
 )
 def test_handover_to_who_could_not_use_the_tokens_is_refused(to: str, problem: str) -> None:
-    at = Plan("muster", ACCOUNT, DeployParameters()).addresses
+    at = DeployPlan("muster", ACCOUNT, DeployParameters()).addresses
     with pytest.raises(ConfigError, match=problem):
         receiver_of(at.get(to, to), at, ACCOUNT)
     assert receiver_of(SAFE.lower(), at, ACCOUNT) == SAFE

@@ -31,7 +31,7 @@ from muster.chain import BatchView, CaseView, ChainView, Offence
 from muster.client.audit.history import HistorySource, read
 from muster.client.cli.dispute import dispute
 from muster.client.rewards import claim, find_earnings
-from muster.client.validator.checks import Claim, Finding
+from muster.client.validator.checks import ClaimedWork, FailedCheck
 from muster.client.validator.judging import Judgement, unread
 from muster.client.validator.loop import ValidatorLoop
 from muster.protocol.jury import Ruling
@@ -49,8 +49,8 @@ ACCEPTED = Ruling(Verdict.ACCEPTED, Reason.NONE).number
 class InLeague(ValidatorLoop):
     """Rejects whatever it judges."""
 
-    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
-        return unread(claim, Finding(Verdict.REJECTED, Reason.LATE, "we do not like it")), None
+    async def judge_claim(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
+        return unread(claim, FailedCheck(Verdict.REJECTED, Reason.LATE, "we do not like it")), None
 
 
 async def muster(network: Network, *words: str) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from one_submission import CALIBRATION, judge, recipe, ticket
 
-from muster.client.validator.checks import Finding
+from muster.client.validator.checks import FailedCheck
 from muster.client.validator.judging import Rules
 from muster.client.validator.soundness import judge_generated
 from muster.client.worker.generation import build_submission
@@ -40,7 +40,7 @@ class Stage:
         engine.load_policy(self.folder, PolicyVersion(0))
         return engine
 
-    def judge_accepted(self, engine: TransformersEngine) -> Finding | None:
+    def judge_accepted(self, engine: TransformersEngine) -> FailedCheck | None:
         return judge(self.accepted, ticket(0), self.rules, engine).finding
 
 
@@ -94,7 +94,7 @@ def test_a_worker_whose_engine_is_disturbed_signs_nothing(stage: Stage) -> None:
             require_sound(stage.accepted, stage.rules, engine, generating_s)
 
 
-def assert_found(finding: Finding | None) -> None:
+def assert_found(finding: FailedCheck | None) -> None:
     assert finding is not None
     assert finding.reason in (Reason.TOPLOC_MISMATCH, Reason.SAMPLER_MISMATCH)
 

@@ -26,7 +26,7 @@ from client_network import (
 
 from muster.app.demo.adversary import ForgedReward
 from muster.chain import BatchView, ChainView, EventReader, apply_poll
-from muster.client.validator.checks import Claim, Finding
+from muster.client.validator.checks import ClaimedWork, FailedCheck
 from muster.client.validator.judging import Judgement, unread
 from muster.client.validator.loop import ValidatorLoop
 from muster.client.validator.records import OutcomeJournal
@@ -47,8 +47,8 @@ BENCH = [*VALIDATORS, THIRD, *MORE]
 class Liar(ValidatorLoop):
     """Rejects whatever it judges."""
 
-    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
-        return unread(claim, Finding(Verdict.REJECTED, Reason.LATE, "it lies")), None
+    async def judge_claim(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
+        return unread(claim, FailedCheck(Verdict.REJECTED, Reason.LATE, "it lies")), None
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from muster.app.demo.processes import Child, Processes
+from muster.app.demo.processes import DemoProcess, Processes
 from muster.app.demo.story import _require_alive
 from muster.protocol.errors import ConfigError
 
@@ -16,11 +16,11 @@ JAILED = "error: worker 0x04 is jailed and may not work"
 FOUND = "validator warning submission not accepted verdict=FRAUD detail=6 samples fail"
 
 
-def child(folder: Path, name: str, log: str, exit_code: int | None) -> Child:
+def child(folder: Path, name: str, log: str, exit_code: int | None) -> DemoProcess:
     path = folder / f"{name}.log"
     path.write_text(log)
     process: Any = SimpleNamespace(returncode=exit_code)
-    return Child(name, process, path)
+    return DemoProcess(name, process, path)
 
 
 def test_an_honest_worker_that_was_convicted_is_shown_with_what_the_validators_found(

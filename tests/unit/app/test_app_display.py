@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from muster.app.demo.display import LEGEND, UNITS, Progress
+from muster.app.demo.display import LEGEND, UNITS, DemoDisplay
 from muster.protocol.ids import Address
 
 WORKER = Address("0x" + "11" * 20)
@@ -38,7 +38,7 @@ def status(version: int, *, slashes: int = 0) -> dict[str, Any]:
 def shown(*statuses: dict[str, Any], terminal: bool) -> str:
     output = io.StringIO()
     console = Console(file=output, force_terminal=terminal, width=100, color_system=None)
-    with Progress(console, {WORKER: "honest-1"}) as progress:
+    with DemoDisplay(console, {WORKER: "honest-1"}) as progress:
         for each in statuses:
             progress.show(each)
     return output.getvalue()
@@ -74,7 +74,7 @@ def test_workers_stay_in_the_order_of_the_cast() -> None:
     mine, stranger = status(1)["workers"][0], "0x" + "33" * 20
     leading = [mine | {"worker": stranger}, mine | {"worker": other}, mine]
     console = Console(file=io.StringIO(), width=100, color_system=None)
-    with Progress(console, {WORKER: "honest-1", other: "honest-2"}) as progress:
+    with DemoDisplay(console, {WORKER: "honest-1", other: "honest-2"}) as progress:
         progress.show(status(1) | {"workers": leading})
     shown_line = console.file.getvalue()  # type: ignore[attr-defined]
     assert "honest-1 3+2-  honest-2 3+2-  0x33333333 3+2-" in shown_line

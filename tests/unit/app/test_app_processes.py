@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from muster.app.demo import processes as children
-from muster.app.demo.processes import Child, Processes
+from muster.app.demo.processes import DemoProcess, Processes
 from muster.protocol.errors import ConfigError
 
 SERVER = """
@@ -97,7 +97,7 @@ def warm_scripts(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return scripts
 
 
-async def up(child: Child) -> Child:
+async def up(child: DemoProcess) -> DemoProcess:
     async with asyncio.timeout(20):
         while "up" not in child.log_tail():
             await asyncio.sleep(0.01)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from muster.app.demo.keys import cast
-from muster.app.demo.report import DemoFacts, StoredSubmission, TrainedStep, build_report
+from muster.app.demo.report import DemoFacts, RecordedSubmission, TrainedStep, build_report
 from muster.chain import Offence, StakeView
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
@@ -131,7 +131,7 @@ def make_facts() -> DemoFacts:
         wall_s=12.34,
         evaluations=[(0, 0.3), (2, 0.8)],
         trained=[TrainedStep(0, 2, 0.4), TrainedStep(2, 4, 0.7)],
-        stored=[StoredSubmission(r.file_hash, ROOT, i) for i, r in enumerate(RECORDS)],
+        stored=[RecordedSubmission(r.file_hash, ROOT, i) for i, r in enumerate(RECORDS)],
         earned_wei={HONEST: 800, RESTARTED: 800, CHEATER: 0},
         audit=make_audit(),
         staked_wei={
@@ -302,19 +302,19 @@ def test_a_balance_that_differs_from_the_payment_is_noticed() -> None:
     "stored",
     [
         [],
-        [StoredSubmission(r.file_hash, ROOT, i) for i, r in enumerate(RECORDS[:-1])],
-        [StoredSubmission(Hash32(bytes(32)), ROOT, i) for i in range(len(RECORDS))],
-        [StoredSubmission(r.file_hash, ROOT, i + 1) for i, r in enumerate(RECORDS)],
+        [RecordedSubmission(r.file_hash, ROOT, i) for i, r in enumerate(RECORDS[:-1])],
+        [RecordedSubmission(Hash32(bytes(32)), ROOT, i) for i in range(len(RECORDS))],
+        [RecordedSubmission(r.file_hash, ROOT, i + 1) for i, r in enumerate(RECORDS)],
     ],
     ids=["empty", "missing one", "other files", "other places"],
 )
-def test_a_database_that_differs_is_noticed(stored: list[StoredSubmission]) -> None:
+def test_a_database_that_differs_is_noticed(stored: list[RecordedSubmission]) -> None:
     assert broken(replace(make_facts(), stored=stored)) == ["chain and database agree"]
 
 
 def test_a_waiting_submission_is_no_disagreement() -> None:
     facts = make_facts()
-    waiting = StoredSubmission(keccak(b"waiting"), None, None)
+    waiting = RecordedSubmission(keccak(b"waiting"), None, None)
     assert broken(replace(facts, stored=[*facts.stored, waiting])) == []
 
 

@@ -6,7 +6,7 @@ import pytest
 from chain_fakes import address
 from hypothesis import given, strategies as st
 
-from muster.chain import PauseCause, RunConfig, RunTerms, Standing, WorkerStatus
+from muster.chain import PauseCause, RunConfig, RunTerms, StandingOutcome, WorkerStatus
 from muster.chain.conversion import from_abi, to_abi
 from muster.chain.structs import Member
 from muster.protocol.errors import EncodingError
@@ -29,7 +29,7 @@ def test_nested_structs_become_dataclasses() -> None:
 
 
 def test_struct_with_enums_by_number_becomes_a_dataclass() -> None:
-    standing = from_abi(Standing, STANDING)
+    standing = from_abi(StandingOutcome, STANDING)
     assert standing.outcome.verdict is Verdict(4)
     assert (standing.verdict, standing.reason) == (Verdict.ACCEPTED, Reason.NONE)
     assert isinstance(standing.outcome, OutcomeRecord)
@@ -65,7 +65,7 @@ def test_sequences_become_tuples() -> None:
         (RunConfig, (*CONFIG[:6], TERMS[:2], CONFIG[7]), "RunTerms has 4 fields, got 2"),
         (Member, (5, *MEMBER[1:]), "WorkerStatus has no number 5"),
         (Member, (*MEMBER[:6], -1), "WorkerStatus has no number -1"),
-        (Standing, (*STANDING[:2], 9, 0, 1234, False), "Verdict has no number 9"),
+        (StandingOutcome, (*STANDING[:2], 9, 0, 1234, False), "Verdict has no number 9"),
         (tuple[RunTerms, ...], (TERMS, TERMS[:1]), "RunTerms has 4 fields, got 1"),
     ],
 )
@@ -75,6 +75,6 @@ def test_values_of_another_shape_are_refused(kind: Any, values: Any, named: str)
 
 
 def test_reason_that_nobody_knows_keeps_its_number() -> None:
-    reason = from_abi(Standing, ((*RECORD[:8], 250), *STANDING[1:])).outcome.reason
+    reason = from_abi(StandingOutcome, ((*RECORD[:8], 250), *STANDING[1:])).outcome.reason
     assert (int(reason), reason.name) == (250, "UNKNOWN_250")
-    assert from_abi(Standing, STANDING).outcome.reason is Reason(30)
+    assert from_abi(StandingOutcome, STANDING).outcome.reason is Reason(30)

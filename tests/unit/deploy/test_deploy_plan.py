@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from muster.chain.abi import CONTRACTS, FACTORY, contract_abi
-from muster.deploy import DeployParameters, Plan
+from muster.deploy import DeployParameters, DeployPlan
 from muster.deploy.plan import (
     CONTRACT_OF,
     ORDER,
@@ -20,7 +20,7 @@ from muster.protocol.encoding import keccak
 from muster.protocol.ids import to_address
 
 ACCOUNT, OTHER = to_address(b"\x01" * 20), to_address(b"\x02" * 20)
-PLAN = Plan("a network", ACCOUNT, DeployParameters())
+PLAN = DeployPlan("a network", ACCOUNT, DeployParameters())
 
 
 def test_every_contract_is_deployed_once_with_the_vault_last() -> None:
@@ -44,7 +44,7 @@ def test_the_same_plan_has_the_same_addresses_however_its_owner_is_given() -> No
     ],
     ids=["name", "account", "number", "owner", "insurance"],
 )
-def test_another_plan_has_other_addresses(other: Plan) -> None:
+def test_another_plan_has_other_addresses(other: DeployPlan) -> None:
     assert not set(other.addresses.values()) & set(PLAN.addresses.values())
 
 
@@ -55,7 +55,7 @@ def test_other_code_has_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None
         "muster.deploy.plan.contract_abi",
         lambda name: altered if name == "StakeVault" else contract_abi(name),
     )
-    assert Plan("a network", ACCOUNT, DeployParameters()).salt != salt
+    assert DeployPlan("a network", ACCOUNT, DeployParameters()).salt != salt
 
 
 @given(st.binary(min_size=32, max_size=32), st.binary(min_size=20, max_size=20))
@@ -110,7 +110,7 @@ def test_file_shows_what_the_addresses_follow_from() -> None:
     shown = PLAN.shown()
     assert (shown["name"], shown["deployer"], shown["owner"]) == ("a network", ACCOUNT, ACCOUNT)
     fields = {k: v for k, v in shown.items() if k in DeployParameters.model_fields}
-    again = Plan(str(shown["name"]), ACCOUNT, DeployParameters.model_validate(fields))
+    again = DeployPlan(str(shown["name"]), ACCOUNT, DeployParameters.model_validate(fields))
     assert again.addresses == PLAN.addresses
 
 

@@ -15,8 +15,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from muster.inference.honest import Honest, measure_honest
-from muster.inference.measuring import Bench
-from muster.inference.plan import Plan
+from muster.inference.measuring import OwnParty
+from muster.inference.plan import MeasuringPlan
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 
 CHARACTERS = "0123456789=abcdef"
@@ -92,8 +92,8 @@ def prompts(count: int, seed: int = 0) -> list[str]:
     return ["".join(drawn.choices("0123456789", k=4)) + "=" for _ in range(count)]
 
 
-def plan(count: int = 64, recipe: Recipe = RECIPE, **options: Any) -> Plan:
-    return Plan(recipe, prompts(count), **{"profile": "quick", **options})
+def plan(count: int = 64, recipe: Recipe = RECIPE, **options: Any) -> MeasuringPlan:
+    return MeasuringPlan(recipe, prompts(count), **{"profile": "quick", **options})
 
 
 class HonestWork:
@@ -103,7 +103,7 @@ class HonestWork:
         self._found: dict[object, Honest] = {}
 
     def measure(
-        self, bench: Bench, others: Sequence[Any], requests: Any, plan: Plan, tell: Any
+        self, bench: OwnParty, others: Sequence[Any], requests: Any, plan: MeasuringPlan, tell: Any
     ) -> Honest:
         proofs = bench.engine.prove([((3, 4, 5), (6, 7))], proof=plan.recipe.proof)
         key = (repr(plan), repr(proofs))

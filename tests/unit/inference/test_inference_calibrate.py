@@ -16,7 +16,7 @@ from muster.inference import calibrate, substitutes
 from muster.inference.calibrate import CalibrationRun, Course, calibrate_model
 from muster.inference.engine import Completion, Request
 from muster.inference.limits import FLOORS, Floors
-from muster.inference.measuring import Party, Work
+from muster.inference.measuring import Delivery, Party
 from muster.inference.plan import VALIDATORS, WORKERS
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError
@@ -42,7 +42,7 @@ def strikes(
     completions: list[Completion],
 ) -> int:
     """Samples that a validator would strike."""
-    samples = Work(requests, completions).samples()
+    samples = Delivery(requests, completions).samples()
     temperature = RECIPE.sampling.temperature
     found = engine.examine(samples, proof=RECIPE.proof, temperature=temperature)
     return sum(

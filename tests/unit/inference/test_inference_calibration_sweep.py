@@ -10,8 +10,8 @@ from scripts import load_script
 
 from muster.inference.calibrate import calibrate_model
 from muster.inference.engine import Request
-from muster.inference.measuring import Bench
-from muster.inference.plan import Plan, Way
+from muster.inference.measuring import OwnParty
+from muster.inference.plan import MeasuringPlan, Way
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.intervals import rate_bound
@@ -49,11 +49,11 @@ def test_honest_submissions_are_rejected_less_than_once_in_ten_thousand(
     """Workers and validators batch differently, so their roundings differ."""
     rules = recipe(5)
     calibration = calibrate_model(
-        policy_folder, Plan(rules, drawn(64), profile="quick")
+        policy_folder, MeasuringPlan(rules, drawn(64), profile="quick")
     ).calibration
     engine = TransformersEngine()
     engine.load_policy(policy_folder, PolicyVersion(0))
-    bench, source = Bench(engine, rules), random.Random(1)
+    bench, source = OwnParty(engine, rules), random.Random(1)
     prompts = [engine.encode(prompt) for prompt in drawn(5_000, seed=1)]
     rejected = 0
     for start in range(0, SUBMISSION * SUBMISSIONS, AT_ONCE):
@@ -83,7 +83,7 @@ def test_no_forgery_passes_on_larger_models(
         base_models.build(base_models.shortened(size, steps), folder)
     source = random.Random(0)
     prompts = [base_models.prompt(source) for _ in range(64)]
-    run = calibrate_model(folder, Plan(recipe(40), prompts, (engine,), profile="quick"))
+    run = calibrate_model(folder, MeasuringPlan(recipe(40), prompts, (engine,), profile="quick"))
     nothing = [row for row in run.table if row.kind == "nothing"]
     honest = [row for row in run.table if row.kind == "honest"]
     assert run.refusal is None

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from muster.shardcast.download import MAX_VERSIONS, Fault, parse_versions
+from muster.shardcast.download import MAX_VERSIONS, RelayFault, parse_versions
 
 versions = st.lists(st.integers(0, (1 << 32) - 1), max_size=MAX_VERSIONS, unique=True)
 
@@ -19,7 +19,7 @@ def test_listing_gives_its_versions_newest_first(listed: list[int], indent: int 
 @given(st.binary(max_size=200))
 def test_listing_parser_is_total(data: bytes) -> None:
     parsed = parse_versions(data)
-    assert parsed is Fault.LIED or isinstance(parsed, list)
+    assert parsed is RelayFault.LIED or isinstance(parsed, list)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_listing_parser_is_total(data: bytes) -> None:
     ],
 )
 def test_listing_is_a_lie_when_it_is_anything_else(data: bytes) -> None:
-    assert parse_versions(data) is Fault.LIED
+    assert parse_versions(data) is RelayFault.LIED
 
 
 def test_listing_loses_versions_that_cannot_be() -> None:

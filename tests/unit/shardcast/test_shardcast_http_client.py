@@ -7,7 +7,13 @@ from contextlib import asynccontextmanager
 import pytest
 from hypothesis import given, strategies as st
 
-from muster.shardcast.http_client import MAX_HEAD_BYTES, BadAnswer, Head, HttpClient, parse_head
+from muster.shardcast.http_client import (
+    MAX_HEAD_BYTES,
+    AnswerHead,
+    BadAnswer,
+    HttpClient,
+    parse_head,
+)
 
 Answers = list[list[bytes]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -191,4 +197,4 @@ def test_head_parser_reads_what_servers_write(status: int, length: int, keeps: b
         length,
         connection,
     )
-    assert parse_head(data) == Head(status, length, keeps)
+    assert parse_head(data) == AnswerHead(status, length, keeps)

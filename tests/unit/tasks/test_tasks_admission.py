@@ -10,7 +10,7 @@ from task_packages import forget, install
 
 from muster.tasks import Problem, TaskSet, admission, trials
 from muster.tasks.admission import Admission, Trial, admit
-from muster.tasks.document import Document, Header
+from muster.tasks.document import Header, TaskSetFile
 from muster.tasks.toys import make_arithmetic, make_reverse, make_sort
 
 TASKS = make_sort(6, seed=0)
@@ -166,7 +166,7 @@ def test_rows_of_a_file_are_read_whole(tmp_path: Path) -> None:
     rows = [p.to_bytes() for p in TASKS]
     lines = [Header("x", "1", 8).to_bytes(), *rows, rows[0], b"x" * 200]
     (tmp_path / "t").write_bytes(b"".join(line + b"\n" for line in lines))
-    found = admit(TaskSet.lazily(Document.open(tmp_path / "t")), QUICK)
+    found = admit(TaskSet.lazily(TaskSetFile.open(tmp_path / "t")), QUICK)
     assert found.offences["duplicate id"].problem_ids == [TASKS[0].problem_id]
     assert found.offences["malformed row"].problem_ids == ["row 8"]
 

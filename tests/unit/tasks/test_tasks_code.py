@@ -14,7 +14,14 @@ from muster.tasks import Grade, Graded, Problem, Undecided, check_task_set, code
 from muster.tasks.code import python_of_sandbox, read_tests
 from muster.tasks.completions import MAX_PROGRAM_CHARS, are_equal, last_block
 from muster.tasks.output_prediction import MAX_LITERAL_CHARS, parse_literal
-from muster.tasks.sandbox import Job, Level, Limits, Sandbox, SandboxUnavailable, shared_sandbox
+from muster.tasks.sandbox import (
+    Level,
+    Limits,
+    Sandbox,
+    SandboxJob,
+    SandboxUnavailable,
+    shared_sandbox,
+)
 
 SUMS = [
     {"type": "stdin_stdout", "input": "1 2\n", "output": "3\n"},
@@ -360,7 +367,7 @@ def test_machine_that_ends_a_program_tries_once_more_and_judges_nobody(
 ) -> None:
     run, walls = Sandbox.run, []
 
-    def fail(self: Sandbox, job: Job, limits: Limits, judge: Any = None) -> Any:
+    def fail(self: Sandbox, job: SandboxJob, limits: Limits, judge: Any = None) -> Any:
         outcome = run(self, job, limits, judge)  # the judge has seen it
         walls.append(limits.wall_s)
         if len(walls) <= failures:

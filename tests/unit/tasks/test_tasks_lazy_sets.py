@@ -13,7 +13,7 @@ from task_packages import TASK_SETS
 
 from muster.protocol.errors import ConfigError, EncodingError, TaskError
 from muster.tasks import Problem, TaskSet, document, root_of_bytes
-from muster.tasks.document import Document, Header
+from muster.tasks.document import Header, TaskSetFile
 from muster.tasks.problem import MIN_PROBLEM_BYTES
 from muster.tasks.toys import make_sort
 
@@ -29,7 +29,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def lazily(path: Path) -> TaskSet:
-    return TaskSet.lazily(Document.open(path))
+    return TaskSet.lazily(TaskSetFile.open(path))
 
 
 @given(tasks=TASK_SETS)
@@ -123,20 +123,20 @@ def test_hostile_file_is_refused_for_its_reason(tmp_path: Path, case: str) -> No
     data, reason = HOSTILE[case]
     (tmp_path / "t").write_bytes(data)
     with pytest.raises((EncodingError, TaskError), match=reason):
-        Document.open(tmp_path / "t")
+        TaskSetFile.open(tmp_path / "t")
     assert len(os.listdir(f"/proc/{os.getpid()}/fd")) < 500
 
 
 def test_oversized_file_is_refused_unread(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document, "MAX_TASK_SET_BYTES", 10)
     with pytest.raises(EncodingError, match="exceeds 10"):
-        Document.open(file)
+        TaskSetFile.open(file)
 
 
 def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(ConfigError, match="cannot read"):
-            Document.open(path)
+            TaskSetFile.open(path)
 
 
 @pytest.mark.parametrize(

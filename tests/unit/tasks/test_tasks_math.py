@@ -461,7 +461,7 @@ def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         source = f"import os\ndef warm_up(): pass\ndef answer(request):\n {statement}\n"
         (tmp_path / "ending.py").write_text(source)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        engines.append(Engine(1, engine.Work("ending", "", "")))
+        engines.append(Engine(1, engine.EngineTask("ending", "", "")))
         return engines[-1]
 
     yield make

@@ -11,7 +11,7 @@ import pytest
 from muster.protocol.errors import EncodingError, TaskError
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.tasks import TaskSet
-from muster.tasks.document import Document, DocumentWriter, Header, SetPart
+from muster.tasks.document import DocumentWriter, Header, SetPart, TaskSetFile
 from muster.tasks.toys import make_arithmetic, make_sort
 
 PARTS = (SetPart("sorts", "sort 1", 3), SetPart("sums", "sums 1", 5))
@@ -34,7 +34,7 @@ def recipe_of(*names: str, wanted: int = 2) -> Recipe:
 def test_set_with_parts_survives_a_round_trip(tmp_path: Path) -> None:
     assert TaskSet.from_bytes(MIXED.to_bytes()) == MIXED
     MIXED.write(tmp_path / "mixed")
-    lazy = TaskSet.lazily(Document.open(tmp_path / "mixed"))
+    lazy = TaskSet.lazily(TaskSetFile.open(tmp_path / "mixed"))
     assert (lazy.parts, lazy.hash()) == (PARTS, MIXED.hash())
 
 

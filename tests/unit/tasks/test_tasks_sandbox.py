@@ -19,10 +19,10 @@ import pytest
 
 from muster.lab.redteam.hostile.programs import STOPS, TAKES, tried
 from muster.tasks.sandbox import (
-    Job,
     Limits,
     Outcome,
     Sandbox,
+    SandboxJob,
     SandboxUnavailable,
     TestRun,
     command,
@@ -81,7 +81,7 @@ def _unless_dead(folder: Path) -> list[str]:
 
 
 def run(sandbox: Sandbox, program: str, given: str = "", limits: Limits = SHORT) -> Outcome:
-    return sandbox.run(Job(program, (given,)), limits)
+    return sandbox.run(SandboxJob(program, (given,)), limits)
 
 
 def run_one(sandbox: Sandbox, program: str, given: str = "", limits: Limits = SHORT) -> TestRun:
@@ -94,7 +94,7 @@ def run_one(sandbox: Sandbox, program: str, given: str = "", limits: Limits = SH
 
 
 def test_program_reads_standard_input_and_writes_standard_output(sandbox: Sandbox) -> None:
-    outcome = sandbox.run(Job("print(int(input()) + 1)", ("1", "41", "x")), SHORT)
+    outcome = sandbox.run(SandboxJob("print(int(input()) + 1)", ("1", "41", "x")), SHORT)
     tests = [test for test in outcome.tests if test is not None]
     assert [test.out for test in tests] == [b"2\n", b"42\n", b""]
     assert [(test.ended, test.status) for test in tests] == [("exit", 0), ("exit", 0), ("exit", 1)]
@@ -102,14 +102,16 @@ def test_program_reads_standard_input_and_writes_standard_output(sandbox: Sandbo
 
 
 def test_function_is_called_with_arguments(sandbox: Sandbox) -> None:
-    job = Job("def f(a, b):\n print('noise')\n return [a + b, (a, b)]", ([1, 2], [3, 4]), "f")
+    job = SandboxJob(
+        "def f(a, b):\n print('noise')\n return [a + b, (a, b)]", ([1, 2], [3, 4]), "f"
+    )
     outs = [test and test.out for test in sandbox.run(job, SHORT).tests]
     assert outs == [b"[3, [1, 2]]\n", b"[7, [3, 4]]\n"]
 
 
 def test_method_of_a_solution_is_called(sandbox: Sandbox) -> None:
     program = "class Solution:\n def double(self, x): return 2 * x"
-    outcome = sandbox.run(Job(program, ([4],), "double"), SHORT)
+    outcome = sandbox.run(SandboxJob(program, ([4],), "double"), SHORT)
     assert outcome.tests[0] is not None
     assert outcome.tests[0].out == b"8\n"
 
@@ -147,7 +149,7 @@ def test_judge_stops_the_run(sandbox: Sandbox) -> None:
         seen.append(number)
         return number < 1
 
-    job = Job("import time\nif input() == 'wait': time.sleep(9)", ("", "", "wait", "wait"))
+    job = SandboxJob("import time\nif input() == 'wait': time.sleep(9)", ("", "", "wait", "wait"))
     outcome = sandbox.run(job, Limits(), judge)
     assert (seen, outcome.ended, outcome.tests[3]) == ([0, 1], "stopped", None)
 
@@ -218,7 +220,7 @@ BLOCKED = {
 
 
 def test_every_attack_is_blocked(sandbox: Sandbox) -> None:
-    job = Job(TRYING, (*BLOCKED.values(), "pass"))
+    job = SandboxJob(TRYING, (*BLOCKED.values(), "pass"))
     tests = sandbox.run(job, replace(SHORT, total_s=60.0)).tests
     said = [test and test.out for test in tests]
     assert dict(zip(BLOCKED, said[:-1], strict=True)) == dict.fromkeys(BLOCKED, b"blocked\n")
@@ -268,14 +270,14 @@ def test_parent_on_the_host_cannot_be_signalled(sandbox: Sandbox) -> None:
 def test_no_signal_reaches_the_runner(sandbox: Sandbox) -> None:
     program = "import os\nos.kill(os.getppid(), int(input()))\nprint(os.getppid(), 1)"
     signals = ("2", "9", "10", "15", "17", "19", "20")
-    tests = sandbox.run(Job(program, signals), SHORT).tests
+    tests = sandbox.run(SandboxJob(program, signals), SHORT).tests
     assert [test and test.out for test in tests] == [b"1 1\n"] * len(signals)
 
 
 @pytest.mark.parametrize("attack", STOPS.values(), ids=STOPS.keys())
 def test_whatever_a_program_waits_for_it_ends_in_time(sandbox: Sandbox, attack: str) -> None:
     program = f"import os, signal, time\n{attack}"
-    job = Job(f"if input() == 'hold':\n exec({program!r})\nelse:\n print(1)", ("hold", "go"))
+    job = SandboxJob(f"if input() == 'hold':\n exec({program!r})\nelse:\n print(1)", ("hold", "go"))
     for _ in range(5):
         started = time.monotonic()
         with suppress(SandboxUnavailable):  # so busy is this machine
@@ -400,7 +402,7 @@ def test_own_memory_is_the_programs_budget(level: Level, sandbox: Sandbox) -> No
     if not level.has_group_memory:
         pytest.skip("this process may not make control groups")
     program = "import os\nfor _ in range(4): os.fork()\nx = bytearray(b'x') * (200 << 20)"
-    job = Job(program, ("", ""))
+    job = SandboxJob(program, ("", ""))
     limits = replace(SHORT, cpu_s=4, wall_s=20.0, total_s=25.0, group_bytes=96 << 20)
     outcome = sandbox.run(job, limits)  # no SandboxUnavailable: it is the program's doing
     assert outcome.ended in ("exit", "deadline")
@@ -493,7 +495,7 @@ def test_sleep_is_ended_by_the_clock(sandbox: Sandbox) -> None:
 
 
 def test_run_is_ended_by_the_clock(sandbox: Sandbox) -> None:
-    job = Job("import time\ntime.sleep(60)", ("", "", ""))
+    job = SandboxJob("import time\ntime.sleep(60)", ("", "", ""))
     started = time.monotonic()
     outcome = sandbox.run(job, replace(SHORT, wall_s=60.0, total_s=0.5))
     assert outcome.ended == "deadline"
@@ -519,7 +521,7 @@ else:
     time.sleep(0.3)
     print(os.path.getsize("alive") == size)
 """
-    job = Job(program, ("leave", "look"))
+    job = SandboxJob(program, ("leave", "look"))
     outs = [test and test.out for test in sandbox.run(job, SHORT).tests]
     assert outs == [b"left\n", b"True\n"]
 
@@ -547,7 +549,7 @@ def test_crash_of_the_interpreter_is_a_signal(sandbox: Sandbox) -> None:
 
 def test_nested_result_does_no_harm(sandbox: Sandbox) -> None:
     program = "def f():\n x = []\n for _ in range(100000): x = [x]\n return x"
-    test = sandbox.run(Job(program, ([],), "f"), SHORT).tests[0]
+    test = sandbox.run(SandboxJob(program, ([],), "f"), SHORT).tests[0]
     assert test is not None
     assert test.status != 0
 
@@ -563,7 +565,7 @@ for number in [1, *range(3, 64)]:
         pass
 os._exit(3)
 """
-    outcome = sandbox.run(Job(program, ("", "")), SHORT)
+    outcome = sandbox.run(SandboxJob(program, ("", "")), SHORT)
     assert [test and test.status for test in outcome.tests] == [3, 3]
 
 

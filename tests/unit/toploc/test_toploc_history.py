@@ -16,8 +16,8 @@ from muster.toploc.history import (
     SUBMISSIONS_A_YEAR,
     Conduct,
     Flip,
-    History,
     HistoryLimits,
+    WorkerHistory,
     history_of,
 )
 
@@ -73,8 +73,8 @@ def test_evidence_is_the_sum_over_all_beginnings(values: list[Conduct]) -> None:
 
 
 def test_nothing_is_evidence_before_the_first_submission() -> None:
-    assert History().log_evidence == -math.inf
-    assert not History().alarms(LIMITS)
+    assert WorkerHistory().log_evidence == -math.inf
+    assert not WorkerHistory().alarms(LIMITS)
 
 
 @given(st.lists(conducts, max_size=5), st.floats(0, 1), st.floats(0, 1))
@@ -99,7 +99,7 @@ def test_evidence_grows_by_one_beginning_on_average_under_honesty(values: list[C
     now = math.exp(history.log_evidence)
     assert expected == pytest.approx(now + 1 / SUBMISSIONS_A_YEAR, rel=1e-9)
     toward, away = (
-        History(1, history.log_sums).after(Conduct(0.1, 0.01, ((flip,),)), LIMITS).log_sums
+        WorkerHistory(1, history.log_sums).after(Conduct(0.1, 0.01, ((flip,),)), LIMITS).log_sums
         for flip in (ENDS, GOES_ON)
     )
     for column in range(2 * len(BETS), 3 * len(BETS)):
@@ -114,8 +114,8 @@ def test_any_numbers_give_finite_evidence(values: list[float]) -> None:
 
 
 def test_nan_is_the_largest_value() -> None:
-    def after(value: float) -> History:
-        return History().after(Conduct(value, value), LIMITS)
+    def after(value: float) -> WorkerHistory:
+        return WorkerHistory().after(Conduct(value, value), LIMITS)
 
     assert after(math.nan) == after(1.0) == after(7.0)
     assert after(-1.0) == after(0.0)
@@ -143,7 +143,7 @@ def draw(lean_to: float, count: int, seed: int, strain: float = 0.02) -> list[Co
 
 def first_alarm(given_conducts: Iterable[Conduct]) -> int | None:
     """The number of submissions after which a worker alarms; None if it does not."""
-    history = History()
+    history = WorkerHistory()
     for conduct in given_conducts:
         history = history.after(conduct, LIMITS)
         if history.alarms(LIMITS):

@@ -17,7 +17,7 @@ from muster.toploc import Calibration
 from muster.toploc.calibration import (
     CalibratedModel,
     ChunkLimits,
-    Kind,
+    MeasuredKind,
     Measurement,
     SamplerLimits,
 )
@@ -30,7 +30,7 @@ RUN = RunTerms(TOKEN // 1000, 100_000, 500_000, 2)
 FIXED = fixed_by(DeployParameters())
 
 
-def row(name: str, kind: Kind, trials: int, accepted: int) -> Measurement:
+def row(name: str, kind: MeasuredKind, trials: int, accepted: int) -> Measurement:
     return Measurement(name=name, kind=kind, judged="sample", trials=trials, accepted=accepted)
 
 

@@ -32,7 +32,7 @@ from muster.trainer.sft.command import lineage, sft
 
 if TYPE_CHECKING:
     from muster.tasks import TaskSet
-    from muster.trainer.measure.evaluate import Share
+    from muster.trainer.measure.evaluate import Estimate
     from muster.trainer.measure.pass_rates import Band, PassRecord
 
 SECTIONS = {
@@ -322,7 +322,7 @@ def evaluate(
     run_until_stopped(lambda: evaluate_run(wish, engine, key, tell))
 
 
-def _interval(share: Share) -> str:
+def _interval(share: Estimate) -> str:
     return f"{share.value:.3f} ({share.low:.3f} to {share.high:.3f})"
 
 

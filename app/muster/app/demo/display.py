@@ -24,7 +24,7 @@ UNITS = "units: completion tokens of accepted work, which are paid"
 """What the tables' column means."""
 
 
-class Progress:
+class DemoDisplay:
     """Shows the orchestrator's status; use as a context manager."""
 
     def __init__(self, console: Console, names: Mapping[Address, str]) -> None:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from muster.app.demo.network import Network
-from muster.app.demo.report import DemoFacts, StoredSubmission, TrainedStep
+from muster.app.demo.report import DemoFacts, RecordedSubmission, TrainedStep
 from muster.chain import ChainView, read_view
 from muster.chain.deployment import deployment_path
 from muster.protocol.ids import Address, Hash32, RunId
@@ -56,13 +56,13 @@ def read_metrics(path: Path) -> tuple[list[TrainedStep], list[tuple[int, float]]
     return steps, evaluations
 
 
-def read_database(path: Path) -> list[StoredSubmission]:
+def read_database(path: Path) -> list[RecordedSubmission]:
     """Return the submissions in the orchestrator's database, read only."""
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
     try:
         rows = connection.execute("SELECT file_hash, batch_root, position FROM submissions")
         return [
-            StoredSubmission(Hash32(bytes(h)), Hash32(bytes(root)) if root else None, position)
+            RecordedSubmission(Hash32(bytes(h)), Hash32(bytes(root)) if root else None, position)
             for h, root, position in rows
         ]
     finally:

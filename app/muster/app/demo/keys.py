@@ -53,7 +53,7 @@ class DemoAccount:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class DemoWorker:
     """A worker of the demo: its wallet, its node key, its role."""
 
     wallet: DemoAccount
@@ -85,7 +85,7 @@ class Cast:
     """Sign outcomes."""
     jurors: tuple[DemoAccount, ...]
     """Judge disputes, of any run."""
-    members: tuple[Member, ...]
+    members: tuple[DemoWorker, ...]
     """Workers."""
 
     @property
@@ -116,7 +116,7 @@ def cast(
         validators=tuple(account(seed, f"validator-{i + 1}") for i in range(validators)),
         jurors=tuple(account(seed, f"juror-{i + 1}") for i in range(jurors)),
         members=tuple(
-            Member(account(seed, name), account(seed, f"{name} node"), role, kind)
+            DemoWorker(account(seed, name), account(seed, f"{name} node"), role, kind)
             for name, role, kind in roles
         ),
     )

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self
 
-from muster.app.demo.keys import PASSWORD, Cast, DemoAccount, Member, Role
-from muster.app.demo.processes import Child, Processes
+from muster.app.demo.keys import PASSWORD, Cast, DemoAccount, DemoWorker, Role
+from muster.app.demo.processes import DemoProcess, Processes
 from muster.app.devnet.anvil import Anvil
 from muster.chain import Chain, save_deployment
 from muster.chain.structs import ZERO_ADDRESS
@@ -237,7 +237,7 @@ class Network:
             await join_bench(chain, JUROR_STAKE)
         self.staked[RunId(BENCH), juror.address] = JUROR_STAKE
 
-    async def join(self, run_id: RunId, members: Sequence[Member] | None = None) -> None:
+    async def join(self, run_id: RunId, members: Sequence[DemoWorker] | None = None) -> None:
         """Let the run's validators take their seats and workers, by default all, join it."""
         async with asyncio.TaskGroup() as group:
             for validator in self.cast.validators:
@@ -252,7 +252,7 @@ class Network:
             await take_seat(chain, run_id, terms, VALIDATOR_STAKE)
         self.staked[run_id, validator.address] = VALIDATOR_STAKE
 
-    async def _join(self, run_id: RunId, member: Member) -> None:
+    async def _join(self, run_id: RunId, member: DemoWorker) -> None:
         async with await self.connect(member.wallet) as chain:
             await take_from_faucet(chain, member.wallet.address, WORKER_STAKE)
             # For bonds, should nobody take or judge what it signs.
@@ -369,7 +369,7 @@ class Network:
         for juror in self.cast.jurors:
             await self.start_juror(juror)
 
-    async def start_juror(self, juror: DemoAccount) -> Child:
+    async def start_juror(self, juror: DemoAccount) -> DemoProcess:
         """Start a juror of the network, once: it serves all runs."""
         if juror.name in self.processes.children:
             return self.processes.children[juror.name]
@@ -378,7 +378,7 @@ class Network:
         flags = ["--state-dir", str(state), *self._pace_flags()]
         return await self.processes.start_warm(juror.name, [MUSTER, *command, *flags])
 
-    async def start_trainer(self, run_id: RunId) -> Child:
+    async def start_trainer(self, run_id: RunId) -> DemoProcess:
         """Start the trainer, which also is the origin."""
         return await self._start(
             "trainer",
@@ -391,7 +391,7 @@ class Network:
             with_model=True,
         )
 
-    async def start_orchestrator(self, run_id: RunId) -> Child:
+    async def start_orchestrator(self, run_id: RunId) -> DemoProcess:
         """Start the orchestrator; also after it was stopped or its database deleted."""
         self._served[str(run_id)] = Served(
             orchestrator=self.orchestrator_url, relays=(self.relay_url,)
@@ -409,7 +409,7 @@ class Network:
             self._key_flags(self.cast.orchestrator),
         )
 
-    async def start_worker(self, run_id: RunId, member: Member) -> Child:
+    async def start_worker(self, run_id: RunId, member: DemoWorker) -> DemoProcess:
         """Start a worker; also after it was killed. A cheater runs the adversary of its kind."""
         flags = ["--worker", member.wallet.address, "--heartbeat-s", "2"]
         flags += [*self._node_flags(run_id, member.name), *self._key_flags(member.node)]
@@ -420,7 +420,7 @@ class Network:
             return await self.processes.start_warm(name, [ADVERSARY, member.cheat, *flags])
         return await self._start(member.name, ["worker", "run", *flags], with_model=True)
 
-    async def _start(self, name: str, *command: list[str], with_model: bool = False) -> Child:
+    async def _start(self, name: str, *command: list[str], with_model: bool = False) -> DemoProcess:
         words = [word for part in command for word in part]
         start = self.processes.start_warm if with_model else self.processes.start
         return await start(name + self._suffix, [MUSTER, *words, *self._chain_flags()])

@@ -130,7 +130,7 @@ STOP_TIMEOUT_S = 5.0
 _POLL_S = 0.05
 
 
-class Child:
+class DemoProcess:
     """One running process."""
 
     def __init__(
@@ -185,7 +185,7 @@ class Processes:
     def __init__(self, log_folder: Path, environment: Mapping[str, str]) -> None:
         self._log_folder = log_folder
         self._environment = {**os.environ, **environment}
-        self.children: dict[str, Child] = {}
+        self.children: dict[str, DemoProcess] = {}
 
     async def __aenter__(self) -> Self:
         self._log_folder.mkdir(parents=True, exist_ok=True)
@@ -194,7 +194,7 @@ class Processes:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(*(child.stop() for child in self.children.values()))
 
-    async def start(self, name: str, command: Sequence[str]) -> Child:
+    async def start(self, name: str, command: Sequence[str]) -> DemoProcess:
         """Start `python -m <command>` under a name; a second start of a name appends to its log."""
         log = self._log_folder / f"{name}.log"
         with log.open("ab") as output:
@@ -210,14 +210,14 @@ class Processes:
                 # Runs between fork and exec: if the parent is killed outright, nothing stays.
                 preexec_fn=die_with_parent,
             )
-        child = self.children[name] = Child(name, process, log)
+        child = self.children[name] = DemoProcess(name, process, log)
         return child
 
-    async def start_warm(self, name: str, command: Sequence[str]) -> Child:
+    async def start_warm(self, name: str, command: Sequence[str]) -> DemoProcess:
         """Start what `start` starts, forked from a process that has imported what models need."""
         log = self._log_folder / f"{name}.log"
         process = await WarmProcess.start(command, log, self._environment)
-        child = self.children[name] = Child(name, process, log)
+        child = self.children[name] = DemoProcess(name, process, log)
         return child
 
     async def start_server(self, name: str, command: Sequence[str], ready: Path) -> str:
@@ -236,7 +236,7 @@ class Processes:
             raise ConfigError(f"{name} was not ready within {READY_TIMEOUT_S:.0f} s") from error
         return ready.read_text().strip()
 
-    def require_running(self, *children: Child) -> None:
+    def require_running(self, *children: DemoProcess) -> None:
         """Raise ConfigError, with the end of the log, if one of these has ended."""
         for child in children:
             if child.exit_code is not None:

@@ -25,7 +25,7 @@ TIME_TO_RETURN = 16
 
 
 @dataclass(frozen=True, slots=True)
-class StoredSubmission:
+class RecordedSubmission:
     """A submission as the orchestrator's database has it."""
 
     file_hash: Hash32
@@ -67,7 +67,7 @@ class DemoFacts:
     """Held-out reward by policy version, from the trainer."""
     trained: Sequence[TrainedStep]
     """The trainer's steps; ranges as in the published manifests."""
-    stored: Sequence[StoredSubmission]
+    stored: Sequence[RecordedSubmission]
     """The orchestrator's database."""
     earned_wei: dict[Address, int]
     """Token balance of each wallet less what it had after staking."""
@@ -109,7 +109,7 @@ class DemoWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Promise:
     """One promise."""
 
     name: str
@@ -187,22 +187,22 @@ def _slash(facts: DemoFacts, slash: SlashView) -> dict[str, str]:
 # ---------------------------------------------------------------------- checks
 
 
-def run_checks(facts: DemoFacts, workers: Sequence[DemoWorker]) -> list[Check]:
+def run_checks(facts: DemoFacts, workers: Sequence[DemoWorker]) -> list[Promise]:
     """Return every promise of the demo with whether it held."""
     checks = [
-        Check("the policy learned", _learned(facts)),
-        Check("every training step was made", len(facts.trained) == facts.steps),
-        Check("every cheater was slashed and shut out", _cheaters_punished(facts, workers)),
-        Check("no honest worker was slashed", _honest_unharmed(facts, workers)),
-        Check("nobody lost what it had not signed for", _signed_for(facts)),
-        Check("every honest worker was paid what the ledger says", _paid_exactly(facts, workers)),
-        Check("no accepted file was trained twice or lost", _trained_once(facts)),
-        Check("chain and database agree", _database_agrees(facts)),
-        Check("the auditor finds no contradiction", _audit_passes(facts)),
-        Check("the auditor's figures equal the report's", _audit_agrees(facts, workers)),
+        Promise("the policy learned", _learned(facts)),
+        Promise("every training step was made", len(facts.trained) == facts.steps),
+        Promise("every cheater was slashed and shut out", _cheaters_punished(facts, workers)),
+        Promise("no honest worker was slashed", _honest_unharmed(facts, workers)),
+        Promise("nobody lost what it had not signed for", _signed_for(facts)),
+        Promise("every honest worker was paid what the ledger says", _paid_exactly(facts, workers)),
+        Promise("no accepted file was trained twice or lost", _trained_once(facts)),
+        Promise("chain and database agree", _database_agrees(facts)),
+        Promise("the auditor finds no contradiction", _audit_passes(facts)),
+        Promise("the auditor's figures equal the report's", _audit_agrees(facts, workers)),
     ]
     if _steps_after_return(facts) >= TIME_TO_RETURN:
-        checks.append(Check("the killed worker came back and worked", _came_back(facts)))
+        checks.append(Promise("the killed worker came back and worked", _came_back(facts)))
     return checks
 
 

@@ -31,10 +31,10 @@ from muster.settings.options import RECIPE
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from muster.app.demo.display import Progress
-    from muster.app.demo.keys import Member
+    from muster.app.demo.display import DemoDisplay
+    from muster.app.demo.keys import DemoWorker
     from muster.app.demo.network import LocalChain, Network
-    from muster.app.demo.processes import Child
+    from muster.app.demo.processes import DemoProcess
     from muster.app.demo.report import DemoFacts
     from muster.chain import ChainView
     from muster.protocol.ids import RunId
@@ -166,7 +166,7 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
     """Play the whole story and return the report, which is also written to `report.json`."""
     from rich.console import Console
 
-    from muster.app.demo.display import Progress, show_report
+    from muster.app.demo.display import DemoDisplay, show_report
     from muster.app.demo.facts import gather_facts
     from muster.app.demo.keys import cast
     from muster.app.demo.network import Network, NetworkOptions, plain_anvil
@@ -192,7 +192,7 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
         stack.enter_context(prepare_folder(options.folder))
         network = await stack.enter_async_context(Network(network_options))
         network.known = stack.enter_context(announced())
-        with Progress(console, names) as progress:
+        with DemoDisplay(console, names) as progress:
             run_id = await start(network, progress)
             returned_at = await train(network, run_id, progress)
             await settle(network, run_id, progress)
@@ -263,7 +263,7 @@ def _recipe_steps(path: Path) -> int:
         ) from error
 
 
-async def start(network: Network, progress: Progress) -> RunId:
+async def start(network: Network, progress: DemoDisplay) -> RunId:
     """Start everything and return the run's id."""
     progress.say("starting a chain; training a base model and measuring what honest work is")
     async with asyncio.TaskGroup() as group:
@@ -280,7 +280,7 @@ async def start(network: Network, progress: Progress) -> RunId:
     return run_id
 
 
-async def _start_chain(network: Network, progress: Progress) -> None:
+async def _start_chain(network: Network, progress: DemoDisplay) -> None:
     from muster.chain.abi import CONTRACTS
 
     await network.start_chain()
@@ -290,7 +290,7 @@ async def _start_chain(network: Network, progress: Progress) -> None:
 # ---------------------------------------------------------------------- train
 
 
-async def train(network: Network, run_id: RunId, progress: Progress) -> int | None:
+async def train(network: Network, run_id: RunId, progress: DemoDisplay) -> int | None:
     """Watch until the trainer has made its steps; kill one worker on the way and bring it back.
 
     Returns the block in which it came back, None if the steps were over before.
@@ -316,7 +316,7 @@ async def train(network: Network, run_id: RunId, progress: Progress) -> int | No
 
 
 async def _kill_and_return(
-    network: Network, run_id: RunId, victim: Member, progress: Progress
+    network: Network, run_id: RunId, victim: DemoWorker, progress: DemoDisplay
 ) -> int:
     child = network.processes.children[victim.name]
     child.kill()
@@ -329,7 +329,7 @@ async def _kill_and_return(
         return await chain.block_number()
 
 
-def _has_worked(status: dict[str, Any], member: Member) -> bool:
+def _has_worked(status: dict[str, Any], member: DemoWorker) -> bool:
     rows = [row for row in status["workers"] if row["worker"] == member.wallet.address]
     return any(row["accepted"] > 0 for row in rows)
 
@@ -349,7 +349,7 @@ def _require_alive(network: Network) -> None:
         raise ConfigError(f"{error}{_frauds(children)}", hint=error.hint) from error
 
 
-def _frauds(children: Mapping[str, Child]) -> str:
+def _frauds(children: Mapping[str, DemoProcess]) -> str:
     """Return what the validators found last: why an honest worker may have had to stop."""
     validators = [child for name, child in children.items() if name.startswith("validator")]
     logs = [child.log.read_text(errors="replace").splitlines() for child in validators]
@@ -406,7 +406,7 @@ async def keep_open(network: Network, console: Console) -> None:
 # --------------------------------------------------------------------- settle
 
 
-async def settle(network: Network, run_id: RunId, progress: Progress) -> None:
+async def settle(network: Network, run_id: RunId, progress: DemoDisplay) -> None:
     """Wait until all that was submitted is judged and final, then claim every honest reward."""
     from muster.chain import ChainView, read_view
     from muster.client.rewards import claim, find_earnings
@@ -448,7 +448,7 @@ async def _is_settled(network: Network, view: ChainView) -> bool:
     return all(row.file_hash in judged for row in stored) and cheaters == slashed
 
 
-async def take_model(network: Network, run_id: RunId, progress: Progress) -> None:
+async def take_model(network: Network, run_id: RunId, progress: DemoDisplay) -> None:
     """Fetch what the run has made from its relay, as anybody may, and ask it something."""
     from muster.client.audit.history import HistorySource, read
     from muster.client.model.chat import AnswerSettings, Speaker

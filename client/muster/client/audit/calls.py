@@ -51,7 +51,7 @@ from muster.protocol.schedule import (
 )
 
 if TYPE_CHECKING:
-    from muster.client.audit.history import History
+    from muster.client.audit.history import ChainHistory
 
 LEAST_TIMEOUT_S = 1
 """An orchestrator cannot wait less: the chain's clock counts whole seconds."""
@@ -251,7 +251,7 @@ def signed_by_the_called(view: Ledger, table: OutcomeTable, deadline_s: int | No
 
 
 def check_statements(
-    history: History, run_id: RunId, store: EvidenceFolders, timeout_s: int | None
+    history: ChainHistory, run_id: RunId, store: EvidenceFolders, timeout_s: int | None
 ) -> Iterator[Check]:
     """Yield whether a copy's outcomes are signed, and whether the signers on chain were called.
 

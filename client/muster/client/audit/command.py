@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from muster.client.audit.contradictions import Check
     from muster.client.audit.evidence import EvidenceFolders
     from muster.client.audit.faults import Reported
-    from muster.client.audit.history import History, HistorySource, Seen
+    from muster.client.audit.history import ChainHistory, HistorySource, Seen
     from muster.client.audit.report import AuditReport
 
 FORMATS = ("csv", "parquet", "json")
@@ -106,7 +106,7 @@ def wanted_of(options: Mapping[str, Any]) -> HistorySource:
     )
 
 
-def read_history(options: Mapping[str, Any], *, keeps_blocks: bool = False) -> History:
+def read_history(options: Mapping[str, Any], *, keeps_blocks: bool = False) -> ChainHistory:
     """Return the history that the flags name."""
     from muster.client.audit.history import read
 
@@ -208,7 +208,7 @@ def _require_reporter(options: dict[str, Any]) -> None:
 
 
 def _faults(
-    history: History, run_id: RunId, store: EvidenceFolders, options: dict[str, Any]
+    history: ChainHistory, run_id: RunId, store: EvidenceFolders, options: dict[str, Any]
 ) -> list[Reported]:
     """Return the faults that nobody had reported, and what came of reporting them now."""
     from muster.client.audit.faults import Reported, find_faults
@@ -230,7 +230,7 @@ async def _report(faults: list[Double], key: bytes, options: dict[str, Any]) -> 
 
 
 def _extra_checks(
-    history: History, run_id: RunId, store: EvidenceFolders, options: dict[str, Any]
+    history: ChainHistory, run_id: RunId, store: EvidenceFolders, options: dict[str, Any]
 ) -> Iterator[Check]:
     """Yield the checks of what is not on chain: validators' statements, verdicts run again."""
     from muster.client.audit.calls import check_statements
@@ -241,7 +241,7 @@ def _extra_checks(
 
 
 def _rerun(
-    history: History, run_id: RunId, store: EvidenceFolders, options: dict[str, Any]
+    history: ChainHistory, run_id: RunId, store: EvidenceFolders, options: dict[str, Any]
 ) -> list[Check]:
     """Return whether verdicts run again are the recorded ones, and whether signers had checked."""
     from muster.client.audit.reexecution import Copies, draw, require_rows, rerun_verdicts
@@ -267,7 +267,7 @@ def _rerun(
 
 
 def _write_files(
-    history: History, report: AuditReport, run_id: RunId, options: dict[str, Any]
+    history: ChainHistory, report: AuditReport, run_id: RunId, options: dict[str, Any]
 ) -> None:
     if options["export"] is not None:
         from muster.client.audit.export import export_tables

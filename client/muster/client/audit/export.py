@@ -20,7 +20,7 @@ import numpy as np
 
 from muster.chain import STATE_WORDS, SlashState
 from muster.client.audit.dump import whole_file
-from muster.client.audit.history import History
+from muster.client.audit.history import ChainHistory
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.report import (
     AuditReport,
@@ -173,7 +173,7 @@ COLUMNS = {name: get_type_hints(row) for name, row in TABLES.items()}
 
 
 def export_tables(
-    history: History, report: AuditReport, run_id: RunId, folder: Path, form: str
+    history: ChainHistory, report: AuditReport, run_id: RunId, folder: Path, form: str
 ) -> list[Path]:
     """Write every table of a run, each whole or not at all; return the files."""
     import pyarrow as pa
@@ -322,13 +322,13 @@ td code{display:inline-block;min-width:14rem}
 """
 
 
-def write_html(history: History, report: AuditReport, run_id: RunId, path: Path) -> None:
+def write_html(history: ChainHistory, report: AuditReport, run_id: RunId, path: Path) -> None:
     """Write the report of one run; it appears whole or not at all."""
     with whole_file(path) as partial:
         partial.write_text(render(history, report, run_id), encoding="utf-8")
 
 
-def render(history: History, report: AuditReport, run_id: RunId) -> str:
+def render(history: ChainHistory, report: AuditReport, run_id: RunId) -> str:
     """Return the page."""
     (run,) = report.runs
     rows = rows_of(history.ledger, report, run_id)

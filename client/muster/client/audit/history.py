@@ -55,7 +55,7 @@ class HistorySource:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class ChainHistory:
     """A chain as its events tell it."""
 
     ledger: Ledger
@@ -107,14 +107,14 @@ class History:
         return write_dump(path, self.deployment, self.blocks, lambda: end)
 
 
-async def read(wanted: HistorySource, *, keeps_blocks: bool = False) -> History:
+async def read(wanted: HistorySource, *, keeps_blocks: bool = False) -> ChainHistory:
     """Return a history; raises ChainError, ConfigError, or EncodingError for a damaged dump."""
     if wanted.dump is not None:
         return read_dump(wanted.dump)
     return await _read_rpc(wanted, keeps_blocks=keeps_blocks)
 
 
-async def _read_rpc(wanted: HistorySource, *, keeps_blocks: bool) -> History:
+async def _read_rpc(wanted: HistorySource, *, keeps_blocks: bool) -> ChainHistory:
     async with AsyncExitStack() as stack:
         chains = [
             await stack.enter_async_context(await Chain.connect(rpc, wanted.deployments))
@@ -132,7 +132,7 @@ async def _read_rpc(wanted: HistorySource, *, keeps_blocks: bool) -> History:
             about.append(await compare_with_past(chain.rpc, past, wanted.since.name, describe))
         ledger, head = Ledger(), heard.poll.head
         apply_poll(ledger, heard.poll)
-        return History(
+        return ChainHistory(
             ledger=ledger,
             deployment=chain.deployment,
             head=head,
@@ -142,7 +142,7 @@ async def _read_rpc(wanted: HistorySource, *, keeps_blocks: bool) -> History:
         )
 
 
-def read_dump(path: Path) -> History:
+def read_dump(path: Path) -> ChainHistory:
     """Return the history of a dump, its blocks proven where it holds what a proof is made of."""
     reader, ledger = DumpReader(path), Ledger()
     table = EventTable(
@@ -163,7 +163,7 @@ def read_dump(path: Path) -> History:
         raise EncodingError(f"{path} has no end")
     what = f"{count[True]} blocks proven, {count[False]} as the dump has them"
     proven = summarise("the dump proves its events by block hashes", found, what)
-    return History(ledger, reader.deployment, reader.end.head, reader.end.observed, [proven])
+    return ChainHistory(ledger, reader.deployment, reader.end.head, reader.end.observed, [proven])
 
 
 def _events_in(block: DumpedBlock, table: EventTable) -> str:

@@ -84,7 +84,7 @@ class Ancestor:
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
+class PolicyLineage:
     """A version with everything that went into it."""
 
     run_id: RunId
@@ -179,7 +179,7 @@ def trace(
     *,
     max_async_level: int | None = None,
     log: TrainerLog | None = None,
-) -> Lineage:
+) -> PolicyLineage:
     """Return a version's ancestry.
 
     `manifest_of` returns a manifest by root, from anybody. Without `max_async_level`, which is in
@@ -203,7 +203,7 @@ def trace(
     ingredients = tuple(_ingredients(ledger, table, used, manifests, max_async_level, log))
     if log is not None:
         found += _log_problems(run, ingredients, log)
-    return Lineage(
+    return PolicyLineage(
         run_id=run_id,
         version=version,
         ancestors=tuple(_ancestor(run.checkpoints[v], manifests.get(v)) for v in versions),

@@ -100,7 +100,7 @@ def _slot(table: OutcomeTable, row: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class MoneyTally:
     """Slots, units and wei."""
 
     slots: int = 0
@@ -108,11 +108,11 @@ class Tally:
     wei: int = 0
     """Token wei."""
 
-    def __add__(self, other: Tally) -> Tally:
+    def __add__(self, other: MoneyTally) -> MoneyTally:
         """Return both together."""
-        return Tally(self.slots + other.slots, self.units + other.units, self.wei + other.wei)
+        return MoneyTally(self.slots + other.slots, self.units + other.units, self.wei + other.wei)
 
-    def exceeds(self, other: Tally) -> bool:
+    def exceeds(self, other: MoneyTally) -> bool:
         """Return whether any of it is more than the other's."""
         return self.slots > other.slots or self.units > other.units or self.wei > other.wei
 
@@ -152,14 +152,14 @@ class FinalSlots:
         first, until = self._final(payment, window_s)
         return [int(row) for row in self._rows[first:until]]
 
-    def due(self, payment: PaymentView, window_s: int) -> Tally:
+    def due(self, payment: PaymentView, window_s: int) -> MoneyTally:
         """Return the sums that were final for a payment's worker when it was made."""
         first, until = self._final(payment, window_s)
         units, prices = self._units[first:until], self._price[first:until]
         wei = sum(
             price * int(units[prices == place].sum()) for place, price in enumerate(self._prices)
         )
-        return Tally(until - first, int(units.sum()), wei)
+        return MoneyTally(until - first, int(units.sum()), wei)
 
 
 def _groups(*columns: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
@@ -179,12 +179,12 @@ def payments(view: Ledger, table: OutcomeTable, window_s: int | None, doubts: Do
     borne out.
     """
     found: list[Contradiction] = []
-    paid: dict[tuple[RunId, Address], Tally] = defaultdict(Tally)
+    paid: dict[tuple[RunId, Address], MoneyTally] = defaultdict(MoneyTally)
     newest: dict[tuple[RunId, Address], PaymentView] = {}
     earnings, prices = FinalSlots(view, table), _prices(view)
     for payment in view.payments:
         account = (payment.run_id, payment.worker)
-        paid[account] += Tally(payment.slots, payment.units, payment.amount_wei)
+        paid[account] += MoneyTally(payment.slots, payment.units, payment.amount_wei)
         newest[account] = payment
         due = earnings.due(payment, window_s or 0)
         least, most = prices.get(payment.run_id, (0, 0))
@@ -267,7 +267,7 @@ def _prices(view: Ledger) -> dict[RunId, tuple[int, int]]:
 
 
 def _payment_problems(
-    view: Ledger, payment: PaymentView, worth: tuple[int, int], sums: tuple[Tally, Tally]
+    view: Ledger, payment: PaymentView, worth: tuple[int, int], sums: tuple[MoneyTally, MoneyTally]
 ) -> Iterator[Contradiction]:
     if payment.run_id not in view.runs:
         what = f"a payment for run {payment.run_id}, which does not exist"

@@ -34,7 +34,7 @@ from muster.client.audit.contradictions import (
     summarise,
 )
 from muster.client.audit.evidence import EvidenceFolders
-from muster.client.audit.history import History
+from muster.client.audit.history import ChainHistory
 from muster.client.audit.table import OutcomeTable, tabulate
 from muster.client.chain_facts import OutcomePlace
 from muster.client.disputes.bundle_checks import (
@@ -43,7 +43,7 @@ from muster.client.disputes.bundle_checks import (
     check_verdict,
     check_weights,
 )
-from muster.client.disputes.rerun import Recomputed, claim_at, measure_conduct, recompute, slots_of
+from muster.client.disputes.rerun import Rerun, claim_at, measure_conduct, recompute, slots_of
 from muster.client.validator.checking import (
     Fingerprints,
     Proof,
@@ -123,7 +123,7 @@ def draw(table: OutcomeTable, run_id: RunId, sample: int | None, seed: int) -> l
 
 
 async def rerun_verdicts(
-    history: History,
+    history: ChainHistory,
     run_id: RunId,
     rows: Sequence[int],
     copies: Copies,
@@ -183,7 +183,7 @@ class Rejudge:
 
     def __init__(
         self,
-        history: History,
+        history: ChainHistory,
         run: RunView,
         copies: Copies,
         engine: InferenceEngine,
@@ -310,7 +310,7 @@ class Rejudge:
 
     async def _compare(
         self, batch: BatchView, position: int, entries: Sequence[BatchEntry], data: bytes
-    ) -> tuple[str, Recomputed]:
+    ) -> tuple[str, Rerun]:
         """Return where the recorded outcome and the recomputed one differ, empty if nowhere, and
         the recomputed one.
         """
@@ -329,7 +329,7 @@ class Rejudge:
         wrong = [f"{c.name}: {c.detail}" for c in checks if c.answer is CheckAnswer.CONTRADICT]
         return "; ".join(wrong), again
 
-    async def _with_history(self, place: OutcomePlace, alone: Recomputed) -> Recomputed:
+    async def _with_history(self, place: OutcomePlace, alone: Rerun) -> Rerun:
         """Return the outcome of a submission in the light of its worker's earlier ones."""
         assert self._rules is not None  # read by the caller
         batches = self._history.ledger.batches

@@ -40,7 +40,7 @@ from muster.protocol.merkle import merkle_proof
 from muster.protocol.messages import Verdict
 
 if TYPE_CHECKING:
-    from muster.client.audit.history import History
+    from muster.client.audit.history import ChainHistory
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ def build_report(
         workers=tuple(
             _worker_report(member, counts, paid[run.run_id, member.address])
             for run in runs
-            for counts in [Counts(table, run.run_id)]
+            for counts in [VerdictCounts(table, run.run_id)]
             for member in run.members.values()
         ),
         batches=len(view.batches),
@@ -318,7 +318,7 @@ def run_checks(
     ]
 
 
-class Counts:
+class VerdictCounts:
     """Outcomes of each worker, by the verdicts that stand, in one pass over the table."""
 
     def __init__(self, table: OutcomeTable, run_id: RunId | None) -> None:
@@ -367,7 +367,7 @@ def _run_report(view: Ledger, run: RunView, table: OutcomeTable) -> RunReport:
         judged=sum(batch.records is not None for batch in batches),
         # A submission that its worker took out of a batch is counted there.
         submitted=sum(batch.count for batch in batches if batch.split_from is None),
-        **Counts(table, run.run_id).of_all(),
+        **VerdictCounts(table, run.run_id).of_all(),
         checkpoints=tuple(
             CheckpointReport(
                 version=checkpoint.version,
@@ -381,7 +381,7 @@ def _run_report(view: Ledger, run: RunView, table: OutcomeTable) -> RunReport:
     )
 
 
-def _worker_report(worker: MemberView, counts: Counts, paid_wei: int) -> WorkerReport:
+def _worker_report(worker: MemberView, counts: VerdictCounts, paid_wei: int) -> WorkerReport:
     figures = counts.of(worker.worker_id)
     return WorkerReport(
         run_id=worker.run_id,
@@ -417,7 +417,7 @@ def _slash_report(view: Ledger, slash: SlashView) -> SlashReport:
 # One worker, one submission, every slash: what the ledger says, and what contradicts it
 
 
-def worker_facts(history: History, worker: str) -> dict[str, Any]:
+def worker_facts(history: ChainHistory, worker: str) -> dict[str, Any]:
     """Return a worker's figures, outcomes, slashes and payments; raises ConfigError for nobody."""
     account = find_worker(history.ledger, worker)
     address = account.address
@@ -466,7 +466,7 @@ def row_of(table: OutcomeTable, place: SubmissionPlace) -> int:
     raise ConfigError(f"submission {place} is not judged yet", hint="muster explain says who is to")
 
 
-def submission_facts(history: History, submission: str) -> dict[str, Any]:
+def submission_facts(history: ChainHistory, submission: str) -> dict[str, Any]:
     """Return everything that the chain proves about an outcome."""
     table, ledger = tabulate(history.ledger), history.ledger
     row = row_of(table, find_outcome(ledger, submission))
@@ -501,7 +501,7 @@ def submission_facts(history: History, submission: str) -> dict[str, Any]:
     }
 
 
-def _called(history: History, batch: BatchView) -> dict[str, Any]:
+def _called(history: ChainHistory, batch: BatchView) -> dict[str, Any]:
     """Return who was drawn to check a batch, and on what ground others signed instead."""
     if not batch.signers:
         return {"drawn_first": None, "signed_on_ground": "judged by jurors of the network"}
@@ -516,13 +516,13 @@ def _moment(at_s: int | None, block: int | None, tx: str | None) -> dict[str, An
     return {"at_s": at_s, "block": block, "tx": tx}
 
 
-def _about(history: History, batch: BatchView, position: int) -> Iterator[Contradiction]:
+def _about(history: ChainHistory, batch: BatchView, position: int) -> Iterator[Contradiction]:
     for found in history.report().contradictions:
         if found.batch_id == batch.batch_id and found.position in (None, position):
             yield found
 
 
-def slash_facts(history: History) -> dict[str, Any]:
+def slash_facts(history: ChainHistory) -> dict[str, Any]:
     """Return every slash with what contradicts it."""
     report = history.report()
     wrong = [found for found in report.contradictions if found.kind.startswith("slash-")]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from muster.client.audit.contradictions import Check, NotRerun
     from muster.client.audit.faults import Reported
-    from muster.client.audit.lineage import Ancestor, Lineage
+    from muster.client.audit.lineage import Ancestor, PolicyLineage
     from muster.client.audit.report import AuditReport
 
 SHOWN_NOTES = 5
@@ -300,7 +300,7 @@ def _in_tokens(item: tuple[str, Any]) -> tuple[str, str]:
 # A lineage
 
 
-def print_lineage(found: Lineage, *, knows_recipe: bool, has_log: bool = False) -> None:
+def print_lineage(found: PolicyLineage, *, knows_recipe: bool, has_log: bool = False) -> None:
     """Print a version's ancestry as a chain of versions, and who contributed."""
     click.echo(f"run {found.run_id}, policy {found.version}: {len(found.ingredients)} files\n")
     for line in _lines_of_versions(found):
@@ -322,7 +322,7 @@ def print_lineage(found: Lineage, *, knows_recipe: bool, has_log: bool = False) 
     click.echo(f"{len(found.contradictions) or 'no'} contradictions")
 
 
-def _lines_of_uses(found: Lineage) -> Iterator[str]:
+def _lines_of_uses(found: PolicyLineage) -> Iterator[str]:
     """Yield the files by use, and their samples by use where the trainer's log tells."""
     uses = Counter(each.use for each in found.ingredients)
     for use, count in sorted(uses.items()):
@@ -344,7 +344,7 @@ def _lines_of_uses(found: Lineage) -> Iterator[str]:
         yield f"version {version} left out {words} of them, the log does not say of which files"
 
 
-def _lines_of_versions(found: Lineage) -> list[str]:
+def _lines_of_versions(found: PolicyLineage) -> list[str]:
     """Return one line per version, the base model first."""
     lines, unknown = [], 0
     for ancestor in found.ancestors:
@@ -358,7 +358,7 @@ def _lines_of_versions(found: Lineage) -> list[str]:
     return lines
 
 
-def _line_of(found: Lineage, ancestor: Ancestor) -> str:
+def _line_of(found: PolicyLineage, ancestor: Ancestor) -> str:
     own = [each for each in found.ingredients if each.version == ancestor.version]
     workers = len({each.worker for each in own})
     name = "base model" if ancestor.version == 0 else f"version {ancestor.version}"

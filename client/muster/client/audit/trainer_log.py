@@ -17,7 +17,7 @@ from muster.protocol.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class RecordUse:
     """What became of one record."""
 
     version: int
@@ -49,7 +49,7 @@ class Use:
 class TrainerLog:
     """What a trainer's log says."""
 
-    uses: Mapping[int, Use]
+    uses: Mapping[int, RecordUse]
     """By position in the training stream."""
     late: Mapping[int, Mapping[str, int]]
     """By version: samples that its step left out after the filters, of whichever file."""
@@ -59,7 +59,7 @@ class TrainerLog:
         uses = {
             place: use
             if use.undone_by is None or use.undone_by <= version
-            else Use(use.version, use.kept, use.dropped)
+            else RecordUse(use.version, use.kept, use.dropped)
             for place, use in self.uses.items()
             if use.version <= version
         }
@@ -74,7 +74,7 @@ def read_trainer_log(path: Path) -> TrainerLog:
         raise ConfigError(
             f"cannot read {path}: {error}", hint="give a trainer's metrics.jsonl"
         ) from error
-    uses: dict[int, Use] = {}
+    uses: dict[int, RecordUse] = {}
     late: dict[int, dict[str, int]] = {}
     for number, line in enumerate(lines, 1):
         try:
@@ -89,7 +89,9 @@ def read_trainer_log(path: Path) -> TrainerLog:
     return TrainerLog(uses, late)
 
 
-def _take_in(entry: dict[str, Any], uses: dict[int, Use], late: dict[int, dict[str, int]]) -> None:
+def _take_in(
+    entry: dict[str, Any], uses: dict[int, RecordUse], late: dict[int, dict[str, int]]
+) -> None:
     version, samples = int(entry["policy_version"]), int(entry["samples"])
     dropped: Counter[str] = Counter(entry["dropped"])
     taken = {int(each["position"]): each for each in entry["uses"]}
@@ -102,9 +104,9 @@ def _take_in(entry: dict[str, Any], uses: dict[int, Use], late: dict[int, dict[s
         if not samples and kept:
             # The step trained on nothing, so on nothing of this file either.
             kept, left_out = 0, {**left_out, " or ".join(dropped) or "skipped": kept}
-        uses[place] = Use(version, kept, left_out)
+        uses[place] = RecordUse(version, kept, left_out)
     back_to = entry.get("rolled_back_to")
     if back_to is not None:
         for place, use in uses.items():
             if use.version > int(back_to) and use.undone_by is None:
-                uses[place] = Use(use.version, use.kept, use.dropped, version)
+                uses[place] = RecordUse(use.version, use.kept, use.dropped, version)

@@ -85,10 +85,10 @@ def calibrate(
         rules = pin_prompt(inputs.read_recipe(recipe), model)
     prompts = [] if task_set is None else inputs.prompts_of(inputs.read_task_set(task_set), rules)
     cheaper = inputs.parse_others(others)
-    from muster.inference.plan import Plan, require_sound
+    from muster.inference.plan import MeasuringPlan, require_sound
 
     engines = inputs.engines_of(options)
-    plan = Plan(
+    plan = MeasuringPlan(
         rules,
         prompts,
         engines,

@@ -38,7 +38,7 @@ from muster.client.contracts.deployed import (
 )
 from muster.client.contracts.network import AMOUNTS, Estimate, NetworkFile, estimate, read_network
 from muster.client.quantities import format_coins, format_duration, format_tokens
-from muster.deploy import Plan, send_plan
+from muster.deploy import DeployPlan, send_plan
 from muster.deploy.plan import STEPS, DeployStage, require_proxy
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ChainError, ConfigError, WrongChain
@@ -82,7 +82,7 @@ def deploy(network: Path, keystore: Path, password_file: Path | None, **options:
     asyncio.run(_deploy(described, open_keystore(keystore, password_file).key, options))
 
 
-async def _dry_run(described: NetworkFile, plan: Plan, options: dict[str, Any]) -> None:
+async def _dry_run(described: NetworkFile, plan: DeployPlan, options: dict[str, Any]) -> None:
     async with open_rpc(endpoint(options)[0]) as rpc:
         await _require_chain(rpc, described)
         await require_proxy(rpc)
@@ -156,7 +156,7 @@ def _cost_table(found: Estimate) -> tuple[list[str], list[list[str]]]:
     return ["contract", "address", "gas", "ETH"], [*rows, total]
 
 
-def _cost_json(plan: Plan, found: Estimate) -> dict[str, Any]:
+def _cost_json(plan: DeployPlan, found: Estimate) -> dict[str, Any]:
     return {
         "account": plan.account,
         "contracts": {c.contract: {"address": c.address, "gas": c.gas} for c in found.costs},
@@ -217,7 +217,7 @@ async def _verify(network: Path | None, sources: Path | None, options: dict[str,
         click.echo(f"{len(written)} files in {sources}; the compiler is {COMPILER}", err=True)
 
 
-def _plan_on(chain: Chain, network: Path | None) -> Plan:
+def _plan_on(chain: Chain, network: Path | None) -> DeployPlan:
     recorded = plan_of(chain.deployment)
     if network is None:
         return recorded

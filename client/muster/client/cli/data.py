@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from muster.client.audit.contradictions import Check
-    from muster.client.audit.history import History
+    from muster.client.audit.history import ChainHistory
     from muster.client.dataset.export import Stream
     from muster.client.dataset.folder import DataFolder
     from muster.client.dataset.rows import Places
@@ -115,7 +115,7 @@ def export_command(run: int, as_json: bool, **options: Any) -> None:
 
 
 async def _export(
-    history: History, stream: Stream, held_out: HeldOut, options: dict[str, Any]
+    history: ChainHistory, stream: Stream, held_out: HeldOut, options: dict[str, Any]
 ) -> DataFolder:
     """Bring the folder that the flags name up to the end of the stream."""
     from muster.client.dataset.card import put_card
@@ -246,7 +246,7 @@ def judge_command(
     _finish(found, checks, as_json=as_json)
 
 
-async def _check_rows(folder: DataFolder, history: History, options: dict[str, Any]) -> Check:
+async def _check_rows(folder: DataFolder, history: ChainHistory, options: dict[str, Any]) -> Check:
     """Return whether rows are those of their files, as far as these are at hand."""
     from muster.client.audit.contradictions import Check
     from muster.client.dataset.export import Stream

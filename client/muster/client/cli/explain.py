@@ -53,8 +53,8 @@ from muster.protocol.ids import Hash32
 if TYPE_CHECKING:
     from muster.api import BatchChecking, BatchEntry, OrchestratorApi, SubmissionState
     from muster.client.disputes.bundle import Contents
-    from muster.client.disputes.rerun import Recomputed
-    from muster.client.validator.checks import Claim
+    from muster.client.disputes.rerun import Rerun
+    from muster.client.validator.checks import ClaimedWork
 
 
 @click.command()
@@ -99,9 +99,7 @@ def explain(submission: str, as_json: bool, **options: Any) -> None:
     print_facts(facts_of(found) | (rerun_facts(again, found) if again else {}))
 
 
-async def _explain(
-    submission: str, options: dict[str, Any]
-) -> tuple[dict[str, Any], Recomputed | None]:
+async def _explain(submission: str, options: dict[str, Any]) -> tuple[dict[str, Any], Rerun | None]:
     from muster.client.chain_facts import HistoryView
 
     log = read_trainer_log(options["trainer_log"]) if options["trainer_log"] else None
@@ -183,7 +181,7 @@ async def _rerun(
     place: SubmissionPlace,
     entries: Sequence[BatchEntry],
     options: dict[str, Any],
-) -> Recomputed:
+) -> Rerun:
     from muster.api import OrchestratorApi
     from muster.client.disputes.bundle import Contents
     from muster.client.disputes.rerun import claim_at, read_submission, recompute
@@ -228,7 +226,7 @@ async def _checking(api: OrchestratorApi, batch: BatchView) -> BatchChecking | N
 
 def _save(
     path: Path,
-    judged: tuple[RunView, SubmissionPlace, Claim, Domain],
+    judged: tuple[RunView, SubmissionPlace, ClaimedWork, Domain],
     entries: Sequence[BatchEntry],
     contents: Contents,
 ) -> None:

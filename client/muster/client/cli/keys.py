@@ -104,7 +104,7 @@ CONFIRMATIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class Accounts:
     """A contributor's two accounts."""
 
     worker: Address
@@ -117,7 +117,7 @@ class Identity:
 
 def create_identity(
     folder: Path, words: str, passwords: tuple[str, str], *, light: bool = False
-) -> Identity:
+) -> Accounts:
     """Write both keystores and return their accounts; passwords are the worker's, the node's.
 
     Raises WalletError when either exists, or the words are no recovery words; then nothing is left.
@@ -132,7 +132,7 @@ def create_identity(
         with contextlib.suppress(OSError):
             (folder / NODE_FILE).unlink()
         raise
-    return Identity(worker.address, node.address, folder)
+    return Accounts(worker.address, node.address, folder)
 
 
 def require_free(folder: Path) -> None:
@@ -146,7 +146,7 @@ def require_free(folder: Path) -> None:
             )
 
 
-def next_steps(identity: Identity) -> str:
+def next_steps(identity: Accounts) -> str:
     """Return what a newcomer does next."""
     worker, node = identity.folder / WORKER_FILE, identity.folder / NODE_FILE
     return (

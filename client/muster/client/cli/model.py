@@ -24,7 +24,7 @@ from muster.protocol.ids import PolicyVersion, RunId
 from muster.settings import urls_of
 
 if TYPE_CHECKING:
-    from muster.client.audit.history import History
+    from muster.client.audit.history import ChainHistory
     from muster.client.model.chat import Live
 
 
@@ -180,7 +180,7 @@ async def relays_of(run_id: RunId, options: dict[str, Any]) -> tuple[str, ...]:
     return relays
 
 
-async def _read(options: dict[str, Any]) -> History:
+async def _read(options: dict[str, Any]) -> ChainHistory:
     from muster.client.audit.history import HistorySource, read
 
     rpc, deployments = endpoint(options)

@@ -320,16 +320,16 @@ def _serve_until_stopped(
 
 async def _remote_manifests(url: str, run_id: int, token: str | None) -> list[Manifest]:
     from muster.shardcast import Manifest
-    from muster.shardcast.download import Fault, ShardClient
+    from muster.shardcast.download import RelayFault, ShardClient
     from muster.shardcast.http_client import require_url
 
     client, url = ShardClient(token=token), require_url(url)
     try:
         versions = await client.versions(url, RunId(run_id))
-        if isinstance(versions, Fault):
+        if isinstance(versions, RelayFault):
             raise PolicyUnavailable(f"{url} does not answer as a relay does ({versions.value})")
         answers = [await client.any_manifest(url, RunId(run_id), v) for v in versions]
-        return [Manifest.from_bytes(data) for data in answers if not isinstance(data, Fault)]
+        return [Manifest.from_bytes(data) for data in answers if not isinstance(data, RelayFault)]
     except EncodingError as error:
         raise PolicyUnavailable(f"{url} lists a malformed manifest: {error}") from error
     finally:

@@ -32,8 +32,8 @@ from muster.client.preflight import find_run
 from muster.client.quantities import format_share, format_tokens
 from muster.client.settings import WorkerSettings
 from muster.client.validator.traps import (
-    Anchor,
     Found,
+    PlanOnChain,
     anchor_plan,
     find_anchor,
     find_traps,
@@ -150,7 +150,7 @@ def trap_report(plan_file: Path, journal: Path | None, **options: Any) -> None:
 
 async def _report(
     plan: TrapPlan, laid: dict[tuple[int, int], Any] | None, options: dict[str, Any]
-) -> tuple[Anchor, list[Found]]:
+) -> tuple[PlanOnChain, list[Found]]:
     async with await Chain.connect(*endpoint(options)) as chain:
         view = await read_view(chain, ChainView())
         find_run(view, plan.run_id)
@@ -179,7 +179,7 @@ def read_laid(path: Path | None) -> dict[tuple[int, int], Any] | None:
         raise ConfigError(f"cannot read the journal {path}: {error}") from error
 
 
-def report_json(plan: TrapPlan, anchor: Anchor, found: list[Found]) -> dict[str, Any]:
+def report_json(plan: TrapPlan, anchor: PlanOnChain, found: list[Found]) -> dict[str, Any]:
     """Return a report as JSON values."""
     return {
         "commitment": f"0x{plan.commitment().hex()}",
@@ -201,7 +201,7 @@ def report_json(plan: TrapPlan, anchor: Anchor, found: list[Found]) -> dict[str,
     }
 
 
-def print_report(plan: TrapPlan, anchor: Anchor, found: list[Found]) -> None:
+def print_report(plan: TrapPlan, anchor: PlanOnChain, found: list[Found]) -> None:
     """Print a report for people, with what to do about wrong verdicts."""
     print_facts(
         {

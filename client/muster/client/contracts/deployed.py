@@ -25,7 +25,7 @@ from muster.chain import Chain, Deployment
 from muster.chain.abi import FACTORY, contract_abi
 from muster.chain.rpc import from_hex
 from muster.client.quantities import format_share, format_tokens
-from muster.deploy import DeployParameters, Plan
+from muster.deploy import DeployParameters, DeployPlan
 from muster.deploy.parameters import FAUCET_CHAIN_ID
 from muster.deploy.plan import ORDER, PARAMETER_OF, start_block
 from muster.protocol.encoding import hex0x, keccak
@@ -64,13 +64,13 @@ class Difference:
         )
 
 
-def plan_of(deployment: Deployment) -> Plan:
+def plan_of(deployment: Deployment) -> DeployPlan:
     """Return the plan that a deployment's file describes; raises ConfigError when it does not."""
     given = deployment.parameters
     values = {k: v for k, v in given.items() if k in DeployParameters.model_fields}
     try:
         account = to_address(str(given["deployer"]))
-        return Plan(str(given["name"]), account, DeployParameters.model_validate(values))
+        return DeployPlan(str(given["name"]), account, DeployParameters.model_validate(values))
     except (KeyError, ValueError, TypeError) as error:
         raise ConfigError(
             f"the deployment's file does not say what it was made from: {error}",
@@ -78,7 +78,7 @@ def plan_of(deployment: Deployment) -> Plan:
         ) from error
 
 
-def require_planned_addresses(deployment: Deployment, plan: Plan) -> None:
+def require_planned_addresses(deployment: Deployment, plan: DeployPlan) -> None:
     """Raise ChainError when the addresses do not follow from the parameters."""
     for name, at in plan.addresses.items():
         if deployment.contracts[name] != at:
@@ -88,14 +88,14 @@ def require_planned_addresses(deployment: Deployment, plan: Plan) -> None:
             )
 
 
-async def code_of(chain: Chain, plan: Plan) -> dict[str, bytes]:
+async def code_of(chain: Chain, plan: DeployPlan) -> dict[str, bytes]:
     """Return what is on chain of the factory and of each contract, by name."""
     places = {FACTORY: plan.factory, **plan.addresses}
     codes = await chain.rpc.batch([("eth_getCode", [at, "latest"]) for at in places.values()])
     return {name: bytes.fromhex(code[2:]) for name, code in zip(places, codes, strict=True)}
 
 
-async def first_difference(chain: Chain, plan: Plan) -> Difference | None:
+async def first_difference(chain: Chain, plan: DeployPlan) -> Difference | None:
     """Return the first byte on chain that is not as planned; None when all code is."""
     codes = await code_of(chain, plan)
     expected = plan.codes_on(chain.chain_id)
@@ -122,7 +122,7 @@ def difference(name: str, at: Address, expected: bytes, found: bytes) -> Differe
     return Difference(name, at, offset, None, expected[word], found[word])
 
 
-async def require_minted(chain: Chain, plan: Plan) -> None:
+async def require_minted(chain: Chain, plan: DeployPlan) -> None:
     """Raise ChainError unless the initial supply went to the owner: no code on chain says so."""
     owner, supply = plan.parameters.owner_of(plan.account), plan.parameters.initial_supply
     minted = await _first_mint(chain, plan.addresses["MusterToken"])
@@ -193,7 +193,7 @@ class Holder:
     """What it can and cannot do."""
 
 
-async def holders(chain: Chain, plan: Plan) -> list[Holder]:
+async def holders(chain: Chain, plan: DeployPlan) -> list[Holder]:
     """Return who holds what, as it stands."""
     owner = plan.parameters.owner_of(plan.account)
     supply = await chain.token.total_supply()

@@ -27,7 +27,7 @@ from muster.chain.abi import contract_abi
 from muster.chain.outgoing import MARKET, Fees, market_fees
 from muster.chain.rpc import Rpc, from_hex
 from muster.client.quantities import format_coins, parse_tokens
-from muster.deploy import PROFILES, DeployParameters, Plan, Profile
+from muster.deploy import PROFILES, DeployParameters, DeployPlan, Profile
 from muster.deploy.parameters import DAY, FAUCET_CHAIN_ID, HOUR, MINUTE
 from muster.deploy.plan import STEPS, call_of, created_count
 from muster.protocol.encoding import hex0x
@@ -61,9 +61,9 @@ class NetworkFile:
     parameters: DeployParameters
     """What the contracts are fixed to, the profile's defaults included."""
 
-    def plan(self, account: Address) -> Plan:
+    def plan(self, account: Address) -> DeployPlan:
         """Return the deployment when an account makes it."""
-        return Plan(self.name, account, self.parameters)
+        return DeployPlan(self.name, account, self.parameters)
 
 
 def read_network(path: Path) -> NetworkFile:
@@ -209,7 +209,7 @@ class Estimate:
             )
 
 
-async def estimate(rpc: Rpc, plan: Plan, chain_id: int) -> Estimate:
+async def estimate(rpc: Rpc, plan: DeployPlan, chain_id: int) -> Estimate:
     """Return what it would cost to send what a plan lacks on chain."""
     count = await created_count(rpc, plan)
     costs = [await _cost(rpc, plan, chain_id, place, count) for place in range(len(STEPS))]
@@ -223,7 +223,7 @@ async def estimate(rpc: Rpc, plan: Plan, chain_id: int) -> Estimate:
     return Estimate(costs, base_fee, fees.tip_wei, from_hex(balance))
 
 
-async def _cost(rpc: Rpc, plan: Plan, chain_id: int, place: int, count: int) -> Cost:
+async def _cost(rpc: Rpc, plan: DeployPlan, chain_id: int, place: int, count: int) -> Cost:
     name = STEPS[place]
     at = plan.addresses.get(name, plan.factory)
     if place < count:
@@ -239,7 +239,9 @@ async def _cost(rpc: Rpc, plan: Plan, chain_id: int, place: int, count: int) -> 
         return Cost(name, at, _gas_by_size(name, data), is_estimated=False)
 
 
-def _state_before(plan: Plan, chain_id: int, place: int, count: int) -> dict[str, dict[str, str]]:
+def _state_before(
+    plan: DeployPlan, chain_id: int, place: int, count: int
+) -> dict[str, dict[str, str]]:
     """Return what differs from the chain when it is a step's turn, as nodes take overrides."""
     state: dict[str, dict[str, str]] = {plan.account: {"balance": _BALANCE}}
     if place:

@@ -52,7 +52,7 @@ class _Sums:
         )
 
 
-class Figures:
+class CardFigures:
     """Figures over all rows of a data set, computed from its files."""
 
     COLUMNS = (
@@ -107,7 +107,7 @@ class Figures:
         return sum(sums.rows for sums in self.splits.values())
 
 
-def write_card(folder: DataFolder, stream: Stream, figures: Figures) -> str:
+def write_card(folder: DataFolder, stream: Stream, figures: CardFigures) -> str:
     """Return the data card of a folder that was exported from a stream."""
     export = folder.export
     origin, end = export.origin, export.end
@@ -166,7 +166,7 @@ def write_card(folder: DataFolder, stream: Stream, figures: Figures) -> str:
     return "\n".join(lines)
 
 
-def _front_matter(figures: Figures) -> list[str]:
+def _front_matter(figures: CardFigures) -> list[str]:
     """Return what Hugging Face's libraries read of a card."""
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]
     for split, sums in figures.splits.items():
@@ -189,4 +189,4 @@ def put_card(folder: DataFolder, stream: Stream) -> None:
     """Write the data card into its folder, if it has parts."""
     if folder.export.parts:
         with whole_file(folder.path / CARD) as partial:
-            partial.write_text(write_card(folder, stream, Figures(folder)), encoding="utf-8")
+            partial.write_text(write_card(folder, stream, CardFigures(folder)), encoding="utf-8")

@@ -17,7 +17,7 @@ from itertools import islice
 import numpy as np
 import pyarrow as pa
 
-from muster.client.audit.history import History
+from muster.client.audit.history import ChainHistory
 from muster.client.audit.lineage import stream_rows
 from muster.client.audit.table import OutcomeTable, tabulate
 from muster.client.dataset.folder import DataFolder, DataOrigin, DataPart, PartWriter
@@ -51,7 +51,7 @@ class Stream:
     """Roots of the published policies."""
 
     @classmethod
-    def of(cls, history: History, run_id: RunId) -> Stream:
+    def of(cls, history: ChainHistory, run_id: RunId) -> Stream:
         """Return a run's."""
         table = tabulate(history.ledger)
         return cls(
@@ -84,7 +84,7 @@ class Stream:
         return {int(place) for place in np.flatnonzero(verdicts != Verdict.ACCEPTED)}
 
 
-def origin_of(history: History, run_id: RunId, tokenizer: Hash32) -> DataOrigin:
+def origin_of(history: ChainHistory, run_id: RunId, tokenizer: Hash32) -> DataOrigin:
     """Return where a run's rows come from; `tokenizer` is the root of the policy that has it."""
     config = history.ledger.runs[run_id].config
     return DataOrigin(

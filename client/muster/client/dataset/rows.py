@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from muster.chain import RunView
 from muster.client.audit.evidence import EvidenceFolders
-from muster.client.audit.history import History
+from muster.client.audit.history import ChainHistory
 from muster.client.model.fetch import manifest_in
 from muster.client.sources import Signer, Sources
 from muster.inference.prompts import after_last, encode_prompt
@@ -309,7 +309,9 @@ class Inputs:
 
 
 @asynccontextmanager
-async def open_inputs(history: History, run_id: RunId, places: Places) -> AsyncIterator[Inputs]:
+async def open_inputs(
+    history: ChainHistory, run_id: RunId, places: Places
+) -> AsyncIterator[Inputs]:
     """Yield what a run's rows are made of.
 
     Raises ConfigError when the model folder is no version of the run's policy, ApiError when nobody

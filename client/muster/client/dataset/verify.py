@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from muster.client.audit.contradictions import Check
-from muster.client.audit.history import History
-from muster.client.dataset.card import Figures, write_card
+from muster.client.audit.history import ChainHistory
+from muster.client.dataset.card import CardFigures, write_card
 from muster.client.dataset.export import FindFile, Stream, origin_of
 from muster.client.dataset.folder import CARD, DataFolder, DataPart
 from muster.client.dataset.rows import Accepted, RowMaker
@@ -85,7 +85,7 @@ def check_bytes(folder: DataFolder) -> Check:
     return faults.check(f"{len(files)} files, {rows:,} rows, as {hex0x(folder.export.root())} says")
 
 
-def check_folder(folder: DataFolder, history: History, held_out: HeldOut) -> list[Check]:
+def check_folder(folder: DataFolder, history: ChainHistory, held_out: HeldOut) -> list[Check]:
     """Return what can be checked with the ledger alone; a wrong origin ends it."""
     run_id = RunId(folder.export.origin.run_id)
     origin = _check_origin(folder, history, run_id)
@@ -97,7 +97,7 @@ def check_folder(folder: DataFolder, history: History, held_out: HeldOut) -> lis
     return [*checks, check_card(folder, stream)] if outcomes.passed else checks
 
 
-def _check_origin(folder: DataFolder, history: History, run_id: RunId) -> Check:
+def _check_origin(folder: DataFolder, history: ChainHistory, run_id: RunId) -> Check:
     faults, said = Faults("origin"), folder.export.origin
     run = history.ledger.runs.get(run_id)
     if run is None:
@@ -247,7 +247,7 @@ def check_card(folder: DataFolder, stream: Stream) -> Check:
     faults = Faults("card")
     path = folder.path / CARD
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    wanted = write_card(folder, stream, Figures(folder))
+    wanted = write_card(folder, stream, CardFigures(folder))
     for number, (said, made) in enumerate(zip_longest(text.splitlines(), wanted.splitlines()), 1):
         if said != made:
             faults.add(f"line {number} says {said!r}, rows and ledger say {made!r}")

@@ -28,7 +28,7 @@ from muster.protocol.messages import OutcomeRecord
 
 if TYPE_CHECKING:
     from muster.chain import BatchView, RunView
-    from muster.client.validator.checks import Claim
+    from muster.client.validator.checks import ClaimedWork
     from muster.client.validator.judging import Rules
     from muster.protocol.eip712 import Domain
 
@@ -132,7 +132,7 @@ class Evidence(_Part):
         return found
 
 
-def facts_of(run: RunView, batch: BatchView, claim: Claim, domain: Domain) -> ChainFacts:
+def facts_of(run: RunView, batch: BatchView, claim: ClaimedWork, domain: Domain) -> ChainFacts:
     """Return what the chain says about a judged submission."""
     policy = claim.terms.policies.get(claim.submission.policy_version)
     config = run.config

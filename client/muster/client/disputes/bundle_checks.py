@@ -23,8 +23,8 @@ from muster.protocol.reasons import CHECKS, marks_of
 
 if TYPE_CHECKING:
     from muster.client.disputes.bundle import Bundle, ChainFacts, Evidence
-    from muster.client.disputes.rerun import Recomputed
-    from muster.client.validator.checks import Claim
+    from muster.client.disputes.rerun import Rerun
+    from muster.client.validator.checks import ClaimedWork
     from muster.shardcast import Manifest
 
 
@@ -166,9 +166,9 @@ def recorded_of(evidence: Evidence) -> OutcomeRecord:
     return OutcomeRecord.from_bytes(evidence.records[size * evidence.position :][:size])
 
 
-def claim_of(evidence: Evidence, facts: ChainFacts) -> Claim:
+def claim_of(evidence: Evidence, facts: ChainFacts) -> ClaimedWork:
     """Return the submission as validators saw it, under the facts given."""
-    from muster.client.validator.checks import Claim
+    from muster.client.validator.checks import ClaimedWork
 
     entry = evidence.entry
     policies = {}
@@ -183,7 +183,7 @@ def claim_of(evidence: Evidence, facts: ChainFacts) -> Claim:
         worker=entry.submission.worker,
         policies=policies,
     )
-    return Claim(
+    return ClaimedWork(
         submission=entry.submission,
         signature=entry.signature,
         ticket=entry.ticket,
@@ -197,7 +197,7 @@ def claim_of(evidence: Evidence, facts: ChainFacts) -> Claim:
 
 
 def check_verdict(
-    recorded: OutcomeRecord, again: Recomputed, *, has_history: bool = False
+    recorded: OutcomeRecord, again: Rerun, *, has_history: bool = False
 ) -> list[BundleCheck]:
     """Return what each of the ordered checks, and the record as a whole, say of the verdict;
     `has_history` says that the worker's earlier submissions were taken into account.
@@ -233,7 +233,7 @@ def _compare(name: str, stated: str, found: str, silent: str | None, detail: str
     )
 
 
-def _details(number: int, again: Recomputed) -> str:
+def _details(number: int, again: Rerun) -> str:
     """Return what the recomputation measured in a check, or where it failed."""
     if again.detail and int(again.record.reason) // 10 == number:
         return again.detail

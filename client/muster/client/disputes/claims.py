@@ -21,7 +21,7 @@ from muster.chain import (
     CourtTerms,
     OutcomeProof,
     Receipt,
-    Standing,
+    StandingOutcome,
     SubmissionPlace,
 )
 from muster.chain.structs import Offence
@@ -56,7 +56,7 @@ BLOCK_PATIENCE_S = 120.0
 class ClaimOffer:
     """What a claim would do, for people to read before they agree."""
 
-    standing: Standing
+    standing: StandingOutcome
     """The outcome as it stands."""
     ruling: Ruling
     """What the claimant says it should be."""

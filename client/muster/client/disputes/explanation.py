@@ -18,7 +18,7 @@ from muster.chain import (
     CourtTerms,
     SlashState,
     SlashView,
-    Standing,
+    StandingOutcome,
     SubmissionPlace,
     loss_of,
 )
@@ -34,14 +34,14 @@ from muster.protocol.reasons import VERDICTS, checks_of, words_of
 if TYPE_CHECKING:
     from muster.api import BatchEntry
     from muster.client.audit.trainer_log import TrainerLog
-    from muster.client.disputes.rerun import Recomputed
+    from muster.client.disputes.rerun import Rerun
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeMoney:
     """What the contracts say about an outcome's money."""
 
-    standing: Standing | None
+    standing: StandingOutcome | None
     """As it stands; None while outcomes are awaited."""
     is_paid: bool
     """Whether its slot was paid."""
@@ -307,7 +307,7 @@ def _paid(payment: dict[str, Any], run: int) -> str:
     }[payment["state"]]
 
 
-def rerun_facts(again: Recomputed, found: dict[str, Any]) -> dict[str, Any]:
+def rerun_facts(again: Rerun, found: dict[str, Any]) -> dict[str, Any]:
     """Return what this machine recomputed, and what that says about a dispute, for people."""
     record = again.record
     reason = f" {record.reason.name}: {again.detail}" if again.detail else ""
@@ -320,7 +320,7 @@ def rerun_facts(again: Recomputed, found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _training(again: Recomputed) -> str | None:
+def _training(again: Rerun) -> str | None:
     """Return how much of accepted work the trainer's filters can leave in."""
     if again.preferring is None or again.record.verdict is not Verdict.ACCEPTED:
         return None
@@ -328,7 +328,7 @@ def _training(again: Recomputed) -> str | None:
     return words + "differ; the others are left out, as are stale, repeated and filtered ones"
 
 
-def rerun_json(again: Recomputed) -> dict[str, Any]:
+def rerun_json(again: Rerun) -> dict[str, Any]:
     """Return what this machine recomputed, as JSON values."""
     return {
         "verdict": again.record.verdict.name.lower(),
@@ -429,7 +429,7 @@ def _dispute_lines(dispute: dict[str, Any]) -> list[str]:
     ]
 
 
-def advice_on(again: Recomputed, found: dict[str, Any]) -> str:
+def advice_on(again: Rerun, found: dict[str, Any]) -> str:
     """Return what a recomputed verdict says about a challenge."""
     recorded, mine = found["recorded_verdict"], name_of(again.record.verdict)
     if mine == recorded:

@@ -15,7 +15,7 @@ from muster.client.chain_facts import HistoryView
 from muster.client.check_statistics import Statistic, measure
 from muster.client.validator.batches import SlotIndex, claim_in, slot_in, slots_of_records
 from muster.client.validator.checking import Proof
-from muster.client.validator.checks import Claim, check_claim, check_file, conduct_of
+from muster.client.validator.checks import ClaimedWork, check_claim, check_file, conduct_of
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.examiner import read_rows
 from muster.client.validator.judging import Judgement, Rules, outcome_record, unread
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Recomputed:
+class Rerun:
     """What this machine makes of a submission."""
 
     record: OutcomeRecord
@@ -74,7 +74,7 @@ def claim_at(
     position: int,
     domain: Domain,
     slots: SlotIndex | None = None,
-) -> Claim:
+) -> ClaimedWork:
     """Return a submission as it stood in its batch, with the chain's facts of that block.
 
     `slots` are those that the run's batches fill; without them they are computed.
@@ -87,7 +87,7 @@ def claim_at(
 
 def claim_of(
     view: HistoryView, batch: BatchView, entry: BatchEntry, position: int, domain: Domain
-) -> Claim:
+) -> ClaimedWork:
     """Return one submission of a batch as it stood there; what was before it is on chain."""
     earlier = slots_of_records((batch.records or ())[:position])
     return claim_in(view, batch, entry, domain, slots_of(view, batch.run_id), earlier)
@@ -107,20 +107,20 @@ def slots_of(view: HistoryView, run_id: RunId) -> SlotIndex:
 
 
 async def recompute(
-    claim: Claim,
+    claim: ClaimedWork,
     data: bytes,
     rules: Rules,
     engine: InferenceEngine,
     decoder: FileDecoder,
     seats: Sequence[Address] = (),
-) -> Recomputed:
+) -> Rerun:
     """Return the outcome of a claim; the ticket's policy is loaded. Raises EngineError when this
     machine lacks the memory for it.
 
     The result also holds the fingerprints that the validators in `seats` must have shown.
     """
     rows, judgement = await _judge(claim, data, rules, engine, decoder, seats)
-    return Recomputed(
+    return Rerun(
         record=outcome_record(claim, judgement),
         detail=judgement.finding.detail if judgement.finding else "",
         statistics=measure(judgement.replays, rules.calibration),
@@ -150,7 +150,7 @@ def _preferring(rows: Sequence[Rollout]) -> int:
 
 
 async def _judge(
-    claim: Claim,
+    claim: ClaimedWork,
     data: bytes,
     rules: Rules,
     engine: InferenceEngine,

@@ -31,7 +31,7 @@ from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, RunId
 from muster.shardcast import Manifest
-from muster.shardcast.download import Fault, ShardClient
+from muster.shardcast.download import RelayFault, ShardClient
 
 SECTION = "network"
 OTHER_RELAY = "another relay may do: --relay URL"
@@ -164,7 +164,7 @@ async def examine_relays(
                 data = await client.manifest(
                     url, run.run_id, run.latest_version, root=root, wait_s=RELAY_WAIT_S
                 )
-                if isinstance(data, Fault):
+                if isinstance(data, RelayFault):
                     yield Line(SECTION, name, State.WARN, f"{url}: {data.value}", OTHER_RELAY)
                     continue
                 learnt.manifest = Manifest.from_bytes(data)

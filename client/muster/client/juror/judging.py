@@ -22,7 +22,7 @@ from muster.client.chain_facts import (
     OutcomePlace,
     entry_of,
 )
-from muster.client.disputes.rerun import Recomputed, claim_of, measure_conduct, recompute
+from muster.client.disputes.rerun import Rerun, claim_of, measure_conduct, recompute
 from muster.client.documents import TASK_SETS, read_rules
 from muster.client.sources import Signer, Sources
 from muster.client.tickets import ticket_signer
@@ -131,13 +131,13 @@ class CaseJudge:
         signed = next((c.node_signature for c in case.claims if c.node_signature), entry.signature)
         return entry.model_copy(update={"signature": signed})
 
-    async def _recompute(self, at: _CaseAt, entry: BatchEntry) -> Recomputed:
+    async def _recompute(self, at: _CaseAt, entry: BatchEntry) -> Rerun:
         claim = claim_of(self.view, at.batch, entry, at.position, self.domain)
         data = await at.sources.file(entry.submission.file_hash)
         await self._load(at.run, entry.submission.policy_version, at.sources)
         return await recompute(claim, data, at.rules, self.engine, self.decoder)
 
-    async def _among_all(self, at: _CaseAt) -> Recomputed:
+    async def _among_all(self, at: _CaseAt) -> Rerun:
         """Return the outcome that follows from the whole batch: it was refused as a whole."""
         batch = at.batch
         entries = await at.sources.batch(batch.batch_id, batch.root, batch.count)
@@ -148,7 +148,7 @@ class CaseJudge:
         claim = claim_of(self.view, batch, entry, at.position, self.domain)
         return replace(found, record=outcome_record(claim, MISDECLARED))
 
-    async def _with_history(self, at: _CaseAt, alone: Recomputed) -> Recomputed:
+    async def _with_history(self, at: _CaseAt, alone: Rerun) -> Rerun:
         """Return the outcome of a submission in the light of its worker's earlier ones."""
         if alone.record.verdict is not Verdict.ACCEPTED:
             return alone
@@ -187,7 +187,7 @@ class CaseJudge:
         return list(dict.fromkeys([*self.relays, *named, *sources.urls]))
 
 
-def _described(found: Recomputed) -> dict[str, Any]:
+def _described(found: Rerun) -> dict[str, Any]:
     """Return what was recomputed as JSON values; no measurement that machines differ in."""
     record = found.record
     return {

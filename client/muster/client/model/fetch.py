@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.chain import RunView
-from muster.client.audit.history import History
-from muster.client.audit.lineage import TAKEN, Lineage, fetch_manifests, trace
+from muster.client.audit.history import ChainHistory
+from muster.client.audit.lineage import TAKEN, PolicyLineage, fetch_manifests, trace
 from muster.client.audit.report import RunReport
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, EncodingError, PolicyUnavailable, StorageError
@@ -47,7 +47,7 @@ class WantedVersion:
 
 
 async def fetch_model(
-    wish: WantedVersion, history: History, progress: Progress | None = None
+    wish: WantedVersion, history: ChainHistory, progress: Progress | None = None
 ) -> Manifest:
     """Fetch a version into its folder, and write its card; returns its manifest.
 
@@ -84,7 +84,7 @@ async def fetch_model(
 
 
 def version_of(
-    history: History, run_id: RunId, version: PolicyVersion | None
+    history: ChainHistory, run_id: RunId, version: PolicyVersion | None
 ) -> tuple[RunView, PolicyVersion]:
     """Return a run and the version that is meant; raises ConfigError when there is none."""
     history.require_run(run_id)
@@ -108,7 +108,7 @@ def require_free(out: Path) -> None:
 
 def _describe(
     folder: Path,
-    history: History,
+    history: ChainHistory,
     run: RunView,
     manifest: Manifest,
     manifest_of: Callable[[Hash32], bytes | None],
@@ -189,7 +189,7 @@ class Origin:
     """Keccak-256 of the run's documents, by what they are."""
 
 
-def write_card(origin: Origin, lineage: Lineage) -> str:
+def write_card(origin: Origin, lineage: PolicyLineage) -> str:
     """Return the card as Markdown with the front matter of Hugging Face's model cards."""
     manifest, run = origin.manifest, origin.run
     return "\n".join(
@@ -241,7 +241,7 @@ def _where(origin: Origin) -> list[tuple[str, str]]:
     ]
 
 
-def _figures(run: RunReport, lineage: Lineage) -> list[tuple[str, str]]:
+def _figures(run: RunReport, lineage: PolicyLineage) -> list[tuple[str, str]]:
     uses = Counter(each.use for each in lineage.ingredients)
     passed = ", ".join(f"{uses[use]} {use}" for use in ("repeated", "stale") if uses[use])
     taken = sum(uses[use] for use in TAKEN)
@@ -261,7 +261,7 @@ def _figures(run: RunReport, lineage: Lineage) -> list[tuple[str, str]]:
     ]
 
 
-def _workers(lineage: Lineage) -> list[str]:
+def _workers(lineage: PolicyLineage) -> list[str]:
     workers = lineage.by_worker()
     if not workers:
         return ["Nothing: this is the base model."]

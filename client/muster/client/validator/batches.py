@@ -26,7 +26,7 @@ from muster.api import BatchEntry
 from muster.chain import BatchView, ChainView
 from muster.client.chain_facts import HistoryView, entry_of, ticket_terms
 from muster.client.sources import SourcePatience, Sources
-from muster.client.validator.checks import Claim
+from muster.client.validator.checks import ClaimedWork
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import BatchName, Hash32, RunId
@@ -101,7 +101,7 @@ def claim_in(
     domain: Domain,
     slots: SlotIndex,
     earlier: Container[SlotOfWorker],
-) -> Claim:
+) -> ClaimedWork:
     """Return a submission as it is to be judged, with what the chain said when the block of its
     batch began; `slots` are those of the run's batches, `earlier` those before it in its own batch.
     """
@@ -109,7 +109,7 @@ def claim_in(
     standing = view.standing(batch.run_id, submission.worker, before=batch.block_number)
     slot = slot_in(view, batch, submission)
     is_active = standing is not None and standing.is_active(batch.block_number)
-    return Claim(
+    return ClaimedWork(
         submission=submission,
         signature=entry.signature,
         ticket=entry.ticket,
@@ -180,7 +180,9 @@ class BatchReader:
                     known[batch.name] = slots
         self._slots.refresh(known)
 
-    def claim(self, batch: BatchView, entry: BatchEntry, earlier: Container[SlotOfWorker]) -> Claim:
+    def claim(
+        self, batch: BatchView, entry: BatchEntry, earlier: Container[SlotOfWorker]
+    ) -> ClaimedWork:
         """Return a submission as it is to be judged; `earlier` are slots of its own batch."""
         return claim_in(self.place.view, batch, entry, self.place.domain, self._slots, earlier)
 

@@ -35,7 +35,7 @@ CONFIRMATIONS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FailedCheck:
     """Why a submission is not accepted."""
 
     verdict: Verdict
@@ -47,7 +47,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimedWork:
     """A submission as it stands in a batch, with what the chain says about it."""
 
     submission: Submission
@@ -73,7 +73,7 @@ class Claim:
 # 1. The claim: signatures, ticket, time, slot, file
 
 
-def check_claim(claim: Claim) -> Finding | None:
+def check_claim(claim: ClaimedWork) -> FailedCheck | None:
     """1. Signed by the node of an active worker, for a ticket that holds, in time, slot unused."""
     rollouts = claim.submission.rollouts
     if rollouts > MAX_ROWS:
@@ -87,7 +87,7 @@ def check_claim(claim: Claim) -> Finding | None:
     return None
 
 
-def _is_signed_by_node(claim: Claim) -> bool:
+def _is_signed_by_node(claim: ClaimedWork) -> bool:
     struct = claim.submission.struct_hash()
     try:
         return recover(digest(claim.terms.domain, struct), claim.signature) == claim.node
@@ -95,7 +95,7 @@ def _is_signed_by_node(claim: Claim) -> bool:
         return False
 
 
-def _check_ticket(claim: Claim) -> Finding | None:
+def _check_ticket(claim: ClaimedWork) -> FailedCheck | None:
     ticket, signature = claim.ticket, claim.ticket_signature
     if ticket is None or signature is None:
         return _rejected(Reason.UNKNOWN_TICKET, "there is no ticket for the slot")
@@ -109,7 +109,7 @@ def _check_ticket(claim: Claim) -> Finding | None:
     return None
 
 
-def check_file(data: bytes | None) -> Finding | None:
+def check_file(data: bytes | None) -> FailedCheck | None:
     """1. The committed file can be had, and is not too large."""
     if data is None:
         return _rejected(Reason.FILE_UNAVAILABLE, "nobody has the committed file")
@@ -121,14 +121,14 @@ def check_file(data: bytes | None) -> Finding | None:
 # 2. The form: schema, ranges, proofs
 
 
-def unreadable(detail: str) -> Finding:
+def unreadable(detail: str) -> FailedCheck:
     """2. Return the finding for a file that does not decode into rows."""
     return _rejected(Reason.SCHEMA, detail)
 
 
 def check_form(
     rows: Sequence[Rollout], submission: Submission, recipe: Recipe, engine: InferenceEngine
-) -> Finding | None:
+) -> FailedCheck | None:
     """2. Rows in order, token ids in range, proofs whole and canonical, no group missing."""
     sampling = recipe.sampling
     expected = sampling.problems_per_submission * sampling.samples_per_problem
@@ -142,7 +142,7 @@ def check_form(
         if finding := _check_row(number, row, recipe, engine):
             return finding
     if len(rows) < expected:
-        return Finding(
+        return FailedCheck(
             Verdict.INCOMPLETE,
             Reason.FILE_INCOMPLETE,
             f"the last {(expected - len(rows)) // sampling.samples_per_problem} groups are missing",
@@ -152,7 +152,7 @@ def check_form(
 
 def _check_row(
     number: int, row: Rollout, recipe: Recipe, engine: InferenceEngine
-) -> Finding | None:
+) -> FailedCheck | None:
     group, sample = divmod(number, recipe.sampling.samples_per_problem)
     if (row.group, row.sample) != (group, sample):
         return _rejected(Reason.SCHEMA, f"row {number} is group {row.group} sample {row.sample}")
@@ -170,7 +170,7 @@ def _check_row(
 # 3. The assignment: problems, prompts, lengths, seeds, policy
 
 
-def check_assignment(rows: Sequence[Rollout], assignment: Assignment) -> Finding | None:
+def check_assignment(rows: Sequence[Rollout], assignment: Assignment) -> FailedCheck | None:
     """3. Problems, prompts, target lengths, seeds and policy are the derived ones."""
     for number, row in enumerate(rows):
         group = assignment.groups[row.group]
@@ -184,7 +184,7 @@ def check_assignment(rows: Sequence[Rollout], assignment: Assignment) -> Finding
     return None
 
 
-def _check_derived(number: int, row: Rollout, group: Group) -> Finding | None:
+def _check_derived(number: int, row: Rollout, group: Group) -> FailedCheck | None:
     if row.problem_id != group.problem.problem_id:
         return _fraud(Reason.WRONG_PROBLEM, f"row {number} is not the derived problem")
     if row.target_length != group.target_length:
@@ -196,7 +196,7 @@ def _check_derived(number: int, row: Rollout, group: Group) -> Finding | None:
     return None
 
 
-def check_turns(rows: Sequence[Rollout], limit: int, eos: frozenset[int]) -> Finding | None:
+def check_turns(rows: Sequence[Rollout], limit: int, eos: frozenset[int]) -> FailedCheck | None:
     """3. Each claimed reply follows a turn's EOS, and no turn has another before its end.
 
     So a turn holds nothing but what checks 6 and 7 replay as the model's; check 5 of the length
@@ -219,7 +219,7 @@ def check_turns(rows: Sequence[Rollout], limit: int, eos: frozenset[int]) -> Fin
 
 def check_replies(
     followed: Sequence[Followed | Undecided], again: Callable[[int], Followed | Undecided]
-) -> Finding | None:
+) -> FailedCheck | None:
     """3. What is said between the model's turns is what the tasks' environments say.
 
     A difference proves fraud only where every honest machine finds it: `again` follows a row's
@@ -250,7 +250,7 @@ def check_grades(
     assignment: Assignment,
     texts: Sequence[str],
     units: int,
-) -> Finding | None:
+) -> FailedCheck | None:
     """4. Rewards are what the verifier computes, units what the completions add up to.
 
     An answer that this validator cannot grade, or not alike every time, proves no fraud: it is only
@@ -300,7 +300,7 @@ def check_endings(
     followed: Sequence[Followed],
     sampling: SamplingRecipe,
     eos: frozenset[int],
-) -> Finding | None:
+) -> FailedCheck | None:
     """5. Every completion ends with an EOS after which nothing follows, or at the limit.
 
     Without replies that is its first EOS; with an environment it was followed turn by turn.
@@ -324,13 +324,13 @@ def _is_one_turn(row: Rollout, limit: int, eos: frozenset[int]) -> bool:
 # 6 and 7. The statistics: one prefill, hidden states and sampling
 
 
-def check_proofs(replays: Sequence[Replay], calibration: Calibration) -> Finding | None:
+def check_proofs(replays: Sequence[Replay], calibration: Calibration) -> FailedCheck | None:
     """6. Every chunk's hidden states match its proof."""
     passed = [passes_proofs(replay, calibration) for replay in replays]
     return _struck(Reason.TOPLOC_MISMATCH, passed, replays, calibration)
 
 
-def check_sampling(replays: Sequence[Replay], calibration: Calibration) -> Finding | None:
+def check_sampling(replays: Sequence[Replay], calibration: Calibration) -> FailedCheck | None:
     """7. Every token is what verifiable sampling yields, within the calibrated margin, and no more
     are wide than honest arithmetic makes so.
     """
@@ -339,7 +339,7 @@ def check_sampling(replays: Sequence[Replay], calibration: Calibration) -> Findi
     return struck or _check_wide(replays, calibration)
 
 
-def _check_wide(replays: Sequence[Replay], calibration: Calibration) -> Finding | None:
+def _check_wide(replays: Sequence[Replay], calibration: Calibration) -> FailedCheck | None:
     limits = calibration.sampler.wide
     if limits is None:
         return None
@@ -390,7 +390,7 @@ def conduct_of(replays: Sequence[Replay], calibration: Calibration) -> Conduct:
 
 def check_history(
     conducts: Sequence[Conduct], calibration: Calibration, *, is_struck: bool
-) -> Finding | None:
+) -> FailedCheck | None:
     """7. The worker's submissions, this one last, are like honest ones, taken together.
 
     The first alarm is a strike; one that follows, from submissions after the strike alone, proves
@@ -405,7 +405,7 @@ def check_history(
 
 def _struck(
     reason: Reason, passed: Sequence[bool], replays: Sequence[Replay], calibration: Calibration
-) -> Finding | None:
+) -> FailedCheck | None:
     """Return the outcome when samples did not pass check 6 or 7."""
     if all(passed):
         return None
@@ -416,9 +416,9 @@ def _struck(
     return (_fraud if strikes >= calibration.fraud_strikes else _rejected)(reason, detail)
 
 
-def _rejected(reason: Reason, detail: str) -> Finding:
-    return Finding(Verdict.REJECTED, reason, detail)
+def _rejected(reason: Reason, detail: str) -> FailedCheck:
+    return FailedCheck(Verdict.REJECTED, reason, detail)
 
 
-def _fraud(reason: Reason, detail: str) -> Finding:
-    return Finding(Verdict.FRAUD, reason, detail)
+def _fraud(reason: Reason, detail: str) -> FailedCheck:
+    return FailedCheck(Verdict.FRAUD, reason, detail)

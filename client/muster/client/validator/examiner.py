@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from muster.client.validator.checks import Claim, Finding, check_claim, check_file, unreadable
+from muster.client.validator.checks import (
+    ClaimedWork,
+    FailedCheck,
+    check_claim,
+    check_file,
+    unreadable,
+)
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Judgement, Rules, bounds_of, unread
 from muster.client.validator.soundness import examine_surely, judge_generated, own_trouble
@@ -23,7 +29,7 @@ _LASTINGLY_MISSING = frozenset({404, 410})
 
 
 async def read_rows(
-    claim: Claim, data: bytes, rules: Rules, decoder: FileDecoder
+    claim: ClaimedWork, data: bytes, rules: Rules, decoder: FileDecoder
 ) -> list[Rollout] | Judgement:
     """Return the rows of a claim's file, or the judgement on one that has none."""
     bounds = await asyncio.to_thread(bounds_of, claim, rules)
@@ -50,7 +56,7 @@ class Examiner:
         """Stop computing."""
         self._compute.close()
 
-    async def judge(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+    async def judge(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
         """Return the judgement on a claim, and its file if it was read.
 
         Raises ValidatorDisturbed, and judges nothing, where this machine lacks what that takes.
@@ -58,7 +64,7 @@ class Examiner:
         with own_trouble():
             return await self._judge(claim)
 
-    async def _judge(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+    async def _judge(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
         if finding := check_claim(claim):
             return unread(claim, finding), None
         place, submission = self.place, claim.submission
@@ -77,7 +83,7 @@ class Examiner:
             )
             return judged, data
 
-    async def judge_own(self, ticket: Ticket) -> Finding | None:
+    async def judge_own(self, ticket: Ticket) -> FailedCheck | None:
         """Return what it would find in work that it generates itself, see `soundness`."""
         with own_trouble():
             async with self._turn:

@@ -15,8 +15,8 @@ import numpy as np
 
 from muster.client.tickets import Assignment, derive, most_prompt_tokens
 from muster.client.validator.checks import (
-    Claim,
-    Finding,
+    ClaimedWork,
+    FailedCheck,
     check_assignment,
     check_endings,
     check_form,
@@ -65,7 +65,7 @@ class Rules:
 class Judgement:
     """What a validator concludes about one claim."""
 
-    finding: Finding | None
+    finding: FailedCheck | None
     """Why it is not accepted, or None."""
     units: int
     """As recomputed, or as claimed when the file was not read."""
@@ -79,7 +79,7 @@ class Judgement:
     """The worker's submissions, (batch, position), that were taken into account with this one."""
 
 
-def bounds_of(claim: Claim, rules: Rules) -> Bounds:
+def bounds_of(claim: ClaimedWork, rules: Rules) -> Bounds:
     """Return what the file of a claim that passed check 1 may hold."""
     assert claim.ticket is not None  # check 1
     most = most_prompt_tokens(claim.ticket, rules.recipe, rules.task_set)
@@ -87,7 +87,7 @@ def bounds_of(claim: Claim, rules: Rules) -> Bounds:
 
 
 MISDECLARED = Judgement(
-    Finding(
+    FailedCheck(
         Verdict.REJECTED,
         Reason.BATCH_MISDECLARED,
         "its batch declares fewer units than its submissions claim",
@@ -97,13 +97,13 @@ MISDECLARED = Judgement(
 """The judgement on everything in such a batch: the ledger would not take more units."""
 
 
-def unread(claim: Claim, finding: Finding) -> Judgement:
+def unread(claim: ClaimedWork, finding: FailedCheck) -> Judgement:
     """Return the judgement on a claim whose file was not read."""
     return Judgement(finding, claim.submission.units)
 
 
 def examine(
-    claim: Claim,
+    claim: ClaimedWork,
     rows: Sequence[Rollout],
     rules: Rules,
     engine: InferenceEngine,
@@ -154,7 +154,7 @@ def _check_completions(
     assignment: Assignment,
     recipe: Recipe,
     engine: InferenceEngine,
-) -> Finding | None:
+) -> FailedCheck | None:
     """Follow every completion turn by turn, then check replies, grades and endings."""
     limit = recipe.sampling.max_new_tokens
     claimed = [
@@ -178,7 +178,9 @@ class _Blocks:
     Nothing is projected without seats.
     """
 
-    def __init__(self, claim: Claim, seats: Sequence[Address], lengths: Sequence[int]) -> None:
+    def __init__(
+        self, claim: ClaimedWork, seats: Sequence[Address], lengths: Sequence[int]
+    ) -> None:
         policy = claim.terms.policies.get(claim.submission.policy_version)
         self._seats = tuple(seats) if policy is not None else ()
         self._beacon = policy.beacon if policy is not None else b""
@@ -219,11 +221,11 @@ class _Blocks:
         ]
 
 
-def _without_prefill(error: MusterError) -> Finding:
-    return Finding(Verdict.REJECTED, Reason.TOPLOC_MISMATCH, f"cannot be prefilled: {error}")
+def _without_prefill(error: MusterError) -> FailedCheck:
+    return FailedCheck(Verdict.REJECTED, Reason.TOPLOC_MISMATCH, f"cannot be prefilled: {error}")
 
 
-def outcome_record(claim: Claim, judgement: Judgement) -> OutcomeRecord:
+def outcome_record(claim: ClaimedWork, judgement: Judgement) -> OutcomeRecord:
     """Return the record of a judgement. Its units are never more than claimed, of which the batch's
     are the sum: nobody makes a batch exceed what it declared.
     """

@@ -32,7 +32,7 @@ from muster.client.validator.batches import (
 )
 from muster.client.validator.calls import ASK_S, CallDuty
 from muster.client.validator.checking import Checked, CheckingDuty, Fingerprints
-from muster.client.validator.checks import Claim, Finding
+from muster.client.validator.checks import ClaimedWork, FailedCheck
 from muster.client.validator.examiner import Examiner
 from muster.client.validator.judging import MISDECLARED, Judgement, outcome_record
 from muster.client.validator.place import ValidatorPlace
@@ -252,7 +252,7 @@ class ValidatorLoop:
                     return None if finding is None else Flaw(what, version, finding)
         return None
 
-    async def _judge_accepted(self, batch: BatchView, position: int) -> Finding | None:
+    async def _judge_accepted(self, batch: BatchView, position: int) -> FailedCheck | None:
         try:
             entries = await self.reader.contents(batch)
             claim = self.reader.claim(batch, entries[position], ())
@@ -267,7 +267,7 @@ class ValidatorLoop:
         if self.checking is not None:
             await self.checking.record(Checked(batch.name, tuple(found)))
 
-    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+    async def judge_claim(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
         """Return the judgement on a claim, and its file if it was read."""
         return await self.examiner.judge(claim)
 

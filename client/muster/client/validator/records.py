@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.client.journal import Journal, write_durably
-from muster.client.validator.checks import Claim, passes_proofs, passes_sampling
+from muster.client.validator.checks import ClaimedWork, passes_proofs, passes_sampling
 from muster.client.validator.judging import Judgement, outcome_record
 from muster.client.validator.replay import Replay
 from muster.protocol.encoding import hex0x, keccak
@@ -109,7 +109,7 @@ class EvidenceStore:
     def write(
         self,
         place: tuple[int, int],
-        claim: Claim,
+        claim: ClaimedWork,
         data: bytes | None,
         judgement: Judgement,
     ) -> Path:
@@ -137,7 +137,7 @@ class EvidenceStore:
 
 
 def describe(
-    place: tuple[int, int], claim: Claim, judgement: Judgement, calibration: Calibration
+    place: tuple[int, int], claim: ClaimedWork, judgement: Judgement, calibration: Calibration
 ) -> dict[str, Any]:
     """Return the evidence document of a judgement, as JSON values."""
     finding = judgement.finding

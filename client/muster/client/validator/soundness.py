@@ -25,7 +25,7 @@ from muster.chain import ZERO_ADDRESS, Chain, PauseCause, RunView
 from muster.client.check_statistics import Statistic, measure
 from muster.client.journal import write_durably
 from muster.client.tickets import KnownPolicy, TicketTerms
-from muster.client.validator.checks import Claim, Finding, check_file, conduct_of
+from muster.client.validator.checks import ClaimedWork, FailedCheck, check_file, conduct_of
 from muster.client.validator.judging import Judgement, Rules, examine
 from muster.client.worker.generation import build_submission, submission_of
 from muster.inference import InferenceEngine
@@ -64,7 +64,7 @@ TOO_SOON = "RunPauseTooSoon"
 class SelfProof:
     """What the self-proof found."""
 
-    finding: Finding | None
+    finding: FailedCheck | None
     """Why a validator would not accept it, or None."""
     statistics: list[Statistic]
     """What checks 6 and 7 measured."""
@@ -122,7 +122,7 @@ def prove(
     )
 
 
-def _unsigned(ticket: Ticket, rows: Sequence[Rollout], data: bytes, recipe: Recipe) -> Claim:
+def _unsigned(ticket: Ticket, rows: Sequence[Rollout], data: bytes, recipe: Recipe) -> ClaimedWork:
     """Return the claim that a worker would sign; check 1, of signatures, has no say here."""
     submission = submission_of(ticket, rows, file_hash(data), recipe)
     policy = KnownPolicy(ticket.policy_root, ticket.beacon)
@@ -133,7 +133,7 @@ def _unsigned(ticket: Ticket, rows: Sequence[Rollout], data: bytes, recipe: Reci
         worker=ticket.worker,
         policies={ticket.policy_version: policy},
     )
-    return Claim(submission, b"", ticket, b"", 0, terms, 0, None, False)
+    return ClaimedWork(submission, b"", ticket, b"", 0, terms, 0, None, False)
 
 
 # Whether a validator may sign
@@ -147,7 +147,7 @@ class Flaw:
     """Which: one it generated, or one that it accepted earlier."""
     version: PolicyVersion
     """The policy that the item is of."""
-    finding: Finding
+    finding: FailedCheck
     """What it would say of it."""
 
 
@@ -217,7 +217,7 @@ def small(rules: Rules) -> Rules:
     return replace(rules, recipe=recipe)
 
 
-def judge_generated(ticket: Ticket, rules: Rules, engine: InferenceEngine) -> Finding | None:
+def judge_generated(ticket: Ticket, rules: Rules, engine: InferenceEngine) -> FailedCheck | None:
     """Return what this validator would say of what its engine generates; the policy is loaded."""
     return prove(ticket, small(rules), engine, engine).finding
 
@@ -241,7 +241,7 @@ def own_trouble() -> Iterator[None]:
 
 
 def examine_surely(
-    claim: Claim,
+    claim: ClaimedWork,
     rows: Sequence[Rollout],
     rules: Rules,
     engine: InferenceEngine,

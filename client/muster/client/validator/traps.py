@@ -71,7 +71,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor:
+class PlanOnChain:
     """Where a plan's commitment is on chain."""
 
     block_number: int
@@ -161,7 +161,7 @@ async def anchor_plan(chain: Chain, plan: TrapPlan) -> str:
     return (await chain.token.approve(PLANS, commitment)).tx_hash
 
 
-async def find_anchor(chain: Chain, plan: TrapPlan) -> Anchor | None:
+async def find_anchor(chain: Chain, plan: TrapPlan) -> PlanOnChain | None:
     """Return the first place where a plan's commitment is on chain; None when it is not."""
     wanted = int.from_bytes(plan.commitment(), "big")
     query = {
@@ -173,11 +173,11 @@ async def find_anchor(chain: Chain, plan: TrapPlan) -> Anchor | None:
     for log in await chain.rpc.call("eth_getLogs", query):
         if int(log["data"], 16) == wanted:
             by = to_address("0x" + log["topics"][1][-40:])
-            return Anchor(int(log["blockNumber"], 16), log["transactionHash"], by)
+            return PlanOnChain(int(log["blockNumber"], 16), log["transactionHash"], by)
     return None
 
 
-def require_before(anchor: Anchor | None, view: ChainView, found: list[Found]) -> Anchor:
+def require_before(anchor: PlanOnChain | None, view: ChainView, found: list[Found]) -> PlanOnChain:
     """Return the anchor; raises ConfigError unless it is older than every trap's batch."""
     if anchor is None:
         raise ConfigError(

@@ -42,7 +42,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class EngineTask:
     """What an engine's processes do."""
 
     module: str
@@ -53,7 +53,7 @@ class Work:
     """Muster's extra that brings it."""
 
 
-MATH = Work("muster.tasks.math.expressions", "math-verify", "math")
+MATH = EngineTask("muster.tasks.math.expressions", "math-verify", "math")
 """Comparing expressions."""
 
 
@@ -61,7 +61,7 @@ class EngineUnavailable(Exception):
     """The comparison did not take place: the machine is at fault, not the answer."""
 
 
-def _start(work: Work) -> Child:
+def _start(work: EngineTask) -> Child:
     """Return a process that is ready to work."""
     statement = f"from muster.tasks.math.engine_process import main; main({work.module!r})"
     try:
@@ -100,7 +100,7 @@ def _receive(child: Child, until: float) -> dict[str, Any]:
 class Engine:
     """Up to `slots` processes, started when they are needed; any thread may ask."""
 
-    def __init__(self, slots: int, work: Work = MATH) -> None:
+    def __init__(self, slots: int, work: EngineTask = MATH) -> None:
         self.slots, self._work = slots, work
         self._free: queue.LifoQueue[Child | None] = queue.LifoQueue()
         for _ in range(slots):
@@ -146,7 +146,7 @@ def _understood(answer: dict[str, Any]) -> Answered:
 
 
 @cache
-def shared_engine(work: Work = MATH) -> Engine:
+def shared_engine(work: EngineTask = MATH) -> Engine:
     """Return this Python process's engine for some work: a process for each core up to four."""
     engine = Engine(max(2, min(4, os.cpu_count() or 1)), work)
     atexit.register(engine.close)

@@ -10,9 +10,9 @@ cap and a deadline. A self-test attacks the sandbox before the first program run
 
 from muster.tasks.sandbox.limits import Limits as Limits
 from muster.tasks.sandbox.sandbox import (
-    Job as Job,
     Outcome as Outcome,
     Sandbox as Sandbox,
+    SandboxJob as SandboxJob,
     SandboxUnavailable as SandboxUnavailable,
     TestRun as TestRun,
 )

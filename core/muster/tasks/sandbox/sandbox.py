@@ -39,7 +39,7 @@ class SandboxUnavailable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SandboxJob:
     """A program and its inputs. What it should answer is never part of it."""
 
     program: str
@@ -87,7 +87,7 @@ class Sandbox:
     tools: Tools
     """What it is made of."""
 
-    def run(self, job: Job, limits: Limits, judge: Judge | None = None) -> Outcome:
+    def run(self, job: SandboxJob, limits: Limits, judge: Judge | None = None) -> Outcome:
         """Return what a program did, as far as `judge` let it.
 
         Blocks, at most a second longer than `limits.total_s`, and no longer than a test's
@@ -134,7 +134,7 @@ class _Run:
     def __init__(
         self,
         process: subprocess.Popen[bytes],
-        job: Job,
+        job: SandboxJob,
         limits: Limits,
         judge: Judge | None,
         groups: Sequence[Path],
@@ -318,7 +318,7 @@ def _children(pid: int) -> list[int]:
     return []
 
 
-def _job_bytes(job: Job, limits: Limits) -> bytes:
+def _job_bytes(job: SandboxJob, limits: Limits) -> bytes:
     content = {
         "program": job.program,
         "function": job.function,

@@ -16,7 +16,7 @@ from pathlib import Path
 from muster.tasks.sandbox.command import find_tools
 from muster.tasks.sandbox.limits import Limits
 from muster.tasks.sandbox.per_run import memory_group
-from muster.tasks.sandbox.sandbox import Job, Sandbox, SandboxUnavailable
+from muster.tasks.sandbox.sandbox import Sandbox, SandboxJob, SandboxUnavailable
 from muster.tasks.sandbox.seccomp import filter_program
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ def _level(sandbox: Sandbox) -> Level:
 
 def _attack(sandbox: Sandbox) -> list[str]:
     """Return what the probe could do that it must not; an unreadable answer counts as that."""
-    outcome = sandbox.run(Job(_PROBE.read_text(), ("",)), _LIMITS)
+    outcome = sandbox.run(SandboxJob(_PROBE.read_text(), ("",)), _LIMITS)
     test = outcome.tests[0]
     try:
         said = json.loads(test.out) if test else None

@@ -13,7 +13,7 @@ import copy
 from dataclasses import replace
 from random import Random
 
-from muster.client.validator.checks import Finding, check_history, conduct_of
+from muster.client.validator.checks import FailedCheck, check_history, conduct_of
 from muster.lab.redteam.sampling import Choose, Chooser, Place, Scores
 from muster.lab.redteam.stage import Stage, Worker, outcome_of
 from muster.lab.redteam.trials import Outcome, Play, Variant
@@ -69,7 +69,7 @@ def lean(token: int | None) -> Choose:
 
 def submit_until(
     worker: Worker, most: int, *, is_struck: bool = False
-) -> tuple[Finding | None, int]:
+) -> tuple[FailedCheck | None, int]:
     """Return why one of a worker's next submissions is refused, and which, from 1; after `most`
     that are accepted, None.
     """

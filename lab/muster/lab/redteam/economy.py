@@ -21,7 +21,7 @@ from muster.orchestrator.leases.shares import free_leases, max_units
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, Step, to_address
 from muster.protocol.seeds import problem_indices, ticket_seed
-from muster.toploc.history import Conduct, History
+from muster.toploc.history import Conduct, WorkerHistory
 
 MINTED = 32
 """Identities that a grinder mints for each that it keeps."""
@@ -119,7 +119,7 @@ def _probed(stage: Stage, random: Random) -> Outcome:
         else:
             high = middle
             burned += 1.0 + (terms.slash if verdict == "FRAUD" else 0.0)
-    history, limits = History(), stage.calibration.history
+    history, limits = WorkerHistory(), stage.calibration.history
     paid = lost = 0.0
     tried = 0
     while tried < PATIENCE:

@@ -30,8 +30,8 @@ from muster.client.tickets import derive
 from muster.inference import Request
 from muster.inference.calibrate import calibrate_model
 from muster.inference.engine import Room
-from muster.inference.measuring import Bench, Errors, Party
-from muster.inference.plan import ENGINES, Plan, Profile, Way
+from muster.inference.measuring import Errors, OwnParty, Party
+from muster.inference.plan import ENGINES, MeasuringPlan, Profile, Way
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import VllmEngine
 from muster.inference.vllm.process import find_python
@@ -267,7 +267,7 @@ class HonestMatrix:
             return Party(f"vLLM {vllm.dtype}", vllm, self._stage.recipe)
         transformers = TransformersEngine(dtype)
         transformers.load_policy(self._stage.model, VERSION)
-        return Bench(transformers, self._stage.recipe)
+        return OwnParty(transformers, self._stage.recipe)
 
     def _calibration(self, engines: tuple[str, ...]) -> Calibration:
         if engines not in self._calibrations:
@@ -287,7 +287,7 @@ class HonestMatrix:
         recipe = self._stage.recipe
         sets = [prompts_of(task_set, recipe) for task_set in self._task_sets.values()]
         prompts = [prompt for together in zip(*sets, strict=True) for prompt in together]
-        plan = Plan(recipe, prompts, engines, profile=self._profile, samples=SAMPLES)
+        plan = MeasuringPlan(recipe, prompts, engines, profile=self._profile, samples=SAMPLES)
         run = calibrate_model(self._stage.model, plan)
         if run.refusal is not None:
             raise run.refusal

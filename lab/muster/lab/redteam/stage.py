@@ -21,12 +21,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from muster.app.demo.network import FRAUD_PPM, PRICE_PER_UNIT, WORKER_STAKE
 from muster.client.calibration import prompts_of, read_recipe
 from muster.client.tickets import Assignment, KnownPolicy, TicketTerms, derive
-from muster.client.validator.checks import Claim, Finding, check_claim, check_file, unreadable
+from muster.client.validator.checks import (
+    ClaimedWork,
+    FailedCheck,
+    check_claim,
+    check_file,
+    unreadable,
+)
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Judgement, Rules, examine
 from muster.client.worker.generation import build_submission
 from muster.inference.calibrate import calibrate_model
-from muster.inference.plan import Plan
+from muster.inference.plan import MeasuringPlan
 from muster.inference.transformers_engine import TransformersEngine
 from muster.lab.redteam.gain import Terms
 from muster.lab.redteam.trials import Outcome
@@ -140,7 +146,7 @@ class Stage:
             build_base_model(model, seed=0, warm_start=WarmStart(steps=warm_up_steps))
         self.model = model
         self.engine, self.validator = self.load("float32"), self.load("float32")
-        plan = Plan(
+        plan = MeasuringPlan(
             self.recipe, prompts_of(self.task_set, self.recipe), profile="quick", samples=SAMPLES
         )
         run = calibrate_model(model, plan)
@@ -250,11 +256,11 @@ class Stage:
         }
         return TicketTerms(**(values | changes))
 
-    def claim(self, delivery: Delivery, terms: TicketTerms | None = None) -> Claim:
+    def claim(self, delivery: Delivery, terms: TicketTerms | None = None) -> ClaimedWork:
         """Return a delivery as it stands in its batch."""
         ticket = delivery.ticket
         signed = digest(DOMAIN, ticket.struct_hash()) if ticket else None
-        return Claim(
+        return ClaimedWork(
             submission=delivery.submission,
             signature=delivery.signature,
             ticket=ticket,
@@ -287,7 +293,7 @@ class Stage:
             return Judgement(unreadable(str(error)), 0)
         return examine(claim, rows, self.rules, engine or self.validator, seats)
 
-    def judge(self, delivery: Delivery, terms: TicketTerms | None = None) -> Finding | None:
+    def judge(self, delivery: Delivery, terms: TicketTerms | None = None) -> FailedCheck | None:
         """Return why an honest validator does not accept a delivery."""
         return self.examine(delivery, terms).finding
 
@@ -296,7 +302,7 @@ class Stage:
         return outcome_of(self.judge(delivery, found.pop("terms", None)), *expected, **found)
 
 
-def outcome_of(finding: Finding | None, *expected: Reason, **found: Any) -> Outcome:
+def outcome_of(finding: FailedCheck | None, *expected: Reason, **found: Any) -> Outcome:
     """Return a finding as a trial's outcome."""
     if finding is None:
         return Outcome(False, Verdict.ACCEPTED.name, "", **found)

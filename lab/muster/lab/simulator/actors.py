@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from muster.client.outage import Outage, Outages
-from muster.client.validator.checks import Claim, Finding
+from muster.client.validator.checks import ClaimedWork, FailedCheck
 from muster.client.validator.judging import Judgement
 from muster.client.validator.loop import ValidatorLoop
 from muster.client.validator.place import ValidatorPlace
@@ -29,7 +29,7 @@ Judging = Literal["honest", "lazy", "colluding", "accusing"]
 """Checks; accepts everything unseen; accepts its friends' work, whatever it is; accepts everything
 but its victims' work, which it calls a fraud."""
 
-ACCUSATION = Finding(Verdict.FRAUD, Reason.TOPLOC_MISMATCH, "says so")
+ACCUSATION = FailedCheck(Verdict.FRAUD, Reason.TOPLOC_MISMATCH, "says so")
 """What an accusing validator finds in its victim's work."""
 RETRY_S = 0.5
 """First pause of a loop whose dependency is away, as in production."""
@@ -67,7 +67,7 @@ class Shelf(EvidenceStore):
     """A validator's evidence, of what it does not accept: of the rest nobody here asks for any."""
 
     def write(
-        self, place: tuple[int, int], claim: Claim, data: bytes | None, judgement: Judgement
+        self, place: tuple[int, int], claim: ClaimedWork, data: bytes | None, judgement: Judgement
     ) -> Path:
         """Store what led to a judgement that is no acceptance."""
         if judgement.finding is None:
@@ -129,7 +129,7 @@ class SimulatedValidator(ValidatorLoop):
         """Let go of the journal."""
         self.place.journal.close()
 
-    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+    async def judge_claim(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
         """Judge it in the time that the machine takes, or not at all."""
         self.judged += 1
         is_friend = claim.submission.worker in self._friends

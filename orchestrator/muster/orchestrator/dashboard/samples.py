@@ -48,7 +48,7 @@ SHOWN_FILES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ShownSample:
     """One completion."""
 
     problem_id: str
@@ -79,7 +79,7 @@ class FileSamples:
     """Rollout step."""
     policy_version: int
     """The policy that sampled."""
-    samples: list[Sample]
+    samples: list[ShownSample]
     """The best and worst of some groups; empty when the file cannot be shown."""
 
 
@@ -97,7 +97,7 @@ class SampleCache:
         )
         self._reading = asyncio.Lock()
         self._waiting = 0
-        self._known: OrderedDict[Hash32, list[Sample]] = OrderedDict()
+        self._known: OrderedDict[Hash32, list[ShownSample]] = OrderedDict()
 
     @property
     def has_text(self) -> bool:
@@ -119,7 +119,7 @@ class SampleCache:
             for judged in reversed(accepted)
         ]
 
-    async def of(self, file_hash: Hash32) -> list[Sample]:
+    async def of(self, file_hash: Hash32) -> list[ShownSample]:
         """Return samples of a submission; none before its verdict, or when it cannot be shown."""
         if self._services.projection.judged(file_hash) is None:
             return []
@@ -146,7 +146,7 @@ class SampleCache:
         arguments = [str(path)] if tokenizer is None else [str(path), str(tokenizer)]
         try:
             output = await _run(arguments)
-            samples = [Sample(**each) for each in json.loads(output)]
+            samples = [ShownSample(**each) for each in json.loads(output)]
         except (TimeoutError, OSError, ValueError, TypeError) as error:
             logger.warning("a file is not shown", extra={"file": path.name, "error": repr(error)})
             samples = []

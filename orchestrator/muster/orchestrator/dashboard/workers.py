@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from muster.api.answers import WorkerStatus
 from muster.chain import Loss, MemberView, PaymentView, loss_of
 from muster.orchestrator.leases.life import WorkerState
-from muster.orchestrator.projection import Tally
+from muster.orchestrator.projection import VerdictTally
 from muster.orchestrator.services import Services
 from muster.protocol.ids import Address
 from muster.protocol.messages import Reason
@@ -32,7 +32,7 @@ class RankingKey:
     """Ranks the largest first."""
 
 
-def _tally(services: Services, worker: MemberView) -> Tally:
+def _tally(services: Services, worker: MemberView) -> VerdictTally:
     return services.projection.tally(worker.worker_id)
 
 

@@ -11,8 +11,8 @@ from sqlalchemy import bindparam, func, select
 
 from muster.orchestrator.db.query import (
     UNHOLDABLE,
-    Asked,
     Query,
+    Queryable,
     RowError,
     Rows,
     Statement,
@@ -76,7 +76,7 @@ class PostgresDatabase:
     @asynccontextmanager
     async def transaction(
         self, *, is_exclusive: bool = True, is_quick: bool = False, lock_ms: int | None = None
-    ) -> AsyncIterator[Asked]:
+    ) -> AsyncIterator[Queryable]:
         """Yield a transaction; it starts, and takes the lock, with what is asked first."""
         connections = self._quick if is_quick else self._slow
         async with (

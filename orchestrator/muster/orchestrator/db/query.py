@@ -47,7 +47,7 @@ class Statement(NamedTuple):
     """By name."""
 
 
-class Asked(Protocol):
+class Queryable(Protocol):
     """A transaction, or a connection."""
 
     async def ask(self, *statements: Statement) -> list[Rows]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from muster.orchestrator.db.query import (
     UNHOLDABLE,
-    Asked,
+    Queryable,
     Rows,
     Statement,
     failure,
@@ -80,7 +80,7 @@ class SqliteDatabase:
     @asynccontextmanager
     async def transaction(
         self, *, is_exclusive: bool = True, is_quick: bool = False, lock_ms: int | None = None
-    ) -> AsyncIterator[Asked]:
+    ) -> AsyncIterator[Queryable]:
         """Yield the connection that writes, when it is this one's turn."""
         del is_exclusive, is_quick, lock_ms
         async with self._writing:

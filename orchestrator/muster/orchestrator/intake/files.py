@@ -98,7 +98,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class CompleteUpload:
     """An upload that is complete on disk but not kept yet."""
 
     path: Path
@@ -125,13 +125,13 @@ class _Arriving:
         self._file.write(data)
         self.size_bytes += len(data)
 
-    def finish(self, data: bytes | bytearray) -> Received:
+    def finish(self, data: bytes | bytearray) -> CompleteUpload:
         """Write the rest, and return the file once it is on disk."""
         self.write(data)
         assert self._file is not None
         with self._file as file:
             sync(file)
-        return Received(Path(file.name), Hash32(self._digest.digest()), self.size_bytes)
+        return CompleteUpload(Path(file.name), Hash32(self._digest.digest()), self.size_bytes)
 
     def discard(self) -> None:
         """Remove what is not complete."""
@@ -177,7 +177,7 @@ class FileStore:
             await self._blobs.fetch(_parquet(file_hash), Path(file.name))
             yield Path(file.name)
 
-    async def receive(self, stream: AsyncIterator[bytes], *, max_bytes: int) -> Received:
+    async def receive(self, stream: AsyncIterator[bytes], *, max_bytes: int) -> CompleteUpload:
         """Write a stream to a temporary file; refuses more than `max_bytes` while streaming."""
         arriving, waiting = _Arriving(self._folder), bytearray()
         try:
@@ -194,17 +194,17 @@ class FileStore:
             arriving.discard()
             raise
 
-    def discard(self, received: Received) -> None:
+    def discard(self, received: CompleteUpload) -> None:
         """Remove an upload that is not kept."""
         received.path.unlink(missing_ok=True)
 
-    async def keep(self, uploads: Sequence[tuple[Received, StoredSubmission]]) -> None:
+    async def keep(self, uploads: Sequence[tuple[CompleteUpload, StoredSubmission]]) -> None:
         """Keep uploads with their submissions; the sidecars come last and make them count."""
         with _reporting_disk():
             # At the same time, so that they wait for the disk together.
             await asyncio.gather(*(self._keep(*upload) for upload in uploads))
 
-    async def _keep(self, received: Received, stored: StoredSubmission) -> None:
+    async def _keep(self, received: CompleteUpload, stored: StoredSubmission) -> None:
         name, sidecar = _parquet(received.file_hash), f"{received.file_hash.hex()}.json"
         await self._blobs.take(name, received.path, sidecar, stored.model_dump_json().encode())
 

@@ -19,7 +19,7 @@ from muster.orchestrator.db.database import Database
 from muster.orchestrator.db.group import GroupedCalls
 from muster.orchestrator.db.query import Rows
 from muster.orchestrator.http.errors import refuse
-from muster.orchestrator.intake.files import FileStore, Received, StoredSubmission
+from muster.orchestrator.intake.files import CompleteUpload, FileStore, StoredSubmission
 from muster.orchestrator.outcomes.doubles import Doubles
 from muster.orchestrator.projection import Projection
 from muster.protocol.eip712 import Domain, digest, recover
@@ -55,10 +55,10 @@ class Upload:
 
     entry: BatchEntry
     """What it is."""
-    received: Received
+    received: CompleteUpload
     """Its file."""
 
-    def kept(self, sequence: int) -> tuple[Received, StoredSubmission]:
+    def kept(self, sequence: int) -> tuple[CompleteUpload, StoredSubmission]:
         """Return what to keep of it."""
         size_bytes = self.received.size_bytes
         stored = StoredSubmission(**dict(self.entry), sequence=sequence, size_bytes=size_bytes)

@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql import insert
 from muster.orchestrator.dashboard.training import keep_figures
 from muster.orchestrator.db import statements
 from muster.orchestrator.db.database import Database
-from muster.orchestrator.db.query import Asked, Query, Statement
+from muster.orchestrator.db.query import Query, Queryable, Statement
 from muster.orchestrator.db.tables import identity, leases, submissions
 from muster.orchestrator.intake.batching import composition_rows
 from muster.orchestrator.intake.files import FileStore, StoredBatch, StoredSubmission
@@ -92,7 +92,7 @@ async def rebuild(database: Database, files: FileStore, projection: Projection) 
 
 
 async def _restore_submissions(
-    asked: Asked,
+    asked: Queryable,
     files: FileStore,
     batches: Iterable[StoredBatch],
     projection: Projection,
@@ -125,7 +125,7 @@ async def _restore_submissions(
 
 
 async def _restore_batches(
-    asked: Asked,
+    asked: Queryable,
     stored: Iterable[StoredBatch],
     submissions: dict[Hash32, Submission],
     projection: Projection,
@@ -146,7 +146,7 @@ async def _restore_batches(
         await asked.ask(*composition_rows(batch.root, members))
 
 
-async def _restore_outcomes(asked: Asked, files: FileStore, projection: Projection) -> None:
+async def _restore_outcomes(asked: Queryable, files: FileStore, projection: Projection) -> None:
     for stored in files.outcomes():
         batch = projection.batch(stored.batch_id)
         if batch is not None and batch.root == stored.root:
@@ -156,7 +156,7 @@ async def _restore_outcomes(asked: Asked, files: FileStore, projection: Projecti
             await asked.ask(keep(row))
 
 
-async def _restore_metrics(asked: Asked, files: FileStore) -> None:
+async def _restore_metrics(asked: Queryable, files: FileStore) -> None:
     merged: dict[int, dict[str, float | str]] = {}
     for step, figures in files.metrics():
         merged.setdefault(step, {}).update(figures)

@@ -55,7 +55,7 @@ from muster.chain import CheckpointView, MemberView
 from muster.orchestrator.db import statements
 from muster.orchestrator.db.database import Database
 from muster.orchestrator.db.group import GroupedCalls
-from muster.orchestrator.db.query import Asked, Rows, Statement
+from muster.orchestrator.db.query import Queryable, Rows, Statement
 from muster.orchestrator.intake.batching import Batching
 from muster.orchestrator.leases.allowance import (
     HISTORY,
@@ -249,7 +249,7 @@ class Leases:
             ends, now, lease_s=self.lease_s, outcome_deadline_s=self.outcome_deadline_s
         )
 
-    async def read_snapshot(self, asked: Asked, workers: Sequence[MemberView]) -> Snapshot:
+    async def read_snapshot(self, asked: Queryable, workers: Sequence[MemberView]) -> Snapshot:
         """Read what is needed to decide about workers."""
         now, is_open = self.now(), {"now": self.now(), "oldest": self._oldest_version()}
         [(leased,)], [(waiting,)], *told = await asked.ask(
@@ -270,7 +270,7 @@ class Leases:
         return Snapshot(now, self._used(), outstanding, first_step, accounts)
 
     async def _read_accounts(
-        self, asked: Asked, workers: Sequence[MemberView], now: int, first_step: Step
+        self, asked: Queryable, workers: Sequence[MemberView], now: int, first_step: Step
     ) -> dict[Address, WorkerRows]:
         since = self.unit_cap.counts_from(now, lapses=True)
         questions = {
@@ -283,7 +283,7 @@ class Leases:
             for address, own in questions.items()
         }
 
-    async def _read_batches(self, asked: Asked, now: int) -> None:
+    async def _read_batches(self, asked: Queryable, now: int) -> None:
         unknown = self.unit_cap.unknown_batches(now)
         if unknown:
             found = await asked.ask(*(statements.units_in_batch(root=root) for root in unknown))

@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql import insert
 from muster.api.answers import BatchChecking, CheckingAnswer, CheckReportAnswer, Watched
 from muster.chain import BatchView
 from muster.orchestrator.db.database import Database
-from muster.orchestrator.db.query import Asked, Query, columns
+from muster.orchestrator.db.query import Query, Queryable, columns
 from muster.orchestrator.db.tables import check_reports, checkings
 from muster.orchestrator.http.errors import refuse, unknown_batch
 from muster.orchestrator.projection import Projection
@@ -266,7 +266,7 @@ class ProofsOfChecking:
             raise refuse("bad_checking_signature", f"signed by {found}, sent by {signer}")
 
 
-async def _held(asked: Asked, batch_id: int, validator: Address) -> _Held | None:
+async def _held(asked: Queryable, batch_id: int, validator: Address) -> _Held | None:
     [rows] = await asked.ask(_HELD_BY(batch_id=batch_id, validator=validator))
     return _Held(*rows[0]) if rows else None
 

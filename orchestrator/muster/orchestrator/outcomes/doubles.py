@@ -26,7 +26,7 @@ from muster.chain.doubles import (
 )
 from muster.orchestrator.db import statements
 from muster.orchestrator.db.database import Database
-from muster.orchestrator.db.query import Asked, Query, Statement
+from muster.orchestrator.db.query import Query, Queryable, Statement
 from muster.orchestrator.db.statements import SubmissionRow
 from muster.orchestrator.db.tables import doubles
 from muster.orchestrator.intake.files import FileStore, StoredDouble
@@ -180,7 +180,7 @@ class Doubles:
                 await asked.ask(keep_double(kept))
 
 
-async def _is_kept(asked: Asked, key: tuple[str, str, int]) -> bool:
+async def _is_kept(asked: Queryable, key: tuple[str, str, int]) -> bool:
     offence, owner, tag = key
     [rows] = await asked.ask(_KEPT(offence=offence, owner=owner, tag=tag))
     return bool(rows)

@@ -17,7 +17,7 @@ from muster.api.answers import BatchContents
 from muster.chain import Batch, BatchView, ChainView
 from muster.chain.doubles import SignedRecords
 from muster.orchestrator.db.database import Database
-from muster.orchestrator.db.query import Asked
+from muster.orchestrator.db.query import Queryable
 from muster.orchestrator.http.errors import refuse, unknown_batch
 from muster.orchestrator.intake.batching import Batching
 from muster.orchestrator.intake.files import FileStore, StoredOutcomes
@@ -234,7 +234,7 @@ class OutcomeCollector:
         return None, True
 
 
-async def _held(asked: Asked, batch_id: int, validator: Address) -> OutcomesRow | None:
+async def _held(asked: Queryable, batch_id: int, validator: Address) -> OutcomesRow | None:
     [rows] = await asked.ask(handed_in_by(batch_id=batch_id, validator=validator))
     return OutcomesRow(*rows[0]) if rows else None
 

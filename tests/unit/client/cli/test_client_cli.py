@@ -25,7 +25,7 @@ from muster.client.cli.worker import rewards, worker
 from muster.inference import calibrate as calibrating
 from muster.inference.contributions import Contribution, read_file
 from muster.inference.loading import require_device
-from muster.inference.plan import Plan
+from muster.inference.plan import MeasuringPlan
 from muster.protocol.errors import ConfigError, EngineError, WalletError
 from muster.protocol.ids import to_address
 from muster.toploc import Calibration
@@ -117,7 +117,9 @@ ROWS = tuple(
 def measured(
     asked: dict[str, Any], refusal: EngineError | None = None
 ) -> Callable[..., calibrating.CalibrationRun]:
-    def calibrate_model(model: Path, plan: Plan, **options: Any) -> calibrating.CalibrationRun:
+    def calibrate_model(
+        model: Path, plan: MeasuringPlan, **options: Any
+    ) -> calibrating.CalibrationRun:
         asked.update(model=model, plan=plan)
         return calibrating.CalibrationRun(CALIBRATION, ROWS, refusal)
 

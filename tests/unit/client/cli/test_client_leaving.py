@@ -11,7 +11,7 @@ from worlds.cases import ME, PEER, STRANGER, TERMS
 
 from muster.chain import Member, RunTerms, StakeAccount, WorkerStatus
 from muster.client.disputes.cases import bench_words, eligible_jurors
-from muster.client.stake import Leaving, exposure_of, of_juror, of_validator, of_worker
+from muster.client.stake import LeavingAccount, exposure_of, of_juror, of_validator, of_worker
 from muster.protocol.errors import ConfigError, NotYet
 from muster.protocol.ids import RunId
 
@@ -66,7 +66,7 @@ def test_empty_bench_says_what_follows() -> None:
 # How it comes back
 
 MEMBER = Member(WorkerStatus.ACTIVE, 5, 0, 0, 0, 0, WorkerStatus.NONE)
-STATE = Leaving(
+STATE = LeavingAccount(
     account=ME,
     run_id=RUN,
     member=MEMBER,
@@ -91,7 +91,7 @@ GONE = replace(MEMBER, status=WorkerStatus.EXITING)
     ],
 )
 def test_what_follows_from_taking_stake_out_is_said(
-    state: Leaving, tokens: int, exits: bool, says: str | None
+    state: LeavingAccount, tokens: int, exits: bool, says: str | None
 ) -> None:
     assert state.exits(tokens * TOKEN) is exits
     text = state.describe(tokens * TOKEN)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from muster.client.audit.lineage import Ingredient, Lineage
+from muster.client.audit.lineage import Ingredient, PolicyLineage
 from muster.client.audit.report import RunReport
 from muster.client.model import fetch, fetch as card
 from muster.client.model.fetch import Origin, faults_of, manifest_in, require_free, write_card
@@ -32,8 +32,8 @@ def ingredient(place: int, worker: str, use: str = "offered") -> Ingredient:
     return Ingredient(place, 2, 3, place, file, worker, 1, 10, use, 8, None, {}, None)
 
 
-def lineage(*ingredients: Ingredient) -> Lineage:
-    return Lineage(RUN, 2, (), ingredients, (), 0, {})
+def lineage(*ingredients: Ingredient) -> PolicyLineage:
+    return PolicyLineage(RUN, 2, (), ingredients, (), 0, {})
 
 
 @pytest.fixture

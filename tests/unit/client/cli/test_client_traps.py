@@ -28,8 +28,8 @@ from muster.chain.structs import Offence
 from muster.client.cli.trap import trap
 from muster.client.validator.judging import examine
 from muster.client.validator.traps import (
-    Anchor,
     Fate,
+    PlanOnChain,
     find_anchor,
     find_traps,
     require_before,
@@ -199,9 +199,9 @@ def test_files_of_other_workers_are_no_traps() -> None:
 def test_plan_must_be_older_than_every_file() -> None:
     view, _ = world(Verdict.ACCEPTED)
     found = find_traps(view, PLAN)
-    assert require_before(Anchor(50, "0x", ME), view, found)
+    assert require_before(PlanOnChain(50, "0x", ME), view, found)
     with pytest.raises(ConfigError, match="was committed before the plan, in block 51"):
-        require_before(Anchor(51, "0x", ME), view, found)
+        require_before(PlanOnChain(51, "0x", ME), view, found)
     with pytest.raises(ConfigError, match="not on chain"):
         require_before(None, view, found)
 

@@ -27,7 +27,14 @@ from worlds.cases import (
 from worlds.client_world import NOW, RUN, make_ticket, sign_submission, sign_ticket
 
 from muster.api import BatchEntry
-from muster.chain import CaseStatus, ClaimView, LeasedWork, Offence, Standing, SubmissionPlace
+from muster.chain import (
+    CaseStatus,
+    ClaimView,
+    LeasedWork,
+    Offence,
+    StandingOutcome,
+    SubmissionPlace,
+)
 from muster.client.disputes.cases import (
     Penalty,
     describe_cases,
@@ -59,7 +66,7 @@ from muster.protocol.messages import Reason, Verdict
 
 TOKEN = 10**18
 OFFER = ClaimOffer(
-    standing=Standing(RECORD, LEAF, RECORD.verdict, RECORD.reason, 1_000_000, False),
+    standing=StandingOutcome(RECORD, LEAF, RECORD.verdict, RECORD.reason, 1_000_000, False),
     ruling=ACCEPTED,
     terms=TERMS,
     bench=5,

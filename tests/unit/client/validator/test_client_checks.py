@@ -24,7 +24,7 @@ from worlds.client_world import (
 )
 
 from muster.client.validator.checks import (
-    Claim,
+    ClaimedWork,
     check_claim,
     check_file,
     check_sampling,
@@ -50,7 +50,7 @@ ROWS = make_rollouts(TICKET)
 HONEST = make_claim(make_submission(TICKET, ROWS), TICKET)
 
 
-def judge(rows: list[Rollout], claim: Claim | None = None, rules: Rules = RULES) -> Judgement:
+def judge(rows: list[Rollout], claim: ClaimedWork | None = None, rules: Rules = RULES) -> Judgement:
     claim = claim or make_claim(make_submission(TICKET, rows), TICKET)
     return examine(claim, rows, rules, HashEngine(VERSION))
 
@@ -91,7 +91,7 @@ def test_record_of_an_honest_submission_states_it_as_it_is() -> None:
 # 1
 
 
-def moved(**changes: object) -> Claim:
+def moved(**changes: object) -> ClaimedWork:
     """Return a claim for another slot or policy, or of another size, than its ticket."""
     return make_claim(make_submission(TICKET, ROWS, **changes), TICKET)
 
@@ -100,7 +100,7 @@ LAST = TICKET.deadline + COMMIT_GRACE_S
 
 
 @pytest.mark.parametrize("claim", [moved(rollouts=MAX_ROWS), replace(HONEST, committed_at=LAST)])
-def test_claim_just_within_its_limits_passes(claim: Claim) -> None:
+def test_claim_just_within_its_limits_passes(claim: ClaimedWork) -> None:
     assert check_claim(claim) is None
 
 
@@ -124,7 +124,7 @@ def test_claim_just_within_its_limits_passes(claim: Claim) -> None:
          "unsigned ticket", "ticket of somebody else", "another step", "another index",
          "another policy", "late", "used slot"],
 )  # fmt: skip
-def test_claim_that_does_not_hold_is_rejected(claim: Claim, reason: Reason) -> None:
+def test_claim_that_does_not_hold_is_rejected(claim: ClaimedWork, reason: Reason) -> None:
     finding = check_claim(claim)
     assert finding is not None
     assert (finding.verdict, finding.reason) == (Verdict.REJECTED, reason)

@@ -24,7 +24,7 @@ from worlds.client_world import (
 from worlds.validator_bench import Bench, honest, make_entry
 
 from muster.chain import PauseCause
-from muster.client.validator.checks import Finding
+from muster.client.validator.checks import FailedCheck
 from muster.client.validator.soundness import (
     BEFORE_ACCUSING_S,
     CHECK_EVERY_S,
@@ -44,7 +44,7 @@ from muster.protocol.messages import Reason, Verdict
 from muster.protocol.rollouts import encode_rollouts
 
 VALIDATOR = address_of(VALIDATOR_KEY)
-FLAW = Flaw("generated", VERSION, Finding(Verdict.FRAUD, Reason.TOPLOC_MISMATCH, "all differ"))
+FLAW = Flaw("generated", VERSION, FailedCheck(Verdict.FRAUD, Reason.TOPLOC_MISMATCH, "all differ"))
 
 
 class Disturbed(HashEngine):

@@ -21,7 +21,7 @@ from worlds.client_world import (
 )
 
 from muster.client.validator.batches import SlotIndex, Slots, is_misdeclared, slots_of_records
-from muster.client.validator.checks import Claim, unreadable
+from muster.client.validator.checks import ClaimedWork, unreadable
 from muster.client.validator.judging import (
     Judgement,
     examine,
@@ -177,7 +177,7 @@ def test_evidence_of_an_unread_file_names_the_reason(tmp_path: Path) -> None:
     assert (outcome["reason"], outcome["detail"]) == ("SCHEMA", "not Parquet")
 
 
-def other_claim(n: int) -> Claim:
+def other_claim(n: int) -> ClaimedWork:
     return make_claim(make_submission(TICKET, ROWS, file_hash=keccak(bytes([n]))), TICKET)
 
 

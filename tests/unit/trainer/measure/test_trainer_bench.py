@@ -13,11 +13,11 @@ from trainer_fakes import make_recipe
 from muster.protocol.errors import ConfigError
 from muster.trainer.cli import trainer_bench
 from muster.trainer.learn.plan import Choices
-from muster.trainer.measure.bench import Bench, Load, made_up, measure_step
+from muster.trainer.measure.bench import BenchFigures, Load, made_up, measure_step
 from muster.trainer.measure.figures import PHASES
 
 
-def _measured(model: Path, **changes: object) -> Bench:
+def _measured(model: Path, **changes: object) -> BenchFigures:
     return measure_step(
         model,
         make_recipe(**changes),

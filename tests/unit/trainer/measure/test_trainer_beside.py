@@ -13,7 +13,7 @@ import pytest
 from muster.protocol.errors import ApiError, PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.trainer.measure.beside import Follower
-from muster.trainer.measure.evaluate import Evaluation, Share
+from muster.trainer.measure.evaluate import Estimate, Evaluation
 from muster.trainer.measure.metrics import MetricsLog
 
 
@@ -62,7 +62,7 @@ class World:
 
     def evaluate(self, folder: Path, version: PolicyVersion) -> Evaluation:
         assert folder.name == str(version)
-        share = Share(version / 10, 0.0, 1.0)
+        share = Estimate(version / 10, 0.0, 1.0)
         return Evaluation(version, share, {1: share}, 4, 0, 1, 3.0, 0.0, None)
 
     @property

@@ -21,7 +21,7 @@ from muster.api.requests import MAX_FIGURES
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.mixture import MOST_PARTS, PartFilters, PartRecipe, TasksRecipe
-from muster.trainer.measure.evaluate import Adherence, Evaluation, PartShare, Share
+from muster.trainer.measure.evaluate import Adherence, Estimate, Evaluation, PartShare
 from muster.trainer.measure.figures import (
     EVALUATION,
     HELD_UP,
@@ -38,7 +38,7 @@ from muster.trainer.measure.figures import (
     step_entry,
 )
 from muster.trainer.measure.metrics import PrometheusExport, log_to_wandb, serve_prometheus
-from muster.trainer.recover.guard import Alarm, Judgement
+from muster.trainer.recover.guard import Alarm, StepDecision
 from muster.trainer.stream.filters import Drop, PartTally, named
 from muster.trainer.stream.reader import Cursor, Shortage, StepInput
 
@@ -71,7 +71,7 @@ def _named(figures: Iterable[str]) -> set[str]:
 
 
 def _evaluation() -> dict[str, Any]:
-    share = Share(0.5, 0.4, 0.6)
+    share = Estimate(0.5, 0.4, 0.6)
     return evaluation_entry(
         Evaluation(PolicyVersion(3), share, {1: share, 16: share}, 9, 1, 16, 4.0, 0.1,
                    Adherence(2.0, 0.5), {"sums": PartShare(share, 4)})
@@ -79,7 +79,7 @@ def _evaluation() -> dict[str, Any]:
 
 
 def test_step_entry_has_exactly_the_documented_names() -> None:
-    entry = _entry() | Judgement(Alarm(), back_to=PolicyVersion(1)).entry()
+    entry = _entry() | StepDecision(Alarm(), back_to=PolicyVersion(1)).entry()
     assert _named(flat(entry)) == STEP.keys()
 
 

@@ -23,10 +23,10 @@ from muster.protocol.sft import SftRecipe
 from muster.tasks.toys import make_sort
 from muster.trainer.learn.plan import Choices
 from muster.trainer.sft.flow import fine_tune
-from muster.trainer.sft.job import Job
+from muster.trainer.sft.job import TuningJob
 from muster.trainer.sft.lineage import (
     LINEAGE,
-    Lineage,
+    ModelLineage,
     check_lineage,
     describe_base,
     read_lineage,
@@ -57,8 +57,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def job_of(folder: Path, data: Path, model: Path) -> Job:
-    return Job(
+def job_of(folder: Path, data: Path, model: Path) -> TuningJob:
+    return TuningJob(
         data=data,
         model=model,
         recipe=RECIPE,
@@ -71,7 +71,7 @@ def job_of(folder: Path, data: Path, model: Path) -> Job:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, data: Path, model_folder: Path) -> Job:
+def made(tmp_path_factory: pytest.TempPathFactory, data: Path, model_folder: Path) -> TuningJob:
     """A fine-tuning that nobody disturbed."""
     job = job_of(tmp_path_factory.mktemp("made"), data, model_folder)
     assert fine_tune(job) == job.out
@@ -82,12 +82,12 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def entries(job: Job) -> list[dict[str, float]]:
+def entries(job: TuningJob) -> list[dict[str, float]]:
     lines = (job.state_dir / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
-def test_the_model_learns_what_it_is_shown(made: Job) -> None:
+def test_the_model_learns_what_it_is_shown(made: TuningJob) -> None:
     steps = [entry["step"] for entry in entries(made) if "step" in entry]
     assert steps == list(range(1, STEPS + 1))
     held_out = [entry["eval"] for entry in entries(made) if "eval" in entry]
@@ -95,7 +95,7 @@ def test_the_model_learns_what_it_is_shown(made: Job) -> None:
     assert held_out[-1]["loss"] < 0.9 * held_out[0]["loss"]
 
 
-def run_and_kill(job: Job, *, lines: int) -> None:
+def run_and_kill(job: TuningJob, *, lines: int) -> None:
     """Run a fine-tuning in a process of its own, and end it with SIGKILL at a line of its log."""
     log = job.state_dir / "metrics.jsonl"
     child = os.fork()
@@ -111,7 +111,7 @@ def run_and_kill(job: Job, *, lines: int) -> None:
 
 
 def test_a_killed_fine_tuning_goes_on_to_the_same_bytes(
-    tmp_path: Path, made: Job, data: Path, model_folder: Path
+    tmp_path: Path, made: TuningJob, data: Path, model_folder: Path
 ) -> None:
     job = job_of(tmp_path, data, model_folder)
     for lines in (6, 10):
@@ -124,7 +124,7 @@ def test_a_killed_fine_tuning_goes_on_to_the_same_bytes(
     assert told[0] == told[1]
 
 
-def test_the_same_command_again_makes_the_same_model(made: Job) -> None:
+def test_the_same_command_again_makes_the_same_model(made: TuningJob) -> None:
     before = files(made.out)
     shutil.rmtree(made.out)
     fine_tune(made)
@@ -132,7 +132,7 @@ def test_the_same_command_again_makes_the_same_model(made: Job) -> None:
 
 
 def test_an_adapter_is_merged_into_the_model(
-    tmp_path: Path, data: Path, model_folder: Path, made: Job
+    tmp_path: Path, data: Path, model_folder: Path, made: TuningJob
 ) -> None:
     adapter = RECIPE.adapter.model_copy(update={"rank": 2})
     recipe = RECIPE.model_copy(update={"adapter": adapter})
@@ -156,7 +156,7 @@ def test_reward_on_held_out_problems_is_measured(
 # What is refused
 
 
-def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, made: Job) -> None:
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, made: TuningJob) -> None:
     job = replace(made, out=tmp_path / "mine", state_dir=tmp_path / "state")
     job.out.mkdir()
     (job.out / "thesis.txt").write_text("")
@@ -166,7 +166,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, made: Job) -
 
 
 def test_another_recipe_neither_replaces_the_model_nor_goes_on_from_its_state(
-    tmp_path: Path, made: Job
+    tmp_path: Path, made: TuningJob
 ) -> None:
     other = replace(made, recipe=RECIPE.model_copy(update={"name": "other"}))
     with pytest.raises(ConfigError, match="holds a model of another recipe, data set or base"):
@@ -175,7 +175,7 @@ def test_another_recipe_neither_replaces_the_model_nor_goes_on_from_its_state(
         fine_tune(replace(other, out=tmp_path / "other"))
 
 
-def test_a_base_whose_weights_are_no_numbers_is_refused(tmp_path: Path, made: Job) -> None:
+def test_a_base_whose_weights_are_no_numbers_is_refused(tmp_path: Path, made: TuningJob) -> None:
     base = Path(shutil.copytree(made.model, tmp_path / "base"))
     weights = load_file(base / "model.safetensors")
     weights["model.norm.weight"][0] = math.nan
@@ -186,7 +186,7 @@ def test_a_base_whose_weights_are_no_numbers_is_refused(tmp_path: Path, made: Jo
     assert not job.out.exists()
 
 
-def test_rows_longer_than_the_model_reads_are_refused(tmp_path: Path, made: Job) -> None:
+def test_rows_longer_than_the_model_reads_are_refused(tmp_path: Path, made: TuningJob) -> None:
     rows = RECIPE.rows.model_copy(update={"max_tokens": 129})
     job = replace(
         made,
@@ -206,7 +206,7 @@ def verdicts(folder: Path, data: Path | None, base: Path | None) -> dict[str, st
 
 
 def test_a_lineage_is_proven_as_far_as_its_parts_are_at_hand(
-    made: Job, data: Path, model_folder: Path
+    made: TuningJob, data: Path, model_folder: Path
 ) -> None:
     ok = dict.fromkeys(("model", "recipe", "data", "base"), "ok")
     assert verdicts(made.out, data, model_folder) == ok
@@ -214,7 +214,7 @@ def test_a_lineage_is_proven_as_far_as_its_parts_are_at_hand(
 
 
 @pytest.fixture
-def copy(tmp_path: Path, made: Job) -> Path:
+def copy(tmp_path: Path, made: TuningJob) -> Path:
     return Path(shutil.copytree(made.out, tmp_path / "copy"))
 
 
@@ -232,7 +232,7 @@ def test_a_model_that_was_changed_is_found(copy: Path, data: Path, model_folder:
     assert describe_base(copy).startswith("descends: fine-tuned in 12 steps")
 
 
-def test_a_run_that_asks_otherwise_than_the_model_was_shown_is_told(made: Job) -> None:
+def test_a_run_that_asks_otherwise_than_the_model_was_shown_is_told(made: TuningJob) -> None:
     chat = PromptRecipe(form="chat")
     assert "OTHER PROMPTS" not in describe_base(made.out, PromptRecipe(answer_after="="))
     assert describe_base(made.out, chat).endswith(
@@ -281,18 +281,18 @@ def test_a_lineage_of_another_form_is_refused(
         read_lineage(copy)
 
 
-def test_a_base_model_keeps_its_own_lineage(tmp_path: Path, made: Job, data: Path) -> None:
+def test_a_base_model_keeps_its_own_lineage(tmp_path: Path, made: TuningJob, data: Path) -> None:
     job = job_of(tmp_path, data, made.out)
     fine_tune(job)
     found = read_lineage(job.out)
     assert found is not None
     assert found.base_lineage is not None
-    assert Lineage.from_bytes(canonical_json(found.base_lineage)) == read_lineage(made.out)
+    assert ModelLineage.from_bytes(canonical_json(found.base_lineage)) == read_lineage(made.out)
     assert verdicts(job.out, data, made.out)["base"] == "ok"
 
 
 def test_a_lineage_that_nobody_could_read_back_is_refused_before_the_first_step(
-    tmp_path: Path, made: Job, copy: Path
+    tmp_path: Path, made: TuningJob, copy: Path
 ) -> None:
     many = tmp_path / "many"
     many.mkdir()
@@ -319,7 +319,7 @@ def run(*words: object) -> tuple[str, MusterError | None]:
 
 
 def test_commands_make_a_model_and_say_what_it_is_of(
-    tmp_path: Path, made: Job, data: Path, model_folder: Path
+    tmp_path: Path, made: TuningJob, data: Path, model_folder: Path
 ) -> None:
     (tmp_path / "sft.toml").write_text(
         'name = "test"\n[rows]\nmax_tokens = 24\nheld_out_share = 0.1\n'

@@ -37,8 +37,8 @@ from muster.trainer.sites.meeting import (
 )
 from muster.trainer.sites.outer import (
     BLOCK,
-    History,
     Mean,
+    OuterHistory,
     OuterStep,
     byte_size,
     joined,
@@ -514,7 +514,7 @@ def _mean(byte: int, size: int = 300) -> Mean:
 
 
 def test_history_has_what_was_moved_since_a_state() -> None:
-    history = History()
+    history = OuterHistory()
     for version in (4, 5, 6):
         digest = f"state of {version - 1}"
         history.add(PolicyVersion(version), digest, _mean(version), most_bytes=1000)
@@ -525,7 +525,7 @@ def test_history_has_what_was_moved_since_a_state() -> None:
 
 @pytest.mark.parametrize(("version", "digest"), [(4, "another"), (2, "state of 2"), (6, "")])
 def test_history_does_not_know_another_state(version: int, digest: str) -> None:
-    history = History()
+    history = OuterHistory()
     for made in (4, 5, 6):
         state = f"state of {made - 1}"
         history.add(PolicyVersion(made), state, _mean(made), most_bytes=1000)
@@ -533,7 +533,7 @@ def test_history_does_not_know_another_state(version: int, digest: str) -> None:
 
 
 def test_history_is_no_larger_than_the_state() -> None:
-    history = History()
+    history = OuterHistory()
     for version in range(1, 9):
         history.add(PolicyVersion(version), str(version), _mean(version), most_bytes=1000)
     assert history.since(PolicyVersion(4), "5") is None
@@ -541,7 +541,7 @@ def test_history_is_no_larger_than_the_state() -> None:
 
 
 def test_history_begins_again_where_versions_are_missing() -> None:
-    history = History()
+    history = OuterHistory()
     history.add(PolicyVersion(1), "0", _mean(1), most_bytes=1000)
     history.add(PolicyVersion(3), "2", _mean(3), most_bytes=1000)
     assert history.since(PolicyVersion(0), "0") is None

@@ -43,7 +43,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class BenchFigures:
     """Measured figures."""
 
     plan: MemoryPlan
@@ -122,7 +122,7 @@ def measure_step(
     *,
     peak_flops: float | None = None,
     worker_tokens_per_s: float | None = None,
-) -> Bench:
+) -> BenchFigures:
     """Measure a model folder's training step; what is not given of peak and worker is measured.
 
     Samples are one version old where the recipe allows that, so each takes a behaviour pass. Raises
@@ -137,7 +137,7 @@ def measure_step(
     step_s = passes_s * whole / len(groups) + step.seconds["optimizer_s"] * (
         min(recipe.training.optimizer_steps, whole) / taken
     )
-    return Bench(
+    return BenchFigures(
         plan=plan,
         step=step,
         wall_s=wall_s,

@@ -27,7 +27,7 @@ _Z = 1.959964
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Estimate:
     """An estimate in [0, 1] with its two-sided 95 % interval."""
 
     value: float
@@ -52,7 +52,7 @@ class Adherence:
 class PartShare:
     """Result on one part of the held-out problems."""
 
-    reward: Share
+    reward: Estimate
     """avg@k of its problems."""
     problems: int
     """Problems that could be graded."""
@@ -63,9 +63,9 @@ class Evaluation:
     """Results of a policy on the held-out problems."""
 
     policy_version: PolicyVersion
-    reward: Share
+    reward: Estimate
     """avg@k: mean score over problems, each the mean of its samples."""
-    pass_at: dict[int, Share]
+    pass_at: dict[int, Estimate]
     """pass@k by k: the powers of two up to the samples per problem, and that number."""
     problems: int
     """Problems that could be graded."""
@@ -136,7 +136,7 @@ def _seed_name(index: int, sample: int, _problem: Problem) -> str:
     return f"evaluation {index}" + (f" {sample}" if sample else "")
 
 
-class Asked(NamedTuple):
+class AskedProblem(NamedTuple):
     """A problem that is sampled outside a run."""
 
     place: int
@@ -146,20 +146,20 @@ class Asked(NamedTuple):
     """Its length budget in tokens; -1 for none."""
 
 
-def asked_of(recipe: Recipe, task_set: TaskSet, places: Iterable[int]) -> list[Asked]:
+def asked_of(recipe: Recipe, task_set: TaskSet, places: Iterable[int]) -> list[AskedProblem]:
     """Return some problems of a task set; the budgets of each part are taken in turn."""
     found = []
     for place in places:
         lengths = recipe.rules_of(task_set.part_at(place)).target_lengths
         budget = lengths[place % len(lengths)] if lengths else -1
-        found.append(Asked(place, task_set[place], budget))
+        found.append(AskedProblem(place, task_set[place], budget))
     return found
 
 
 def play_and_grade(
     engine: InferenceEngine,
     recipe: Recipe,
-    problems: Sequence[Asked],
+    problems: Sequence[AskedProblem],
     samples: int,
     seed_name: Callable[[int, int, Problem], str],
 ) -> list[list[tuple[Played, Graded | Undecided]]]:
@@ -199,13 +199,13 @@ def _powers(samples: int) -> set[int]:
     return {1 << i for i in range(samples.bit_length()) if 1 << i <= samples} | {samples}
 
 
-def _pass_at(scores: list[list[float]], k: int) -> Share:
+def _pass_at(scores: list[list[float]], k: int) -> Estimate:
     passed = [sum(score >= PASSING for score in each) for each in scores]
     return _share([pass_at_k(len(each), n, k) for each, n in zip(scores, passed, strict=True)])
 
 
-def _share(values: list[float]) -> Share:
-    return share_over_problems(values) if values else Share(0.0, 0.0, 1.0)
+def _share(values: list[float]) -> Estimate:
+    return share_over_problems(values) if values else Estimate(0.0, 0.0, 1.0)
 
 
 def _adherence(lengths: Sequence[int], targets: Sequence[int]) -> Adherence | None:
@@ -229,7 +229,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
-def share_over_problems(values: Sequence[float]) -> Share:
+def share_over_problems(values: Sequence[float]) -> Estimate:
     """Return the mean of one value in [0, 1] per problem, with its interval.
 
     Problems are what was drawn, so the spread between them counts, however many samples each has.
@@ -241,7 +241,7 @@ def share_over_problems(values: Sequence[float]) -> Share:
     spread = variance(values) / len(values) if len(values) > 1 else 0.0
     if spread and 0 < mean < 1:
         trials = mean * (1 - mean) / spread
-    return Share(mean, *_wilson(mean, trials))
+    return Estimate(mean, *_wilson(mean, trials))
 
 
 def _wilson(share: float, trials: float) -> tuple[float, float]:

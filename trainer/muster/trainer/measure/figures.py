@@ -22,7 +22,7 @@ from muster.trainer.learn.losses import TokenLoss
 from muster.trainer.stream.filters import Drop, PartTally, Pool, named
 
 if TYPE_CHECKING:
-    from muster.trainer.measure.evaluate import Evaluation, Share
+    from muster.trainer.measure.evaluate import Estimate, Evaluation
     from muster.trainer.stream.reader import Shortage, StepInput
 
 
@@ -427,7 +427,7 @@ def evaluation_entry(evaluation: Evaluation) -> dict[str, Any]:
     return {"eval": entry}
 
 
-def _share(name: str, share: Share) -> dict[str, float]:
+def _share(name: str, share: Estimate) -> dict[str, float]:
     return {name: share.value, f"{name}_low": share.low, f"{name}_high": share.high}
 
 

@@ -36,7 +36,7 @@ from muster.protocol.rollouts import decode_rollouts
 from muster.shardcast import state_hash
 from muster.tasks import Graded, Problem, TaskSet, identities
 from muster.telemetry import Progress
-from muster.trainer.measure.evaluate import PASSING, Asked, asked_of, play_and_grade
+from muster.trainer.measure.evaluate import PASSING, AskedProblem, asked_of, play_and_grade
 from muster.trainer.publish.policies import BASE, policy_files
 
 SCHEMA_VERSION = 1
@@ -184,7 +184,7 @@ def kept_set(task_set: TaskSet, records: Sequence[PassRecord], band: Band) -> Ta
 
 
 def _outcomes(
-    chosen: Sequence[Asked], engine: InferenceEngine, plan: Sampling
+    chosen: Sequence[AskedProblem], engine: InferenceEngine, plan: Sampling
 ) -> Iterator[tuple[int, int]]:
     """Yield for each chosen problem how many samples were right, and how many undecided."""
 
@@ -281,7 +281,7 @@ def _difference(found: bytes, wanted: bytes) -> str:
 
 
 @dataclass(slots=True)
-class Passes:
+class PassCounts:
     """Counts over the accepted rollouts of one policy."""
 
     files: int = 0
@@ -312,12 +312,12 @@ def count_passes(
     version: PolicyVersion,
     folder: Path,
     on_progress: Progress = lambda _done, _of: None,
-) -> Passes:
+) -> PassCounts:
     """Return the passes in the accepted files of a policy version that `folder` holds.
 
     Raises ConfigError for a file that is not the accepted one.
     """
-    found = Passes()
+    found = PassCounts()
     chosen = [record for record in records if record.policy_version == version]
     for number, record in enumerate(chosen, start=1):
         path = folder / f"{record.file_hash.hex()}.parquet"
@@ -329,7 +329,7 @@ def count_passes(
     return found
 
 
-def _count(path: Path, record: OutcomeRecord, found: Passes) -> None:
+def _count(path: Path, record: OutcomeRecord, found: PassCounts) -> None:
     data = path.read_bytes()
     try:
         if file_hash(data) != record.file_hash:
@@ -344,7 +344,7 @@ def _count(path: Path, record: OutcomeRecord, found: Passes) -> None:
 
 
 def pass_records(
-    task_set: TaskSet, found: Passes, run: RunView, version: PolicyVersion, *, least: int
+    task_set: TaskSet, found: PassCounts, run: RunView, version: PolicyVersion, *, least: int
 ) -> list[PassRecord]:
     """Return the record of every problem, those with fewer than `least` samples as undecided.
 

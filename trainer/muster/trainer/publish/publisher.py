@@ -29,7 +29,7 @@ from muster.protocol.errors import (
 )
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast import ChunkStore, Manifest
-from muster.shardcast.download import Fault, ShardClient
+from muster.shardcast.download import RelayFault, ShardClient
 from muster.shardcast.trust import sign_root
 from muster.trainer.ports import Anchor
 from muster.trainer.publish.policies import policy_files
@@ -224,6 +224,6 @@ async def _holds(client: ShardClient, url: str, run_id: RunId, version: PolicyVe
         listed = await client.versions(
             url, run_id, after=version - 1, wait_s=RELAY_WAIT_S, whole_only=True
         )
-        if not isinstance(listed, Fault) and version in listed:
+        if not isinstance(listed, RelayFault) and version in listed:
             return
         await asyncio.sleep(RELAY_PAUSE_S)

@@ -180,7 +180,7 @@ class _Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class StepDecision:
     """Decision after a step."""
 
     alarm: Alarm
@@ -226,7 +226,7 @@ class Guard:
         """Versions to go back to, whose checkpoints must stay, the oldest first: at most two. The
         base model at first; later versions without alarm."""
 
-    def judge(self, version: PolicyVersion, entry: Mapping[str, Any]) -> Judgement:
+    def judge(self, version: PolicyVersion, entry: Mapping[str, Any]) -> StepDecision:
         """Return what follows from the figures of the step that makes `version`.
 
         Raises TrainingCollapsed when the run is to be stopped.
@@ -243,15 +243,15 @@ class Guard:
         )
         if alarm.is_on:
             logger.warning(
-                "training alarm", extra={"step": int(version), **Judgement(alarm).entry()}
+                "training alarm", extra={"step": int(version), **StepDecision(alarm).entry()}
             )
         self._note_good(version, alarm)
         if not alarm.is_due or self._action == "log":
-            return Judgement(alarm)
+            return StepDecision(alarm)
         if self._action == "stop" or self._rollbacks >= self._most:
             raise self._collapsed(version, alarm)
         # None yet when rollbacks were switched on only now.
-        return Judgement(alarm, self._roll_back(version) if self.good else None)
+        return StepDecision(alarm, self._roll_back(version) if self.good else None)
 
     def state(self) -> dict[str, Any]:
         """Return what later decisions depend on, as plain values."""

@@ -62,7 +62,7 @@ def sft(recipe: Path, out: Path, state_dir: Path | None, **options: Any) -> None
     from muster.trainer.config import load_sft_recipe
     from muster.trainer.learn.plan import Choices
     from muster.trainer.sft.flow import fine_tune
-    from muster.trainer.sft.job import Job
+    from muster.trainer.sft.job import TuningJob
 
     setup_logging("sft")
     of_memory = (
@@ -74,7 +74,7 @@ def sft(recipe: Path, out: Path, state_dir: Path | None, **options: Any) -> None
         **{name: value for name, value in given.items() if value is not None},
         evaluates=options["eval_set"] is not None,
     )
-    job = Job(
+    job = TuningJob(
         recipe=load_sft_recipe(recipe),
         out=out,
         state_dir=state_dir or out.with_name(f"{out.name}-state"),

@@ -42,8 +42,8 @@ from muster.trainer.measure.figures import StepFigures, evaluation_entry
 from muster.trainer.measure.metrics import MetricsLog
 from muster.trainer.publish.policies import BASE, fresh_folder, policy_files
 from muster.trainer.recover.checkpoint import Checkpoints, TrainerState
-from muster.trainer.sft.job import Job, Prepared, prepare
-from muster.trainer.sft.lineage import LINEAGE, Lineage, model_hash
+from muster.trainer.sft.job import Prepared, TuningJob, prepare
+from muster.trainer.sft.lineage import LINEAGE, ModelLineage, model_hash
 from muster.trainer.sft.rows import Order
 from muster.trainer.stream.reader import Cursor
 
@@ -56,7 +56,7 @@ EVALUATED_ROWS = 256
 """Rows whose loss is computed at a time."""
 
 
-def fine_tune(job: Job) -> Path | None:
+def fine_tune(job: TuningJob) -> Path | None:
     """Make the model, or go on making it; returns its folder, None on ranks that follow.
 
     Raises MusterError. Called again with the same job, it leads to the same bytes.
@@ -250,9 +250,9 @@ class FineTuning:
             (fresh / LINEAGE).write_bytes(self._lineage(fresh, last).to_bytes())
         return out
 
-    def _lineage(self, fresh: Path, last: Step) -> Lineage:
+    def _lineage(self, fresh: Path, last: Step) -> ModelLineage:
         prepared, before = self._prepared, self._prepared.before
-        return Lineage(
+        return ModelLineage(
             software=metadata.version("muster-rl"),
             recipe=json.loads(prepared.recipe.to_bytes()),
             recipe_hash=prepared.identity.recipe_hash,

@@ -25,9 +25,9 @@ from muster.telemetry import progress
 from muster.trainer.learn.plan import Choices
 from muster.trainer.publish.policies import BASE, PolicyShelf, open_shelf, policy_files
 from muster.trainer.sft.encoding import RowEncoder
-from muster.trainer.sft.lineage import Lineage, read_lineage, require_room
+from muster.trainer.sft.lineage import ModelLineage, read_lineage, require_room
 from muster.trainer.sft.rows import TokenRows, write_rows
-from muster.trainer.sft.source import Source, open_source
+from muster.trainer.sft.source import SftSource, open_source
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ IDENTITY = "identity.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TuningJob:
     """What is to be made of what, and how."""
 
     data: Path
@@ -89,19 +89,19 @@ class SftIdentity:
 class Prepared:
     """A job with all that is known before the first step."""
 
-    job: Job
+    job: TuningJob
     recipe: SftRecipe
     asked: Recipe
     """The recipe by which the model is asked at evaluations."""
-    source: Source
-    before: Lineage | None
+    source: SftSource
+    before: ModelLineage | None
     """The base model's lineage."""
     rows: TokenRows
     identity: SftIdentity
     shelf: PolicyShelf
 
 
-def prepare(job: Job) -> Prepared:
+def prepare(job: TuningJob) -> Prepared:
     """Return a job with what the first step needs; raises ConfigError when parts do not fit."""
     base = hex0x(state_hash(policy_files(job.model)))
     _require_positions(job)
@@ -132,7 +132,7 @@ def _asked(recipe: SftRecipe) -> Recipe:
     return Recipe(name=recipe.name, sampling=sampling, prompt=recipe.prompt, training=training)
 
 
-def _require_positions(job: Job) -> None:
+def _require_positions(job: TuningJob) -> None:
     """Raise ConfigError when rows may be longer than the model can read."""
     config = AutoConfig.from_pretrained(job.model, local_files_only=True, trust_remote_code=False)
     positions = getattr(config, "max_position_embeddings", None)
@@ -143,7 +143,7 @@ def _require_positions(job: Job) -> None:
         )
 
 
-def _require_own_target(job: Job, identity: SftIdentity) -> None:
+def _require_own_target(job: TuningJob, identity: SftIdentity) -> None:
     """Raise ConfigError when the model's folder would replace something else."""
     if not job.out.exists():
         return
@@ -173,7 +173,7 @@ def _require_own_state(folder: Path, identity: SftIdentity) -> None:
         )
 
 
-def _rows(job: Job, recipe: SftRecipe, source: Source) -> TokenRows:
+def _rows(job: TuningJob, recipe: SftRecipe, source: SftSource) -> TokenRows:
     """Return the data set's rows as tokens, encoded now unless they were before."""
     folder = job.state_dir / "rows"
     if not folder.is_dir():

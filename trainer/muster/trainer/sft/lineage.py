@@ -20,7 +20,7 @@ from muster.protocol.recipe import PromptRecipe
 from muster.protocol.sft import SftRecipe
 from muster.shardcast import state_hash
 from muster.trainer.publish.policies import policy_files
-from muster.trainer.sft.source import Source, open_source
+from muster.trainer.sft.source import SftSource, open_source
 
 LINEAGE = "lineage.json"
 MAX_LINEAGE_BYTES = 4 << 20
@@ -30,7 +30,7 @@ _HASH = re.compile("0x[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
+class ModelLineage:
     """What `lineage.json` holds."""
 
     software: str
@@ -109,7 +109,7 @@ def model_hash(folder: Path) -> str:
     return hex0x(state_hash({name: path for name, path in files.items() if name != LINEAGE}))
 
 
-def read_lineage(folder: Path) -> Lineage | None:
+def read_lineage(folder: Path) -> ModelLineage | None:
     """Return a model folder's lineage, None when it has none; raises ConfigError."""
     path = folder / LINEAGE
     if not path.is_file():
@@ -117,7 +117,7 @@ def read_lineage(folder: Path) -> Lineage | None:
     with path.open("rb") as file:
         data = file.read(MAX_LINEAGE_BYTES + 1)
     try:
-        return Lineage.from_bytes(data)
+        return ModelLineage.from_bytes(data)
     except EncodingError as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
 
@@ -147,7 +147,7 @@ def _asks(prompt: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class LineageCheck:
     """What came of one check."""
 
     name: str
@@ -160,7 +160,7 @@ class Check:
 
 def check_lineage(
     folder: Path, *, data: Path | None = None, base: Path | None = None
-) -> Iterator[Check]:
+) -> Iterator[LineageCheck]:
     """Yield whether a model is what its lineage says, as far as data set and base are at hand.
 
     Raises ConfigError when it has no lineage.
@@ -173,40 +173,44 @@ def check_lineage(
     yield _compared("model", model_hash(folder), found.model)
     yield _check_recipe(found)
     if data is None:
-        yield Check("data", "open", f"{found.data_root}: give it with --data")
+        yield LineageCheck("data", "open", f"{found.data_root}: give it with --data")
     else:
         yield _check_data(open_source(data), found)
     if base is None:
-        yield Check("base", "open", f"{found.base}: give it with --model")
+        yield LineageCheck("base", "open", f"{found.base}: give it with --model")
     else:
         yield _compared("base", hex0x(state_hash(policy_files(base))), found.base)
 
 
-def _compared(name: str, is_hash: str, said: str) -> Check:
+def _compared(name: str, is_hash: str, said: str) -> LineageCheck:
     if is_hash == said:
-        return Check(name, "ok", said)
-    return Check(name, "wrong", f"its files hash to {is_hash}, the lineage says {said}")
+        return LineageCheck(name, "ok", said)
+    return LineageCheck(name, "wrong", f"its files hash to {is_hash}, the lineage says {said}")
 
 
-def _check_recipe(found: Lineage) -> Check:
+def _check_recipe(found: ModelLineage) -> LineageCheck:
     try:
         recipe = SftRecipe.from_bytes(canonical_json(found.recipe))
     except (EncodingError, ValidationError) as error:
-        return Check("recipe", "wrong", str(error).splitlines()[0])
+        return LineageCheck("recipe", "wrong", str(error).splitlines()[0])
     return _compared("recipe", hex0x(recipe.hash()), found.recipe_hash)
 
 
-def _check_data(source: Source, found: Lineage) -> Check:
+def _check_data(source: SftSource, found: ModelLineage) -> LineageCheck:
     files = {each.name: each.sha256 for each in source.files}
     for name in sorted(files.keys() | found.data_files.keys()):
         if files.get(name) != found.data_files.get(name):
-            return Check("data", "wrong", f"{name!r} is another file, missing, or was not there")
+            return LineageCheck(
+                "data", "wrong", f"{name!r} is another file, missing, or was not there"
+            )
     if source.origin != found.data_origin:
-        return Check("data", "wrong", f"it is of {source.origin}, not of {found.data_origin}")
+        return LineageCheck(
+            "data", "wrong", f"it is of {source.origin}, not of {found.data_origin}"
+        )
     return _compared("data", source.root, found.data_root)
 
 
-def require_room(source: Source, before: Lineage | None) -> None:
+def require_room(source: SftSource, before: ModelLineage | None) -> None:
     """Raise ConfigError when a data set and a base's lineage are too large for another lineage."""
     size = sum(len(each.name) + len(each.sha256) + 8 for each in source.files)
     size += 0 if before is None else len(before.to_bytes())

@@ -29,14 +29,14 @@ from muster.telemetry import Progress
 from muster.trainer.learn.packing import Sample
 from muster.trainer.publish.policies import fresh_folder
 from muster.trainer.sft.encoding import LeftOut, RowEncoder
-from muster.trainer.sft.source import Source
+from muster.trainer.sft.source import SftSource
 
 TOKENS, ENDS, PROBLEMS = "tokens.i32", "ends.i64", "problems.i64"
 IS_HELD_OUT, COUNTS = "held-out.u8", "counts.json"
 
 
 @dataclass(slots=True)
-class Counts:
+class RowCounts:
     """What became of a data set's rows."""
 
     trained: int = 0
@@ -59,7 +59,7 @@ class Counts:
         }
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Counts:
+    def from_json(cls, values: Mapping[str, Any]) -> RowCounts:
         """Return it from JSON values."""
         return cls(**{**values, "left_out": Counter(values["left_out"])})
 
@@ -74,7 +74,7 @@ class TokenRows:
 
     def __init__(self, folder: Path) -> None:
         """`folder` was written by `write_rows`."""
-        self.counts = Counts.from_json(json.loads((folder / COUNTS).read_text()))
+        self.counts = RowCounts.from_json(json.loads((folder / COUNTS).read_text()))
         self._tokens = np.memmap(folder / TOKENS, np.int32, mode="r")
         ends = np.fromfile(folder / ENDS, np.int64)
         self._starts = np.concatenate([[0], ends[:-1]])
@@ -111,16 +111,16 @@ def sample_of(row: list[int]) -> Sample:
 
 def write_rows(
     folder: Path,
-    source: Source,
+    source: SftSource,
     encoder: RowEncoder,
     held_out_share: float,
     on_progress: Progress = lambda _done, _of: None,
-) -> Counts:
+) -> RowCounts:
     """Encode a data set into a folder, which appears whole or not at all.
 
     Raises ConfigError for a file that cannot be read at all, and when there is nothing to train on.
     """
-    counts, ends, problems, is_held_out = Counts(), array("q"), array("q"), array("b")
+    counts, ends, problems, is_held_out = RowCounts(), array("q"), array("q"), array("b")
     with fresh_folder(folder) as fresh:
         with (fresh / TOKENS).open("wb") as out:
             for each in source.files:
@@ -147,7 +147,7 @@ def write_rows(
     return counts
 
 
-def _require_rows(counts: Counts) -> None:
+def _require_rows(counts: RowCounts) -> None:
     if counts.trained:
         return
     hint = "the columns are problem or prompt and completion, or messages"

@@ -43,7 +43,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SftSource:
     """A data set on disk."""
 
     root: str
@@ -54,7 +54,7 @@ class Source:
     """Chain, ledger, run and documents of an exported one, as its `export.json` says."""
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path) -> SftSource:
     """Return the data set in a folder, or in one file, with its files' hashes.
 
     Raises ConfigError when there is none, or a file of an exported one is not what was exported.
@@ -72,7 +72,7 @@ def open_source(path: Path) -> Source:
         SourceFile(each, each.relative_to(folder).as_posix(), _sha256(each)) for each in found
     )
     listed = [{"name": each.name, "sha256": each.sha256} for each in files]
-    return Source(hex0x(keccak(canonical_json(listed))), files, None)
+    return SftSource(hex0x(keccak(canonical_json(listed))), files, None)
 
 
 def _row_files(folder: Path) -> Iterator[Path]:
@@ -82,7 +82,7 @@ def _row_files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _exported(folder: Path) -> Source:
+def _exported(folder: Path) -> SftSource:
     data = _bounded(folder / EXPORT, MAX_EXPORT_BYTES)
     try:
         values = parse_canonical_json(data, max_bytes=MAX_EXPORT_BYTES)
@@ -99,7 +99,7 @@ def _exported(folder: Path) -> Source:
                 f"{each.path} is not the file that was exported",
                 hint="`muster data verify` says more; export again into a fresh folder",
             )
-    return Source(hex0x(keccak(data)), files, origin)
+    return SftSource(hex0x(keccak(data)), files, origin)
 
 
 def _below(folder: Path, name: Any) -> Path:

@@ -10,9 +10,9 @@ weights and receive the same bytes hold the same weights, whatever their process
 
 All sites hold the same weights and the same momentum after every step, and both follow from the
 mean movements. A site that still has the state of an earlier version of this run therefore needs
-only the means it missed, as they travelled (`History`): a byte per weight and version. The others
-take the state itself. Optimiser moments are each site's own: a site that comes back goes on with
-those it has.
+only the means it missed, as they travelled (`OuterHistory`): a byte per weight and version. The
+others take the state itself. Optimiser moments are each site's own: a site that comes back goes on
+with those it has.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class _Step(NamedTuple):
     mean: Mean
 
 
-class History:
+class OuterHistory:
     """The newest outer steps, as far as they are fewer bytes than the state."""
 
     def __init__(self) -> None:

@@ -37,8 +37,8 @@ from muster.trainer.publish.policies import BASE, PolicyShelf
 from muster.trainer.recover.checkpoint import Checkpoints, TrainerState
 from muster.trainer.sites.meeting import Meeting, Newcomer, Round, SiteLost, as_tensor, lost_site
 from muster.trainer.sites.outer import (
-    History,
     Mean,
+    OuterHistory,
     OuterStep,
     byte_count,
     byte_size,
@@ -117,7 +117,7 @@ class SiteLearner:
         self._shelf = shelf
         self._max_async_level = max_async_level
         self._round: Round | None = None
-        self._history = History()
+        self._history = OuterHistory()
 
     def join(self) -> None:
         """Come to the run's state, from this site's own as far as it goes, and save it. Not for

@@ -55,7 +55,7 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class KeptSamples:
     """Samples that the filters left of a consumed record."""
 
     position: int
@@ -88,7 +88,7 @@ class StepInput:
     """Records consumed beyond the step's share, stale ones not counted."""
     pools: DifficultyPools = field(default_factory=DifficultyPools)
     """The difficulty pools after it."""
-    uses: Sequence[Use] = ()
+    uses: Sequence[KeptSamples] = ()
     """Samples left of each record, in stream order."""
     parts: Mapping[str, PartTally] = field(default_factory=dict)
     """What came of each part of a mixture, by name."""
@@ -111,7 +111,7 @@ class _Collection:
     def __init__(self, recipe: Recipe, sieve: Sieve) -> None:
         self.sieve = sieve
         self.consumed: list[Hash32] = []
-        self.uses: list[Use] = []
+        self.uses: list[KeptSamples] = []
         self._stale = 0
         self._usable = 0
         self._share = recipe.training.submissions_per_step
@@ -126,14 +126,14 @@ class _Collection:
             self.sieve.take(group, part)
         dropped = self.sieve.dropped - dropped
         kept = item.record.rollouts - dropped.total()
-        self.uses.append(Use(item.position_in_stream, kept, dropped))
+        self.uses.append(KeptSamples(item.position_in_stream, kept, dropped))
 
     def leave(self, item: StreamItem, reason: Drop) -> None:
         """Leave out a whole record."""
         self._stale += reason is Drop.STALE
         dropped = Counter({reason: item.record.rollouts})
         self.sieve.dropped += dropped
-        self.uses.append(Use(item.position_in_stream, 0, dropped))
+        self.uses.append(KeptSamples(item.position_in_stream, 0, dropped))
         logger.info("record dropped", extra={**_fields(item), "reason": str(reason)})
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from muster.tasks.sandbox import Job, Limits, Sandbox, SandboxUnavailable
+from muster.tasks.sandbox import Limits, Sandbox, SandboxJob, SandboxUnavailable
 
 LIMITS = Limits(cpu_s=1, wall_s=3.0, total_s=10.0)
 """What each may use."""
@@ -85,8 +85,8 @@ def play_programs(sandbox: Sandbox) -> dict[str, float]:
     for program in programs:
         started = time.monotonic()
         with suppress(SandboxUnavailable):  # the machine is busy
-            sandbox.run(Job(program, ("",)), LIMITS)
-        honest = sandbox.run(Job("print(input())", ("1",)), LIMITS).tests[0]
+            sandbox.run(SandboxJob(program, ("",)), LIMITS)
+        honest = sandbox.run(SandboxJob("print(input())", ("1",)), LIMITS).tests[0]
         longest_s = max(longest_s, time.monotonic() - started)
         served += honest is not None and honest.out == b"1\n"
     return {"attacks": len(programs), "honest_served": served, "longest_s": longest_s}
