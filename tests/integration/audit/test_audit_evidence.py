@@ -31,7 +31,7 @@ from muster.app.demo.adversary import ForgedReward
 from muster.chain import BatchView
 from muster.client.audit.contradictions import Check, Kind
 from muster.client.audit.evidence import EvidenceFolders
-from muster.client.audit.history import HistorySource, WorkerHistory as ChainHistory, read
+from muster.client.audit.history import ChainHistory, HistorySource, read
 from muster.client.audit.ledger import PackedRecords
 from muster.client.audit.reexecution import HOW_MACHINE, Copies, draw, rerun_verdicts
 from muster.client.audit.table import tabulate
