@@ -50,9 +50,10 @@ class Order:
 
     folder: str
     """Where all files are; the base model is built when it is not there."""
-    plan: list[tuple[list[str], int]]
-    """Names of functions of this file, and how many ranks run them. Rank 0 runs a function and
-    writes what it returns to FOLDER/NAME-RANKS.pt; the other ranks follow.
+    plan: list[tuple[list[str], int, int]]
+    """Names of functions of this file, how many ranks run them, and how many of these share rows.
+    Rank 0 runs a function and writes what it returns to FOLDER/NAME-LABEL.pt (`label`); the other
+    ranks follow.
     """
     timeout_s: float = 120.0
     """After which a rank without a word is given up."""
@@ -60,6 +61,19 @@ class Order:
     def line(self) -> bytes:
         """Return what the script reads."""
         return json.dumps(asdict(self)).encode() + b"\n"
+
+
+def label(ranks: int, context: int = 1) -> str:
+    """Return what files of some ranks are called after, of which so many share rows."""
+    return f"{ranks}" if context == 1 else f"{ranks}-by-{context}"
+
+
+def _label(team: Team | None) -> str:
+    return label(team.size, team.context) if team else label(1)
+
+
+SAVED = (label(1), label(2), label(4), label(4, 2))
+"""Ranks whose checkpoints others go on from."""
 
 
 IDENTITY = Identity(RunId(1), keccak(b"recipe"), 31337)
@@ -125,7 +139,7 @@ class Job:
     def __init__(
         self, team: Team | None, folder: Path, state: str = "state", **training: Any
     ) -> None:
-        self.shelf = PolicyShelf(folder / f"policies-{team.size if team else 1}")
+        self.shelf = PolicyShelf(folder / f"policies-{_label(team)}")
         self.shelf.adopt(folder / "model")
         base = self.shelf.weights(BASE)
         generator = torch.Generator().manual_seed(1)
@@ -148,7 +162,7 @@ class Job:
             team=team,
         )
         self.checkpoints = Checkpoints(
-            folder / "state" / state, IDENTITY, keep=9, ranks=team or ONE_PROCESS
+            folder / "state" / state, IDENTITY, keep=99, ranks=team or ONE_PROCESS
         )
 
     def flat(self) -> torch.Tensor:
@@ -181,15 +195,26 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "bfloat16": (5, {"compute_dtype": "bfloat16"}),
     "recomputed": (5, {"recomputed": "full"}),
     "an adapter": (5, {"rank": 4}),
+    "a ratio per sample": (5, {"loss": "gspo", "aggregation": "sequence"}),
+    "a sequence's correction": (5, {"decoupled": True, "correction_level": "sequence"}),
 }
 """Groups in a step, and how it is computed."""
+FEW = ("one group", "an adapter", "a ratio per sample")
+"""Those that four ranks compute which share all rows: they wait for one another most."""
+
+
+def variants(context: int) -> list[str]:
+    """Return the variants that ranks compute of which so many share rows."""
+    return [name for name in VARIANTS if context < 4 or name in FEW]
 
 
 def gradients(team: Team | None, folder: Path) -> Any:
     """The first optimiser step of every variant; its checkpoint has the gradient in it."""
     found = {}
-    for version, (name, (count, options)) in enumerate(VARIANTS.items()):
-        job = Job(team, folder, state=f"gradients-{team.size if team else 1}", **options)
+    ranks = team or ONE_PROCESS
+    for name in variants(ranks.context):
+        version, (count, options) = list(VARIANTS).index(name), VARIANTS[name]
+        job = Job(team, folder, state=f"gradients-{_label(team)}", **options)
         figures = job.learner.step(Step(1), groups(5, count))
         job.save(version)
         job.checkpoints.close()
@@ -229,7 +254,7 @@ def saves(team: Team | None, folder: Path) -> Any:
     """Two steps, a third while the second's policy and checkpoint are written: what other sizes go
     on from.
     """
-    job = Job(team, folder, state=f"saves-{team.size if team else 1}", optimizer_steps=2)
+    job = Job(team, folder, state=f"saves-{_label(team)}", optimizer_steps=2)
     for number in (1, 2):
         job.learner.step(Step(number), groups(number, 3))
     learned, version = job.flat(), PolicyVersion(2)
@@ -246,13 +271,13 @@ def saves(team: Team | None, folder: Path) -> Any:
 def resumes(team: Team | None, folder: Path) -> Any:
     """The third step from the checkpoints of one, two and four ranks."""
     found = {}
-    for size in (1, 2, 4):
-        job = Job(team, folder, state=f"saves-{size}", optimizer_steps=2)
+    for saved_by in SAVED:
+        job = Job(team, folder, state=f"saves-{saved_by}", optimizer_steps=2)
         saved = job.checkpoints.newest()
         assert saved is not None
         job.learner.restore(job.checkpoints.read(saved.folder, job.learner))
         job.learner.step(Step(3), groups(3, 5))
-        found[size] = job.flat()
+        found[saved_by] = job.flat()
         job.checkpoints.close()
     return found
 
@@ -279,15 +304,15 @@ def dies(team: Team | None, folder: Path) -> Any:
 
 def _rank(order: Order, ports: list[int], rank: int) -> None:
     folder = Path(order.folder)
-    for (names, size), port in zip(order.plan, ports, strict=True):
+    for (names, size, context), port in zip(order.plan, ports, strict=True):
         if rank >= size:
             continue
         place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in place.items()})
-        team = join(torch.device("cpu"), order.timeout_s)
+        team = join(torch.device("cpu"), order.timeout_s, context)
         if not rank:
             for name in names:
-                torch.save(globals()[name](team, folder), folder / f"{name}-{size}.pt")
+                torch.save(globals()[name](team, folder), folder / f"{name}-{_label(team)}.pt")
         if team is not None:
             team.lead("stop") if not rank else follow(team, "cpu")
             team.leave()
@@ -315,7 +340,7 @@ def _run(order: Order) -> None:
     folder = Path(order.folder)
     ports = [free_port() for _ in order.plan]
     pids = []
-    for rank in range(max(size for _, size in order.plan)):
+    for rank in range(max(size for _, size, _ in order.plan)):
         pid = os.fork()
         if not pid:
             _child(order, ports, rank)

@@ -24,7 +24,6 @@ from muster.trainer.measure.pass_rates import count_passes, read_run
 from muster.wallet import save_wallet
 
 LAST = RECIPE.training.steps
-NAMES = ("one", "two")
 
 
 @pytest.fixture
@@ -120,17 +119,32 @@ async def test_trainer_of_two_ranks_makes_the_policy_of_one(trainers: TrainerNet
     await trainers.accept(range(10))
     assert await _finish(await trainers.start("one")) == 0, trainers.log("one")
     assert [step for step, f in trainers.files.figures if "reward" in f] == [1, 2, 3, 4, 5]
-    await trainers.create("two")
-    await trainers.accept(range(10))
-    process = await trainers.start("two", ranks=2)
-    async with asyncio.timeout(150):
-        assert await process.wait() == 0, trainers.log("two")
-    await _assert_all_anchored(trainers, "two")
-    one, two = (safetensors.torch.load(trainers.weights(name, LAST)) for name in ("one", "two"))
-    for name, weight in one.items():
-        torch.testing.assert_close(two[name], weight, rtol=0, atol=2e-5)
-    losses = [[line["loss"] for line in _timeless(trainers, n) if "step" in line] for n in NAMES]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-3, abs=1e-5)
+    one, losses = safetensors.torch.load(trainers.weights("one", LAST)), _losses(trainers, "one")
+    for name, flags in (("two", []), ("sharing", ["--context-ranks", "2"])):
+        await trainers.create(name)
+        await trainers.accept(range(10))
+        process = await trainers.start(name, ranks=2, flags=flags)
+        async with asyncio.timeout(150):
+            assert await process.wait() == 0, trainers.log(name)
+        await _assert_all_anchored(trainers, name)
+        several = safetensors.torch.load(trainers.weights(name, LAST))
+        for weight in one:
+            torch.testing.assert_close(several[weight], one[weight], rtol=0, atol=2e-5)
+        assert _losses(trainers, name) == pytest.approx(losses, rel=1e-3, abs=1e-5)
+
+
+def _losses(trainers: TrainerNetwork, name: str) -> list[float]:
+    return [line["loss"] for line in _timeless(trainers, name) if "step" in line]
+
+
+async def test_ranks_that_cannot_share_rows_are_told(trainers: TrainerNetwork) -> None:
+    await trainers.create("apart")
+    process = await trainers.start("apart", flags=["--context-ranks", "2"])
+    assert await _finish(process) == 1
+    said = trainers.log("apart")
+    assert "error: 1 rank is no whole number of groups of 2 that share rows" in said
+    assert "hint: torchrun with 2, 4 or more processes, or --context-ranks 1" in said
+    assert "Traceback" not in said
 
 
 async def test_trainer_stops_cleanly_and_soon(trainers: TrainerNetwork) -> None:

@@ -1,4 +1,7 @@
-"""A trainer of two and four processes: one process's gradients, its checkpoints, and its deaths."""
+"""A trainer of two and four processes: one process's gradients, its checkpoints, and its deaths.
+
+They have rows of their own or share them: `4-by-2` are four ranks of which two share rows.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,19 @@ from typing import IO, Any
 
 import pytest
 import torch
-from rank_job import IDENTITY, VARIANTS, Order
+from rank_job import IDENTITY, SAVED, VARIANTS, Order, label, variants
 from torch import Tensor
 
 from muster.trainer.recover.checkpoint import Checkpoints
 
 JOB = Path(__file__).with_name("rank_job.py")
-SIZES = (1, 2, 4)
+WAYS = ((1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (4, 4))
+"""Ranks, and how many of them share rows."""
+LABELS = [label(*way) for way in WAYS]
+SEVERAL = LABELS[1:]
+COMPUTED = [
+    (label(*way), name) for way in WAYS[1:] for name in variants(way[1]) if name != "bfloat16"
+]
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +66,9 @@ async def _ended(folder: Path, timeout_s: float) -> tuple[list[int], str]:
 def results(ranks: IO[bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one, two and four ranks computed."""
     folder = tmp_path_factory.mktemp("ranks")
-    plan = [(["gradients", "saves", "tunes"], size) for size in SIZES]
-    ranks.write(Order(str(folder), [*plan, *((["resumes"], size) for size in SIZES)]).line())
+    plan = [(["gradients", "tunes", *["saves"] * (label(*way) in SAVED)], *way) for way in WAYS]
+    plan += [(["resumes"], *way) for way in WAYS if label(*way) in SAVED]
+    ranks.write(Order(str(folder), plan).line())
     codes, errors = asyncio.run(_ended(folder, 480))
     assert codes == [0, 0, 0, 0], errors
     return folder
@@ -69,7 +79,7 @@ class _Everything:
         return {n: torch.zeros(size) for n, size in sizes.items() if n.startswith("optimizer.")}
 
 
-def _gradient(folder: Path, size: int, variant: str) -> Tensor:
+def _gradient(folder: Path, size: str, variant: str) -> Tensor:
     """Return the gradient of the first optimiser step, out of AdamW's mean of gradients."""
     version = list(VARIANTS).index(variant)
     path = folder / "state" / f"gradients-{size}"
@@ -80,82 +90,81 @@ def _gradient(folder: Path, size: int, variant: str) -> Tensor:
     return torch.cat([mean.flatten() for mean in means]) / 0.1
 
 
-def _load(folder: Path, job: str, size: int) -> Any:
+def _load(folder: Path, job: str, size: str) -> Any:
     return torch.load(folder / f"{job}-{size}.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "bfloat16"])
-@pytest.mark.parametrize("size", [2, 4])
-def test_gradient_is_that_of_one_process(results: Path, size: int, variant: str) -> None:
-    one, many = _gradient(results, 1, variant), _gradient(results, size, variant)
+@pytest.mark.parametrize(("size", "variant"), COMPUTED)
+def test_gradient_is_that_of_one_process(results: Path, size: str, variant: str) -> None:
+    one, many = _gradient(results, "1", variant), _gradient(results, size, variant)
     assert float(one.norm()) > 0.01
     assert float((many - one).norm() / one.norm()) < 1e-6
 
 
 def test_gradient_does_not_depend_on_micro_batches(results: Path) -> None:
-    packed = _gradient(results, 1, "more groups than ranks")
-    for size in SIZES:
+    packed = _gradient(results, "1", "more groups than ranks")
+    for size in LABELS[:-1]:
         single = _gradient(results, size, "a sample at a time")
         assert float((single - packed).norm() / packed.norm()) < 1e-6
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_figures_are_those_of_one_process(results: Path, size: int) -> None:
-    one, many = _load(results, "gradients", 1), _load(results, "gradients", size)
-    for variant in VARIANTS:
+@pytest.mark.parametrize("size", SEVERAL)
+def test_figures_are_those_of_one_process(results: Path, size: str) -> None:
+    one, many = _load(results, "gradients", "1"), _load(results, "gradients", size)
+    for variant in many:
         tolerance = 5e-2 if variant == "bfloat16" else 2e-6
         assert many[variant] == pytest.approx(one[variant], rel=tolerance, abs=1e-6), variant
 
 
 def test_mismatch_is_looked_for_on_all_ranks(results: Path) -> None:
-    found = _load(results, "gradients", 4)
+    found = _load(results, "gradients", "4")
     assert found["without mismatching samples"]["samples"] > 0
     assert found["without mismatching samples"]["samples"] < found["bfloat16"]["samples"]
 
 
 def test_fillers_of_ranks_without_work_count_for_nothing(results: Path) -> None:
     # One group on four ranks: three of them compute fillers only.
-    one, four = (_load(results, "gradients", size)["one group"] for size in (1, 4))
+    one, four = (_load(results, "gradients", size)["one group"] for size in ("1", "4"))
     assert four["tokens"] == one["tokens"]
     assert four["samples"] == one["samples"]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_bfloat16_is_close_to_float32(results: Path, size: int) -> None:
-    full = _gradient(results, 1, "more groups than ranks")
+@pytest.mark.parametrize("size", LABELS[:-1])
+def test_bfloat16_is_close_to_float32(results: Path, size: str) -> None:
+    full = _gradient(results, "1", "more groups than ranks")
     short = _gradient(results, size, "bfloat16")
     assert float((short - full).norm() / full.norm()) < 0.05
     assert short.dtype == torch.float32
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_fine_tuning_is_that_of_one_process(results: Path, size: int) -> None:
-    one, many = _load(results, "tunes", 1), _load(results, "tunes", size)
+@pytest.mark.parametrize("size", SEVERAL)
+def test_fine_tuning_is_that_of_one_process(results: Path, size: str) -> None:
+    one, many = _load(results, "tunes", "1"), _load(results, "tunes", size)
     assert one["losses"][1] < one["losses"][0]
     assert many["losses"] == pytest.approx(one["losses"], rel=2e-6)
     assert many["held_out"] == pytest.approx(one["held_out"], rel=2e-6)
     assert float((many["weights"] - one["weights"]).abs().max()) < 2e-5
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_resumed_at_the_same_size_it_is_the_same_bit_by_bit(results: Path, size: int) -> None:
+@pytest.mark.parametrize("size", SAVED)
+def test_resumed_at_the_same_size_it_is_the_same_bit_by_bit(results: Path, size: str) -> None:
     resumed = _load(results, "resumes", size)[size]
     assert torch.equal(resumed, _load(results, "saves", size)["through"])
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("saved", SIZES)
+@pytest.mark.parametrize("size", SAVED)
+@pytest.mark.parametrize("saved", SAVED)
 def test_resumed_at_another_size_it_is_the_same_within_rounding(
-    results: Path, size: int, saved: int
+    results: Path, size: str, saved: str
 ) -> None:
     resumed = _load(results, "resumes", size)[saved]
     through = _load(results, "saves", saved)["through"]
     assert float((resumed - through).norm() / through.norm()) < 1e-6
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", SAVED)
 def test_policy_gathered_beside_the_next_step_is_the_one_before_it(
-    results: Path, size: int
+    results: Path, size: str
 ) -> None:
     found = _load(results, "saves", size)
     assert torch.equal(found["written"], found["learned"])
@@ -167,7 +176,7 @@ async def test_waiting_leader_is_not_given_up(
 ) -> None:
     # Waits three seconds for records; one without a word would be given up after one and a half.
     (tmp_path / "model").symlink_to(results / "model")
-    ranks.write(Order(str(tmp_path), [(["idles"], 2)], timeout_s=1.5).line())
+    ranks.write(Order(str(tmp_path), [(["idles"], 2, 1)], timeout_s=1.5).line())
     codes, errors = await _ended(tmp_path, 120)
     assert codes == [0, 0], errors
 
@@ -177,7 +186,7 @@ async def test_death_of_a_rank_ends_all_with_a_clear_error(
     ranks: IO[bytes], results: Path, tmp_path: Path, victim: int
 ) -> None:
     (tmp_path / "model").symlink_to(results / "model")
-    ranks.write(Order(str(tmp_path), [(["dies"], 3)], timeout_s=60).line())
+    ranks.write(Order(str(tmp_path), [(["dies"], 3, 1)], timeout_s=60).line())
     await _appears(tmp_path / "steps", 120)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     os.kill(pids[victim], signal.SIGKILL)

@@ -27,7 +27,7 @@ from muster.settings.options import (
     orchestrator_option,
     relay_option,
 )
-from muster.trainer.options import dtype_option, memory_options, peak_option
+from muster.trainer.options import context_option, dtype_option, memory_options, peak_option
 from muster.trainer.sft.command import lineage, sft
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ SECTIONS = {
         "offload",
         "memory_gb",
         "peak_tflops",
-        "rank_timeout_s",
+        *("rank_timeout_s", "context_ranks"),
     ],
     "Several sites": ["sites", "site", "site_address", "site_alive_s", "site_wait_s"],
     "Measuring": [
@@ -89,6 +89,7 @@ trainer.add_command(lineage)
 @click.option("--anchor-every", type=int, help="Of so many versions one is broadcast whole.")
 @click.option("--state-dir", type=FOLDER, help="Checkpoint, policies and metrics.")
 @click.option("--rank-timeout-s", type=float, help="Under torchrun: longest wait for other ranks.")
+@click.option("--context-ranks", type=int, help="Of the ranks, how many share rows. [default: 1]")
 @click.option("--sites", type=int, help="Trainer sites with which the run begins. [default: 1]")
 @click.option("--site", type=int, help="Which of them this is; 0 publishes.")
 @click.option("--site-address", metavar="HOST:PORT", help="Where site 0 meets the others.")
@@ -171,6 +172,7 @@ def trainer_run(
 @click.option("--model", type=FOLDER, required=True, help="Base model; config.json is enough.")
 @click.option("--recipe", type=RECIPE, required=True, help="The recipe: TOML file or preset.")
 @click.option("--ranks", type=click.IntRange(1), default=1, help="Processes.")
+@context_option
 @click.option("--device", default="cpu", help="Where the model computes.")
 @dtype_option
 @memory_options

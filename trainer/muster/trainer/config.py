@@ -49,6 +49,9 @@ class TrainerSettings(Settings):
     """Checkpoint, policies and metrics; no other process may share it."""
     rank_timeout_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Under torchrun: how long one process waits for the others before it gives up."""
+    context_ranks: Annotated[int, Field(ge=1)] = 1
+    """Under torchrun: how many ranks share rows, each computing a part of every row: for rows
+    beyond a rank's memory. Divides the number of ranks; changes memory, not the gradient."""
     sites: Annotated[int, Field(ge=1, le=255)] = 1
     """Trainer sites with which the run begins; 1 for a trainer that is alone."""
     site: Annotated[int, Field(ge=0, le=254)] = 0

@@ -42,6 +42,13 @@ def memory_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+context_option = click.option(
+    "--context-ranks",
+    type=click.IntRange(1),
+    default=1,
+    help="Of the ranks, how many share rows.",
+)
+
 peak_option = click.option(
     "--peak-tflops",
     type=click.FloatRange(0, min_open=True),

@@ -76,7 +76,8 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
     compute = ComputeThread()
     async with AsyncExitStack() as stack:
         stack.callback(compute.close)
-        team = await compute.run(join, torch.device(settings.device), settings.rank_timeout_s)
+        device = torch.device(settings.device)
+        team = await compute.run(join, device, settings.rank_timeout_s, settings.context_ranks)
         if team is not None and team.rank:
             await compute.run(follow_leader, team, settings.device)
             return
@@ -301,6 +302,7 @@ class _Assembly:
         settings = self.settings
         choices = Choices(
             ranks=self.team.size if self.team else 1,
+            context_ranks=settings.context_ranks,
             device=settings.device,
             compute_dtype=settings.compute_dtype,
             micro_batch_tokens=settings.micro_batch_tokens,

@@ -14,10 +14,12 @@ from measured_peak import groups, kept_bytes, peak_bytes, recipe
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from muster.app.cli import muster
+from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Step
 from muster.protocol.sft import SftRecipe
 from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.packing import Sample
+from muster.trainer.learn.parallel import join
 from muster.trainer.learn.plan import PROCESS, SAVING, Choices, MemoryShort, Planner, plan_memory
 from muster.trainer.learn.rehearsal import Rehearsal
 from muster.trainer.learn.sft_learner import SftLearner
@@ -205,6 +207,45 @@ def test_ranks_share_weights_gradients_and_optimiser() -> None:
     for name in ("weights", "gradients", "optimiser"):
         assert two[name] == one[name] / 2
     assert two["weights gathered from ranks"] > 0
+
+
+def of_long_rows(memory_gb: float, **choices: Any) -> Planner:
+    given = Choices(memory_gb=memory_gb, **{"recompute": "full", **choices})
+    own = config(max_position_embeddings=16_384)
+    return Planner(own, recipe(16_384, 0), given, rehearsal())
+
+
+def test_ranks_that_share_rows_share_the_passes() -> None:
+    kept: dict[str, Any] = {"ranks": 4, "recompute": "none"}
+    parts = [
+        {p.name: p.training for p in of_long_rows(100.0, **kept, **context).plan().parts}
+        for context in ({}, {"context_ranks": 4})
+    ]
+    # Keys and values of whole rows are in every rank, one block's at a time.
+    assert 0.25 * parts[0]["passes"] < parts[1]["passes"] < 0.35 * parts[0]["passes"]
+    del parts[0]["passes"], parts[1]["passes"]
+    assert parts[0] == parts[1]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hint"),
+    [
+        (1, "2 ranks with as much memory each and --context-ranks 2 would do (torchrun)"),
+        (4, "--context-ranks 2 fits"),
+    ],
+)
+def test_a_row_beyond_a_ranks_memory_is_to_be_shared(ranks: int, hint: str) -> None:
+    with pytest.raises(MemoryShort) as caught:
+        of_long_rows(of_long_rows(100.0, ranks=4).plan().peak / 1e9 - 0.1, ranks=ranks).plan()
+    assert caught.value.hint == hint
+
+
+def test_ranks_that_do_not_divide_into_groups_are_refused() -> None:
+    with pytest.raises(ConfigError, match="4 ranks are no whole number of groups of 3") as caught:
+        planner(100.0, ranks=4, context_ranks=3)
+    assert caught.value.hint == "torchrun with 3, 6 or more processes, or --context-ranks 1"
+    with pytest.raises(ConfigError, match="1 rank is no whole number of groups of 2"):
+        join(torch.device("cpu"), 1.0, 2)
 
 
 def test_an_adapter_takes_no_gradients_of_the_base() -> None:

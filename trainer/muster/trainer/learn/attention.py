@@ -61,13 +61,11 @@ def packed_attention(
             f"{attention_mask is not None}, dropout {dropout}, {unknown}; "
             'use set_attn_implementation("sdpa")'
         )
-    repeats = query.shape[1] // key.shape[1]
-    if repeats > 1:
-        key, value = (t.repeat_interleave(repeats, dim=1) for t in (key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     is_cut = sliding_window is not None and packed_layout.longest > sliding_window
     if softcap or is_cut or not has_kernel(query):
-        out = _masked(query, key, value, packed_layout, scale, sliding_window, softcap)
+        keys, values = (_row(t, packed_layout, query.shape[1]) for t in (key, value))
+        out = _masked(query, keys, values, packed_layout, scale, sliding_window, softcap)
     else:
         out = cascade(query, key, value, packed_layout, scale)
     return out, None
@@ -135,6 +133,23 @@ def packed_hidden(model: Any, tokens_S: Tensor, layout: Layout) -> Tensor:
     return hidden_1SD[0]
 
 
+def _row(own: Tensor, layout: Layout, heads: int) -> Tensor:
+    """Return the row's keys or values, given those at the places of the queries, for each head."""
+    whole: Tensor = _Gathered.apply(own, layout)  # type: ignore[no-untyped-call]  # torch's stub
+    return whole.repeat_interleave(heads // own.shape[1], dim=1)
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, layout: Layout) -> Tensor:
+        ctx.layout, ctx.shape = layout, own.shape
+        return layout.gather(own)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.layout.sum_of(gradients[0]), None
+
+
 def _masked(
     query: Tensor,
     key: Tensor,
@@ -145,9 +160,7 @@ def _masked(
     softcap: float | None,
 ) -> Tensor:
     out = torch.zeros_like(query.transpose(1, 2))
-    prompts = [(p, p) for p, _ in layout.groups()]
-    for prompt, own in [*prompts, *layout.sequences()]:
-        parts = [own] if own is prompt else [prompt, own]
+    for own, parts in layout.seen():
         keys, values = (torch.cat([t[:, :, s] for s in parts], dim=2) for t in (key, value))
         mask = _band(own.stop - own.start, keys.shape[2], window, query.device)
         asking = query[:, :, own]

@@ -14,7 +14,11 @@ merged values each part's gradient is exactly its share.
 On a CPU one flash call per sequence, in float32 or wider (its bfloat16 backward pass is five times
 slower). On a GPU in half precision two varlen flash calls.
 
-Axes: S positions of the row, H heads, E head size; tensors here are [1, H, S, E] unless said.
+A process may have the queries of a part of the row (`muster.trainer.learn.context`). Its layout
+then says which of them attend to what, and exchanges keys, values and their gradients.
+
+Axes: S positions of the row, H heads, E head size; tensors here are [1, H, S, E] unless said. Keys
+and values may have fewer heads, each for several heads of queries.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,9 +36,21 @@ Triple = tuple[Tensor, Tensor, Tensor]
 _HALF = (torch.float16, torch.bfloat16)
 
 
+class Pair(NamedTuple):
+    """Queries and keys of which every query attends to every key."""
+
+    asking: slice
+    """Places of the queries among those of this process."""
+    asked: slice
+    """Places of the keys in the row."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Lengths of the sequences in a packed row; they say which positions belong together."""
+    """Lengths of the sequences in a packed row; they say which positions belong together.
+
+    Queries are those of the whole row here; of a part of it in `context.LayoutPart`.
+    """
 
     prompts: tuple[int, ...]
     """Length of every prompt; they fill the row's beginning."""
@@ -85,6 +101,37 @@ class Layout:
             ids += [length + i for n in group for i in range(n)]
         return ids
 
+    def runs(self) -> list[int]:
+        """Return how many queries in turn attend causally to their own keys; they are all."""
+        return [s.stop - s.start for s in self.segments()]
+
+    def rounds(self) -> list[list[Pair]]:
+        """Return what queries attend to besides; the pairs of a round lie side by side."""
+        return [[Pair(own, prompt) for prompt, own in self.groups()]]
+
+    def seen(self) -> Iterator[tuple[slice, list[slice]]]:
+        """Yield places of queries that follow one another, and the places in the row that the last
+        of them attends to, in order.
+        """
+        yield from ((prompt, [prompt]) for prompt, _ in self.groups())
+        yield from ((own, [prompt, own]) for prompt, own in self.sequences())
+
+    def gather(self, own: Tensor) -> Tensor:
+        """Return keys or values of the row, given those at the places of the queries."""
+        return own
+
+    def room(self, own: Tensor) -> Tensor:
+        """Return what gradients of the row's keys are added to; `own` are those found so far, at
+        the places of the queries.
+        """
+        return own
+
+    def sum_of(self, gradient: Tensor) -> Tensor:
+        """Return what all processes found of the gradient of the row's keys or values, summed up,
+        at the places of this one's queries.
+        """
+        return gradient
+
 
 def has_kernel(query: Tensor) -> bool:
     """Tell whether `cascade` can run on this device in this type."""
@@ -92,7 +139,7 @@ def has_kernel(query: Tensor) -> bool:
 
 
 def cascade(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
-    """Return the attention output [1, S, H, E]; query, key and value have as many heads."""
+    """Return the attention output [1, S, H, E] at the places of the queries."""
     out: Tensor = _Cascade.apply(query, key, value, layout, scale)  # type: ignore[no-untyped-call]  # torch's stub
     return out
 
@@ -103,18 +150,26 @@ class _Cascade(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float
     ) -> Tensor:
         kernel = _Varlen(layout, scale) if query.is_cuda else _PerSequence(layout, scale)
-        out, lse = kernel.forward(*(kernel.prepare(t) for t in (query, key, value)))
+        own = kernel.prepare(query), kernel.prepare(key), kernel.prepare(value)
+        out, lse = kernel.forward(own, (layout.gather(own[1]), layout.gather(own[2])))
         ctx.save_for_backward(query, key, value, out, lse)
-        ctx.kernel = kernel
+        ctx.kernel, ctx.layout = kernel, layout
         return out.transpose(1, 2).to(query.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, lse = ctx.saved_tensors
-        prepare = ctx.kernel.prepare
-        gradient = prepare(gradients[0].transpose(1, 2))
-        inputs = prepare(query), prepare(key), prepare(value)
-        found = ctx.kernel.backward(gradient, inputs, out, lse)
+        kernel, layout = ctx.kernel, ctx.layout
+        own = kernel.prepare(query), kernel.prepare(key), kernel.prepare(value)
+        saved = kernel.prepare(gradients[0].transpose(1, 2)), out, lse
+        found = kernel.backward(own, saved)
+        # Gathered again: kept, the whole row's keys and values would be the most of all.
+        row = layout.gather(own[1]), layout.gather(own[2])
+        rooms = layout.room(found[1]), layout.room(found[2])
+        kernel.rounds_backward(own[0], row, saved, (found[0], *rooms))
+        for gradient, room in zip(found[1:], rooms, strict=True):
+            if room is not gradient:
+                gradient += layout.sum_of(room)
         return *(g.to(query.dtype) for g in found), None, None
 
 
@@ -129,43 +184,53 @@ class _PerSequence:
     """Flash attention on a CPU, sequence by sequence."""
 
     def __init__(self, layout: Layout, scale: float) -> None:
-        self._layout, self._scale = layout, scale
+        self._scale, self._runs = scale, layout.runs()
+        self._pairs = [
+            pair
+            for pairs in layout.rounds()
+            for pair in pairs
+            if pair.asking.start < pair.asking.stop
+        ]
 
     def prepare(self, tensor: Tensor) -> Tensor:
         return tensor.float() if tensor.dtype in _HALF else tensor
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        lengths = [s.stop - s.start for s in self._layout.segments()]
-        pieces = zip(*(torch.split(t, lengths, dim=2) for t in (query, key, value)), strict=True)
+    def forward(self, own: Triple, row: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        pieces = zip(*(torch.split(t, self._runs, dim=2) for t in own), strict=True)
         parts = [self._part(*piece, is_causal=True) for piece in pieces]
         out, lse = (
             torch.cat([part[i].transpose(1, 2) for part in parts], dim=1).transpose(1, 2)
             for i in range(2)
         )
-        for prompt, own in self._layout.groups():
-            if own.start < own.stop:
-                asked = key[:, :, prompt], value[:, :, prompt]
-                part = self._part(query[:, :, own], *asked, is_causal=False)
-                _merge(out[:, :, own], lse[:, :, own], *part)
+        for asking, asked in self._pairs:
+            keys, values = (t[:, :, asked] for t in row)
+            part = self._part(own[0][:, :, asking], keys, values, is_causal=False)
+            _merge(out[:, :, asking], lse[:, :, asking], *part)
         return out, lse
 
-    def backward(self, gradient: Tensor, inputs: Triple, out: Tensor, lse: Tensor) -> Triple:
-        lengths = [s.stop - s.start for s in self._layout.segments()]
-        saved = (gradient, *inputs, out, lse)
-        pieces = zip(*(torch.split(t, lengths, dim=2) for t in saved), strict=True)
+    def backward(self, own: Triple, saved: Triple) -> Triple:
+        gradient, *results = saved
+        pieces = zip(
+            *(torch.split(t, self._runs, dim=2) for t in (gradient, *own, *results)), strict=True
+        )
         parts = [self._part_backward(piece, is_causal=True) for piece in pieces]
         found = [
             torch.cat([part[i].transpose(1, 2) for part in parts], dim=1).transpose(1, 2)
             for i in range(3)
         ]
-        for prompt, own in self._layout.groups():
-            if own.start < own.stop:
-                places = (own, own, prompt, prompt, own, own)
-                piece = [t[:, :, s] for t, s in zip(saved, places, strict=True)]
-                added = self._part_backward(piece, is_causal=False)
-                for whole, part, s in zip(found, added, (own, prompt, prompt), strict=True):
-                    whole[:, :, s] += part
         return found[0], found[1], found[2]
+
+    def rounds_backward(
+        self, query: Tensor, row: tuple[Tensor, Tensor], saved: Triple, added: Triple
+    ) -> None:
+        gradient, *results = saved
+        tensors = (gradient, query, *row, *results)
+        for asking, asked in self._pairs:
+            places = (asking, asking, asked, asked, asking, asking)
+            piece = [t[:, :, s] for t, s in zip(tensors, places, strict=True)]
+            parts = self._part_backward(piece, is_causal=False)
+            for whole, part, s in zip(added, parts, (asking, asked, asked), strict=True):
+                whole[:, :, s] += part
 
     def _part(
         self, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool
@@ -182,53 +247,68 @@ class _PerSequence:
         return parts
 
 
+class _Round(NamedTuple):
+    """A round of pairs as varlen kernels take it."""
+
+    asking: slice
+    """Places of all of its queries."""
+    asked: slice
+    """Places of all of its keys."""
+    asking_bounds: list[int]
+    """Where each pair's queries begin, and the last one's end."""
+    asked_bounds: list[int]
+    """The same of its keys."""
+
+
 class _Varlen:
-    """Flash attention on a GPU: all sequences in one call, all groups in another."""
+    """Flash attention on a GPU: all sequences in one call, each round in another."""
 
     def __init__(self, layout: Layout, scale: float) -> None:
-        self._layout, self._scale = layout, scale
-        own = [s.stop - s.start for s in layout.segments()]
-        self._prompts = sum(layout.prompts)
-        self._segments = _bounds(own)
-        groups = [sum(group) for group in layout.completions]
-        self._groups, self._asked = _bounds(groups), _bounds(list(layout.prompts))
-        self._has_completions = any(groups)
+        self._scale, self._runs = scale, _bounds(layout.runs())
+        rounds = [_round(pairs) for pairs in layout.rounds()]
+        self._rounds = [r for r in rounds if r.asking.start < r.asking.stop]
 
     def prepare(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        q, k, v = (_flat(t) for t in (query, key, value))
-        out, lse = self._call(q, k, v, self._segments, self._segments, is_causal=True)
-        if self._has_completions:
-            p = self._prompts
-            part, part_lse = self._call(
-                q[p:], k[:p], v[:p], self._groups, self._asked, is_causal=False
-            )
-            _merge(out[p:].transpose(0, 1), lse[:, p:], part.transpose(0, 1), part_lse)
+    def forward(self, own: Triple, row: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        q, k, v = (_flat(t) for t in own)
+        out, lse = self._call(q, k, v, [self._runs] * 2, is_causal=True)
+        if self._rounds:
+            k, v = (_flat(t) for t in row)
+        for asking, asked, *bounds in self._rounds:
+            part, part_lse = self._call(q[asking], k[asked], v[asked], bounds, is_causal=False)
+            _merge(out[asking].transpose(0, 1), lse[:, asking], part.transpose(0, 1), part_lse)
         return _unflat(out), lse
 
-    def backward(self, gradient: Tensor, inputs: Triple, out: Tensor, lse: Tensor) -> Triple:
-        g, q, k, v, o = (_flat(t) for t in (gradient, *inputs, out))
-        found = self._call_backward(
-            (g, q, k, v, o, lse), self._segments, self._segments, is_causal=True
-        )
-        if self._has_completions:
-            p = self._prompts
-            saved = (g[p:], q[p:], k[:p], v[:p], o[p:], lse[:, p:].contiguous())
-            parts = self._call_backward(saved, self._groups, self._asked, is_causal=False)
-            for whole, part in zip((found[0][p:], found[1][:p], found[2][:p]), parts, strict=True):
-                whole += part
+    def backward(self, own: Triple, saved: Triple) -> Triple:
+        gradient, out, lse = saved
+        g, q, k, v, o = (_flat(t) for t in (gradient, *own, out))
+        found = self._call_backward((g, q, k, v, o, lse), [self._runs] * 2, is_causal=True)
         return _unflat(found[0]), _unflat(found[1]), _unflat(found[2])
 
+    def rounds_backward(
+        self, query: Tensor, row: tuple[Tensor, Tensor], saved: Triple, added: Triple
+    ) -> None:
+        if not self._rounds:
+            return
+        gradient, out, lse = saved
+        g, q, k, v, o = (_flat(t) for t in (gradient, query, *row, out))
+        for asking, asked, *bounds in self._rounds:
+            part_lse = lse[:, asking].contiguous()
+            piece = g[asking], q[asking], k[asked], v[asked], o[asking], part_lse
+            parts = self._call_backward(piece, bounds, is_causal=False)
+            for whole, part, s in zip(added, parts, (asking, asked, asked), strict=True):
+                whole[:, :, s] += _unflat(part)
+
     def _call(
-        self, q: Tensor, k: Tensor, v: Tensor, asking: list[int], asked: list[int], is_causal: bool
+        self, q: Tensor, k: Tensor, v: Tensor, bounds: list[list[int]], *, is_causal: bool
     ) -> tuple[Tensor, Tensor]:
         result = torch.ops.aten._flash_attention_forward(
             q,
             k,
             v,
-            *_on(q.device, asking, asked),
+            *_on(q.device, bounds),
             0.0,
             is_causal,
             False,
@@ -237,12 +317,12 @@ class _Varlen:
         return result[0], result[1]
 
     def _call_backward(
-        self, saved: tuple[Tensor, ...], asking: list[int], asked: list[int], is_causal: bool
+        self, saved: tuple[Tensor, ...], bounds: list[list[int]], *, is_causal: bool
     ) -> Triple:
         random_state = torch.zeros(2, dtype=torch.uint64, device=saved[0].device)
         found: Triple = torch.ops.aten._flash_attention_backward(
             *saved,
-            *_on(saved[0].device, asking, asked),
+            *_on(saved[0].device, bounds),
             0.0,
             is_causal,
             random_state,
@@ -252,15 +332,26 @@ class _Varlen:
         return found
 
 
+def _round(pairs: Sequence[Pair]) -> _Round:
+    return _Round(
+        slice(pairs[0].asking.start, pairs[-1].asking.stop),
+        slice(pairs[0].asked.start, pairs[-1].asked.stop),
+        _bounds([pair.asking.stop - pair.asking.start for pair in pairs]),
+        _bounds([pair.asked.stop - pair.asked.start for pair in pairs]),
+    )
+
+
 def _bounds(lengths: list[int]) -> list[int]:
     return list(accumulate(lengths, initial=0))
 
 
-def _on(device: torch.device, asking: list[int], asked: list[int]) -> tuple[Any, ...]:
-    """Return both bounds as tensors and the longest pieces, as varlen kernels take them."""
-    bounds = (torch.tensor(b, dtype=torch.int32, device=device) for b in (asking, asked))
-    longest = (max(b[i + 1] - b[i] for i in range(len(b) - 1)) for b in (asking, asked))
-    return *bounds, *longest
+def _on(device: torch.device, bounds: list[list[int]]) -> tuple[Any, ...]:
+    """Return bounds of queries and of keys as tensors, and the longest pieces, as varlen kernels
+    take them.
+    """
+    tensors = (torch.tensor(b, dtype=torch.int32, device=device) for b in bounds)
+    longest = (max(b[i + 1] - b[i] for i in range(len(b) - 1)) for b in bounds)
+    return *tensors, *longest
 
 
 def _flat(tensor: Tensor) -> Tensor:

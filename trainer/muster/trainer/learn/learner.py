@@ -18,6 +18,7 @@ from muster.protocol.objective import ObjectiveRecipe
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
 from muster.trainer.learn.advantages import Kept, keep_informative, without_mismatch
+from muster.trainer.learn.logprob import Rows
 from muster.trainer.learn.losses import (
     TokenLoss,
     Tokens,
@@ -86,7 +87,7 @@ class Learner(TrainedModel[Recipe, _PolicyStep]):
         """Return the mismatch of all ranks' samples on rank 0; on all ranks together."""
         with self._ranks.watch("looking for mismatch"):
             self._await_shards()
-            parts = self._ranks.gather(self._passes.surprise(samples))
+            parts = self._ranks.gather_groups(self._passes.surprise(samples))
             return [excess for part in parts for excess in part]
 
     def _without_mismatch(self, kept: Kept) -> Kept:
@@ -98,7 +99,7 @@ class Learner(TrainedModel[Recipe, _PolicyStep]):
     def _surprise_of(self, kept: Kept) -> list[float]:
         """Return `Passes.surprise` of all samples in order, computed by all ranks."""
         samples = [sample for group in kept.samples for sample in group]
-        parts = even_parts(samples, self._ranks.size)
+        parts = even_parts(samples, self._ranks.groups)
         self._ranks.lead("surprise", *parts)
         return self.surprise(parts[0])
 
@@ -171,7 +172,7 @@ class LossInputs:
     reference_N: Tensor | None
     """Log-probabilities under the base model, if the loss has a KL term."""
 
-    def tokens(self, logp_R: Tensor, entropy_R: Tensor, rows: slice = slice(None)) -> Tokens:
+    def tokens(self, logp_R: Tensor, entropy_R: Tensor, rows: Rows = slice(None)) -> Tokens:
         """Return some tokens as a loss takes them."""
         own_R = logp_R.detach()
         return Tokens(
@@ -204,7 +205,7 @@ def loss_of(
     weight_N = weights(given.sample_N, totals, objective, longest).float()
     if is_token_level(objective):
 
-        def of_tokens(logp_R: Tensor, entropy_R: Tensor, rows: slice) -> Tensor:
+        def of_tokens(logp_R: Tensor, entropy_R: Tensor, rows: Rows) -> Tensor:
             tokens = given.tokens(logp_R, entropy_R, rows)
             return token_loss(tokens, objective).loss_N * weight_N[rows]
 

@@ -37,7 +37,10 @@ DEVICE_BLOCK_LOGITS = CHUNK_LOGITS
 Made = tuple[Tensor, Tensor | None, Tensor | None]
 """Gradients of hidden states, weight and bias."""
 
-Objective = Callable[[Tensor, Tensor, slice], Tensor]
+Rows = slice | Tensor
+"""Which tokens of a micro-batch: one after the other, or by their numbers."""
+
+Objective = Callable[[Tensor, Tensor, Rows], Tensor]
 """Takes logp [R], entropy [R] and which of the N tokens they are; returns each one's loss [R]."""
 
 

@@ -27,7 +27,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from muster.protocol.errors import MusterError
+from muster.protocol.errors import ConfigError, MusterError
 from muster.trainer.learn.recompute import blocks
 
 T = TypeVar("T")
@@ -49,11 +49,23 @@ class Ranks:
     """This process's number; 0 leads."""
     size = 1
     """Number of processes."""
+    context = 1
+    """Number of those that share rows; they follow one another."""
     storage_group: Any = None
     """Process group for checkpoints, apart from training's own messages."""
 
+    @property
+    def groups(self) -> int:
+        """Number of groups of ranks that share rows."""
+        return self.size // self.context
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first rank of its group, which counts what all of the group have."""
+        return self.rank % self.context == 0
+
     def lead(self, command: str, *shares: Any) -> None:
-        """On rank 0, have the others do `command`: with one share for all, or one for each rank."""
+        """On rank 0, have the others do `command`: with one share for all, or for each group."""
 
     def wait_for_all(self) -> None:
         """Return when every rank is here."""
@@ -61,6 +73,10 @@ class Ranks:
     def gather(self, own: T) -> list[T]:
         """Return what each rank gave, in order of rank; on every rank."""
         return [own]
+
+    def gather_groups(self, own: T) -> list[T]:
+        """Return what each group gave, in order; all of a group give the same."""
+        return self.gather(own)[:: self.context]
 
     def merge(self, sums: Any, largest: frozenset[str]) -> None:
         """Add up the fields of a dataclass of numbers over ranks; take the maximum of `largest`."""
@@ -90,11 +106,43 @@ ONE_PROCESS = Ranks()
 """The trainer without torchrun."""
 
 
+class ContextGroup:
+    """Ranks that share rows: each computes a part of every row of theirs."""
+
+    def __init__(self, size: int, timeout: timedelta) -> None:
+        """Form all groups of so many ranks that follow one another; on all ranks together."""
+        self.size = size
+        """Number of the ranks."""
+        self.place = dist.get_rank() % size
+        """This rank's number among them."""
+        self._group: Any = dist.new_subgroups(size, timeout=timeout)[0]  # type: ignore[no-untyped-call]  # torch's stub
+
+    def gather(self, own: Tensor) -> list[Tensor]:
+        """Return each rank's tensor, in order of place; all are of one shape."""
+        own = own.contiguous()
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(found, own, self._group)
+        return found
+
+    def sum_of(self, parts: list[Tensor]) -> Tensor:
+        """Return the sum of what all ranks give for this one; a part is for each of them."""
+        found = torch.empty_like(parts[0])
+        dist.reduce_scatter(found, parts, group=self._group)
+        return found
+
+    def add(self, own: Tensor) -> None:
+        """Add all ranks' tensors up, in place."""
+        dist.all_reduce(own, group=self._group)
+
+
 class Team(Ranks):
     """The ranks of a torchrun job."""
 
-    def __init__(self, device: torch.device, timeout_s: float) -> None:
-        """Join the job that the environment describes; raises RankLost when it does not form."""
+    def __init__(self, device: torch.device, timeout_s: float, context: int = 1) -> None:
+        """Join the job that the environment describes; raises RankLost when it does not form.
+
+        `context` is how many ranks share rows.
+        """
         timeout = timedelta(seconds=timeout_s)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         self.beat_s = timeout_s / BEATS
@@ -105,17 +153,18 @@ class Team(Ranks):
             self.mesh = init_device_mesh(device.type, (self.size,))
             self.storage_group: Any = dist.new_group(backend="gloo", timeout=timeout)
             self._group: Any = dist.new_group(backend="gloo", timeout=timeout)
+            self.context = context
+            self.context_group = ContextGroup(context, timeout) if context > 1 else None
 
     def lead(self, command: str, *shares: Any) -> None:
         """On rank 0, send a command; a single share goes to every rank."""
         if self.rank:
             return
-        shares = (
-            shares if len(shares) == self.size else (shares[0] if shares else None,) * self.size
-        )
+        each = shares if len(shares) == self.groups else (*shares, None)[:1] * self.groups
+        given = [(command, share) for share in each for _ in range(self.context)]
         # Beats come from another thread than commands.
         with self._lock, _lost(f"the ranks to take '{command}'"):
-            dist.scatter_object_list([None], [(command, share) for share in shares], 0, self._group)
+            dist.scatter_object_list([None], given, 0, self._group)
 
     def next_command(self) -> tuple[str, Any]:
         """Return the leader's next command and this rank's share; on the other ranks."""
@@ -199,13 +248,28 @@ class Team(Ranks):
         dist.destroy_process_group()
 
 
-def join(device: torch.device, timeout_s: float) -> Team | None:
-    """Return the torchrun job that this process is part of; None when it is on its own."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+def join(device: torch.device, timeout_s: float, context: int = 1) -> Team | None:
+    """Return the torchrun job that this process is part of; None when it is on its own.
+
+    `context` is how many ranks share rows; raises ConfigError when the ranks do not divide so.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    require_groups(size, context)
+    if size == 1:
         return None
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    return Team(device, timeout_s)
+    return Team(device, timeout_s, context)
+
+
+def require_groups(ranks: int, context: int) -> None:
+    """Raise ConfigError when so many ranks are no groups of `context` that share rows."""
+    if ranks % context:
+        raise ConfigError(
+            f"{ranks} {'rank is' if ranks == 1 else 'ranks are'} no whole number of groups of "
+            f"{context} that share rows",
+            hint=f"torchrun with {context}, {2 * context} or more processes, or --context-ranks 1",
+        )
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import AdapterRecipe, Recipe
 from muster.protocol.sft import SftRecipe
 from muster.trainer.learn.optimizer import StateType
+from muster.trainer.learn.parallel import require_groups
 from muster.trainer.learn.passes import ComputeType, require_dense
 from muster.trainer.learn.recompute import Recompute
 from muster.trainer.learn.rehearsal import PassBytes, Rehearsal
@@ -72,6 +73,8 @@ class Choices:
 
     ranks: int = 1
     """Processes that share the model."""
+    context_ranks: int = 1
+    """Those of them that share rows."""
     device: str = "cpu"
     """Where the model computes."""
     compute_dtype: ComputeType = "float32"
@@ -204,9 +207,11 @@ class Planner:
         rehearsal: Rehearsal | None = None,
     ) -> None:
         """`config` is the architecture, as transformers describes it; `rehearsal` was made for
-        another plan of the same model. Raises ConfigError for a mixture of experts.
+        another plan of the same model. Raises ConfigError for a mixture of experts, and for
+        ranks that do not divide into groups.
         """
         require_dense(config)
+        require_groups(choices.ranks, choices.context_ranks)
         self._recipe, self._choices, self._config = recipe, choices, config
         self._rehearsal = rehearsal or Rehearsal(
             config, recipe.adapter, choices.compute_dtype, choices.device
@@ -229,8 +234,8 @@ class Planner:
 
     def found(self) -> MemoryPlan | None:
         """Return a plan that fits; None when there is none."""
-        useful = self._useful()
-        for least in (max(useful, min(EFFICIENT, self._per_optimizer_step())), useful):
+        useful, efficient = self._useful(), EFFICIENT * self._choices.context_ranks
+        for least in (max(useful, min(efficient, self._per_optimizer_step())), useful):
             for kind in self._kinds():
                 found = self._largest(kind, least)
                 if found is not None:
@@ -253,8 +258,9 @@ class Planner:
         return Planner(self._config, self._recipe, choices, self._rehearsal)
 
     def _per_optimizer_step(self) -> int:
-        """Return the most tokens that a rank has in an optimiser step."""
-        steps = self._work.optimizer_steps * self._choices.ranks
+        """Return the most tokens that a group of ranks has in an optimiser step."""
+        groups = self._choices.ranks // self._choices.context_ranks
+        steps = self._work.optimizer_steps * groups
         return max(self._work.longest, -(-self._work.step_tokens // steps))
 
     def _largest(self, kind: Recompute, least: int) -> MemoryPlan | None:
@@ -272,7 +278,12 @@ class Planner:
     def _made(self, kind: Recompute, tokens: int) -> MemoryPlan:
         # A longer sample is a micro-batch of its own, and a step may have fewer tokens.
         alive = max(min(tokens, self._per_optimizer_step()), self._work.longest)
-        passes = self._rehearsal.bytes(kind, alive, is_whole=self._choices.ranks == 1)
+        passes = self._rehearsal.bytes(
+            kind,
+            alive,
+            is_whole=self._choices.ranks == 1,
+            context=self._choices.context_ranks,
+        )
         return MemoryPlan(tuple(self._parts(passes)), tokens, kind, self._available)
 
     def _parts(self, passes: PassBytes) -> list[Part]:
@@ -354,6 +365,15 @@ class Planner:
         elif not is_short:
             yield short.strip(), replace(own, optimizer_state="bfloat16")
 
+    def _more_ranks(self) -> Iterator[Choices]:
+        """Yield choices with more ranks that share rows, then those with more ranks."""
+        own = replace(self._choices, offload=False, memory_gb=self._available / GB)
+        for ranks in (own.ranks, *(ranks for ranks in RANKS if ranks > own.ranks)):
+            for context in (1, *RANKS):
+                is_more = ranks > own.ranks or context > own.context_ranks
+                if is_more and context >= own.context_ranks and ranks % context == 0:
+                    yield replace(own, ranks=ranks, context_ranks=context)
+
     def _way_out(self, least: MemoryPlan) -> str:
         """Return the smallest change with which training would fit."""
         own = self._choices
@@ -369,10 +389,13 @@ class Planner:
             for flags, less in self._less_state():
                 if self._with(less).found() is not None:
                     return f"{flags} fits"
-            for ranks in RANKS:
-                more = replace(own, ranks=ranks, offload=False, memory_gb=self._available / GB)
-                if ranks > own.ranks and self._with(more).found() is not None:
-                    return f"{ranks} ranks with as much memory each would do (torchrun)"
+        for more in self._more_ranks():
+            if self._with(more).found() is not None:
+                shared = f"--context-ranks {more.context_ranks}"
+                if more.ranks == own.ranks:
+                    return f"{shared} fits"
+                flags = f" and {shared}" * (more.context_ranks > 1)
+                return f"{more.ranks} ranks with as much memory each{flags} would do (torchrun)"
         return f"it needs --memory-gb {least.peak / GB:.2f}, or an adapter instead of all weights"
 
 

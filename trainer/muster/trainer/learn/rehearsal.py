@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from muster.protocol.recipe import AdapterRecipe
 from muster.trainer.learn.attention import NAME, switch_off_dropout
+from muster.trainer.learn.context import BatchPart
 from muster.trainer.learn.logprob import block_rows, chunk_rows
 from muster.trainer.learn.packing import MicroBatch, Sample, pack
 from muster.trainer.learn.passes import ComputeType, shorten
@@ -80,17 +81,22 @@ class Rehearsal:
         self._few = (1, 2) if self._total > 2 else (self._total, self._total)
         self.size = self._measure()
         try:
-            self._few_blocks("none", self._few[0], TOKENS[0])
+            self._few_blocks("none", self._few[0], TOKENS[0], 1)
         except (TypeError, ValueError, RuntimeError, KeyError, AttributeError):
             # As in `understands_packing`: whatever such attention stumbles over, rows are padded.
             self._is_packed = False
 
-    def bytes(self, kind: Recompute, tokens: int, *, is_whole: bool = True) -> PassBytes:
-        """Return what a micro-batch of so many tokens takes, of a model that is not sharded or is.
+    def bytes(
+        self, kind: Recompute, tokens: int, *, is_whole: bool = True, context: int = 1
+    ) -> PassBytes:
+        """Return what a micro-batch of so many tokens takes, of a model that is not sharded or is,
+        in each of the ranks that share it.
 
         Blocks are rehearsed with a small vocabulary; what the head and the embedding add is known.
         """
-        found = [[self._few_blocks(kind, layers, few) for few in TOKENS] for layers in self._few]
+        found = [
+            [self._few_blocks(kind, layers, few, context) for few in TOKENS] for layers in self._few
+        ]
         at = [
             [_line(TOKENS, [float(made[i]) for made in row], tokens) for row in found]
             for i in range(3)
@@ -99,13 +105,14 @@ class Rehearsal:
         kept, backward, reading = (
             few[0] if is_all else _line(self._few, few, self._total) for few in at
         )
-        chunk, width = self._chunk(tokens), 4 if self._dtype == "float32" else 2
+        own = -(-tokens // context)
+        chunk, width = self._chunk(own), 4 if self._dtype == "float32" else 2
         # One process adds both gradients to the weights' own while they are made (`Passes`).
         is_added = is_whole and width == 4
         head = 0 if self._adapter.rank or is_added else self.size.head * width
         # Both gradients of a tied weight are there before they are added up.
         embedding = head * (1 + self.size.is_tied)
-        hidden = 2 * width * tokens * int(self._config.hidden_size)
+        hidden = 2 * width * own * int(self._config.hidden_size)
         return PassBytes(
             max(kept + head + chunk, backward + head, embedding), max(reading, chunk + hidden)
         )
@@ -136,14 +143,16 @@ class Rehearsal:
         return float(chunk * rows * width + buffers * block * rows * 4)
 
     @cache  # noqa: B019  # lives as long as a plan is made
-    def _few_blocks(self, kind: Recompute, layers: int, tokens: int) -> tuple[int, int, int]:
+    def _few_blocks(
+        self, kind: Recompute, layers: int, tokens: int, context: int
+    ) -> tuple[int, int, int]:
         """Return bytes kept after the forward pass, and at the peaks of backward and reading."""
         config = copy.deepcopy(self._config)
         config.num_hidden_layers, config.vocab_size, config.pad_token_id = layers, 8, None
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:layers]
         # Real tensors are few and small here: token ids and positions.
-        batch = _batch(tokens, is_packed=self._is_packed)
+        batch = _batch(tokens, context, is_packed=self._is_packed)
         with FakeTensorMode(allow_non_fake_inputs=True):
             model = self._model(config)
             if self._dtype != "float32":
@@ -218,10 +227,28 @@ def _line(places: tuple[int, ...], values: list[float], place: int) -> float:
     return values[0] + slope * (place - places[0])
 
 
-def _batch(tokens: int, *, is_packed: bool) -> MicroBatch:
+class _Rehearsed:
+    """Ranks that share rows, all of them this process: their tensors have a size alone."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.place = size, 0
+
+    def gather(self, own: Tensor) -> list[Tensor]:
+        return [torch.empty_like(own) for _ in range(self.size)]
+
+    def sum_of(self, parts: list[Tensor]) -> Tensor:
+        return torch.empty_like(parts[0])
+
+    def add(self, own: Tensor) -> None:
+        del own
+
+
+def _batch(tokens: int, context: int, *, is_packed: bool) -> MicroBatch:
     samples = [Sample((0,), (0,) * (tokens // 2), 0.0, 0)] * 2
     (batch,) = pack(samples, 2 * tokens, is_padded=not is_packed)
-    return batch
+    if context == 1 or not is_packed:
+        return batch
+    return BatchPart.of(batch, _Rehearsed(context)).batch
 
 
 def _forget_gradient(parameter: Any) -> None:

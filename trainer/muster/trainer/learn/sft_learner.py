@@ -15,6 +15,7 @@ from torch import Tensor
 
 from muster.protocol.ids import Step
 from muster.protocol.sft import SftRecipe, SftTraining
+from muster.trainer.learn.logprob import Rows
 from muster.trainer.learn.losses import TokenLoss
 from muster.trainer.learn.packing import Sample
 from muster.trainer.learn.trained_model import (
@@ -47,7 +48,7 @@ class SftLearner(TrainedModel[SftRecipe, PackedStep]):
 
     def held_out(self, samples: Sequence[Sample]) -> HeldOutLoss:
         """Return the loss on rows, computed by all ranks."""
-        parts = even_parts(list(samples), self._ranks.size)
+        parts = even_parts(list(samples), self._ranks.groups)
         self._ranks.lead("measure", *parts)
         return self.measure(parts[0])
 
@@ -59,7 +60,7 @@ class SftLearner(TrainedModel[SftRecipe, PackedStep]):
             for batch in self._passes.pack(samples):
                 logp_N = self._passes.current(batch)
                 own -= float(logp_N.double().sum()) if batch.order else 0.0
-            found = self._ranks.gather((own, sum(sample.sampled for sample in samples)))
+            found = self._ranks.gather_groups((own, sum(sample.sampled for sample in samples)))
         self._passes.spent()
         tokens = sum(count for _, count in found)
         return HeldOutLoss(sum(loss for loss, _ in found) / max(1, tokens), tokens)
@@ -74,7 +75,7 @@ class SftLearner(TrainedModel[SftRecipe, PackedStep]):
     def _loss(self, step: PackedStep, number: int) -> BatchLoss:
         weight = 1 / step.totals.tokens
 
-        def of_tokens(logp_R: Tensor, _entropy_R: Tensor, _rows: slice) -> Tensor:
+        def of_tokens(logp_R: Tensor, _entropy_R: Tensor, _rows: Rows) -> Tensor:
             return -logp_R * weight
 
         loss, logp_N, entropy_N = self._passes.objective(step.batches[number], of_tokens)

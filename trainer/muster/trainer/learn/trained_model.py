@@ -28,6 +28,7 @@ from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import Recipe
 from muster.protocol.sft import SftRecipe
+from muster.trainer.learn.context import ContextPasses
 from muster.trainer.learn.losses import TokenLoss, Totals
 from muster.trainer.learn.optimizer import SmallAdamW, StateFile, StateType
 from muster.trainer.learn.packing import MicroBatch, Sample, balance
@@ -61,7 +62,7 @@ RELEASE_LOOK_S = 1.0
 
 
 class RankWork(NamedTuple):
-    """One rank's share of an optimiser step."""
+    """One rank's share of an optimiser step; ranks that share rows have the same."""
 
     samples: list[Sample]
     """The rank's samples; none when there are fewer groups than ranks."""
@@ -85,7 +86,7 @@ class BatchLoss(NamedTuple):
     """A micro-batch's part of an optimiser step's loss."""
 
     loss: Tensor
-    """What is differentiated; parts of all micro-batches and ranks add up."""
+    """What is differentiated; the gradients of all micro-batches and ranks add up."""
     parts: TokenLoss
     """What it is made of."""
     advantage_N: Tensor
@@ -145,6 +146,7 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
             self._passes = Passes(self.model, published, **options)
         else:
             blueprint = model if isinstance(model, Blueprint) else blueprint_of(own)
+            _require_parts(own, blueprint, team)
             start = {
                 "micro_batch_tokens": micro_batch_tokens,
                 "compute_dtype": compute_dtype,
@@ -153,7 +155,8 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
                 "offload": offload,
             }
             team.lead("start", (type(self), recipe, blueprint, start))
-            self._passes = ShardedPasses(own, blueprint, published, team, **options)
+            kind = ShardedPasses if team.context_group is None else ContextPasses
+            self._passes = kind(own, blueprint, published, team, **options)
         self._trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self._optimizer(optimizer_state, offload)
 
@@ -173,7 +176,7 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
 
     def _take_together(self, rate: float, mini_batches: list[list[list[Sample]]]) -> Sums:
         """Have all ranks take an optimiser step on each mini-batch; returns their sums."""
-        work = dealt(mini_batches, self._ranks.size)
+        work = dealt(mini_batches, self._ranks.groups)
         self._ranks.lead("take", *((rate, share) for share in work))
         return self.take(rate, work[0])
 
@@ -289,10 +292,10 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
             with self._watch.during(sums, "backward_s"):
                 found.loss.backward()  # type: ignore[no-untyped-call]  # torch's stub
             # A clip has slope 0 where the ratio is nan: the gradient alone would not show it.
-            if bool(found.parts.loss_N.isfinite().all()):
-                sums.add(found.parts, found.advantage_N, found.entropy_N, is_first=is_first)
-            else:
+            if not bool(found.parts.loss_N.isfinite().all()):
                 is_finite = False
+            elif self._ranks.is_first:
+                sums.add(found.parts, found.advantage_N, found.entropy_N, is_first=is_first)
         self._descend(sums, is_finite=all(self._ranks.gather(is_finite)))
 
     def _descend(self, sums: Sums, *, is_finite: bool) -> None:
@@ -319,6 +322,15 @@ def _load(model: Path | Blueprint, device: torch.device) -> Any:
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     keep_caps(loaded)
     return loaded.to(device)
+
+
+def _require_parts(model: Any, blueprint: Blueprint, team: Team) -> None:
+    """Raise ConfigError when ranks are to share rows of a model that has no packed rows."""
+    if team.context > 1 and not blueprint.is_packed:
+        raise ConfigError(
+            f"{type(model).__name__} attends in a way of its own, which ranks cannot share",
+            hint="--context-ranks 1",
+        )
 
 
 def even_parts(samples: list[Sample], count: int) -> list[list[Sample]]:

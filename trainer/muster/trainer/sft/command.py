@@ -8,13 +8,13 @@ from typing import Any
 import click
 
 from muster.settings.options import FILE, FOLDER, SectionedCommand
-from muster.trainer.options import dtype_option, memory_options
+from muster.trainer.options import context_option, dtype_option, memory_options
 
 SECTIONS = {
     "What is made of what": ["data", "model", "recipe", "out", "state_dir", "save_every"],
     "Computing": [
         *("device", "threads", "compute_dtype", "micro_batch_tokens", "recompute"),
-        *("optimizer_state", "offload", "memory_gb", "rank_timeout_s"),
+        *("optimizer_state", "offload", "memory_gb", "rank_timeout_s", "context_ranks"),
     ],
     "Measuring": ["eval_set", "eval_every", "eval_samples"],
 }
@@ -46,6 +46,7 @@ DATA = click.Path(exists=True, path_type=Path)
     default=600.0,
     help="Under torchrun: longest wait for other ranks.",
 )
+@context_option
 @dtype_option
 @memory_options
 def sft(recipe: Path, out: Path, state_dir: Path | None, **options: Any) -> None:
@@ -67,7 +68,7 @@ def sft(recipe: Path, out: Path, state_dir: Path | None, **options: Any) -> None
     setup_logging("sft")
     of_memory = (
         *("device", "compute_dtype", "micro_batch_tokens", "recompute", "optimizer_state"),
-        *("offload", "memory_gb"),
+        *("offload", "memory_gb", "context_ranks"),
     )
     given = {name: options.pop(name) for name in of_memory}
     choices = Choices(

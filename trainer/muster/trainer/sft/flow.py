@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,8 @@ def fine_tune(job: TuningJob) -> Path | None:
     transformers_logging.disable_progress_bar()
     # One process saves its checkpoints as one; torch would rather have a process group.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-    team = join(torch.device(job.choices.device), job.rank_timeout_s)
+    device, context = torch.device(job.choices.device), job.choices.context_ranks
+    team = join(device, job.rank_timeout_s, context)
     if team is not None and team.rank:
         follow(team, job.choices.device)
         return None
@@ -118,7 +120,8 @@ class FineTuning:
 
     def _make_learner(self) -> SftLearner:
         job, recipe, base = self._job, self._prepared.recipe, self._shelf.path(BASE)
-        plan = plan_memory(base, recipe, job.choices)
+        choices = replace(job.choices, ranks=self._team.size if self._team else 1)
+        plan = plan_memory(base, recipe, choices)
         for line in plan.table().splitlines():
             logger.info("%s", line)
         return SftLearner(

@@ -1,0 +1,289 @@
+"""Rows that ranks share: their gradients are those of one process. The ranks are threads here;
+`tests/integration/trainer/test_trainer_ranks.py` has processes.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    PretrainedConfig,
+    Qwen3Config,
+)
+from worlds.tiny_shapes import COMMON, GEMMA
+
+from muster.trainer.learn.attention import NAME, packed_attention
+from muster.trainer.learn.cascade import Layout, cascade
+from muster.trainer.learn.context import BatchPart, Group, LayoutPart
+from muster.trainer.learn.logprob import head_of, token_logprobs, token_objective
+from muster.trainer.learn.packing import MicroBatch, Sample, Work, pack
+
+T = TypeVar("T")
+
+LAYOUTS = st.lists(
+    st.tuples(st.integers(1, 6), st.lists(st.integers(0, 7), min_size=1, max_size=4)),
+    min_size=1,
+    max_size=4,
+).map(lambda groups: Layout(tuple(p for p, _ in groups), tuple(tuple(c) for _, c in groups)))
+
+
+class Meeting:
+    """Where threads exchange what they have."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._given: list[Any] = [None] * size
+        self._barrier = threading.Barrier(size, timeout=60)
+
+    def exchange(self, place: int, own: T) -> list[T]:
+        """Return what each thread gave."""
+        self._given[place] = own
+        self._barrier.wait()
+        found = list(self._given)
+        self._barrier.wait()
+        return found
+
+
+class Rank:
+    """A thread as a rank of a group."""
+
+    def __init__(self, meeting: Meeting, place: int) -> None:
+        self.size, self.place, self._meeting = meeting.size, place, meeting
+
+    def gather(self, own: Tensor) -> list[Tensor]:
+        return self._meeting.exchange(self.place, own)
+
+    def sum_of(self, parts: list[Tensor]) -> Tensor:
+        found = self._meeting.exchange(self.place, parts)
+        return torch.stack([given[self.place] for given in found]).sum(0)
+
+    def add(self, own: Tensor) -> None:
+        own.copy_(torch.stack(self._meeting.exchange(self.place, own.clone())).sum(0))
+
+
+class Forgetful(Rank):
+    """A rank that keeps the gradients of others' keys and values to itself."""
+
+    def sum_of(self, parts: list[Tensor]) -> Tensor:
+        return parts[self.place]
+
+
+def together(work: Callable[[Group], T], size: int, kind: type[Rank] = Rank) -> list[T]:
+    """Return what each rank's thread makes."""
+    meeting = Meeting(size)
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(lambda place: work(kind(meeting, place)), range(size)))
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, Layout], Tensor]
+
+
+def by_cascade(query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
+    return cascade(query, key, value, layout, 0.3)
+
+
+def by_mask(query: Tensor, key: Tensor, value: Tensor, layout: Layout, **options: Any) -> Tensor:
+    module = torch.nn.Identity()
+    return packed_attention(module, query, key, value, None, packed_layout=layout, **options)[0]
+
+
+def inputs(width: int, seed: int) -> list[Tensor]:
+    """Return query, key, value and the gradient of the output, with two heads a key."""
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return [draw(1, 4, width, 8), draw(1, 2, width, 8), draw(1, 2, width, 8), draw(1, width, 4, 8)]
+
+
+def results(attend: Attend, given: list[Tensor], layout: Layout) -> list[Tensor]:
+    """Return the output and the gradients of query, key and value; axis 0 is the position."""
+    *leaves, gradient = (t.clone() for t in given)
+    out = attend(*(leaf.requires_grad_() for leaf in leaves), layout)
+    (out * gradient).sum().backward()
+    grads = [leaf.grad for leaf in leaves]
+    return [out.detach()[0], *(g[0].transpose(0, 1) for g in grads if g is not None)]
+
+
+def in_parts(
+    attend: Attend, given: list[Tensor], layout: Layout, size: int, kind: type[Rank] = Rank
+) -> list[Tensor]:
+    """Return the same as `results`, computed by ranks that share the row."""
+
+    def work(group: Group) -> tuple[Tensor, list[Tensor]]:
+        part = LayoutPart.of(layout, group)
+        axes = (2, 2, 2, 1)
+        filled = [
+            torch.cat([t, t.narrow(axis, 0, 1).repeat_interleave(part.filling, axis)], axis)
+            for t, axis in zip(given[:3], axes, strict=False)
+        ]
+        filled.append(torch.cat([given[3], torch.zeros(1, part.filling, 4, 8)], 1).double())
+        places = torch.cat([torch.arange(p.start, p.stop) for p in part.places()])
+        own = [t.index_select(axis, places) for t, axis in zip(filled, axes, strict=True)]
+        return places, results(attend, own, part)
+
+    found = together(work, size, kind)
+    places = torch.cat([own for own, _ in found]).argsort()
+    whole = [torch.cat(parts)[places] for parts in zip(*(r for _, r in found), strict=True)]
+    return [t[: layout.width] for t in whole]
+
+
+@settings(max_examples=30, deadline=None)
+@given(LAYOUTS, st.integers(2, 5), st.integers(0, 1000))
+def test_cascade_in_parts_is_that_of_the_row(layout: Layout, size: int, seed: int) -> None:
+    given_ = inputs(layout.width, seed)
+    found = in_parts(by_cascade, given_, layout, size)
+    for ours, theirs in zip(found, results(by_cascade, given_, layout), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("options", [{"sliding_window": 4}, {"softcap": 2.0}])
+@settings(max_examples=10, deadline=None)
+@given(layout=LAYOUTS, size=st.integers(2, 4))
+def test_masked_attention_in_parts_is_that_of_the_row(
+    options: dict[str, Any], layout: Layout, size: int
+) -> None:
+    attend = partial(by_mask, **options)
+    given_ = inputs(layout.width, 1)
+    found = in_parts(attend, given_, layout, size)
+    for ours, theirs in zip(found, results(attend, given_, layout), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("attend", [by_cascade, partial(by_mask, softcap=2.0)])
+def test_gradients_of_keys_are_others_where_ranks_do_not_sum_them_up(attend: Attend) -> None:
+    layout = Layout((9, 7), ((8, 6), (12, 3)))
+    given_ = inputs(layout.width, 1)
+    out, query, key, value = in_parts(attend, given_, layout, 2, Forgetful)
+    expected = results(attend, given_, layout)
+    torch.testing.assert_close([out, query], expected[:2])
+    for ours, theirs in zip((key, value), expected[2:], strict=True):
+        assert float((ours - theirs).norm() / theirs.norm()) > 0.05
+
+
+def samples() -> list[Sample]:
+    lengths = [(4, 1), (4, 9), (4, 5), (7, 3), (7, 1), (2, 12), (1, 1), (30, 30)]
+    return [
+        Sample(
+            tuple(3 + (7 * p + j) % 30 for j in range(p)),
+            tuple(3 + (5 * i + 11 * j) % 36 for j in range(c)),
+            (-1.0) ** i * (1 + i / 4),
+        )
+        for i, (p, c) in enumerate(lengths)
+    ]
+
+
+def parts_of(batch: MicroBatch, size: int) -> list[BatchPart]:
+    meeting = Meeting(size)
+    return [BatchPart.of(batch, Rank(meeting, place)) for place in range(size)]
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_every_token_is_one_ranks(size: int) -> None:
+    (batch,) = pack(samples(), 1000)
+    parts = parts_of(batch, size)
+    assert len({part.batch.tokens_BT.shape for part in parts}) == 1
+    tokens = torch.cat([part.tokens_M for part in parts])
+    assert tokens.sort().values.tolist() == list(range(len(batch.targets_N)))
+    for part in parts:
+        assert torch.equal(part.batch.targets_N, batch.targets_N[part.tokens_M])
+        assert torch.equal(part.batch.row_N, batch.row_N[part.tokens_M])
+    assert Work(*map(sum, zip(*(part.batch.work for part in parts), strict=True))) == batch.work
+
+
+def test_ranks_have_about_as_many_pairs() -> None:
+    # The last of four equal parts in a row would have seven times the pairs of the first.
+    (batch,) = pack([Sample((3,), (4,) * 800)], 1000)
+    pairs = []
+    for part in parts_of(batch, 4):
+        layout = part.batch.layout
+        assert layout is not None
+        own = sum(run * (run + 1) // 2 for run in layout.runs())
+        rounds = [pair for pairs_ in layout.rounds() for pair in pairs_]
+        pairs.append(own + sum(_area(pair.asking) * _area(pair.asked) for pair in rounds))
+    assert sum(pairs) == batch.work.pairs
+    assert max(pairs) < 1.02 * min(pairs)
+
+
+def _area(range_: slice) -> int:
+    return int(range_.stop - range_.start)
+
+
+def test_positions_that_fill_up_are_known_to_every_model() -> None:
+    (batch,) = pack([Sample((3,), (4,) * 60)], 1000)
+    for part in parts_of(batch, 4):
+        assert part.batch.layout is not None
+        assert max(part.batch.layout.positions()) < 60
+
+
+def test_padded_rows_have_no_parts() -> None:
+    (batch,) = pack(samples()[:1], 1000, is_padded=True)
+    with pytest.raises(ValueError, match="padded rows have no parts"):
+        parts_of(batch, 2)
+
+
+def _model(config: PretrainedConfig) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config)).double().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.1 * torch.randn_like(weight)
+    model.set_attn_implementation(NAME)
+    return model
+
+
+def _flat(model: Any) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def _by_sample(logp_N: Tensor, entropy_N: Tensor, row_N: Tensor) -> Tensor:
+    """Return a loss in which each sample's mean stands in an exponent."""
+    sums = torch.zeros(int(row_N.max()) + 1, dtype=logp_N.dtype).index_add(0, row_N, logp_N)
+    return (sums / row_N.bincount()).exp().sum() + 0.1 * entropy_N.sum()
+
+
+@pytest.mark.parametrize("loss", ["of tokens", "of samples"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen3Config(**COMMON),
+        Gemma2Config(**GEMMA, sliding_window=4),
+        GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=2, n_positions=60),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_models_gradient_is_the_sum_of_the_ranks(config: PretrainedConfig, loss: str) -> None:
+    model = _model(config)
+    (batch,) = pack(samples(), 1000)
+    weight_N = torch.linspace(-1, 1, len(batch.targets_N), dtype=torch.float64)
+
+    def of_tokens(logp_R: Tensor, entropy_R: Tensor, rows: Any) -> Tensor:
+        return (logp_R + 0.1 * entropy_R) * weight_N[rows]
+
+    def gradient(group: Group | None) -> Tensor:
+        own = copy.deepcopy(model)
+        part = BatchPart.of(batch, group) if group else None
+        computed = part.batch if part else batch
+        hidden, targets = computed.hidden(own), computed.targets_N
+        if loss == "of tokens":
+            asked = part.objective(of_tokens) if part else of_tokens
+            total = token_objective(hidden, head_of(own), targets, 0.9, asked)[0]
+        else:
+            values = token_logprobs(hidden, head_of(own), targets, 0.9)
+            total = _by_sample(*map(part.whole, values) if part else values, batch.row_N)
+        total.backward()  # type: ignore[no-untyped-call]  # torch's stub
+        return _flat(own)
+
+    expected = gradient(None)
+    found = torch.stack(together(gradient, 3)).sum(0)
+    # Models round to float32 inside even in float64.
+    assert float((found - expected).norm() / expected.norm()) < 1e-6
