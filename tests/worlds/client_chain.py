@@ -145,6 +145,7 @@ class FakeOrchestrator:
     files: dict[Hash32, bytes] = field(default_factory=dict)
     outcomes: list[tuple[int, bytes, bytes]] = field(default_factory=list)
     calls_told: dict[int, int] = field(default_factory=dict)
+    versions: list[PolicyVersion | None] = field(default_factory=list)
 
     def fail(self, call: str, *errors: ApiError) -> None:
         """Let the next calls of one kind raise."""
@@ -155,8 +156,15 @@ class FakeOrchestrator:
         if self.errors.get(call):
             raise self.errors[call].popleft()
 
-    async def lease(self, _run_id: RunId, holding: Sequence[Ticket] = ()) -> Lease | NoWork:
+    async def lease(
+        self,
+        _run_id: RunId,
+        holding: Sequence[Ticket] = (),
+        *,
+        version: PolicyVersion | None = None,
+    ) -> Lease | NoWork:
         self._called("lease")
+        self.versions.append(version)
         ticket = next((each for each in self.tickets if each not in holding), None)
         if ticket is None:
             return NoWork(retry_after_s=0.01)
@@ -213,5 +221,6 @@ class FakeFetcher:
         if self.failures:
             self.failures -= 1
             raise PolicyUnavailable("no relay delivers it")
-        self.fetched.append((version, root))
+        if (version, root) not in self.fetched:
+            self.fetched.append((version, root))
         return Path(f"v{version}")

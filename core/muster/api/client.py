@@ -243,14 +243,22 @@ class OrchestratorApi:
         )
         return _parse(HeartbeatAnswer, await self._post("/v1/heartbeat", body))
 
-    async def lease(self, run_id: RunId, holding: Sequence[Ticket] = ()) -> Lease | NoWork:
+    async def lease(
+        self,
+        run_id: RunId,
+        holding: Sequence[Ticket] = (),
+        *,
+        version: PolicyVersion | None = None,
+    ) -> Lease | NoWork:
         """Return a ticket: an open one of the worker's besides those that the node works on, or
-        the next; or when to ask again.
+        the next; or when to ask again. The next names `version`, where a step may train on it, and
+        without one the newest.
         """
-        body = LeaseBody(run_id=run_id)
-        if holding:  # a service of an earlier release knows no such field
-            held = tuple(HeldTicket(step=each.step, index=each.index) for each in holding)
-            body = LeaseBody(run_id=run_id, holding=held)
+        # A service of an earlier release knows neither field, so that none is named without need.
+        named: dict[str, Any] = {} if version is None else {"policy_version": version}
+        if holding:
+            named["holding"] = tuple(HeldTicket(step=t.step, index=t.index) for t in holding)
+        body = LeaseBody(run_id=run_id, **named)
         answer = await self._post("/v1/leases", body)
         if answer.status == 204:
             reason = _REASON.fullmatch(answer.headers.get(REASON_HEADER, ""))

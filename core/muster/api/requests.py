@@ -80,6 +80,9 @@ class LeaseBody(Body):
     run_id: int
     holding: Annotated[tuple[HeldTicket, ...], Field(max_length=64)] = ()
     """Open tickets that the node works on: it asks for another one."""
+    policy_version: Count | None = None
+    """The version that it holds while a newer one is on its way to it: the ticket names it, where a
+    step may still train on it."""
 
 
 class OutcomesBody(Body):

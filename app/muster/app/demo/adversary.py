@@ -48,6 +48,10 @@ class StalePolicy(WorkerLoop):
         await self._prefetch()
         return NoWork(retry_after_s=self.place.poll_s)
 
+    def version_at_hand(self) -> PolicyVersion | None:
+        """Ask for tickets of the newest policy."""
+        return None
+
     @asynccontextmanager
     async def policy(self, version: PolicyVersion, root: Hash32) -> AsyncIterator[None]:
         """Hold the first policy, whichever is asked for."""

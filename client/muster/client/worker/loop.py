@@ -55,7 +55,7 @@ from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.place import WorkerPlace
 from muster.client.worker.selfcheck import require_sound, require_sound_policy
 from muster.client.worker.silence import SilenceDuty
-from muster.client.worker.station import REACH
+from muster.client.worker.station import REACH, Policy
 from muster.lifecycle import ComputeThread, run_beside
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash
@@ -172,6 +172,7 @@ class WorkerLoop:
         self._no_ticket_because: str | None = None
         self._posted: deque[int] = deque(maxlen=100_000)
         self._woken = asyncio.Event()
+        self._published = asyncio.Event()
 
     async def run(self) -> None:
         """Work until the run is over and what was submitted is judged, or until cancelled.
@@ -181,7 +182,7 @@ class WorkerLoop:
         self._posted.extend(sorted(self.place.view.batches))
         try:
             helping = (helper.help() for helper in self.helpers)
-            await run_beside(self._work(), self._heartbeat(), *helping)
+            await run_beside(self._work(), self._heartbeat(), self._keep_fetched(), *helping)
         finally:
             for each in self.loops:
                 each.compute.close()
@@ -214,6 +215,7 @@ class WorkerLoop:
         for event in events:
             if event.name == "OutcomesPosted":
                 self._posted.append(event.args["batch_id"])
+        self._published.set()
         for each in self.loops:
             each._woken.set()
 
@@ -351,24 +353,52 @@ class WorkerLoop:
         await self.compute.run(self.place.engine.load_policy, folder, version)
         await self.compute.run(require_sound_policy, self.place.rules, self.place.engine)
 
-    async def _prefetch(self) -> None:
-        """Have the newest policy at hand: in the engine, unless that is at work."""
+    def _newest(self) -> Policy | None:
         run = self.place.run
         if run.latest_version is None:
-            return
-        policy = run.latest_version, run.checkpoints[run.latest_version].manifest_root
-        if self.station.is_held:
-            await self._fetched(*policy)
-        else:
-            async with self.policy(*policy):
+            return None
+        return run.latest_version, run.checkpoints[run.latest_version].manifest_root
+
+    async def _prefetch(self) -> None:
+        """Have the newest policy in the engine once it is fetched, unless that is at work."""
+        newest = self._newest()
+        if newest and newest == self.place.held.fetched and not self.station.is_held:
+            async with self.policy(*newest):
                 pass
+
+    async def _keep_fetched(self) -> None:
+        """Fetch each version once it is on chain, while the loops go on with the one before."""
+        held, outages = self.place.held, Outages()
+        while True:
+            self._published.clear()
+            newest = self._newest()
+            if newest is not None and newest != held.fetched and not self._is_over():
+                try:
+                    await self._fetched(*newest)
+                except SURVIVED as error:
+                    await asyncio.sleep(outages.failed(error))
+                    continue
+                outages.recovered()
+                held.fetched = newest
+            # Events may be missed; a look costs nothing.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.place.heartbeat_s):
+                    await self._published.wait()
+
+    def version_at_hand(self) -> PolicyVersion | None:
+        """Return the version to go on with while a newer one is fetched; None for the newest."""
+        loaded, newest = self.station.loaded, self._newest()
+        if loaded is None or newest in (None, loaded, self.place.held.fetched):
+            return None
+        return loaded[0]
 
     # 4. lease
 
     async def lease(self) -> Lease | NoWork:
         """Return a ticket, which nobody has checked yet, or when to ask again."""
-        held = self.place.held.tickets
-        return await self.place.api.lease(self.place.run_id, *([held] if held else []))
+        place = self.place
+        version = self.version_at_hand()
+        return await place.api.lease(place.run_id, place.held.tickets, version=version)
 
     def _pause_of_slowness(self) -> float:
         """Return how long to wait because another ticket would not be done in time; 0 for not."""

@@ -108,10 +108,13 @@ class Station:
 
 
 class Held:
-    """The tickets that the loops of a node work on."""
+    """What a node has at hand, for all its loops."""
 
     def __init__(self) -> None:
+        self.fetched: Policy | None = None
+        """The newest policy that is on its disk."""
         self.tickets: list[Ticket] = []
+        """The tickets that they work on."""
         self.asking = asyncio.Lock()
         """Held while a ticket is asked for: two who ask at a time would get the same."""
         self.lease_s: float | None = None

@@ -80,12 +80,14 @@ class Desk:
             wants_hardware=services.hardware.wants(node),
         )
 
-    async def lease(self, node: Address, holding: Sequence[Ticket]) -> Lease | NoWork:
+    async def lease(
+        self, node: Address, holding: Sequence[Ticket], version: PolicyVersion | None
+    ) -> Lease | NoWork:
         """Return a ticket or when to ask again."""
         services = self.services
         worker = services.identities.active_worker(node)
         held = frozenset((each.step, each.index) for each in holding)
-        signed = await services.leases.lease(worker, held)
+        signed = await services.leases.lease(worker, held, version)
         if isinstance(signed, SignedTicket):
             return Lease(ticket=signed.ticket, signature=signed.signature)
         reason = None if signed is None else signed.value
@@ -169,9 +171,15 @@ class SimulatedApi:
         said = (policy_version, state, software, hardware)
         return await self._ask("heartbeat", self._desk.heartbeat(self._account, *said))
 
-    async def lease(self, _run_id: RunId, holding: Sequence[Ticket] = ()) -> Lease | NoWork:
+    async def lease(
+        self,
+        _run_id: RunId,
+        holding: Sequence[Ticket] = (),
+        *,
+        version: PolicyVersion | None = None,
+    ) -> Lease | NoWork:
         """Return a ticket, or when to ask again."""
-        return await self._ask("lease", self._desk.lease(self._account, holding))
+        return await self._ask("lease", self._desk.lease(self._account, holding, version))
 
     async def submit(self, submission: Submission, signature: bytes, body: bytes) -> Hash32:
         """Upload a file."""

@@ -62,7 +62,8 @@ async def lease(request: Request, services: ServicesDep) -> Response:
     require_run(services, body.run_id)
     await services.nonces.keep(headers)
     holding = frozenset((each.step, each.index) for each in body.holding)
-    signed = await services.leases.lease(worker, holding)
+    version = None if body.policy_version is None else PolicyVersion(body.policy_version)
+    signed = await services.leases.lease(worker, holding, version)
     if not isinstance(signed, SignedTicket):
         LEASES.labels(answer="none" if signed is None else str(signed)).inc()
         headers_out = {"retry-after": f"{services.settings.retry_after_s:g}"}

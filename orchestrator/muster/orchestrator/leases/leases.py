@@ -11,6 +11,9 @@ to replace what it left out (the trainer says how many: its refill is new capaci
 those that are leased, received or committed but not judged. A ticket belongs to rollout step
 (used + outstanding) // K + 1, and a run of S steps has capacity for S steps at most.
 
+A ticket names the newest policy, or an older one that its node holds while the newest is on its way
+to it, if the ticket's step may train on that.
+
 A lease whose policy has become too old to be trained on is no longer open: it neither holds back
 others nor is handed out again. Nor does the lease of a dead worker hold back others. Either ticket
 stays good for an upload until its deadline, as signed.
@@ -71,7 +74,7 @@ from muster.orchestrator.leases.shares import Shares, Turns, UnitCap
 from muster.orchestrator.projection import Projection
 from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.encoding import abi_words, address_bytes, keccak
-from muster.protocol.ids import Address, Step
+from muster.protocol.ids import Address, PolicyVersion, Step
 from muster.protocol.messages import Ticket
 from muster.protocol.recipe import TrainingRecipe
 
@@ -128,6 +131,8 @@ class _Asked:
     worker: MemberView
     holding: Slots
     """Those of its tickets that the node works on."""
+    version: PolicyVersion | None
+    """The policy that it would go on with; None for the newest."""
 
 
 Answer = SignedTicket | Withheld | Unfit | None
@@ -167,13 +172,18 @@ class Leases:
         self.are_paused = False
         """Whether the run's owner has paused leases; for as long as this process lives."""
 
-    async def lease(self, worker: MemberView, holding: Slots = frozenset()) -> Answer:
-        """Return an open ticket of the worker's that is not in `holding`, or the next one, or why
-        it gets none.
+    async def lease(
+        self,
+        worker: MemberView,
+        holding: Slots = frozenset(),
+        version: PolicyVersion | None = None,
+    ) -> Answer:
+        """Return an open ticket of the worker's that is not in `holding`, or the next one, of the
+        version that the node would go on with if that is not too old, or why it gets none.
         """
         if self.are_paused:
             return Withheld.PAUSED
-        return await self._grouped.join(_Asked(worker, holding))
+        return await self._grouped.join(_Asked(worker, holding, version))
 
     async def collecting_step(self) -> Step:
         """Return the rollout step that the next ticket would belong to."""
@@ -184,15 +194,14 @@ class Leases:
         """Decide about those who ask at the same moment, in one transaction."""
         async with self.database.transaction(is_quick=True) as asked:
             snapshot = await self.read_snapshot(asked, [each.worker for each in questions])
-            answers: list[Answer | Exception] = [
-                self._decide(snapshot, each.worker, each.holding) for each in questions
-            ]
+            answers: list[Answer | Exception] = [self._decide(snapshot, each) for each in questions]
             await asked.ask(*snapshot.given)
         return answers
 
-    def _decide(self, snapshot: Snapshot, worker: MemberView, holding: Slots) -> Answer:
+    def _decide(self, snapshot: Snapshot, asked: _Asked) -> Answer:
+        worker = asked.worker
         account = snapshot.accounts[worker.address]
-        held = account.open_ticket(snapshot.now, self._oldest_version(), besides=holding)
+        held = account.open_ticket(snapshot.now, self._oldest_version(), besides=asked.holding)
         if held is not None:
             return SignedTicket(Ticket.from_json(json.loads(held.ticket)), held.signature)
         checkpoint = self.projection.checkpoint
@@ -216,7 +225,7 @@ class Leases:
             return None
         turns.served(worker.address)
         self._shares.served(worker)
-        return self._give(snapshot, worker, checkpoint)
+        return self._give(snapshot, worker, asked.version)
 
     def _fitness(
         self, snapshot: Snapshot, worker: MemberView, checkpoint: CheckpointView
@@ -312,13 +321,23 @@ class Leases:
         checkpoint = self.projection.checkpoint
         return (checkpoint.version if checkpoint else 0) - self.training.max_async_level
 
+    def _checkpoint(self, version: PolicyVersion | None, step: Step) -> CheckpointView:
+        """Return a policy version that is published, and that a step may train on; the newest where
+        another one is no such version.
+        """
+        newest = self.projection.checkpoint
+        assert newest is not None  # there is a ticket to give
+        if version is None or step - 1 - version > self.training.max_async_level:
+            return newest
+        return self.projection.run.checkpoints.get(version, newest)
+
     def _give(
-        self, snapshot: Snapshot, worker: MemberView, checkpoint: CheckpointView
+        self, snapshot: Snapshot, worker: MemberView, version: PolicyVersion | None
     ) -> SignedTicket:
         step = next_step(snapshot.used, snapshot.outstanding, self.training.submissions_per_step)
         # A reorganisation while the database was asked may have led back behind what it answered.
         step = max(step, snapshot.first_step)
-        account = snapshot.accounts[worker.address]
+        account, checkpoint = snapshot.accounts[worker.address], self._checkpoint(version, step)
         ticket = Ticket(
             run_id=self.projection.run_id,
             worker=worker.address,

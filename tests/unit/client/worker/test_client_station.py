@@ -177,6 +177,46 @@ async def test_the_next_policy_is_fetched_while_the_present_one_works(tmp_path: 
     desk.close()
 
 
+async def test_a_node_goes_on_with_its_version_until_the_newest_is_fetched(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    arrived, fetch = asyncio.Event(), desk.fetcher.fetch
+    newer, orchestrator = PolicyVersion(4), desk.orchestrator
+
+    async def slowly(run_id: Any, version: PolicyVersion, root: Any) -> Path:
+        if version == newer:
+            await arrived.wait()
+        return await fetch(run_id, version, root)
+
+    desk.fetcher.fetch = slowly  # type: ignore[method-assign]
+    orchestrator.tickets.append(make_ticket())
+    running = asyncio.ensure_future(desk.loop.run())
+
+    async def until(check: Any) -> None:
+        async with asyncio.timeout(5):
+            while not check():
+                await asyncio.sleep(0.001)
+
+    await until(lambda: len(orchestrator.uploads) == 1)
+    assert set(orchestrator.versions) == {None}
+    run = desk.view.runs[RUN]
+    run.checkpoints[newer] = SimpleNamespace(
+        manifest_root=ROOT, beacon=keccak(b"block 50"), block_number=50
+    )
+    run.latest_version = newer
+    await desk.loop.on_change([])
+    await until(lambda: VERSION in orchestrator.versions)
+    # Work of the version at hand goes on meanwhile.
+    orchestrator.tickets.append(make_ticket(index=1))
+    await until(lambda: len(orchestrator.uploads) == 2)
+    assert [version for _, version in desk.engine.loaded] == [VERSION]
+    arrived.set()
+    await until(lambda: desk.engine.policy_version == newer)
+    assert orchestrator.versions[-1] is None
+    running.cancel()
+    await asyncio.wait([running])
+    desk.close()
+
+
 async def test_a_slow_engine_asks_for_no_ticket_that_would_lapse(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     helper = with_helper(desk)

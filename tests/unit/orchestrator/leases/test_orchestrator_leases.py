@@ -88,6 +88,27 @@ async def test_ticket_is_signed_and_anchored_in_the_newest_policy(bench: Bench) 
     assert recover(signed, lease.signature) == address_of(bench.network.keys.orchestrator)
 
 
+async def test_a_ticket_names_the_version_that_a_node_holds_if_its_step_may_train_on_it(
+    tmp_path: Path,
+) -> None:
+    training = TrainingRecipe(submissions_per_step=1, max_async_level=1)
+    async with open_bench(tmp_path, Network(training=training)) as bench:
+        for version in range(1, 4):
+            await bench.run_through(body=b"%d" % version)
+            bench.network.publish(version)
+        async with bench.node() as api:
+            lease = await api.lease(RUN, version=PolicyVersion(2))
+        assert isinstance(lease, Lease)
+        checkpoint = bench.network.run.checkpoints[PolicyVersion(2)]
+        assert (lease.ticket.step, lease.ticket.policy_version) == (4, 2)
+        assert lease.ticket.policy_root == checkpoint.manifest_root
+        assert lease.ticket.beacon == checkpoint.beacon
+        # Step 4 starts from version 3; nobody published version 4.
+        for held in (None, 0, 1, 3, 4, 1 << 40):
+            version = None if held is None else PolicyVersion(held)
+            assert bench.services.leases._checkpoint(version, Step(4)).version == 3
+
+
 async def test_open_ticket_is_given_again_when_asked_again(bench: Bench) -> None:
     assert await ticket(bench) == await ticket(bench)
 
