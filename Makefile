@@ -198,6 +198,7 @@ bench-simulator: setup
 bench-size: setup
 	$(BIN)/python -m benchmarks.inference.size $(ARGS)
 	$(BIN)/python -m benchmarks.training.size
+	$(BIN)/python -m benchmarks.training.context
 
 bench-tasks: setup
 	$(BIN)/python -m benchmarks.tasks.tasks

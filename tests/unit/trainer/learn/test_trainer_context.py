@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import pytest
@@ -24,11 +25,15 @@ from transformers import (
 )
 from worlds.tiny_shapes import COMMON, GEMMA
 
+from muster.protocol.errors import ConfigError
 from muster.trainer.learn.attention import NAME, packed_attention
-from muster.trainer.learn.cascade import Layout, cascade
+from muster.trainer.learn.cascade import Layout, _Varlen, cascade
 from muster.trainer.learn.context import BatchPart, Group, LayoutPart
 from muster.trainer.learn.logprob import head_of, token_logprobs, token_objective
 from muster.trainer.learn.packing import MicroBatch, Sample, Work, pack
+from muster.trainer.learn.parallel import Ranks
+from muster.trainer.learn.sharded import Blueprint
+from muster.trainer.learn.trained_model import require_parts
 
 T = TypeVar("T")
 
@@ -170,6 +175,58 @@ def test_gradients_of_keys_are_others_where_ranks_do_not_sum_them_up(attend: Att
         assert float((ours - theirs).norm() / theirs.norm()) > 0.05
 
 
+class PlainVarlen(_Varlen):
+    """What a GPU is asked, computed in plain torch; its kernels run nowhere else."""
+
+    def _scores(self, q: Tensor, k: Tensor, *, is_causal: bool) -> Tensor:
+        scores = torch.einsum("qhe,khe->hqk", q, k) * self._scale
+        seen = torch.ones(len(q), len(k), dtype=torch.bool)
+        return scores.masked_fill(~seen.tril(), -torch.inf) if is_causal else scores
+
+    def _call(
+        self, q: Tensor, k: Tensor, v: Tensor, bounds: list[list[int]], *, is_causal: bool
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = torch.zeros_like(q), q.new_zeros(q.shape[1], len(q))
+        for s, t in _pieces(bounds):
+            scores = self._scores(q[s], k[t], is_causal=is_causal)
+            lse[:, s] = scores.logsumexp(-1)
+            out[s] = torch.einsum("hqk,khe->qhe", scores.softmax(-1), v[t])
+        return out, lse
+
+    def _call_backward(
+        self, saved: tuple[Tensor, ...], bounds: list[list[int]], *, is_causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        g, q, k, v, o, lse = saved
+        dq, dk, dv = (torch.zeros_like(tensor) for tensor in (q, k, v))
+        for s, t in _pieces(bounds):
+            p = (self._scores(q[s], k[t], is_causal=is_causal) - lse[:, s, None]).exp()
+            slope = torch.einsum("qhe,khe->hqk", g[s], v[t]) - (g[s] * o[s]).sum(-1).T[..., None]
+            dq[s] = torch.einsum("hqk,khe->qhe", p * slope, k[t]) * self._scale
+            dk[t] = torch.einsum("hqk,qhe->khe", p * slope, q[s]) * self._scale
+            dv[t] = torch.einsum("hqk,qhe->khe", p, g[s])
+        return dq, dk, dv
+
+
+def _pieces(bounds: list[list[int]]) -> list[tuple[slice, slice]]:
+    asking, asked = ([slice(*ends) for ends in pairwise(each)] for each in bounds)
+    return [(s, t) for s, t in zip(asking, asked, strict=True) if s.start < s.stop]
+
+
+@settings(max_examples=20, deadline=None)
+@given(LAYOUTS, st.integers(1, 4))
+def test_a_gpu_is_asked_for_the_same(layout: Layout, size: int) -> None:
+    given_ = inputs(layout.width, 2)
+    expected = results(by_cascade, given_, layout)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("muster.trainer.learn.cascade._PerSequence", PlainVarlen)
+        if size == 1:
+            found = results(by_cascade, given_, layout)
+        else:
+            found = in_parts(by_cascade, given_, layout, size)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def samples() -> list[Sample]:
     lengths = [(4, 1), (4, 9), (4, 5), (7, 3), (7, 1), (2, 12), (1, 1), (30, 30)]
     return [
@@ -231,6 +288,16 @@ def test_padded_rows_have_no_parts() -> None:
         parts_of(batch, 2)
 
 
+def test_models_without_packed_rows_are_refused() -> None:
+    ranks, padded = Ranks(), Blueprint(None, is_packed=False)
+    require_parts(torch.nn.Identity(), padded, ranks)
+    ranks.context = 2
+    require_parts(torch.nn.Identity(), Blueprint(None, is_packed=True), ranks)
+    with pytest.raises(ConfigError, match="Identity attends in a way of its own") as caught:
+        require_parts(torch.nn.Identity(), padded, ranks)
+    assert caught.value.hint == "--context-ranks 1"
+
+
 def _model(config: PretrainedConfig) -> Any:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(copy.deepcopy(config)).double().eval()
@@ -257,7 +324,15 @@ def _by_sample(logp_N: Tensor, entropy_N: Tensor, row_N: Tensor) -> Tensor:
     [
         Qwen3Config(**COMMON),
         Gemma2Config(**GEMMA, sliding_window=4),
-        GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=2, n_positions=60),
+        GPT2Config(
+            vocab_size=40,
+            n_embd=32,
+            n_layer=2,
+            n_head=2,
+            n_positions=60,
+            eos_token_id=1,
+            bos_token_id=None,
+        ),
     ],
     ids=lambda config: config.model_type,
 )

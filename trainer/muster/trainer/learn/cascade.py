@@ -261,7 +261,10 @@ class _Round(NamedTuple):
 
 
 class _Varlen:
-    """Flash attention on a GPU: all sequences in one call, each round in another."""
+    """Flash attention on a GPU: all sequences in one call, each round in another.
+
+    The kernels get a copy of keys and values for every head of queries.
+    """
 
     def __init__(self, layout: Layout, scale: float) -> None:
         self._scale, self._runs = scale, _bounds(layout.runs())
@@ -272,20 +275,22 @@ class _Varlen:
         return tensor
 
     def forward(self, own: Triple, row: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        q, k, v = (_flat(t) for t in own)
+        heads = own[0].shape[1]
+        q, k, v = (_flat(t, heads) for t in own)
         out, lse = self._call(q, k, v, [self._runs] * 2, is_causal=True)
         if self._rounds:
-            k, v = (_flat(t) for t in row)
+            k, v = (_flat(t, heads) for t in row)
         for asking, asked, *bounds in self._rounds:
             part, part_lse = self._call(q[asking], k[asked], v[asked], bounds, is_causal=False)
             _merge(out[asking].transpose(0, 1), lse[:, asking], part.transpose(0, 1), part_lse)
-        return _unflat(out), lse
+        return _unflat(out, heads), lse
 
     def backward(self, own: Triple, saved: Triple) -> Triple:
         gradient, out, lse = saved
-        g, q, k, v, o = (_flat(t) for t in (gradient, *own, out))
+        g, q, k, v, o = (_flat(t, own[0].shape[1]) for t in (gradient, *own, out))
         found = self._call_backward((g, q, k, v, o, lse), [self._runs] * 2, is_causal=True)
-        return _unflat(found[0]), _unflat(found[1]), _unflat(found[2])
+        dq, dk, dv = (_unflat(t, like.shape[1]) for t, like in zip(found, own, strict=True))
+        return dq, dk, dv
 
     def rounds_backward(
         self, query: Tensor, row: tuple[Tensor, Tensor], saved: Triple, added: Triple
@@ -293,13 +298,13 @@ class _Varlen:
         if not self._rounds:
             return
         gradient, out, lse = saved
-        g, q, k, v, o = (_flat(t) for t in (gradient, query, *row, out))
+        g, q, k, v, o = (_flat(t, query.shape[1]) for t in (gradient, query, *row, out))
         for asking, asked, *bounds in self._rounds:
             part_lse = lse[:, asking].contiguous()
             piece = g[asking], q[asking], k[asked], v[asked], o[asking], part_lse
             parts = self._call_backward(piece, bounds, is_causal=False)
             for whole, part, s in zip(added, parts, (asking, asked, asked), strict=True):
-                whole[:, :, s] += _unflat(part)
+                whole[:, :, s] += _unflat(part, whole.shape[1])
 
     def _call(
         self, q: Tensor, k: Tensor, v: Tensor, bounds: list[list[int]], *, is_causal: bool
@@ -354,9 +359,16 @@ def _on(device: torch.device, bounds: list[list[int]]) -> tuple[Any, ...]:
     return *tensors, *longest
 
 
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor[0].transpose(0, 1).contiguous()
+def _flat(tensor: Tensor, heads: int) -> Tensor:
+    """Return a tensor as [S, H, E] with so many heads, copied for those that share one."""
+    flat = tensor[0].transpose(0, 1)
+    copies = heads // flat.shape[1]
+    return (flat.repeat_interleave(copies, dim=1) if copies > 1 else flat).contiguous()
 
 
-def _unflat(tensor: Tensor) -> Tensor:
+def _unflat(tensor: Tensor, heads: int) -> Tensor:
+    """Return [S, H, E] as [1, H, S, E], summed up to so many heads."""
+    copies = tensor.shape[1] // heads
+    if copies > 1:
+        tensor = tensor.view(len(tensor), heads, copies, -1).sum(2)
     return tensor.transpose(0, 1)[None]

@@ -343,8 +343,9 @@ class Planner:
         """Return the bytes of the parts of a sharded model that are whole at a time."""
         size = self._rehearsal.size
         outer = size.parameters - sum(size.blocks)
-        # Whole weights, their gradient, and what it is summed up in over ranks.
-        return (outer + 2 * max(size.blocks, default=0)) * (2 * width + 4)
+        # Whole weights; of blocks also their gradient, and what it is summed up in over ranks. For
+        # head and embedding passes have these.
+        return outer * width + 2 * max(size.blocks, default=0) * (2 * width + 4)
 
     def _short(self, least: MemoryPlan) -> MemoryShort:
         return MemoryShort(

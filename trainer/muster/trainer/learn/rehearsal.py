@@ -112,6 +112,9 @@ class Rehearsal:
         head = 0 if self._adapter.rank or is_added else self.size.head * width
         # Both gradients of a tied weight are there before they are added up.
         embedding = head * (1 + self.size.is_tied)
+        if not is_whole and head:
+            # Over ranks their sum is added up in float32, in a copy.
+            embedding = max(embedding, head + 4 * self.size.head)
         hidden = 2 * width * own * int(self._config.hidden_size)
         return PassBytes(
             max(kept + head + chunk, backward + head, embedding), max(reading, chunk + hidden)

@@ -146,7 +146,7 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
             self._passes = Passes(self.model, published, **options)
         else:
             blueprint = model if isinstance(model, Blueprint) else blueprint_of(own)
-            _require_parts(own, blueprint, team)
+            require_parts(own, blueprint, team)
             start = {
                 "micro_batch_tokens": micro_batch_tokens,
                 "compute_dtype": compute_dtype,
@@ -324,9 +324,9 @@ def _load(model: Path | Blueprint, device: torch.device) -> Any:
     return loaded.to(device)
 
 
-def _require_parts(model: Any, blueprint: Blueprint, team: Team) -> None:
+def require_parts(model: Any, blueprint: Blueprint, ranks: Ranks) -> None:
     """Raise ConfigError when ranks are to share rows of a model that has no packed rows."""
-    if team.context > 1 and not blueprint.is_packed:
+    if ranks.context > 1 and not blueprint.is_packed:
         raise ConfigError(
             f"{type(model).__name__} attends in a way of its own, which ranks cannot share",
             hint="--context-ranks 1",
