@@ -47,12 +47,14 @@ PARTS = {
     "networks": (NETWORKS,),
     "stories": ("tests/e2e", *TRAINERS),
     "journeys": ("tests/integration", *without((NETWORKS, *TRAINERS, *CHAINS))),
-    "services": (*SERVICES, "tests/redteam"),
-    "models": (*MODELS, "tests/conformance"),
     "chains": CHAINS,
+    "services": (*SERVICES, "tests/redteam"),
     "packages": ("tests/unit", *without(SERVICES), *without(MODELS)),
+    "models": (*MODELS, "tests/conformance"),
 }
-"""Parts of pytest's tests, and what each consists of; those that take longest come first."""
+"""Parts of pytest's tests, and what each consists of: those that wait first, then those that
+compute, which keep the cores busy to the end.
+"""
 CONTRACTS = "contracts"
 """The part that is forge's."""
 AT_ONCE = 5

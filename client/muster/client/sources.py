@@ -28,7 +28,7 @@ import httpx
 from pydantic import ValidationError
 
 from muster.api import BatchContents, BatchEntry, OrchestratorApi, RunInfo
-from muster.api.client import MAX_ANSWER_BYTES, MAX_SMALL_ANSWER_BYTES
+from muster.api.client import MAX_ANSWER_BYTES, MAX_SMALL_ANSWER_BYTES, tls_context
 from muster.api.network import is_private, url_fault
 from muster.api.requests import MAX_FILE_BYTES
 from muster.api.signing import sign_request
@@ -137,6 +137,7 @@ class Sources:
         self._transport = transport
         self._http = httpx.AsyncClient(
             transport=transport,
+            verify=tls_context(),
             timeout=self._patience.connect_s,
             trust_env=False,
             follow_redirects=False,

@@ -13,9 +13,11 @@ import logging
 import random
 import re
 import secrets
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -135,6 +137,7 @@ class OrchestratorApi:
         self._http = httpx.AsyncClient(
             base_url=base_url,
             transport=transport,
+            verify=tls_context(),
             timeout=timeout_s,
             trust_env=False,
             follow_redirects=False,
@@ -454,6 +457,14 @@ class OrchestratorApi:
             nonce=Hash32(secrets.token_bytes(32)),
             issued_at=int(self._clock()),
         )
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """Return what all connections of this process check certificates with: making one reads the
+    authorities' certificates, 20 ms of CPU.
+    """
+    return httpx.create_ssl_context(trust_env=False)
 
 
 def _accept(answer: _Answered, accepted: Sequence[int]) -> _Answered:

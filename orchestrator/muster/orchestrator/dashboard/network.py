@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import httpx
 
 from muster.api.answers import Watched
+from muster.api.client import tls_context
 from muster.orchestrator.gauges import ALIVE_S, count_pending, count_queues
 from muster.orchestrator.services import Services
 from muster.protocol.ids import Address, RunId
@@ -204,7 +205,7 @@ class RelayWatch:
         if not self._servers:
             return []
         async with httpx.AsyncClient(
-            transport=self._transport, timeout=TIMEOUT_S, trust_env=False
+            transport=self._transport, verify=tls_context(), timeout=TIMEOUT_S, trust_env=False
         ) as http:
             return list(
                 await asyncio.gather(*(self._ask(http, role, url) for role, url in self._servers))
