@@ -6,16 +6,37 @@ tests/unit/client/validator/test_client_conduct.py has such workers in small.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
 from muster.lab.redteam.catalogue import ATTACKS, ELSEWHERE
-from muster.lab.redteam.report import PAGE, read_claims
+from muster.lab.redteam.report import PAGE
 from muster.lab.redteam.runner import run
 from muster.lab.redteam.stage import Stage
 
-CLAIMS = read_claims(PAGE) if PAGE.exists() else {}
+
+class Claimed(NamedTuple):
+    """What the page says of an attack: trials played and caught, and whether the defence held."""
+
+    trials: int
+    caught: int
+    holds: bool
 
 
+def claims() -> dict[str, Claimed]:
+    """Return what the page says, by attack."""
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.read_text().split("\n")
+    ]
+    return {
+        row[0]: Claimed(int(row[4]), int(row[5]), row[9] == "yes")
+        for row in rows
+        if len(row) == 10 and row[0].startswith("A") and row[4].isdigit()
+    }
+
+
+CLAIMS = claims()
 LONG = pytest.param("A15", marks=pytest.mark.slow)
 
 
@@ -25,13 +46,9 @@ def test_defence_holds(stage: Stage, name: str) -> None:
     played = sum(v.trials + v.harmless for v in result.by_variant)
     assert played >= 5
     assert result.failure == ""
-    if name in CLAIMS:
-        # The page must not claim what no longer is.
-        claimed = CLAIMS[name]
-        assert claimed.holds
-        if ATTACKS[name].kind == "hard":
-            assert claimed.caught == claimed.trials
-            assert result.caught == result.trials
+    if ATTACKS[name].kind == "hard":
+        assert CLAIMS[name].caught == CLAIMS[name].trials
+        assert result.caught == result.trials
 
 
 def test_every_number_is_played_or_explained_once() -> None:
@@ -40,6 +57,5 @@ def test_every_number_is_played_or_explained_once() -> None:
 
 
 def test_page_has_every_attack_and_every_defence_holds() -> None:
-    claims = read_claims(PAGE)
-    assert claims.keys() == ATTACKS.keys()
-    assert all(claimed.holds for claimed in claims.values())
+    assert CLAIMS.keys() == ATTACKS.keys()
+    assert all(claimed.holds for claimed in CLAIMS.values())

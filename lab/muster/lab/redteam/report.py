@@ -265,28 +265,6 @@ def _elsewhere() -> str:
     return "\n".join(lines) + "\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """What the page claims of one attack."""
-
-    trials: int
-    """Played."""
-    caught: int
-    """Of them."""
-    holds: bool
-    """Whether the defence held."""
-
-
-def read_claims(path: Path) -> dict[str, Claimed]:
-    """Return what a page's table claims, by attack."""
-    claims = {}
-    for line in path.read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 10 and cells[0].startswith("A") and cells[4].isdigit():
-            claims[cells[0]] = Claimed(int(cells[4]), int(cells[5]), cells[9] == "yes")
-    return claims
-
-
 def draw_curves(results: Sequence[AttackResult], folder: Path = IMAGES) -> list[Path]:
     """Draw detection against the knob of every attack that has one; return the files."""
     return [
