@@ -18,10 +18,11 @@ from muster.client.cli.keys import rotate_node, wallet
 from muster.client.cli.stake import stake
 from muster.client.cli.worker import rewards
 from muster.client.rewards import claim, find_earnings
+from muster.client.worker.loop import WorkerLoop
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, MusterError
-from muster.protocol.ids import PolicyVersion, to_address
+from muster.protocol.ids import Hash32, PolicyVersion, to_address
 from muster.protocol.messages import Reason, Verdict
 from muster.wallet import Wallet
 
@@ -105,6 +106,38 @@ async def test_clients_follow_a_new_policy_and_survive_restarts(network: Network
         r.verdict is Verdict.ACCEPTED for b in view.batches.values() for r in b.records or ()
     )
     assert view.contradictions == []
+
+
+async def test_work_goes_on_with_the_version_at_hand_while_the_next_one_is_fetched(
+    network: Network,
+) -> None:
+    arrived = asyncio.Event()
+
+    class Slow(WorkerLoop):
+        async def _fetched(self, version: PolicyVersion, root: Hash32) -> Path:
+            if version != V0:
+                await arrived.wait()
+            return await super()._fetched(version, root)
+
+    async def of(version: PolicyVersion) -> int:
+        stream = (await network.view()).training_stream(network.run_id)
+        return sum(item.record.policy_version == version for item in stream)
+
+    async def have(version: PolicyVersion, count: int) -> bool:
+        return await of(version) >= count
+
+    newer = PolicyVersion(1)
+    async with running(network.worker(0, Slow), network.validator(0), network.validator(1)):
+        await eventually(lambda: have(V0, 1))
+        await network.publish(newer)
+        # One may have been leased before; step 1 may train on either version.
+        done = await of(V0)
+        await eventually(lambda: have(V0, done + 3))
+        assert await of(newer) == 0
+        arrived.set()
+        await eventually(lambda: have(newer, 1))
+    records = [r for b in (await network.view()).batches.values() for r in b.records or ()]
+    assert {record.verdict for record in records} == {Verdict.ACCEPTED}
 
 
 async def test_rotated_node_stops_at_once_and_what_was_earned_stays(network: Network) -> None:

@@ -337,7 +337,7 @@ class WorkerLoop:
         folder = None
         if self.station.loaded != (version, root):
             self.state = "fetching"
-            folder = await self.place.fetcher.fetch(self.place.run_id, version, root)
+            folder = await self._fetched(version, root)
 
         async def load() -> None:
             await self.load(folder or await self._fetched(version, root), version)
