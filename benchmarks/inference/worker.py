@@ -10,7 +10,7 @@ a worker with the command's own settings.
 
 Then a run that never has enough, with one validator: measured is the share of the engine's time in
 which it neither generates nor checks, of a worker with one ticket at hand and of one with two,
-after the first tickets, by which the second is earned.
+after the first tickets, by which the second is earned, and its tickets a CPU second.
 
 Last the rows of an engine that hold a sample, on average over its steps: tickets one after the
 other, and two at a time, of which one takes the rows that the other leaves. The decode is the
@@ -56,7 +56,7 @@ IDLE_S = 30.0
 SETTLED_S = 5.0
 """Pause before that, for what the last step set off."""
 TARGET_S, TARGET_SHARE = 20.0, 0.01
-EARNING, WATCHED = 6, 8
+EARNING, WATCHED = 6, 24
 """Tickets before an engine is watched, and those between whose ends it is."""
 TICKETS = (1, 2)
 """Tickets at hand of an engine."""
@@ -211,10 +211,24 @@ async def measure_between(folder: Path, tickets: int) -> dict[str, float]:
         member = next(m for m in people.members if m.role is Role.HONEST)
         child = await network.start_worker(run_id, member)
         async with asyncio.timeout(600):
-            while len(ends := generated(child)) < EARNING + WATCHED:
-                network.processes.require_running(child)
-                await asyncio.sleep(LOOK_S)
-    return between(ends[EARNING - 1 :])
+            begun = await until_generated(network, child, EARNING)
+            began_cpu_s = cpu_s(child)
+            ends = await until_generated(network, child, EARNING + WATCHED)
+            took_cpu_s = cpu_s(child) - began_cpu_s
+    return {
+        **between(ends[EARNING - 1 :]),
+        "tickets_per_cpu_s": (len(ends) - len(begun)) / took_cpu_s,
+    }
+
+
+async def until_generated(
+    network: Network, child: DemoProcess, count: int
+) -> list[tuple[float, float]]:
+    """Return what `generated` does, once there are so many tickets."""
+    while len(ends := generated(child)) < count:
+        network.processes.require_running(child)
+        await asyncio.sleep(LOOK_S)
+    return ends
 
 
 # Rows
@@ -297,9 +311,15 @@ def main() -> None:
     )
     print_table(
         "An engine between tickets",
-        ["tickets at hand", "idle", "gap, s", "a ticket, s"],
+        ["tickets at hand", "idle", "gap, s", "a ticket, s", "tickets a CPU second"],
         [
-            [n, f"{each['idle_share']:.1%}", f"{each['gap_s']:.2f}", f"{each['busy_s']:.2f}"]
+            [
+                n,
+                f"{each['idle_share']:.1%}",
+                f"{each['gap_s']:.2f}",
+                f"{each['busy_s']:.2f}",
+                f"{each['tickets_per_cpu_s']:.1f}",
+            ]
             for n, each in gaps.items()
         ],
     )
@@ -314,6 +334,7 @@ def main() -> None:
     )
     metrics = {
         **{f"rows_filled_{n}": fill["64 in 64"][n] for n in TICKETS},
+        **{f"tickets_per_cpu_s_{n}": each["tickets_per_cpu_s"] for n, each in gaps.items()},
         **{f"engine_idle_share_{n}": each["idle_share"] for n, each in gaps.items()},
         "first_accepted_s": statistics.median(a["accepted_s"] for a in arrivals),
         "start_cpu_s": statistics.median(a["cpu_s"] for a in arrivals),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -43,10 +43,13 @@ class Machine:
     """Decides how long each piece takes."""
     seconds: float
     """Mean seconds of generating, or of checking, a submission."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the piece that it works on: two at a time would take as long as one after another."""
 
     async def work(self) -> None:
         """Let the time pass that one piece takes: lognormal, with a spread of a third."""
-        await asyncio.sleep(self.seconds * self.rng.lognormvariate(0, 0.33))
+        async with self.turn:
+            await asyncio.sleep(self.seconds * self.rng.lognormvariate(0, 0.33))
 
 
 class Disk(SubmissionJournal):
