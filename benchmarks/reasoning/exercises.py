@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from muster.tasks import Problem
 from muster.tasks.reasoning_gym import make_problems
 
-BUDGETS = (24, 36)
+BUDGETS = (30, 42)
 """Length budgets of mathematics, in tokens of a whole completion."""
 THOUGHT_END = "\n</think>\n\n"
-LONGEST_WORD = 6
+LONGEST_WORD = 5
 INPUTS = (-3, 4, 11, 60)
 """With which a function is tested."""
 
@@ -63,7 +63,7 @@ def _sum(rng: random.Random) -> Exercise:
             slip = -carry if carry and rng.random() < 0.5 else rng.choice([-1, 1])
             tens, carried = tens + slip, "" if slip == -carry else carried
         result = 10 * tens + ones % 10
-        thought = f"{a % 10}+{b % 10}={ones}, {a // 10}+{b // 10}{carried}={tens}"
+        thought = f"{a}+{b}: {a % 10}+{b % 10}={ones}, {a // 10}+{b // 10}{carried}={tens}"
         return _checked(thought, f"{result}-{b}={a}", rng), _boxed(result)
 
     return _math(f"{a}+{b}", f"Calculate {a}+{b}.", a + b, solve)
@@ -83,7 +83,8 @@ def _difference(rng: random.Random) -> Exercise:
             else:
                 ones = (ones + rng.choice([-1, 1])) % 10
         result = 10 * (top - b // 10) + ones
-        thought = f"{a % 10 + 10 * borrow}-{b % 10}={ones}, {top}-{b // 10}={top - b // 10}"
+        digits = f"{a % 10 + 10 * borrow}-{b % 10}={ones}, {top}-{b // 10}={top - b // 10}"
+        thought = f"{a}-{b}: {digits}"
         return _checked(thought, f"{result}+{b}={a}", rng), _boxed(result)
 
     return _math(f"{a}-{b}", f"Calculate {a}-{b}.", a - b, solve)
@@ -99,7 +100,7 @@ def _comparison(rng: random.Random) -> Exercise:
         pairs = list(zip(str(one), str(other), strict=True))
         place = next(i for i, (a, b) in enumerate(pairs) if a != b)
         signs = [f"{a}{'=' if a == b else '>' if a > b else '<'}{b}" for a, b in pairs]
-        thought = ", ".join(signs[: place + 1])
+        thought = f"{one}, {other}: " + ", ".join(signs[: place + 1])
         said = larger if is_right else min(one, other)
         return _checked(thought, f"{said}>{min(one, other)}", rng), _boxed(said)
 
@@ -134,7 +135,7 @@ RULES = (
     ("the sum of x and {a}, times {b}", "(x + {a}) * {b}", "x + {a} * {b}"),
     ("{a} minus x, times {b}", "({a} - x) * {b}", "{a} - x * {b}"),
     ("the larger of x and {a}, plus {b}", "max(x, {a}) + {b}", "max(x, {a} + {b})"),
-    ("the remainder of x by {a}, minus {b}", "x % {a} - {b}", "x // {a} - {b}"),
+    ("x modulo {a}, minus {b}", "x % {a} - {b}", "x // {a} - {b}"),
 )
 """What a function returns: in words, as an expression, and as people get it wrong."""
 CONSTANTS = range(2, 30)
@@ -148,7 +149,7 @@ def draw_code(rng: random.Random) -> Exercise:
 
     def solve(rng: random.Random, is_right: bool) -> tuple[str, str]:
         said = expression if is_right else _misread(a, b, rng.choice([right, wrong]), wrong, rng)
-        return said, f"```python\ndef f(x):\n    return {said}\n```"
+        return f"{text}: {said}", f"```python\ndef f(x):\n    return {said}\n```"
 
     problem = Problem(
         problem_id=f"code-{text}".replace(" ", "-").replace(",", ""),
@@ -185,7 +186,10 @@ def spelling(problem: Problem) -> Exercise:
         letters = list(word[::-1])
         if not is_right:
             letters = _misspelled(letters, rng)
-        return f"{' '.join(word)}, {' '.join(letters)}", f"<answer>{''.join(letters)}</answer>"
+        return (
+            f"{word}: {' '.join(word)}, {' '.join(letters)}",
+            f"<answer>{''.join(letters)}</answer>",
+        )
 
     return Exercise(problem, solve)
 

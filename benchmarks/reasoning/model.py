@@ -34,9 +34,9 @@ class Shape:
     layers: int = 3
     hidden: int = 256
     """Width; the feed-forward part is 8/3 times as wide."""
-    heads: int = 4
+    heads: int = 8
     """Attention heads, half as many for keys and values."""
-    vocabulary: int = 384
+    vocabulary: int = 448
     """Tokens, the 256 bytes and the control tokens among them."""
 
 
@@ -91,6 +91,7 @@ def _config(tokenizer: Any, shape: Shape) -> Qwen3Config:
         head_dim=shape.hidden // shape.heads,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
+        initializer_range=0.05,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

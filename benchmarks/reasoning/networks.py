@@ -26,7 +26,8 @@ from muster.protocol.ids import RunId
 from muster.protocol.messages import Reason, Verdict
 from muster.trainer.config import load_recipe
 
-LOOK_S = 0.5
+LOOK_S = 2.0
+SETTLE_S = 600.0
 LEASE_S = 120
 """Two cores for a dozen processes: a ticket takes its time."""
 TIMEOUT_S = 1800.0
@@ -143,7 +144,7 @@ async def make_data(
         run_id = await network.start()
         progress.say(f"data run {run_id}: {wanted} submissions are wanted")
         await _accepted(network, run_id, wanted, progress)
-        await settle(network, run_id, progress)
+        await settle(network, run_id, progress, timeout_s=SETTLE_S)
         made = await _export(network, run_id, given, out, least_reward)
         progress.say(f"data set of {made['rows']} rows, verified: {made['checks']}")
         async with await network.connect() as chain:
@@ -201,7 +202,7 @@ async def reinforce(given: Given, out: Path, progress: DemoDisplay) -> tuple[Hap
         run_id = await network.start()
         progress.say(f"run {run_id}: {network.options.steps} steps; {network.orchestrator_url}")
         returned_at = await train(network, run_id, progress)
-        await settle(network, run_id, progress)
+        await settle(network, run_id, progress, timeout_s=SETTLE_S)
         relays = ["--relay", network.relay_url, "--orchestrator", network.orchestrator_url]
         await network.command("fetch", "model", "fetch", "--run", run_id, "--out", out, *relays)
         steps = network.options.steps

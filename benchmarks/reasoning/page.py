@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from benchmarks.reasoning.exercises import BUDGETS
 from benchmarks.reasoning.texts import PARTS
 from benchmarks.report import RESULTS, ROOT, drawing
 
@@ -82,7 +83,7 @@ A Qwen3 of {millions:.1f} million parameters, with a byte-pair tokenizer of \
 the **pretrained** student such as are right {plan["right"]:.0%} of the time, the **teacher** \
 right ones.
 2. *Make data.* On a network of four workers and three validators the teacher solves problems that \
-no text had a solution of. What the verifiers grade as right, repetitions left out, is a data set \
+no text had a solution of. What the verifiers grade as right is, without repetitions, a data set \
 of {lesson["data_set"]["rows"]:,} rows of {sampled:,} samples, verified against the chain.
 3. *Fine-tune.* The student learns from it: **fine-tuned**.
 4. *Reinforce.* It practises the same problems on another network for {plan["steps"]} steps, with \
@@ -91,7 +92,7 @@ length budgets for mathematics: **reinforced**.
 | task | verifier | a problem |
 |---|---|---|
 | math | `verifiable_math` | *Calculate 47+85. Put the answer in \\boxed{{}}.* Sums, differences, \
-comparisons; *Think for 24 tokens before giving a response.*, or 36 |
+comparisons; *Think for {BUDGETS[0]} tokens before giving a response.*, or {BUDGETS[1]} |
 | code | `verifiable_code`, in the sandbox | *Write a Python function f(x) that returns the sum of \
 x and 7, times 12.* |
 | words | `reasoning_gym` (`spell_backward`) | *Spell this word backward (example: sun -> nus): \
@@ -218,8 +219,8 @@ def _costs(costs: Mapping[str, Mapping[str, float]]) -> str:
     ]
     return "\n".join(
         [
-            "The clock counts other programs of the machine as well; on two cores that are idle "
-            "it takes little more than half of the CPU minutes.\n",
+            "Other programs of the machine slow the clock. Two idle cores take at least half of "
+            "the CPU minutes.\n",
             "| step | CPU minutes | minutes |",
             "|---|---|---|",
             *rows,

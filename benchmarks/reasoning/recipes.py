@@ -16,7 +16,7 @@ form = "chat"
 thinking = "on"
 answer_after = "</think>"
 """
-LONGEST = 64
+LONGEST = 72
 """Tokens of a completion at most."""
 
 
@@ -102,7 +102,7 @@ steps = {steps}
 submissions_per_step = {submissions}
 max_async_level = 2
 optimizer_steps = 1
-learning_rate = 2e-4
+learning_rate = 7e-4
 warmup_steps = 2
 weight_decay = 0.0
 max_grad_norm = 1.0

@@ -43,9 +43,9 @@ class Plan:
     """Sizes of everything."""
 
     shape: Shape = field(default_factory=Shape)
-    exercises: int = 2000
+    exercises: int = 1500
     """Of each part, in the texts."""
-    practised: int = 512
+    practised: int = 400
     """Problems of each part, in both runs."""
     held_out: int = 160
     """Problems of each part that are measured on."""
@@ -57,7 +57,7 @@ class Plan:
     """Of an optimiser step of a fine-tuning, reading included."""
     data: Sampling = field(default_factory=partial(Sampling, 8, 4))
     """Of the data run."""
-    data_submissions: int = 48
+    data_submissions: int = 36
     least_reward: float = 1.0
     """Of a sample that the student learns from."""
     epochs: int = 2
@@ -66,9 +66,9 @@ class Plan:
     """Of the reinforcement."""
     submissions: int = 4
     """Of a training step."""
-    steps: int = 40
+    steps: int = 28
     eval_every: int = 8
-    samples: int = 4
+    samples: int = 2
     """Of each held-out problem."""
 
 
@@ -171,7 +171,7 @@ class Story:
         """Let student and teacher read side by side."""
         recipe = recipes.fine_tuning(
             "lesson: reading", trained="all", epochs=1,
-            batch_tokens=self._plan.batch_tokens, rate=3e-3,
+            batch_tokens=self._plan.batch_tokens, rate=2e-3,
         )  # fmt: skip
 
         async def read(name: str) -> None:
@@ -193,7 +193,7 @@ class Story:
         data, out = self._folder / "traces", self._folder / "fine-tuned"
         recipe = recipes.fine_tuning(
             "lesson: fine-tuning", trained="completion", epochs=self._plan.epochs,
-            batch_tokens=self._plan.batch_tokens, rate=1e-3,
+            batch_tokens=self._plan.batch_tokens, rate=4e-4,
         )  # fmt: skip
         await self._sft(processes, "fine-tuned", data, "pretrained", recipe)
         base = self._folder / "pretrained"

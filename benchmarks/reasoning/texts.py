@@ -23,7 +23,7 @@ from muster.tasks import TaskSet
 from muster.tasks.document import SetPart
 
 PARTS = ("math", "code", "words")
-FAMILY_SHARE = 8
+FAMILY_SHARE = 24
 """So many words of the family are drawn for each short one that is wanted."""
 
 Exercises = Mapping[str, list[Exercise]]

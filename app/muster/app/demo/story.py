@@ -406,13 +406,15 @@ async def keep_open(network: Network, console: Console) -> None:
 # --------------------------------------------------------------------- settle
 
 
-async def settle(network: Network, run_id: RunId, progress: DemoDisplay) -> None:
+async def settle(
+    network: Network, run_id: RunId, progress: DemoDisplay, *, timeout_s: float = SETTLE_TIMEOUT_S
+) -> None:
     """Wait until all that was submitted is judged and final, then claim every honest reward."""
     from muster.chain import ChainView, read_view
     from muster.client.rewards import claim, find_earnings
 
     async with (
-        asyncio.timeout(SETTLE_TIMEOUT_S),
+        asyncio.timeout(timeout_s),
         await network.connect(network.cast.owner) as chain,
     ):
         while not await _is_settled(network, await read_view(chain, ChainView())):
