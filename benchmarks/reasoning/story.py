@@ -66,7 +66,7 @@ class Plan:
     """Of the reinforcement."""
     submissions: int = 4
     """Of a training step."""
-    steps: int = 28
+    steps: int = 24
     eval_every: int = 8
     samples: int = 2
     """Of each held-out problem."""
@@ -193,7 +193,7 @@ class Story:
         data, out = self._folder / "traces", self._folder / "fine-tuned"
         recipe = recipes.fine_tuning(
             "lesson: fine-tuning", trained="completion", epochs=self._plan.epochs,
-            batch_tokens=self._plan.batch_tokens, rate=4e-4,
+            batch_tokens=self._plan.batch_tokens, rate=1e-3,
         )  # fmt: skip
         await self._sft(processes, "fine-tuned", data, "pretrained", recipe)
         base = self._folder / "pretrained"
