@@ -199,20 +199,20 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "a sequence's correction": (5, {"decoupled": True, "correction_level": "sequence"}),
 }
 """Groups in a step, and how it is computed."""
-FEW = ("one group", "an adapter", "a ratio per sample")
-"""Those that four ranks compute which share all rows: they wait for one another most."""
+FEW = ("more groups than ranks", "one group", "an adapter", "a ratio per sample")
+"""Those that four ranks compute which share rows: they wait for one another most."""
 
 
-def variants(context: int) -> list[str]:
-    """Return the variants that ranks compute of which so many share rows."""
-    return [name for name in VARIANTS if context < 4 or name in FEW]
+def variants(ranks: int, context: int) -> list[str]:
+    """Return the variants that some ranks compute, of which so many share rows."""
+    return list(FEW if ranks == 4 and context > 1 else VARIANTS)
 
 
 def gradients(team: Team | None, folder: Path) -> Any:
     """The first optimiser step of every variant; its checkpoint has the gradient in it."""
     found = {}
     ranks = team or ONE_PROCESS
-    for name in variants(ranks.context):
+    for name in variants(ranks.size, ranks.context):
         version, (count, options) = list(VARIANTS).index(name), VARIANTS[name]
         job = Job(team, folder, state=f"gradients-{_label(team)}", **options)
         figures = job.learner.step(Step(1), groups(5, count))

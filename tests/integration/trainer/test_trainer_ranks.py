@@ -27,7 +27,7 @@ WAYS = ((1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (4, 4))
 LABELS = [label(*way) for way in WAYS]
 SEVERAL = LABELS[1:]
 COMPUTED = [
-    (label(*way), name) for way in WAYS[1:] for name in variants(way[1]) if name != "bfloat16"
+    (label(*way), name) for way in WAYS[1:] for name in variants(*way) if name != "bfloat16"
 ]
 
 
@@ -103,7 +103,7 @@ def test_gradient_is_that_of_one_process(results: Path, size: str, variant: str)
 
 def test_gradient_does_not_depend_on_micro_batches(results: Path) -> None:
     packed = _gradient(results, "1", "more groups than ranks")
-    for size in LABELS[:-1]:
+    for size in LABELS[:-2]:
         single = _gradient(results, size, "a sample at a time")
         assert float((single - packed).norm() / packed.norm()) < 1e-6
 
@@ -129,7 +129,7 @@ def test_fillers_of_ranks_without_work_count_for_nothing(results: Path) -> None:
     assert four["samples"] == one["samples"]
 
 
-@pytest.mark.parametrize("size", LABELS[:-1])
+@pytest.mark.parametrize("size", LABELS[:-2])
 def test_bfloat16_is_close_to_float32(results: Path, size: str) -> None:
     full = _gradient(results, "1", "more groups than ranks")
     short = _gradient(results, size, "bfloat16")
