@@ -45,7 +45,9 @@ NUMBERS = {"runid": "RunId", "version": "PolicyVersion", "step": "Step", "verdic
 """Types of numbers, by the end of their names in small letters."""
 
 PYTHON_NAMES = {
+    "IContributionLedger.Standing": "StandingOutcome",
     "IDisputeCourt.Terms": "CourtTerms",
+    "IRewardEscrow.Claim": "RewardClaim",
     "IRunRegistry.Terms": "RunTerms",
     "IStakeVault.Account": "StakeAccount",
     "IStakeVault.Verdict": "SlashSubject",
