@@ -209,7 +209,7 @@ class TransformersEngine:
                 with _sound():
                     return decode.finish(call)
             finally:
-                with self._turn:
+                with self._turn, torch.inference_mode():
                     decode.leave(call)
                     if not decode.calls:
                         self._decodes.remove(decode)

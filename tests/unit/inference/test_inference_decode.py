@@ -189,8 +189,10 @@ def test_what_ends_one_call_leaves_the_other_its_own(engine: TransformersEngine)
         raise Enough
 
     engine._room = Room(context=LENGTH)
-    alone = [c.tokens for c in engine.generate(CALLS[0], proof=PROOF)]
-    stopped, made = at_the_same_time(engine, [LONG, CALLS[0]], [stop, None])
+    # Four end at once, so that the rows of the other call stand behind those that are given up.
+    first, other = drawn([2] * 4 + [40] * 5, 300, temperature=50.0), LONG
+    alone = [c.tokens for c in engine.generate(other, proof=PROOF)]
+    stopped, made = at_the_same_time(engine, [first, other], [stop, None])
     assert isinstance(stopped, Enough)
     assert [c.tokens for c in made] == alone
     assert not engine._decodes

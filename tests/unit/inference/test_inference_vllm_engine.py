@@ -16,6 +16,7 @@ import vllm_double
 from muster.inference.engine import (
     Examined,
     InferenceEngine,
+    Progress,
     Redraw,
     Request,
     Sample,
@@ -177,6 +178,22 @@ def test_what_was_answered_before_a_failure_is_not_asked_again(
 def test_signs_of_life_keep_a_slow_process(opened: Open) -> None:
     engine = opened("once is slow", silence_s=0.5)
     before = engine.pid
+    assert tokens(engine) == EXPECTED
+    assert engine.pid == before
+
+
+def test_what_a_watch_raises_ends_its_call_and_not_the_process(opened: Open) -> None:
+    engine = opened("once is slow")
+    before, told = engine.pid, []
+
+    def stop(made: Progress) -> None:
+        told.append(made)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(ASKED, proof=PROOF, watch=stop)
+    assert told == [Progress(3, 1, 2)]
+    # What is still said to the first question is nobody's.
     assert tokens(engine) == EXPECTED
     assert engine.pid == before
 

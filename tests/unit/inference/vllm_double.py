@@ -108,7 +108,7 @@ def failure(how: str) -> Iterator[Any]:
     if how == "is slow":
         for _ in range(4):
             time.sleep(0.2)
-            yield Frame({"kind": "alive"})
+            yield Frame({"kind": "alive", "made": [3, 1, 2]})
 
 
 def main() -> None:
