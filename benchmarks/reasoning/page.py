@@ -280,4 +280,4 @@ def _draw_curve(curve: Sequence[Mapping[str, Any]]) -> None:
         )  # fmt: skip
         errors.set(ylabel="tokens", ylim=(0, None))
         lines = [*axes.get_lines(), *errors.get_lines()]
-        axes.legend(lines, [str(line.get_label()) for line in lines], loc="lower right")
+        axes.legend(lines, [str(line.get_label()) for line in lines], loc=(0.55, 0.3))
