@@ -23,7 +23,12 @@ CLIENTS = {
     for name, value in vars(Chain(FakeNode().rpc, DEPLOYMENT)).items()
     if isinstance(value, Contract)
 }
-PYTHON_STRUCTS = {"Worker": "WorkerAccount", "Account": "StakeAccount"}
+PYTHON_STRUCTS = {
+    "Worker": "WorkerAccount",
+    "Account": "StakeAccount",
+    "Standing": "StandingOutcome",
+    "Claim": "RewardClaim",
+}
 
 
 def methods(contract: str) -> dict[str, Any]:
