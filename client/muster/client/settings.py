@@ -130,8 +130,8 @@ class WorkerSettings(NodeSettings):
     """Devices side by side, an engine and its process each: 0 or cuda:0 for a GPU, or cpu; empty
     for `device` alone. With `tensor_parallel`, so many after each other have one model."""
     tickets_per_engine: Annotated[int, Field(ge=1, le=8)] = 2
-    """Tickets at hand of each engine: while one is generated, the others are fetched for, graded or
-    uploaded."""
+    """Tickets at hand of each engine: samples of one take the rows that another leaves, while
+    others are fetched for, graded or uploaded."""
     heartbeat_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     """Seconds between signs of life."""
     plain: bool = False

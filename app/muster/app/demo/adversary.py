@@ -45,7 +45,9 @@ class StalePolicy(WorkerLoop):
         """Ask for work when the loaded policy is `STALE_BY` versions old."""
         if (self.place.view.runs[self.place.run_id].latest_version or 0) >= STALE_BY:
             return await super().lease()
-        await self._prefetch()
+        if newest := self._newest():
+            async with self.policy(*newest):
+                pass
         return NoWork(retry_after_s=self.place.poll_s)
 
     def version_at_hand(self) -> PolicyVersion | None:
