@@ -14,6 +14,8 @@ from benchmarks.report import RESULTS, ROOT, drawing
 
 NAME = "reasoning"
 PAGE = ROOT / "docs" / "runs" / f"{NAME}.md"
+STAGES = ("pretrained", "teacher", "fine-tuned", "reinforced")
+"""Models that are measured, in order."""
 LEARNER = ("pretrained", "fine-tuned", "reinforced")
 """The student's stages, in order."""
 WAYS = {
@@ -112,8 +114,8 @@ def _accuracy_text(lesson: Mapping[str, Any]) -> str:
 def _accuracy_tables(lesson: Mapping[str, Any]) -> Iterator[str]:
     for way, title in WAYS.items():
         rows = [
-            f"| {stage} | " + " | ".join(_cell(share) for share in _shares(found[way])) + " |"
-            for stage, found in lesson["stages"].items()
+            f"| {stage} | " + " | ".join(map(_cell, _shares(lesson["stages"][stage][way]))) + " |"
+            for stage in STAGES
         ]
         header = f"| {title} | {' | '.join((*PARTS, 'all'))} |\n|---|{'---|' * (len(PARTS) + 1)}"
         yield "\n".join([header, *rows, ""])
@@ -233,12 +235,11 @@ def _costs(costs: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _draw_stages(stages: Mapping[str, Any]) -> None:
-    names = list(stages)
     with drawing(f"{NAME}-stages", panels=len(WAYS)) as panels:
         for axes, (way, title) in zip(panels, WAYS.items(), strict=True):
             for number, part in enumerate(PARTS):
-                shares = [stages[name][way]["parts"][part]["reward"] for name in names]
-                places = [place + 0.25 * (number - 1) for place in range(len(names))]
+                shares = [stages[name][way]["parts"][part]["reward"] for name in STAGES]
+                places = [place + 0.25 * (number - 1) for place in range(len(STAGES))]
                 axes.bar(
                     places, [s["value"] for s in shares], 0.25, color=COLOURS[part], label=part
                 )
@@ -247,7 +248,7 @@ def _draw_stages(stages: Mapping[str, Any]) -> None:
                     fmt="none", ecolor="black", elinewidth=1,
                 )  # fmt: skip
             axes.set(ylim=(0, 1), title=title, ylabel="held-out accuracy")
-            axes.set_xticks(range(len(names)), names)
+            axes.set_xticks(range(len(STAGES)), STAGES)
         panels[0].legend()
 
 

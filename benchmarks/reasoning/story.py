@@ -34,8 +34,6 @@ from muster.app.demo.processes import Processes
 from muster.protocol.errors import ConfigError
 
 MEASURE = "benchmarks.reasoning.measure"
-STAGES = ("pretrained", "teacher", "fine-tuned", "reinforced")
-"""Models that are measured, in order."""
 
 
 @dataclass(frozen=True, slots=True)
