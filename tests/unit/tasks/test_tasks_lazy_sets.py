@@ -167,9 +167,9 @@ OPEN_AND_MEASURE = """
 import resource, sys
 from pathlib import Path
 from muster.tasks import TaskSet
-from muster.tasks.document import Document
+from muster.tasks.document import TaskSetFile
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-tasks = TaskSet.lazily(Document.open(Path(sys.argv[1])))
+tasks = TaskSet.lazily(TaskSetFile.open(Path(sys.argv[1])))
 tasks.hash(), [tasks[i] for i in tasks.spread(100)]
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
