@@ -455,7 +455,7 @@ CLAIMS: tuple[Claim, ...] = (
         "{reasoning[reward_pretrained]:.2f}, {reasoning[reward_fine_tuned]:.2f}, {reasoning[reward_reinforced]:.2f}; {reasoning[reward_teacher]:.2f}",
         "make example-reasoning",
         Verdict.IN_PART,
-        "fine-tuning raises what is sampled, most of all in programs; greedy answers it makes worse, and 24 steps of reinforcement add nothing that 480 problems show ([the lesson](runs/reasoning.md))",
+        "both raise what is sampled, in programs alone; fine-tuning makes greedy answers worse, and reinforcement is sure to better them in programs only ([the lesson](runs/reasoning.md))",
     ),
     Claim(
         "data",

@@ -100,9 +100,9 @@ name = "lesson: reinforcement"
 [training]
 steps = {steps}
 submissions_per_step = {submissions}
-max_async_level = 2
+max_async_level = 1
 optimizer_steps = 1
-learning_rate = 3e-4
+learning_rate = 4e-4
 warmup_steps = 2
 weight_decay = 0.0
 max_grad_norm = 1.0

@@ -62,10 +62,10 @@ class Plan:
     """Of the fine-tuning."""
     practice: Sampling = field(default_factory=partial(Sampling, 8, 8))
     """Of the reinforcement."""
-    submissions: int = 4
+    submissions: int = 8
     """Of a training step."""
-    steps: int = 24
-    eval_every: int = 8
+    steps: int = 30
+    eval_every: int = 10
     samples: int = 2
     """Of each held-out problem."""
 
@@ -118,6 +118,8 @@ class Story:
     async def play(self) -> Lesson:
         """Play what is left of it: a step that was played before is not played again."""
         environment = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        # What an interrupted try said is not what this one says.
+        shutil.rmtree(self._folder / "logs", ignore_errors=True)
         async with Processes(self._folder / "logs", environment) as processes:
             steps = {
                 "write": self._write_problems,
