@@ -175,6 +175,7 @@ class Decode:
             if len(self._live.sample_R):
                 self._take(0, self.rows.step(self._live.last_R))
         except BaseException as failure:
+            # Rows, tokens and proofs may be of different steps: no call can go on.
             self._failure = failure
             raise
         return sum(call.is_over for call in self.calls) > over

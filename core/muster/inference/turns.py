@@ -42,7 +42,7 @@ class Weights:
 
     @contextmanager
     def replaced(self) -> Iterator[None]:
-        """Wait until nobody uses them; who comes meanwhile waits."""
+        """Wait until nobody uses them, and let nobody use them until the end."""
         with self._changed:
             self._changed.wait_for(lambda: not self._users)
             yield
