@@ -98,12 +98,41 @@ class _Norm:
         return weight * normal.to(x.dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class _HeadNorms:
+    """The norms of queries and of keys as one, whose weight has a row a head."""
+
+    queries: _Norm
+    keys: _Norm
+    weight_AE: torch.Tensor
+    query_heads: int
+
+    @classmethod
+    def of(cls, attention: Any) -> _HeadNorms:
+        """Return those of an attention module."""
+        config, size = attention.config, attention.head_dim
+        heads = config.num_attention_heads + config.num_key_value_heads
+        queries, keys = _norm_of(attention.q_norm), _norm_of(attention.k_norm)
+        weight_AE = queries.weight.new_empty(heads, size)
+        return cls(queries, keys, weight_AE, config.num_attention_heads)
+
+    def take_weights(self) -> None:
+        """Take the present weights, where the former are: steps that are recorded read them
+        there.
+        """
+        self.weight_AE[: self.query_heads] = self.queries.weight
+        self.weight_AE[self.query_heads :] = self.keys.weight
+
+    def __call__(self, heads_NAE: torch.Tensor) -> torch.Tensor:
+        return self.queries.with_weight(heads_NAE, self.weight_AE)
+
+
 @dataclass(slots=True)
 class _Layer:
     kind: int
     before_attention: _Norm
     qkv: _Linear
-    heads: tuple[_Norm, _Norm] | None
+    heads: _HeadNorms | None
     output: _Linear
     after_attention: _Norm | None
     before_mlp: _Norm
@@ -112,7 +141,6 @@ class _Layer:
     down: _Linear
     after_mlp: _Norm | None
     activation: Any
-    head_norm_AE: torch.Tensor | None = None
 
 
 class LeanModel:
@@ -190,10 +218,7 @@ class LeanModel:
         """Take the present weights, and return the rotary factors of `length` positions."""
         for layer in self._layers:
             if layer.heads is not None:
-                q, k = (norm.weight for norm in layer.heads)
-                layer.head_norm_AE = torch.cat(
-                    [q.expand(self.query_heads, -1), k.expand(self.key_heads, -1)]
-                )
+                layer.heads.take_weights()
         factors = [self._factors(kind, length) for kind in self._kinds]
         return Rotary(tuple(cos for cos, _ in factors), tuple(sin for _, sin in factors))
 
@@ -260,9 +285,7 @@ class LeanModel:
 
     def _turn(self, heads_NAE: torch.Tensor, layer: _Layer, rotary: Rotary) -> None:
         """Normalise queries and keys where the family does so, and rotate them, in place."""
-        heads = heads_NAE
-        if layer.head_norm_AE is not None and layer.heads is not None:
-            heads = layer.heads[0].with_weight(heads, layer.head_norm_AE)
+        heads = heads_NAE if layer.heads is None else layer.heads(heads_NAE)
         cos_N1E, sin_N1E = rotary.cos_DN1E[layer.kind], rotary.sin_DN1E[layer.kind]
         swapped = heads.roll(self.head_size // 2, dims=-1)
         torch.add(heads * cos_N1E, swapped * sin_N1E, out=heads_NAE)
@@ -306,7 +329,6 @@ def _rope_types(parameters: Any, kinds: list[str]) -> set[str]:
 
 def _lay_out(layer: Any, kind: int) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
-    has_head_norms = hasattr(attention, "q_norm")
     # Gemma's layers have norms on both sides, one of them under the others' name.
     is_between = hasattr(layer, "pre_feedforward_layernorm")
     before_mlp = layer.pre_feedforward_layernorm if is_between else layer.post_attention_layernorm
@@ -314,7 +336,7 @@ def _lay_out(layer: Any, kind: int) -> _Layer:
         kind=kind,
         before_attention=_norm_of(layer.input_layernorm),
         qkv=_joined([attention.q_proj, attention.k_proj, attention.v_proj]),
-        heads=(_norm_of(attention.q_norm), _norm_of(attention.k_norm)) if has_head_norms else None,
+        heads=_HeadNorms.of(attention) if hasattr(attention, "q_norm") else None,
         output=_by_columns(attention.o_proj),
         after_attention=_norm_of(layer.post_attention_layernorm) if is_between else None,
         before_mlp=_norm_of(before_mlp),

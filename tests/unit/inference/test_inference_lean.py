@@ -6,6 +6,8 @@ import gc
 import logging
 import weakref
 from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 from inference_policy import EOS, build_policy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -139,21 +143,66 @@ def own_rows(forward: Forward, rows: list[list[int]]) -> tuple[torch.Tensor, tor
     return hidden[range(len(rows)), lasts], logits[range(len(rows)), lasts]
 
 
-class Tape:
-    """Records work as a CUDA graph does: it is done again on the tensors that it was given."""
+class Tape(TorchDispatchMode):
+    """Records operations as a CUDA graph does: they are done again on the tensors that were there,
+    none of which the recording keeps alive.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
         self.replays: list[int] = []
+        self._done: list[tuple[Any, Any]] = []
+        self._made: dict[int, int] = {}
+        self._all_made: list[Any] = []
 
     def record(self, work: Work) -> Work:
         number = len(self.replays)
         self.replays.append(0)
+        with self:
+            work()
+        done = self._done
+        self._done, self._made, self._all_made = [], {}, []
 
         def replay() -> None:
             self.replays[number] += 1
-            work()
+            made: list[Any] = []
+            for operation, given in done:
+                args, kwargs = tree_map(partial(_present, made), given)
+                made += tree_leaves(operation(*args, **kwargs))
 
         return replay
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self._done.append((operation, tree_map(self._held, (args, kwargs or {}))))
+        found = operation(*args, **(kwargs or {}))
+        for each in tree_leaves(found):
+            self._made[id(each)] = len(self._all_made)
+            # Held while work is recorded, so that no other gets its number.
+            self._all_made.append(each)
+        return found
+
+    def _held(self, given: Any) -> Any:
+        if not isinstance(given, torch.Tensor):
+            return given
+        return _Made(self._made[id(given)]) if id(given) in self._made else weakref.ref(given)
+
+
+@dataclass(frozen=True)
+class _Made:
+    place: int
+
+
+def _present(made: list[Any], held: Any) -> Any:
+    """Return what an operation is given when it is done again."""
+    if isinstance(held, _Made):
+        return made[held.place]
+    if not isinstance(held, weakref.ref):
+        return held
+    tensor = held()
+    assert tensor is not None, "what was recorded has been freed"
+    return tensor
 
 
 @pytest.mark.parametrize("is_recorded", [False, True], ids=["computed", "replayed"])
@@ -236,6 +285,21 @@ def test_samples_are_examined_as_the_model_computes_them(
         tokens = np.array([[*prompt, *completion[:-1]]])
         own = forward.hidden(tokens, keep=len(completion))[0]
         assert torch.allclose(found, own, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@torch.inference_mode()
+def test_samples_are_examined_between_replayed_steps(name: str) -> None:
+    lean, forward = lean_of(KNOWN[name])
+    row, tape = [3, 1, 4], Tape()
+    decoding = LeanRows(lean, 1, 40, tape.record)
+    decoding.admit([tuple(row)])
+    for token in range(12):
+        row.append(token)
+        hidden, _ = decoding.step(np.array([token]))
+        predicting_rows(lean, SAMPLES)
+        assert torch.allclose(hidden, own_rows(forward, [row])[0], atol=2e-4)
+    assert tape.replays == [9]
 
 
 @torch.inference_mode()
