@@ -25,10 +25,11 @@ from muster.toploc import (
     ChunkResult,
     IncrementalBuilder,
     build_proofs_many,
-    portable,
     projections,
     wire,
 )
+from muster.toploc.chunks import Chosen, pool_places
+from muster.toploc.proofs import prove_chosen, verify_chosen
 
 _PASS_ELEMENTS = 1 << 24
 """Entries ranked at a time: 128 MiB of keys."""
@@ -47,18 +48,11 @@ class Leaving:
     arrival: Any
     """An event that is over when it is there; None where nothing had to travel."""
 
-    def arrived(self) -> portable.Selected:
+    def arrived(self) -> Chosen:
         """Wait, and return it."""
         if self.arrival is not None:
             self.arrival.synchronize()
-        packed, points = self.packed_BN.numpy(), self.points
-        return portable.Selected(
-            self.elements,
-            packed[:, :points].astype(np.int64),
-            packed[:, points : 2 * points].astype(np.uint32),
-            packed[:, 2 * points : -1].astype(np.uint16),
-            bool(packed[:, -1].all()),
-        )
+        return Chosen(self.elements, self.points, self.packed_BN.numpy())
 
 
 def select(chunks_BE: torch.Tensor, points: int) -> Leaving:
@@ -83,7 +77,7 @@ def _packed(chunks_BE: torch.Tensor, points: int) -> torch.Tensor:
     behind_E = torch.arange(elements - 1, -1, -1, dtype=torch.int64, device=device)
     keys_BE = (magnitudes_BE.to(torch.int64) << 32) | behind_E
     places_BK = elements - 1 - (keys_BE.topk(points, dim=1, sorted=False).values & 0xFFFFFFFF)
-    pool_P = torch.from_numpy(portable.pool_places(elements)).to(device)
+    pool_P = torch.from_numpy(pool_places(elements)).to(device)
     is_finite_B1 = (magnitudes_BE < 0x7F80).all(dim=1, keepdim=True)
     parts = (places_BK, patterns_BE.gather(1, places_BK), patterns_BE[:, pool_P], is_finite_B1)
     return torch.cat([part.to(torch.int32) for part in parts], dim=1)
@@ -101,7 +95,7 @@ def build_proofs(samples: Sequence[torch.Tensor], proof: ProofRecipe) -> list[li
 
 def _built(rows_TH: torch.Tensor, proof: ProofRecipe) -> list[bytes]:
     leaving = [select(chunks, shape.points) for chunks, shape in _chunks(rows_TH, proof)]
-    return [each for part in leaving for each in portable.prove(part.arrived())]
+    return [each for part in leaving for each in prove_chosen(part.arrived())]
 
 
 def verify_proofs(
@@ -115,7 +109,7 @@ def verify_proofs(
     found: list[ChunkResult] = []
     for part, shape in leaving:
         given = proofs[len(found) : len(found) + len(part.packed_BN)]
-        found += portable.compare(part.arrived(), given, shape)
+        found += verify_chosen(part.arrived(), given, shape)
     return found
 
 
@@ -186,4 +180,4 @@ class DeviceBuilder(IncrementalBuilder):
         return select(chunks_BE, min(self._topk, chunks_BE.shape[1]))
 
     def _prove(self, chunks: Any) -> list[list[bytes]]:
-        return [[proof] for proof in portable.prove(chunks.arrived())]
+        return [[proof] for proof in prove_chosen(chunks.arrived())]

@@ -35,6 +35,8 @@ NO_MATCH = 2.0**64
 """Mantissa error of a chunk where no exponent matches, as in the `toploc` library."""
 DECOYS = 32
 """Small entries of a chunk at which a proof must claim nothing, see `muster.toploc.portable`."""
+POOL = 4 * DECOYS
+"""Evenly spaced entries. The smallest of every four is a decoy, so that none is of the largest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +79,44 @@ class Chunks:
         for sample in self.samples:
             for start in range(0, len(sample), self.chunk_tokens):
                 yield sample[start : start + self.chunk_tokens].reshape(-1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    """What proofs need of B chunks of one size, chosen from their E elements anywhere."""
+
+    elements: int
+    """E."""
+    points: int
+    """K, the entries chosen of each chunk."""
+    packed_BN: npt.NDArray[np.int32]
+    """[B, 2K + POOL + 1], contiguous: places of the largest magnitudes, among equal ones the first;
+    the patterns there; the patterns at `pool_places`; whether all elements are numbers."""
+
+    @property
+    def indices_BK(self) -> npt.NDArray[np.int64]:
+        """Places of the largest magnitudes."""
+        return self.packed_BN[:, : self.points].astype(np.int64)
+
+    @property
+    def values_BK(self) -> npt.NDArray[np.uint32]:
+        """Patterns there."""
+        return self.packed_BN[:, self.points : 2 * self.points].astype(np.uint32)
+
+    @property
+    def pool_BP(self) -> Patterns:
+        """Patterns at `pool_places`."""
+        return self.packed_BN[:, 2 * self.points : -1].astype(np.uint16)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all elements of all chunks are numbers."""
+        return bool(self.packed_BN[:, -1].all())
+
+
+def pool_places(elements: int) -> npt.NDArray[np.int64]:
+    """Return [POOL] the places in a chunk that decoys are chosen from."""
+    return np.arange(POOL) * (elements - 1) // (POOL - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,15 @@ Knows no algorithm.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from muster.protocol.compiled import load_library, source_of
 from muster.protocol.errors import ProofError
-from muster.toploc.chunks import ChunkResult, Chunks
+from muster.toploc.chunks import Chosen, ChunkResult, Chunks
 
 FOLDER = Path(__file__).parent / "native"
 SOURCE_SYMBOL = "muster_toploc_source"
@@ -39,6 +41,10 @@ class Kernel:
         self._build.argtypes = [address, address, size, size, address]
         self._verify = self._library.muster_toploc_verify
         self._verify.argtypes = [address, address, size, size, address, address]
+        self._build_chosen = self._library.muster_toploc_build_chosen
+        self._build_chosen.argtypes = [address, size, size, size, address]
+        self._verify_chosen = self._library.muster_toploc_verify_chosen
+        self._verify_chosen.argtypes = [address, size, size, size, address, address]
 
     @property
     def source(self) -> str:
@@ -49,34 +55,62 @@ class Kernel:
         """Return every chunk's proof; raises ProofError."""
         sizes = chunks.proof_sizes
         room = ctypes.create_string_buffer(sum(sizes))
-        self._call(self._build, chunks, ctypes.addressof(room))
+        self._call_on(chunks, self._build, ctypes.addressof(room))
         joined, proofs, start = room.raw, [], 0
         for size in sizes:
             proofs.append(joined[start : start + size])
             start += size
         return proofs
 
-    def verify(self, chunks: Chunks, proofs: list[bytes]) -> list[ChunkResult]:
+    def verify(self, chunks: Chunks, proofs: Sequence[bytes]) -> list[ChunkResult]:
         """Return how far chunks are from their proofs, whose lengths are right."""
         figures = np.empty((len(proofs), 5), np.float64)
-        self._call(self._verify, chunks, b"".join(proofs), figures.ctypes.data)
-        return [
-            ChunkResult(int(exponents), mean, median, int(signs), points, int(decoys))
-            for (exponents, mean, median, signs, decoys), points in zip(
-                figures.tolist(), chunks.compared.tolist(), strict=True
-            )
-        ]
+        self._call_on(chunks, self._verify, b"".join(proofs), figures.ctypes.data)
+        return _results(figures, chunks.compared.tolist())
 
-    def _call(self, function: ctypes._NamedFuncPointer, chunks: Chunks, *rest: object) -> None:
+    def build_chosen(self, chosen: Chosen) -> list[bytes]:
+        """Return the proofs of chunks; raises ProofError."""
+        count, size = len(chosen.packed_BN), 2 + 2 * chosen.points
+        room = ctypes.create_string_buffer(count * size)
+        given = chosen.packed_BN.ctypes.data, count, chosen.elements, chosen.points
+        self._call(self._build_chosen, *given, ctypes.addressof(room))
+        joined = room.raw
+        return [joined[start : start + size] for start in range(0, len(joined), size)]
+
+    def verify_chosen(
+        self, chosen: Chosen, proofs: Sequence[bytes], points: int
+    ) -> list[ChunkResult]:
+        """Return how far chunks are from their proofs of so many points, whose lengths are
+        right; raises ProofError.
+        """
+        figures = np.empty((len(proofs), 5), np.float64)
+        given = chosen.packed_BN.ctypes.data, len(proofs), chosen.elements, points
+        self._call(self._verify_chosen, *given, b"".join(proofs), figures.ctypes.data)
+        return _results(figures, [chosen.points] * len(proofs))
+
+    def _call_on(
+        self, chunks: Chunks, function: ctypes._NamedFuncPointer, *results: object
+    ) -> None:
         addresses, sizes = chunks.addresses, chunks.sizes
-        status = function(
-            addresses.ctypes.data, sizes.ctypes.data, len(sizes), int(chunks.points.max()), *rest
-        )
+        given = addresses.ctypes.data, sizes.ctypes.data, len(sizes), int(chunks.points.max())
+        self._call(function, *given, *results)
+
+    def _call(self, function: ctypes._NamedFuncPointer, *given: object) -> None:
+        status = function(*given)
         if status == _NO_MEMORY:
-            raise MemoryError(f"no memory to prove chunks of {sizes.max()} elements")
+            raise MemoryError("no memory to prove hidden states")
         if status != _OK:
             reason, message = _FAILURES[status]
             raise ProofError(message, reason=reason)
+
+
+def _results(figures_B5: npt.NDArray[np.float64], compared: Sequence[int]) -> list[ChunkResult]:
+    return [
+        ChunkResult(int(exponents), mean, median, int(signs), points, int(decoys))
+        for (exponents, mean, median, signs, decoys), points in zip(
+            figures_B5.tolist(), compared, strict=True
+        )
+    ]
 
 
 def load(folder: Path = FOLDER) -> Kernel | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,17 +20,18 @@ from muster.toploc.chunks import (
     EXPONENT_BITS,
     MANTISSA_BITS,
     NO_MATCH,
+    POOL,
     SIGN_BIT,
+    Chosen,
     ChunkResult,
     Chunks,
     Patterns,
+    pool_places,
 )
 from muster.toploc.field import PRIME, Residues, evaluate, interpolate
 
 _SMALL_CHUNK = 8192
 """Elements up to which chunks are ranked whole, many in one call."""
-POOL = 4 * DECOYS
-"""Evenly spaced entries. The smallest of every four is a decoy, so that none is of the largest."""
 
 _MAGNITUDE = np.uint16(0xFFFF ^ SIGN_BIT)
 
@@ -42,70 +43,57 @@ class Portable:
         """Return every chunk's proof; raises ProofError."""
         placed: dict[int, bytes] = {}
         for places, patterns_BE, points in _groups(chunks):
-            placed.update(zip(places, prove(select(patterns_BE, points)), strict=True))
+            built = self.build_chosen(choose(patterns_BE, points))
+            placed.update(zip(places, built, strict=True))
         return [placed[i] for i in range(len(placed))]
 
-    def verify(self, chunks: Chunks, proofs: list[bytes]) -> list[ChunkResult]:
+    def verify(self, chunks: Chunks, proofs: Sequence[bytes]) -> list[ChunkResult]:
         """Return how far chunks are from their proofs, whose lengths are right."""
         placed: dict[int, ChunkResult] = {}
         for places, patterns_BE, points in _groups(chunks):
             shape = wire.ChunkShape(elements=patterns_BE.shape[1], points=points)
-            selected = select(patterns_BE, shape.compared)
             claimed = [proofs[place] for place in places]
-            placed.update(zip(places, compare(selected, claimed, shape), strict=True))
+            found = self.verify_chosen(choose(patterns_BE, shape.compared), claimed, points)
+            placed.update(zip(places, found, strict=True))
         return [placed[i] for i in range(len(placed))]
 
+    def build_chosen(self, chosen: Chosen) -> list[bytes]:
+        """Return the proofs of chunks; raises ProofError."""
+        _require_finite(chosen)
+        indices_BK = chosen.indices_BK
+        moduli = find_moduli(indices_BK)
+        x_BK = (indices_BK % moduli[:, None]).astype(np.uint32)
+        return wire.encode(moduli, interpolate(x_BK, chosen.values_BK % np.uint32(PRIME)))
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Selected:
-    """What proofs need of B chunks of E elements."""
-
-    elements: int
-    """E."""
-    indices_BK: npt.NDArray[np.int64]
-    """Places of the largest magnitudes, see `select_top`."""
-    values_BK: npt.NDArray[np.uint32]
-    """Patterns at these places."""
-    pool_BP: Patterns
-    """Patterns at `pool_places`."""
-    is_finite: bool
-    """Whether all elements are numbers."""
+    def verify_chosen(
+        self, chosen: Chosen, proofs: Sequence[bytes], points: int
+    ) -> list[ChunkResult]:
+        """Return how far chunks are from their proofs of so many points; raises ProofError."""
+        shape = wire.ChunkShape(chosen.elements, points)
+        moduli, coefficients = wire.decode(proofs, shape)
+        _require_finite(chosen)
+        x_BK = (chosen.indices_BK % moduli[:, None]).astype(np.uint32)
+        results = _compare(evaluate(coefficients, x_BK), chosen.values_BK)
+        matches = decoy_matches(chosen, moduli, coefficients)
+        return [replace(r, decoy_matches=m) for r, m in zip(results, matches.tolist(), strict=True)]
 
 
-def select(patterns_BE: Patterns, points: int) -> Selected:
+def choose(patterns_BE: Patterns, points: int) -> Chosen:
     """Return what proofs with so many points need of chunks."""
     indices = select_top(patterns_BE, points)
-    return Selected(
-        patterns_BE.shape[1],
+    is_number = (patterns_BE & EXPONENT_BITS) != EXPONENT_BITS
+    parts = (
         indices,
-        np.take_along_axis(patterns_BE, indices, axis=1).astype(np.uint32),
+        np.take_along_axis(patterns_BE, indices, axis=1),
         patterns_BE[:, pool_places(patterns_BE.shape[1])],
-        not ((patterns_BE & EXPONENT_BITS) == EXPONENT_BITS).any(),
+        is_number.all(axis=1, keepdims=True),
     )
+    packed = np.concatenate([part.astype(np.int32) for part in parts], axis=1)
+    return Chosen(patterns_BE.shape[1], points, packed)
 
 
-def prove(selected: Selected) -> list[bytes]:
-    """Return the chunks' proofs; raises ProofError."""
-    _require_finite(selected)
-    moduli = find_moduli(selected.indices_BK)
-    x_BK = (selected.indices_BK % moduli[:, None]).astype(np.uint32)
-    return wire.encode(moduli, interpolate(x_BK, selected.values_BK % np.uint32(PRIME)))
-
-
-def compare(
-    selected: Selected, proofs: Sequence[bytes], shape: wire.ChunkShape
-) -> list[ChunkResult]:
-    """Return how far chunks of one shape are from their proofs; raises ProofError."""
-    moduli, coefficients = wire.decode(proofs, shape)
-    _require_finite(selected)
-    x_BK = (selected.indices_BK % moduli[:, None]).astype(np.uint32)
-    results = _compare(evaluate(coefficients, x_BK), selected.values_BK)
-    matches = decoy_matches(selected, moduli, coefficients)
-    return [replace(r, decoy_matches=m) for r, m in zip(results, matches.tolist(), strict=True)]
-
-
-def _require_finite(selected: Selected) -> None:
-    if not selected.is_finite:
+def _require_finite(chosen: Chosen) -> None:
+    if not chosen.is_finite:
         raise ProofError(
             "hidden states hold NaN or infinity",
             hint="the policy's weights or the engine's arithmetic are broken",
@@ -205,35 +193,31 @@ def find_moduli(indices_BK: npt.NDArray[np.int64]) -> Residues:
 # Axes: P entries of the pool, D decoys, G entries that one decoy is chosen from.
 
 
-def pool_places(elements: int) -> npt.NDArray[np.int64]:
-    """Return [P] the places in a chunk that decoys are chosen from."""
-    return np.arange(POOL) * (elements - 1) // (POOL - 1)
-
-
 def has_decoys(elements: int, points: int) -> bool:
     """Return whether a chunk is screened: not where a proof covers more than half of it."""
     return elements >= max(2 * points, POOL)
 
 
 def decoy_matches(
-    selected: Selected, moduli_B: Residues, coefficients_BK: Residues
+    chosen: Chosen, moduli_B: Residues, coefficients_BK: Residues
 ) -> npt.NDArray[np.int64]:
     """Return [B] the decoys at which a proof claims an entry as large as the chunk's larger ones.
 
     That is: above the decoy's own magnitude and not above the chunk's largest. Honest proofs match
     a decoy with the probability that a random 16-bit pattern falls there, about 1 to 5 %.
     """
-    chunks, elements = len(selected.pool_BP), selected.elements
+    pool_BP, elements = chosen.pool_BP, chosen.elements
+    chunks = len(pool_BP)
     if not has_decoys(elements, coefficients_BK.shape[1]):
         return np.zeros(chunks, np.int64)
     pool_P = pool_places(elements)
-    magnitudes_BDG = (selected.pool_BP & _MAGNITUDE).reshape(chunks, DECOYS, 4)
+    magnitudes_BDG = (pool_BP & _MAGNITUDE).reshape(chunks, DECOYS, 4)
     chosen_BD1 = magnitudes_BDG.argmin(axis=2)[:, :, None]
     own_BD = np.take_along_axis(magnitudes_BDG, chosen_BD1, axis=2)[:, :, 0]
     places_BD = pool_P.reshape(DECOYS, 4)[np.arange(DECOYS), chosen_BD1[:, :, 0]]
     x_BD = (places_BD % moduli_B[:, None]).astype(np.uint32)
     claims_BD = evaluate(coefficients_BK, x_BD).astype(np.uint16) & _MAGNITUDE
-    largest_B = (selected.values_BK & _MAGNITUDE).max(axis=1)
+    largest_B = (chosen.values_BK & _MAGNITUDE).max(axis=1)
     is_match_BD = (claims_BD > own_BD) & (claims_BD <= largest_B[:, None])
     matches: npt.NDArray[np.int64] = is_match_BD.sum(axis=1).astype(np.int64)
     return matches

@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 
 from muster.protocol.errors import ProofError
 from muster.toploc import kernel, wire
-from muster.toploc.chunks import ChunkResult, Chunks, HiddenRows, cut
+from muster.toploc.chunks import Chosen, ChunkResult, Chunks, HiddenRows, cut
 from muster.toploc.portable import Portable
 
 _Item = TypeVar("_Item")
@@ -30,8 +30,18 @@ class Backend(Protocol):
     def build(self, chunks: Chunks) -> list[bytes]:
         """Return every chunk's proof."""
 
-    def verify(self, chunks: Chunks, proofs: list[bytes]) -> list[ChunkResult]:
+    def verify(self, chunks: Chunks, proofs: Sequence[bytes]) -> list[ChunkResult]:
         """Return how far chunks are from their proofs, whose lengths are right."""
+
+    def build_chosen(self, chosen: Chosen) -> list[bytes]:
+        """Return the proofs of chunks."""
+
+    def verify_chosen(
+        self, chosen: Chosen, proofs: Sequence[bytes], points: int
+    ) -> list[ChunkResult]:
+        """Return how far chunks are from their proofs of so many points, whose lengths are
+        right.
+        """
 
 
 def build_proofs(hidden_TH: HiddenRows, *, chunk_tokens: int = 32, topk: int = 128) -> list[bytes]:
@@ -81,6 +91,21 @@ def verify_proofs_many(
     flat = [proof for of_sample in proofs for proof in of_sample]
     wire.require_lengths(flat, chunks.proof_sizes)
     return _by_sample(chunks, _backend().verify(chunks, flat))
+
+
+def prove_chosen(chosen: Chosen) -> list[bytes]:
+    """Return the proofs of chunks whose entries were chosen already; raises ProofError."""
+    return _backend().build_chosen(chosen)
+
+
+def verify_chosen(
+    chosen: Chosen, proofs: Sequence[bytes], shape: wire.ChunkShape
+) -> list[ChunkResult]:
+    """Return how far such chunks of one shape, of which `shape.compared` entries were chosen, are
+    from their proofs; raises ProofError.
+    """
+    wire.require_lengths(proofs, [shape.proof_bytes] * len(chosen.packed_BN))
+    return _backend().verify_chosen(chosen, proofs, shape.points)
 
 
 @cache

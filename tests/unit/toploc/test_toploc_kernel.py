@@ -17,7 +17,7 @@ from muster.protocol.errors import ProofError
 from muster.toploc import kernel
 from muster.toploc.chunks import ChunkResult, Chunks, Patterns, cut
 from muster.toploc.kernel import Kernel
-from muster.toploc.portable import Portable
+from muster.toploc.portable import Portable, choose
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,41 @@ def test_chunks_larger_than_the_field_equal_those_of_numpy(compiled: Kernel, val
     assert proofs == Portable().build(chunks)
     other = changed(chunks, seed=1)
     assert compiled.verify(other, proofs) == Portable().verify(other, proofs)
+
+
+@given(chunks_of_patterns(), st.integers(0, 99))
+def test_entries_chosen_elsewhere_give_the_same(
+    compiled: Kernel, chunks: Chunks, seed: int
+) -> None:
+    proofs, other = compiled.build(chunks), changed(chunks, seed)
+    found = compiled.verify(other, proofs)
+    points, compared = chunks.points.tolist(), chunks.compared.tolist()
+    for i, (own, changed_own) in enumerate(zip(chunks, other, strict=True)):
+        chosen = choose(own[None], points[i])
+        for backend in (compiled, Portable()):
+            assert backend.build_chosen(chosen) == [proofs[i]]
+            seen = choose(changed_own[None], compared[i])
+            assert backend.verify_chosen(seen, [proofs[i]], points[i]) == [found[i]]
+
+
+@pytest.mark.parametrize("backend", ["compiled", "portable"])
+def test_entries_chosen_elsewhere_are_refused_like_others(backend: str, compiled: Kernel) -> None:
+    proves: Kernel | Portable = compiled if backend == "compiled" else Portable()
+    rows = np.random.default_rng(0).integers(0, 0x7F80, (3, 70_000)).astype(np.uint16)
+    proofs = proves.build_chosen(choose(rows, 16))
+    seen = choose(rows, 16)
+    assert {each.exponent_mismatches for each in proves.verify_chosen(seen, proofs, 16)} == {0}
+    for place, word, reason in [(0, 65498, "modulus"), (0, 7, "modulus"), (5, 65497, "coeffi")]:
+        words = np.frombuffer(proofs[2], ">u2").copy()
+        words[place] = word
+        with pytest.raises(ProofError, match=reason):
+            proves.verify_chosen(seen, [*proofs[:2], words.tobytes()], 16)
+    rows[1, 3] = 0x7F80
+    broken = choose(rows, 16)
+    with pytest.raises(ProofError, match="NaN or infinity"):
+        proves.build_chosen(broken)
+    with pytest.raises(ProofError, match="NaN or infinity"):
+        proves.verify_chosen(broken, proofs, 16)
 
 
 interesting = st.sampled_from([0, 1, 15, 16, 128, 65496, 65497, 65498, 65535])

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from muster.toploc import build_proofs_many, verify_proofs, verify_proofs_many
 from muster.toploc.chunks import DECOYS, Patterns
 from muster.toploc.field import PRIME, Residues, evaluate, interpolate
-from muster.toploc.portable import decoy_matches, has_decoys, select
+from muster.toploc.portable import choose, decoy_matches, has_decoys
 from muster.toploc.wire import ChunkShape, decode
 
 ROWS, HIDDEN, TOPK = 16, 64, 32
@@ -28,7 +28,7 @@ def constant(value: int, points: int = TOPK) -> bytes:
 
 
 def decoys(patterns_BE: Patterns, moduli: Residues, coefficients: Residues) -> Any:
-    return decoy_matches(select(patterns_BE, coefficients.shape[1]), moduli, coefficients)
+    return decoy_matches(choose(patterns_BE, coefficients.shape[1]), moduli, coefficients)
 
 
 def matches(patterns_BTH: Patterns, proofs: list[bytes]) -> list[int]:

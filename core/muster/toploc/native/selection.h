@@ -13,8 +13,13 @@
 
 enum { ROWS = 32, LANES = 16, TILE = ROWS * LANES, STREAMS = 4 };
 
+/* As in chunks.py. */
+enum { DECOYS = 32, DECOY_POOL = 4 * DECOYS };
+
 typedef struct {
     uint32_t *index;     /* [k] the chosen entries, in no particular order */
+    uint16_t *value;     /* [k] their patterns */
+    uint16_t *pool;      /* [DECOY_POOL] patterns that decoys are chosen from */
     uint16_t *maxima;    /* [lane_count] largest magnitude per lane */
     uint32_t *hit;       /* [lane_count] lanes that hold candidates */
     uint16_t *candidate; /* [candidate_room] magnitudes not below the floor */
@@ -148,13 +153,33 @@ INLINE void select_top(Selection *s, const uint16_t *patterns, size_t elements, 
         choose_entries(s, patterns, elements, k);
 }
 
+INLINE uint32_t pool_place(size_t elements, uint64_t number) {
+    return (uint32_t)(number * (elements - 1) / (DECOY_POOL - 1));
+}
+
 /* Chooses k entries; refuses NaN and infinity, which are the largest magnitudes there are. */
 INLINE int take_top(Selection *s, const uint16_t *patterns, size_t elements, size_t k) {
     select_top(s, patterns, elements, k);
-    for (size_t i = 0; i < k; i++)
-        if ((patterns[s->index[i]] & EXPONENT) == EXPONENT)
+    for (size_t i = 0; i < k; i++) {
+        s->value[i] = patterns[s->index[i]];
+        if ((s->value[i] & EXPONENT) == EXPONENT)
             return NOT_FINITE;
+    }
+    for (uint64_t i = 0; i < DECOY_POOL; i++)
+        s->pool[i] = patterns[pool_place(elements, i)];
     return OK;
+}
+
+/* Takes k entries that were chosen elsewhere: their places, their patterns, those of the pool, and
+ * whether all entries are numbers. */
+INLINE int take_chosen(Selection *s, const int32_t *row, size_t k) {
+    for (size_t i = 0; i < k; i++) {
+        s->index[i] = (uint32_t)row[i];
+        s->value[i] = (uint16_t)row[k + i];
+    }
+    for (size_t i = 0; i < DECOY_POOL; i++)
+        s->pool[i] = (uint16_t)row[2 * k + i];
+    return row[2 * k + DECOY_POOL] ? OK : NOT_FINITE;
 }
 
 INLINE int is_distinct(Selection *s, size_t k, uint32_t modulus) {
