@@ -57,11 +57,11 @@ PYTHON_NAMES = {
 Built = dict[str, dict[str, Any]]
 """What solc says of each contract, by name."""
 
-HEADER = '''"""The nine contracts: an async method for each function that Muster calls.
+HEADER = '''"""The nine contracts: a declaration of each function that Muster calls.
 
 Made by `python contracts/script/export_artifacts.py` from the contracts; not to be edited. Views
 return Python types; the others send a transaction and return its receipt, or raise ContractRevert,
-and need a chain that was connected with a key.
+and need a chain that was connected with a key. `Contract` calls what is declared here.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ def _imports(classes: str) -> str:
     used = set(re.findall(r"\b[A-Z]\w+", re.sub(r'""".*?"""|"\w+"', "", classes, flags=re.DOTALL)))
     homes = {
         "collections.abc": {"Sequence"},
+        "typing": {"Annotated"},
         "muster.chain.abi": {"Contract", "Receipt"},
         "muster.protocol.ids": {"Address", "Hash32", "PolicyVersion", "RunId", "Step"},
         "muster.protocol.messages": {"Outcomes", "Submission", "Verdict"},
@@ -110,34 +111,27 @@ def _method(built: Built, contract: str, function: dict[str, Any]) -> str:
     names = [snake_case(part["name"]) for part in inputs]
     types = [_type(part, "Sequence[{}]") for part in inputs]
     parameters = "".join(f", {n}: {kind}" for n, kind in zip(names, types, strict=True))
-    call = ", ".join([f'"{name}"', *names])
     if function["stateMutability"] == "view":
-        returned, body = _view(function, call)
+        returned = _view(function)
     elif name in NUMBERED_BY:
-        returned, body = _creation(function, call)
+        (made,) = function["outputs"]
+        carried = f'"{NUMBERED_BY[name]}", "{snake_case(made["name"])}"'
+        returned = f"Annotated[tuple[{_type(made, '')}, Receipt], {carried}]"
     else:
-        returned, body = "Receipt", f"return await self._write({call})"
+        returned = "Receipt"
     head = f"\n    async def {snake_case(name)}(self{parameters}) -> {returned}:\n"
-    return head + textwrap.indent(f"{_docstring(built, contract, name)}\n{body}\n", " " * INDENT)
+    return head + textwrap.indent(f"{_docstring(built, contract, name)}\n", " " * INDENT)
 
 
-def _view(function: dict[str, Any], call: str) -> tuple[str, str]:
-    """Return the type and body of a view: of a value, of one that may not exist, or of two."""
+def _view(function: dict[str, Any]) -> str:
+    """Return the type of a view: of a value, of one that may not exist, or of two."""
     kind, *others = [_type(part, "tuple[{}, ...]") for part in function["outputs"]]
     if not others:
-        return kind, f"return await self._read({kind}, {call})"
+        return kind
     if function["outputs"][1]["name"] == "exists":
-        return f"{kind} | None", f"return await self._find({kind}, {call})"
+        return f"{kind} | None"
     assert len(others) == 1, f"{function['name']} returns {len(others) + 1} values"
-    return f"tuple[{kind}, {others[0]}]", f"return await self._pair({kind}, {others[0]}, {call})"
-
-
-def _creation(function: dict[str, Any], call: str) -> tuple[str, str]:
-    (made,) = function["outputs"]
-    kind, event = _type(made, ""), NUMBERED_BY[function["name"]]
-    number = f'receipt.event("{event}").args["{snake_case(made["name"])}"]'
-    body = f"receipt = await self._write({call})\nreturn {kind}({number}), receipt"
-    return f"tuple[{kind}, Receipt]", body
+    return f"tuple[{kind}, {others[0]}]"
 
 
 def _type(part: dict[str, Any], sequence: str) -> str:

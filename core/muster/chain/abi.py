@@ -7,13 +7,15 @@ address and first topic to the compiled decoder of its event.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from types import NoneType
+from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
 
 from eth_abi.abi import encode as abi_encode
 from eth_abi.exceptions import EncodingError as AbiEncodingError
@@ -25,9 +27,6 @@ from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ChainError, ConfigError, ContractRevert, EncodingError
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import Submission
-
-T = TypeVar("T")
-S = TypeVar("S")
 
 CONTRACTS = (
     "MusterToken",
@@ -230,27 +229,50 @@ class Caller(Protocol):
 
 
 class Contract:
-    """A contract, called as the class derived from this one."""
+    """A contract. The class derived from it declares functions; calling one calls the contract's.
+
+    A declaration that returns a Receipt sends a transaction, any other one reads. `X | None` is a
+    value that may not exist. A tuple with a Receipt begins with the number that an event carries:
+    its annotation names the event and the argument.
+    """
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
-    async def _read(self, kind: type[T], function: str, *args: Any) -> T:
-        (value,) = await self._caller.read(type(self).__name__, function, args)
-        return from_abi(kind, value)
+    def __init_subclass__(cls) -> None:
+        for name, declared in list(vars(cls).items()):
+            if not name.startswith("_"):
+                setattr(cls, name, _calling(cls.__name__, declared))
 
-    async def _find(self, kind: type[T], function: str, *args: Any) -> T | None:
-        value, exists = await self._caller.read(type(self).__name__, function, args)
-        return from_abi(kind, value) if exists else None
 
-    async def _pair(
-        self, first: type[T], second: type[S], function: str, *args: Any
-    ) -> tuple[T, S]:
-        values = await self._caller.read(type(self).__name__, function, args)
-        return from_abi(first, values[0]), from_abi(second, values[1])
+def _calling(contract: str, declared: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what a declared function does when it is called."""
+    signature = inspect.signature(declared)
 
-    async def _write(self, function: str, *args: Any) -> Receipt:
-        return await self._caller.write(type(self).__name__, function, args)
+    @wraps(declared)
+    async def call(self: Contract, *args: Any, **named: Any) -> Any:
+        function = _solidity_name(contract, declared.__name__)
+        given = signature.bind(self, *args, **named).args[1:]
+        returned = get_type_hints(declared, include_extras=True)["return"]
+        if returned is Receipt:
+            return await self._caller.write(contract, function, given)
+        if get_origin(returned) is Annotated:
+            receipt = await self._caller.write(contract, function, given)
+            event, number = returned.__metadata__
+            return receipt.event(event).args[number], receipt
+        values = await self._caller.read(contract, function, given)
+        kinds = get_args(returned) if len(values) > 1 else (returned,)
+        if NoneType in kinds:
+            return from_abi(kinds[0], values[0]) if values[1] else None
+        found = tuple(map(from_abi, kinds, values))
+        return found if len(found) > 1 else found[0]
+
+    return call
+
+
+@cache
+def _solidity_name(contract: str, name: str) -> str:
+    return next(each for each in contract_abi(contract).functions if snake_case(each) == name)
 
 
 # ------------------------------------------------------------------------ reverts
