@@ -25,10 +25,10 @@ from benchmarks.report import print_table
 from torch import Tensor
 
 from muster.inference import limits
+from muster.inference.attacks import sample_row
 from muster.inference.engine import Request
 from muster.inference.measuring import Delivery, Errors
 from muster.inference.transformers_engine import TransformersEngine
-from muster.inference.trials import sample_row
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.toploc import Calibration, build_proofs

@@ -22,7 +22,17 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.inference import limits
-from muster.inference.attacks import Attack, Attacker
+from muster.inference.attacks import (
+    ONE_TOKEN,
+    Attack,
+    Attacker,
+    attack_row,
+    forged_row,
+    miscounted_row,
+    sample_row,
+    try_forgers,
+    try_miscounted,
+)
 from muster.inference.contributions import (
     Contribution,
     Signed,
@@ -39,15 +49,6 @@ from muster.inference.honest import Honest, judge, measure_honest
 from muster.inference.measuring import Delivery, OwnParty, Party
 from muster.inference.plan import MIN_CHUNKS, MeasuringPlan, few_prompts, layout_of, require_sound
 from muster.inference.transformers_engine import TransformersEngine
-from muster.inference.trials import (
-    ONE_TOKEN,
-    attack_row,
-    forged_row,
-    miscounted_row,
-    sample_row,
-    try_forgers,
-    try_miscounted,
-)
 from muster.inference.vllm.engine import VllmEngine
 from muster.protocol.encoding import abi_words, keccak
 from muster.protocol.errors import EngineError, ProofError

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer
 from transformers.models.auto.configuration_auto import AutoConfig
 
-from muster.inference.policy_files import eos_token_ids
+from muster.inference.policy_files import declared_ends
 from muster.inference.prompts import encode_prompt
 from muster.protocol.errors import ConfigError
 from muster.protocol.prompts import Part
@@ -66,11 +66,7 @@ def _ends(tokenizer: Any, folder: Path) -> frozenset[int]:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"the configuration of {folder} does not load: {error}") from error
-    try:
-        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except OSError:
-        generation = None
-    return eos_token_ids(config.get_text_config(), generation, tokenizer)
+    return declared_ends(folder, config, tokenizer)
 
 
 def _template(tokenizer: Any, folder: Path) -> ChatTemplate:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from muster.protocol.errors import EngineError
@@ -139,6 +139,15 @@ def keep_caps(model: Any) -> None:
     """
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
         model.set_attn_implementation("eager")
+
+
+def declared_ends(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
+    """Return `eos_token_ids` of a folder whose model is not loaded."""
+    try:
+        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except OSError:
+        generation = None
+    return eos_token_ids(config.get_text_config(), generation, tokenizer)
 
 
 def eos_token_ids(config: Any, generation: Any, tokenizer: Any) -> frozenset[int]:

@@ -14,9 +14,9 @@ from typing import Any
 
 import rfc8785
 
+from muster.protocol.compiled import keccak256
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32
-from muster.protocol.keccak import keccak256
 
 
 def _tame_py_ecc() -> None:

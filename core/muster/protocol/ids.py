@@ -6,8 +6,8 @@ import re
 from functools import lru_cache
 from typing import NamedTuple, NewType
 
+from muster.protocol.compiled import keccak256
 from muster.protocol.errors import EncodingError
-from muster.protocol.keccak import keccak256
 
 RunId = NewType("RunId", int)
 """One training effort; assigned by RunRegistry from 1 upwards. uint64."""

@@ -2,7 +2,7 @@
 
 The leaf of line i is `keccak(keccak(line) ‖ uint64(i))`, so that a root binds the order of lines,
 which sorted pairs alone would not; parents are those of `muster.protocol.merkle`, so that a path
-convinces OpenZeppelin's `MerkleProof`. Without `muster.protocol.keccak`'s kernel the same is
+convinces OpenZeppelin's `MerkleProof`. Without the compiled Keccak-256 the same is
 computed in Python, ten times as slow.
 
 numpy is imported by what computes: it is a third of what a process that only grades has to import.
@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
+from muster.protocol.compiled import load_keccak
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Hash32
-from muster.protocol.keccak import load_kernel
 from muster.protocol.merkle import hash_pair
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def hash_lines(data: bytes, first: int, *, max_line_bytes: int) -> tuple[Leaves,
     """
     import numpy as np
 
-    kernel = load_kernel()
+    kernel = load_keccak()
     if kernel is None:
         return _hash_lines(data, first, max_line_bytes)
     room = data.count(b"\n")
@@ -105,7 +105,7 @@ def path_of(leaves: Leaves, position: int) -> list[Hash32]:
 def _parents(level: Leaves) -> Leaves:
     import numpy as np
 
-    kernel, count = load_kernel(), len(level)
+    kernel, count = load_keccak(), len(level)
     if kernel is None:
         nodes = [row.tobytes() for row in level]
         pairs = [hash_pair(a, b) for a, b in zip(nodes[::2], nodes[1::2], strict=False)]

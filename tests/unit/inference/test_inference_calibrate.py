@@ -242,7 +242,7 @@ def test_model_is_refused_when_missing_proofs_parse(
     policy_folder: Path, honest_work: HonestWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibrate, "measure_honest", honest_work.measure)
-    monkeypatch.setattr("muster.inference.trials.split_proofs", lambda *_, **__: [])
+    monkeypatch.setattr("muster.inference.attacks.split_proofs", lambda *_, **__: [])
     run = calibrate_model(policy_folder, plan())
     assert "'missing, extra or null proofs' passes 960 of 960" in str(run.refusal)
 

@@ -9,10 +9,10 @@ import pytest
 from eth_hash.auto import keccak as reference
 from hypothesis import given, strategies as st
 
-from muster.protocol import keccak
-from muster.protocol.keccak import keccak256
+from muster.protocol import compiled
+from muster.protocol.compiled import keccak256
 
-needs_kernel = pytest.mark.skipif(not keccak.load_kernel(), reason="no compiled kernel")
+needs_kernel = pytest.mark.skipif(not compiled.load_keccak(), reason="no compiled kernel")
 EMPTY = "c5d2460186f7233c927e7db2dcc703c0e500b653ca82273b7bfad8045d85a470"
 
 
@@ -21,7 +21,7 @@ def test_digest_of_nothing_is_the_ethereum_constant(
     kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kernel == "portable":
-        monkeypatch.setattr(keccak, "load_kernel", lambda: None)
+        monkeypatch.setattr(compiled, "load_keccak", lambda: None)
     assert keccak256(b"").hex() == EMPTY
 
 
@@ -42,10 +42,10 @@ def test_kernel_of_other_sources_is_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    shutil.copytree(keccak.FOLDER, tmp_path, dirs_exist_ok=True)
-    assert keccak.load_kernel(tmp_path) is not None
-    keccak.load_kernel.cache_clear()
+    shutil.copytree(compiled.FOLDER, tmp_path, dirs_exist_ok=True)
+    assert compiled.load_keccak(tmp_path) is not None
+    compiled.load_keccak.cache_clear()
     with (tmp_path / "keccak.c").open("a") as source:
         source.write("/* changed */\n")
-    assert keccak.load_kernel(tmp_path) is None
+    assert compiled.load_keccak(tmp_path) is None
     assert "is stale" in caplog.text

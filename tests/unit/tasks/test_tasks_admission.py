@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from task_packages import forget, install
 
-from muster.tasks import Problem, TaskSet, admission, trials
+from muster.tasks import Problem, TaskSet, admission
 from muster.tasks.admission import Admission, Trial, admit
 from muster.tasks.document import Header, TaskSetFile
 from muster.tasks.toys import make_arithmetic, make_reverse, make_sort
@@ -172,7 +172,7 @@ def test_rows_of_a_file_are_read_whole(tmp_path: Path) -> None:
 
 
 def test_answers_of_a_verifier_s_process_are_bounded_in_time() -> None:
-    with trials.trial_processes(0.001) as (process, _):
+    with admission.trial_processes(0.001) as (process, _):
         process.send(TASKS[0], "1")
-        with pytest.raises(trials.Hangs, match="no answer within"):
+        with pytest.raises(admission.Hangs, match="no answer within"):
             process.receive()

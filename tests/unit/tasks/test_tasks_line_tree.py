@@ -14,14 +14,14 @@ from muster.tasks.document import LineProof
 from muster.tasks.line_tree import as_leaves, hash_lines, leaf_of, path_of, root_of
 
 LINES = st.lists(st.binary(max_size=300).map(lambda b: b.replace(b"\n", b" ")), min_size=1)
-needs_kernel = pytest.mark.skipif(not line_tree.load_kernel(), reason="no compiled kernel")
+needs_kernel = pytest.mark.skipif(not line_tree.load_keccak(), reason="no compiled kernel")
 
 
 @pytest.fixture(params=["compiled", "python"])
 def _backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "python":
-        monkeypatch.setattr(line_tree, "load_kernel", lambda: None)
-    elif line_tree.load_kernel() is None:
+        monkeypatch.setattr(line_tree, "load_keccak", lambda: None)
+    elif line_tree.load_keccak() is None:
         pytest.skip("no compiled kernel")
 
 

@@ -11,10 +11,10 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from muster.inference.engine import (
     ROOM,
@@ -50,9 +50,6 @@ T = TypeVar("T")
 Dtype = Literal["float32", "bfloat16"]
 """Arithmetic of a model."""
 
-BATCH_TOKENS = 2048
-"""Tokens of one step unless told otherwise."""
-
 
 @dataclass(frozen=True, slots=True)
 class Patience:
@@ -84,11 +81,14 @@ class ProcessEngine:
     bound what it takes. `python` runs `child`, which hosts transformers or vLLM.
     """
 
+    HOSTS: ClassVar[Literal["transformers", "vllm"]] = "transformers"
+    BATCH_TOKENS: ClassVar[int | None] = None
+    """Tokens of one step unless the room says; None for what the engine finds."""
+
     def __init__(
         self,
         dtype: Dtype = "float32",
         *,
-        hosts: Literal["transformers", "vllm"] = "transformers",
         threads: int = 1,
         device: str = "cpu",
         room: Room = ROOM,
@@ -100,21 +100,21 @@ class ProcessEngine:
     ) -> None:
         self.dtype = dtype
         self._options = {
-            "hosts": hosts,
+            "hosts": self.HOSTS,
             "dtype": dtype,
             "threads": threads,
             "device": device,
             "context": room.context,
             "memory_share": room.memory_share,
             "max_rows": room.max_rows,
-            "batch_tokens": room.batch_tokens,
+            "batch_tokens": room.batch_tokens or self.BATCH_TOKENS,
             "cache_bytes": cache_bytes,
             "tensor_parallel": tensor_parallel,
         }
         self._context = room.context
         self._patience = patience
         environ = process_environment(threads=threads, device=device)
-        self._current = _CurrentProcess(python or Path(sys.executable), environ, child)
+        self._current = _CurrentProcess(python or self._find_python(), environ, child)
         # No process outlives the engine: collected, closed or left at the interpreter's end.
         self._finalizer = weakref.finalize(self, self._current.drop)
         self._loaded: _Loaded | None = None
@@ -383,6 +383,9 @@ class ProcessEngine:
             room=self._context,
         )
 
+    def _find_python(self) -> Path:
+        return Path(sys.executable)
+
     def _facts(self) -> Facts:
         if self._loaded is None:
             raise EngineError("no policy is loaded", hint="call load_policy first")
@@ -396,31 +399,11 @@ class VllmEngine(ProcessEngine):
     devices, which `device` names: "cuda" for the first ones that it sees, else "cuda:2+3".
     """
 
-    def __init__(
-        self,
-        dtype: Dtype = "float32",
-        *,
-        threads: int = 1,
-        device: str = "cpu",
-        room: Room = ROOM,
-        cache_bytes: int | None = None,
-        tensor_parallel: int = 1,
-        python: Path | None = None,
-        child: Path = CHILD,
-        patience: Patience = Patience(),
-    ) -> None:
-        super().__init__(
-            dtype,
-            hosts="vllm",
-            threads=threads,
-            device=device,
-            room=replace(room, batch_tokens=room.batch_tokens or BATCH_TOKENS),
-            cache_bytes=cache_bytes,
-            tensor_parallel=tensor_parallel,
-            python=python or find_python(),
-            child=child,
-            patience=patience,
-        )
+    HOSTS = "vllm"
+    BATCH_TOKENS = 2048
+
+    def _find_python(self) -> Path:
+        return find_python()
 
 
 class _CurrentProcess:

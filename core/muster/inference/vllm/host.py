@@ -1,7 +1,8 @@
-"""vLLM's process: answers the engine's questions side by side, until the engine is gone.
+"""The process of vLLM, or of one of several transformers engines: answers an engine's questions
+side by side, until the engine is gone.
 
 A thread reads; it ends the process the moment the other end is closed, also in the middle of a
-batch, so that no vLLM outlives its worker. A thread answers each question, and those that compute
+batch, so that nothing outlives its worker. A thread answers each question, and those that compute
 share the model's steps. What goes wrong is told as `refused` (the question cannot be served, the
 process can go on), `nonsense` (what is examined holds no numbers) or `broken` (the process must not
 go on).
@@ -15,15 +16,17 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from muster.inference.engine import Progress
+from muster.inference.engine import Completion, Examined, Progress, Request, Room, Sample
 from muster.inference.vllm.frames import (
     Channel,
     ChannelBroken,
+    Facts,
     Frame,
+    Tokens,
     completion_frame,
     examined_frame,
     pairs_of,
@@ -34,16 +37,24 @@ from muster.inference.vllm.frames import (
 )
 from muster.inference.vllm.process import installed_version, require_version
 from muster.protocol.errors import EngineError, ProofError
+from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
 
 if TYPE_CHECKING:
-    from muster.inference.hosted import HostedTransformers
     from muster.inference.vllm.model import HostedPolicy
 
 logger = logging.getLogger(__name__)
 
 ALIVE_S = 1.0
 """Seconds between signs of life in a long answer, as far as steps allow."""
+
+_TOGETHER = 16
+"""Samples that are examined between two signs of life."""
+_ANY = PolicyVersion(0)
+"""The process is not told which version it holds."""
+
+Tick = Callable[[Progress | None], None]
+"""Gives a sign of life, and how far a generation is."""
 
 
 def serve(number: int) -> None:
@@ -200,8 +211,6 @@ class Host:
 
 def _open(hosts: str, folder: Path, options: dict[str, Any]) -> HostedPolicy | HostedTransformers:
     if hosts == "transformers":
-        from muster.inference.hosted import HostedTransformers
-
         return HostedTransformers(folder, options)
     require_version(installed_version())
     from muster.inference.vllm.model import HostedPolicy, Options
@@ -213,3 +222,72 @@ def _open(hosts: str, folder: Path, options: dict[str, Any]) -> HostedPolicy | H
 def _proof_of(question: Frame) -> ProofRecipe:
     chunk_tokens, topk = question.header["proof"]
     return ProofRecipe(chunk_tokens=chunk_tokens, topk=topk)
+
+
+class HostedTransformers:
+    """A policy that transformers holds, as `HostedPolicy` is one that vLLM holds.
+
+    Completions are told when all of them are done.
+    """
+
+    def __init__(self, folder: Path, options: dict[str, Any]) -> None:
+        """Open a folder; raises EngineError when it is unusable."""
+        from muster.inference.transformers_engine import TransformersEngine
+
+        # The process sees one GPU, if it is to use any.
+        device = "cuda" if options["device"].startswith("cuda") else options["device"]
+        room = ("context", "memory_share", "max_rows", "batch_tokens")
+        self._engine = TransformersEngine(
+            options["dtype"],
+            threads=options["threads"],
+            device=device,
+            room=Room(**{name: options[name] for name in room}),
+        )
+        self.swap(folder)
+
+    def swap(self, folder: Path) -> bool:
+        """Load another folder, which always can be; raises EngineError."""
+        engine = self._engine
+        engine.load_policy(folder, _ANY)
+        config = engine.model.config.get_text_config()
+        self.facts = Facts(
+            hidden_size=engine.hidden_size,
+            vocab_size=engine.vocab_size,
+            eos_token_ids=engine.eos_token_ids,
+            context=getattr(config, "max_position_embeddings", None) or 1 << 31,
+        )
+        return True
+
+    def encode(self, text: str, *, is_start: bool) -> list[int]:
+        """Return the token ids of a prompt, or of text within a sequence."""
+        return list(self._engine.encode(text, is_start=is_start))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of a completion without EOS and special tokens."""
+        return self._engine.decode(tokens)
+
+    def generate(
+        self, requests: Sequence[Request], proof: ProofRecipe, *, due: int, tick: Tick
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yield every request's place and completion."""
+        yield from enumerate(self._engine.generate(requests, proof=proof, watch=tick, due=due))
+
+    def prove(
+        self, samples: Sequence[tuple[Tokens, Tokens]], proof: ProofRecipe, *, tick: Tick
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yield every sample's place and its completion with proofs."""
+        for first in range(0, len(samples), _TOGETHER):
+            part = samples[first : first + _TOGETHER]
+            for place, proofs in enumerate(self._engine.prove(part, proof=proof), first):
+                yield place, Completion(tuple(samples[place][1]), proofs)
+            tick(None)
+
+    def examine(
+        self, samples: Sequence[Sample], proof: ProofRecipe, temperature: float, *, tick: Tick
+    ) -> Iterator[tuple[int, Examined]]:
+        """Yield every sample's place and what it shows."""
+        for first in range(0, len(samples), _TOGETHER):
+            part = samples[first : first + _TOGETHER]
+            found = self._engine.examine(part, proof=proof, temperature=temperature)
+            yield from enumerate(found, first)
+            tick(None)

@@ -16,10 +16,10 @@ from typing import Any
 
 import psutil
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer
 
 from muster.inference.engine import Completion, Examined, Progress, Request, Sample
-from muster.inference.policy_files import eos_token_ids, fingerprint
+from muster.inference.policy_files import declared_ends, fingerprint
 from muster.inference.prompts import encode_prompt
 from muster.inference.turns import Turn
 from muster.inference.vllm.frames import Facts, Tokens
@@ -253,15 +253,10 @@ class HostedPolicy:
         return self._engine.collective_rpc(method, args=args, kwargs=kwargs)[0]
 
     def _find_facts(self, folder: Path) -> Facts:
-        config = self._config.get_text_config()
-        try:
-            generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
-        except OSError:
-            generation = None
         return Facts(
-            hidden_size=config.hidden_size,
+            hidden_size=self._config.get_text_config().hidden_size,
             vocab_size=self._llm.model_config.get_vocab_size(),
-            eos_token_ids=eos_token_ids(config, generation, self._tokenizer),
+            eos_token_ids=declared_ends(folder, self._config, self._tokenizer),
             context=_context(self._config) or self._llm.model_config.max_model_len,
         )
 
