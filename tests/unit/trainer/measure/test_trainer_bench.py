@@ -10,9 +10,8 @@ import pytest
 from click.testing import CliRunner
 from trainer_fakes import make_recipe
 
-from muster.protocol.errors import ConfigError
 from muster.trainer.cli import trainer_bench
-from muster.trainer.learn.plan import Choices
+from muster.trainer.learn.plan import Choices, MemoryShort, plan_memory
 from muster.trainer.measure.bench import BenchFigures, Load, made_up, measure_step
 from muster.trainer.measure.figures import PHASES
 
@@ -74,6 +73,13 @@ def test_command_reckons_the_recipes_step_from_a_part(tmp_path: Path, model_fold
     assert found["wall_s"] < found["recipe_step_s"] <= 4 * found["wall_s"]
 
 
-def test_what_does_not_fit_is_refused_before_it_is_measured(model_folder: Path) -> None:
-    with pytest.raises(ConfigError, match="training takes"):
-        measure_step(model_folder, make_recipe(), Choices(memory_gb=0.001), Load())
+def test_what_does_not_fit_is_refused_before_it_is_measured(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.trainer.learn.plan._process_bytes", lambda _: 450e6)
+    choices = Choices(memory_gb=1000.0, micro_batch_tokens=2048, recompute="none")
+    takes = plan_memory(model_folder, make_recipe(), choices).peak
+    # Short of a byte, so that the first way out that the hint looks for is one.
+    less = replace(choices, memory_gb=(takes - 1) / 1e9)
+    with pytest.raises(MemoryShort, match="training takes"):
+        measure_step(model_folder, make_recipe(), less, Load())
