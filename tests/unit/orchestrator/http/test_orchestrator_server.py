@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -22,6 +24,16 @@ from muster.orchestrator.db.query import plain
 from muster.orchestrator.http.connections import MOST_PIPELINED
 from muster.orchestrator.process import serve_until_stopped
 from muster.protocol.errors import ApiError, StorageError
+
+REQUEST = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    yield reader, writer
+    writer.close()
 
 
 async def test_one_that_was_cancelled_leaves_nothing_behind_for_the_next(tmp_path: Path) -> None:
@@ -101,16 +113,13 @@ async def test_huge_headers_are_refused(tmp_path: Path) -> None:
 
 
 async def test_headers_are_refused_when_they_never_end(tmp_path: Path) -> None:
-    async with served(tmp_path) as (_, url):
-        host, port = url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+    async with served(tmp_path) as (_, url), connected(url) as (reader, writer):
         writer.write(b"GET /healthz HTTP/1.1\r\nx-large: ")
         for _ in range(5):
             writer.write(b"x" * 4096)
             await writer.drain()
             await asyncio.sleep(0.01)
         answer = await asyncio.wait_for(reader.read(), 5)
-        writer.close()
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert b"headers_too_large" in answer
 
@@ -124,51 +133,38 @@ async def test_stop_does_not_wait_for_a_request_that_hangs(tmp_path: Path) -> No
     hanging.close()
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nhost: "])
-async def test_connection_is_closed_when_its_headers_do_not_arrive(
-    tmp_path: Path, sent: bytes
+@pytest.mark.parametrize(
+    ("request_before", "sent"),
+    [
+        (b"", b""),
+        (b"", b"GET /healthz HTTP/1.1\r\nhost: "),
+        (REQUEST, REQUEST[:10]),
+        (REQUEST, b"\r\n"),
+    ],
+    ids=["nothing", "half", "half of a second", "only a line break after an answer"],
+)
+async def test_connection_is_closed_when_headers_do_not_arrive(
+    tmp_path: Path, request_before: bytes, sent: bytes
 ) -> None:
-    async with served(tmp_path, header_timeout_s=0.1) as (_, url):
-        host, port = url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+    async with (
+        served(tmp_path, header_timeout_s=0.1) as (_, url),
+        connected(url) as (reader, writer),
+    ):
+        if request_before:
+            writer.write(request_before)
+            await asyncio.wait_for(reader.readuntil(b"ok"), 5)
         writer.write(sent)
         assert await asyncio.wait_for(reader.read(), 5) == b""
-        writer.close()
-
-
-async def test_connection_is_closed_when_its_second_headers_do_not_arrive(tmp_path: Path) -> None:
-    request = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
-    async with served(tmp_path, header_timeout_s=0.1) as (_, url):
-        host, port = url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(request)
-        answers = await reader.readuntil(b"ok")
-        writer.write(request[:10])
-        answers += await asyncio.wait_for(reader.read(), 5)
-        writer.close()
-    assert answers.count(b"HTTP/1.1 200") == 1
-
-
-async def test_connection_is_closed_when_only_line_breaks_follow_an_answer(tmp_path: Path) -> None:
-    async with served(tmp_path, header_timeout_s=0.1) as (_, url):
-        host, port = url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
-        await reader.readuntil(b"ok")
-        writer.write(b"\r\n")
-        assert await asyncio.wait_for(reader.read(), 5) == b""
-        writer.close()
 
 
 async def test_requests_in_one_piece_are_all_answered(tmp_path: Path) -> None:
-    request = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
-    async with served(tmp_path, header_timeout_s=0.2) as (_, url):
-        host, port = url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(request * (1 + MOST_PIPELINED))
+    async with (
+        served(tmp_path, header_timeout_s=0.2) as (_, url),
+        connected(url) as (reader, writer),
+    ):
+        writer.write(REQUEST * (1 + MOST_PIPELINED))
         for _ in range(1 + MOST_PIPELINED):
             await asyncio.wait_for(reader.readuntil(b"\r\n\r\nok"), 5)
-        writer.close()
 
 
 async def test_connection_stays_open_between_requests(tmp_path: Path) -> None:
@@ -209,19 +205,13 @@ async def test_process_fails_with_one_error_when_its_database_does(tmp_path: Pat
             await serve_until_stopped(bench.services, bench.network.chain)
 
 
-def test_no_model_library_is_imported() -> None:
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [("process", {"torch", "transformers", "vllm", "pyarrow"}), ("cli", {"fastapi", "web3"})],
+)
+def test_module_imports_nothing_heavy(module: str, heavy: set[str]) -> None:
     code = (
-        "import muster.orchestrator.process, sys;"
-        "bad = {'torch', 'transformers', 'vllm', 'pyarrow'} & set(sys.modules);"
-        "assert not bad, bad"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_command_line_module_imports_nothing_heavy() -> None:
-    code = (
-        "import muster.orchestrator.cli, sys;"
-        "bad = {'fastapi', 'web3'} & set(sys.modules);"
+        f"import muster.orchestrator.{module}, sys; bad = {heavy} & set(sys.modules);"
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
