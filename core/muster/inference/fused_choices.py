@@ -1,9 +1,11 @@
-"""The best token of every row in one kernel: hash, noise, score and choice, for CUDA with Triton.
+"""The best token of every row in two kernels: hash, noise, score, choice, for CUDA with Triton.
 
 Imported by `muster.inference.sampler` alone, and only where there is a CUDA device. The arithmetic
 is that of docs/protocol.md section 5, as torch does it there: integers, and the same library's
-logarithm in float64. One launch a batch in the place of some twenty, and nothing of [R, V] is
-written. The sampler compares both before it uses this.
+logarithm in float64. Two such logarithms of every token would take most of the time, so the first
+kernel finds a score of float32 that is off by less than SLACK, and the second computes exactly the
+few tiles that can hold the best token. Nothing of [R, V] is written. The sampler compares both with
+torch before it uses this.
 """
 
 from __future__ import annotations
@@ -15,6 +17,15 @@ import triton.language as tl
 TILE = 1024
 """Tokens that one program looks at."""
 
+SLACK = 1e-2
+"""How far below the best approximate score of a row an exact one can be the best; the approximation
+is off by less than a hundredth of it (`_near_noise`)."""
+
+_SLACK = tl.constexpr(SLACK)
+_ROUNDING = tl.constexpr(2.0**-20)
+"""The same of large scores, relative to them: sixteen roundings of float32."""
+_SERIES = tl.constexpr(2.0**-6)
+
 
 @triton.jit
 def _mix(words):  # type: ignore[no-untyped-def]
@@ -25,31 +36,87 @@ def _mix(words):  # type: ignore[no-untyped-def]
     return words ^ (words >> 16)
 
 
+@triton.jit
+def _words(keys, row, rows, places):  # type: ignore[no-untyped-def]
+    first = tl.load(keys + row).to(tl.uint32, bitcast=True)
+    second = tl.load(keys + rows + row).to(tl.uint32, bitcast=True)
+    return _mix(_mix(places.to(tl.uint32) ^ first) + second)
+
+
+@triton.jit
+def _near_noise(words):  # type: ignore[no-untyped-def]
+    # -log(-log(1 - rest)). Where the rest is small, 1 - rest has few of its digits: a series there,
+    # off by a millionth of itself; elsewhere the logarithm's error of 2^-22 is at most 64 times as
+    # much of what it is the logarithm of.
+    rest = ((words ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    uniform = (words.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    series = rest * (1.0 + rest * (0.5 + rest * 0.33333334))
+    return -tl.log(tl.where(rest < _SERIES, series, -tl.log(tl.minimum(uniform, 0.9999))))
+
+
+@triton.jit
+def _scaled(logits, stride, temperatures, row, places, vocab):  # type: ignore[no-untyped-def]
+    own = tl.load(logits + row * stride + places, mask=places < vocab, other=float("-inf"))
+    own = own.to(tl.float32)
+    return tl.div_rn(own, tl.load(temperatures + row) + tl.zeros_like(own))
+
+
 @triton.jit  # type: ignore[untyped-decorator]
-def _best_of_tile(  # type: ignore[no-untyped-def]
-    logits, stride, keys, temperatures, scores, ids, rows, vocab, size: tl.constexpr
+def _near_best_of_tile(  # type: ignore[no-untyped-def]
+    logits, stride, keys, temperatures, near, rows, vocab, size: tl.constexpr
 ):
     row, tile = tl.program_id(0), tl.program_id(1)
     places = tile * size + tl.arange(0, size)
-    first = tl.load(keys + row).to(tl.uint32, bitcast=True)
-    second = tl.load(keys + rows + row).to(tl.uint32, bitcast=True)
-    words = _mix(_mix(places.to(tl.uint32) ^ first) + second)
-    uniform = (words.to(tl.float64) + 0.5) * 2.3283064365386963e-10
-    noise = (-tl.log(-tl.log(uniform))).to(tl.float32)
-    own = tl.load(logits + row * stride + places, mask=places < vocab, other=float("-inf"))
-    score = noise + tl.div_rn(
-        own.to(tl.float32), tl.load(temperatures + row) + tl.zeros_like(noise)
-    )
-    is_none = score != score
-    best = tl.max(tl.where(is_none, float("-inf"), score), axis=0)
-    is_best = score == best
-    if tl.max(is_none.to(tl.int32), axis=0) > 0:
+    score = _scaled(logits, stride, temperatures, row, places, vocab)
+    score += _near_noise(_words(keys, row, rows, places))
+    # A tile with NaN is looked at again, as one with the largest score of all.
+    best = tl.max(tl.where(score != score, float("inf"), score), axis=0)
+    tl.store(near + row * tl.num_programs(1) + tile, best)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _best_of_row(  # type: ignore[no-untyped-def]
+    logits,
+    stride,
+    keys,
+    temperatures,
+    near,
+    ids,
+    scores,
+    rows,
+    vocab,
+    tiles,
+    size: tl.constexpr,
+    room: tl.constexpr,
+):
+    row, numbers = tl.program_id(0), tl.arange(0, room)
+    near_best = tl.load(near + row * tiles + numbers, mask=numbers < tiles, other=float("-inf"))
+    top = tl.max(near_best, axis=0)
+    floor = top - (_SLACK + _ROUNDING * tl.abs(top))
+    is_open = (numbers < tiles) & ((near_best >= floor) | (near_best == top))
+    found = tl.full((), float("-inf"), tl.float32)
+    place = tl.full((), 0, tl.int32) + vocab
+    is_none = tl.full((), 0, tl.int32)
+    for _ in range(tl.sum(is_open.to(tl.int32), axis=0)):
+        # In their order, so that the first of equal tokens stays.
+        tile = tl.min(tl.where(is_open, numbers, room), axis=0)
+        is_open = is_open & (numbers != tile)
+        places = tile * size + tl.arange(0, size)
+        uniform = (_words(keys, row, rows, places).to(tl.float64) + 0.5) * 2.3283064365386963e-10
+        noise = (-tl.log(-tl.log(uniform))).to(tl.float32)
+        score = noise + _scaled(logits, stride, temperatures, row, places, vocab)
+        nones = score != score
+        best = tl.max(tl.where(nones, float("-inf"), score), axis=0)
+        own = tl.min(tl.where(score == best, places, vocab), axis=0)
+        first_none = tl.min(tl.where(nones, places, vocab), axis=0)
+        is_better = (best > found) | (place == vocab)
+        found = tl.where(is_better, best, found)
+        place = tl.where(is_better & (is_none == 0), own, place)
         # A row with NaN has the first one, as everywhere.
-        is_best = is_none
-        best = float("nan")
-    place = tl.min(tl.where(is_best, places, vocab), axis=0)
-    tl.store(scores + row * tl.num_programs(1) + tile, best)
-    tl.store(ids + row * tl.num_programs(1) + tile, place)
+        place = tl.where((first_none < vocab) & (is_none == 0), first_none, place)
+        is_none = tl.where(first_none < vocab, 1, is_none)
+    tl.store(ids + row, place.to(tl.int64))
+    tl.store(scores + row, tl.where(is_none == 1, float("nan"), found))
 
 
 def winners(
@@ -61,11 +128,11 @@ def winners(
     """
     rows, vocab = logits_RV.shape
     tiles = triton.cdiv(vocab, TILE)
-    scores = torch.empty(rows, tiles, dtype=torch.float32, device=logits_RV.device)
-    ids = torch.empty(rows, tiles, dtype=torch.int64, device=logits_RV.device)
-    _best_of_tile[(rows, tiles)](
-        logits_RV, logits_RV.stride(0), keys_2R, temperature_R, scores, ids, rows, vocab, TILE
-    )
-    # The first of equal tiles: it has the smaller ids.
-    scores_R, tile_R = scores.max(dim=1)
-    return ids.gather(1, tile_R[:, None])[:, 0], scores_R
+    near = torch.empty(rows, tiles, dtype=torch.float32, device=logits_RV.device)
+    scores = torch.empty(rows, dtype=torch.float32, device=logits_RV.device)
+    ids = torch.empty(rows, dtype=torch.int64, device=logits_RV.device)
+    given = logits_RV, logits_RV.stride(0), keys_2R, temperature_R, near
+    _near_best_of_tile[(rows, tiles)](*given, rows, vocab, TILE)
+    room = triton.next_power_of_2(tiles)
+    _best_of_row[(rows,)](*given, ids, scores, rows, vocab, tiles, TILE, room)
+    return ids, scores
