@@ -145,12 +145,15 @@ class Survey:
         some that are spread over them; `one_token` takes the first row of each.
         """
         places: dict[tuple[int, ...], int] = {}
-        most = -(-_MOST_CHUNKS // len(self.hidden))
+        starts = [range(0, len(tokens), proof.chunk_tokens) for _, tokens in self.work.pairs]
+        most = _most_of_each([len(each) for each in starts])
         members: defaultdict[int, list[tuple[Patterns, tuple[int, ...], int]]] = defaultdict(list)
-        for (prompt, tokens), hidden_TH in zip(self.work.pairs, self.hidden, strict=True):
+        for (prompt, tokens), hidden_TH, own in zip(
+            self.work.pairs, self.hidden, starts, strict=True
+        ):
             number = places.setdefault(prompt, len(places))
-            starts = range(0, len(tokens), proof.chunk_tokens)
-            for start in starts[:: -(-len(starts) // most)]:
+            taken = min(len(own), most)
+            for start in (own[i * len(own) // taken] for i in range(taken)):
                 end = start + 1 if one_token else start + proof.chunk_tokens
                 rows = hidden_TH[start:end]
                 members[len(rows)].append((rows, tokens[start:end], number))
@@ -164,6 +167,14 @@ class Survey:
             for group in members.values()
         ]
         return [chunks for chunks in shaped if len(np.unique(chunks.prompts_B % 2)) == 2]
+
+
+def _most_of_each(counts: Sequence[int]) -> int:
+    """Return how many chunks of each sample come to _MOST_CHUNKS, where there are so many."""
+    most = 1
+    while most < max(counts) and sum(min(count, most) for count in counts) < _MOST_CHUNKS:
+        most += 1
+    return most
 
 
 def one_token(requests: Sequence[Request]) -> list[Request]:

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from muster.inference import forgers
+from muster.inference.engine import Completion, Request
 from muster.inference.forgers import Chunks
+from muster.inference.measuring import Delivery, Errors, Survey
 from muster.protocol.errors import ProofError
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import ChunkResult, build_proofs, split_proofs, verify_proofs
@@ -79,3 +81,19 @@ def test_channel_template_folds_positions_and_is_no_canonical_proof() -> None:
     assert int.from_bytes(proofs[0][:2], "big") == 16
     with pytest.raises(ProofError, match="modulus"):
         split_proofs(proofs[0], tokens=3, hidden_size=16, topk=8)
+
+
+@pytest.mark.parametrize("longest", [1, 7, 16, 40])
+def test_as_many_chunks_are_looked_at_as_there_may_be(longest: int) -> None:
+    # Completions of any length: a stride over each would leave up to half of them out.
+    proof = ProofRecipe(chunk_tokens=4, topk=2)
+    random = np.random.default_rng(longest)
+    lengths = [4 * int(n) for n in random.integers(1, longest + 1, 60)]
+    asked = [Request((i, 1), i, 1.0, n) for i, n in enumerate(lengths)]
+    made = [Completion(tuple(range(n)), []) for n in lengths]
+    hidden = [random.integers(0, 99, (n, 3)).astype(np.uint16) for n in lengths]
+    survey = Survey(Delivery(asked, made), [], [], Errors([], []), hidden)
+    (chunks,) = survey.chunks(proof)
+    taken = list(zip(chunks.prompts_B.tolist(), map(tuple, chunks.tokens_BR.tolist()), strict=True))
+    assert len(set(taken)) == len(taken)
+    assert min(512, sum(lengths) // 4) <= len(taken) < 512 + 60
