@@ -96,26 +96,31 @@ def measure_network(setup: Setup) -> Figures:
 
 async def _network(setup: Setup, steps: int) -> Figures:
     async with open_network(setup, steps) as (network, run_id):
-        (member,) = network.cast.members
-        assert member.role is Role.RESTARTED
-        await network.start_worker(run_id, member)
-        trainer = network.processes.children["trainer"]
-        while trainer.exit_code is None:
-            for child in network.processes.children.values():
-                # What is over ends with 0, the worker's part before the trainer's.
-                if child.exit_code:
-                    network.processes.require_running(child)
-            await asyncio.sleep(LOOK_S)
-        if trainer.exit_code:
-            network.processes.require_running(trainer)
-        async with await network.connect() as chain:
-            verdicts = _verdicts(await read_view(chain, ChainView()), member)
+        verdicts = await run_to_the_end(network, run_id)
     others = [verdict.name for verdict in verdicts if verdict is not Verdict.ACCEPTED]
     metrics = {
         "gpu_network_accepted": float(len(verdicts) - len(others)),
         "gpu_network_rejected": float(len(others)),
     }
     return metrics, {"steps": steps, "others": others}
+
+
+async def run_to_the_end(network: Network, run_id: RunId) -> list[Verdict]:
+    """Let the one worker of a network make all that training needs; return what became of it."""
+    (member,) = network.cast.members
+    assert member.role is Role.RESTARTED
+    await network.start_worker(run_id, member)
+    trainer = network.processes.children["trainer"]
+    while trainer.exit_code is None:
+        for child in network.processes.children.values():
+            # What is over ends with 0, the worker's part before the trainer's.
+            if child.exit_code:
+                network.processes.require_running(child)
+        await asyncio.sleep(LOOK_S)
+    if trainer.exit_code:
+        network.processes.require_running(trainer)
+    async with await network.connect() as chain:
+        return _verdicts(await read_view(chain, ChainView()), member)
 
 
 def _verdicts(view: ChainView, member: DemoWorker) -> list[Verdict]:

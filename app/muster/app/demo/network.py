@@ -129,6 +129,8 @@ class NetworkOptions:
     """Blocks that are awaited on top of an event before anybody acts on it."""
     database_url: str = ""
     """The orchestrator's PostgreSQL database; empty for a file of SQLite."""
+    parameters: DeployParameters = PARAMETERS
+    """Of the contracts."""
 
 
 class Network:
@@ -208,7 +210,7 @@ class Network:
         """Deploy the contracts, write keystores, hand out gas and tokens, seat the jurors."""
         for account in self.cast.accounts:
             await self._chain.set_balance(account.address, GAS_MONEY)
-        deployment = await deploy_contracts(self.rpc, self.cast.owner.key, PARAMETERS)
+        deployment = await deploy_contracts(self.rpc, self.cast.owner.key, self.options.parameters)
         save_deployment(self.options.deployments, deployment)
         self._tell()
         self._write_keystores()
@@ -257,7 +259,7 @@ class Network:
             await take_from_faucet(chain, member.wallet.address, WORKER_STAKE)
             # For bonds, should nobody take or judge what it signs.
             await self._chain.set_balance(member.node.address, GAS_MONEY)
-            await take_from_faucet(chain, member.node.address, PARAMETERS.bond)
+            await take_from_faucet(chain, member.node.address, self.options.parameters.bond)
             _, bound = await chain.workers.worker_of(member.wallet.address)
             node = _wallet(member.node) if bound == ZERO_ADDRESS else None
             await join_run(chain, _wallet(member.wallet), node, run_id, WORKER_STAKE)
