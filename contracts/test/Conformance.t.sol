@@ -77,7 +77,7 @@ contract ConformanceTest is BaseTest {
 
     function _checkDraws(uint256 i, bytes32 seed) private view {
         string memory draws = _at(".cases", i, "draws");
-        for (uint256 d = 0; d < 12; ++d) {
+        for (uint256 d = 0; d < 15; ++d) {
             uint256 drawn = SeedLib.draw(
                 seed,
                 vm.parseJsonUint(_seeds, _at(draws, d, "purpose")),
@@ -103,20 +103,34 @@ contract ConformanceTest is BaseTest {
 
     function _checkMixture(uint256 i, bytes32 seed) private view {
         uint256[] memory weights = vm.parseJsonUintArray(_seeds, _at(".cases", i, "weights"));
-        uint256[] memory sizes = vm.parseJsonUintArray(_seeds, _at(".cases", i, "part_sizes"));
         uint256[] memory parts = vm.parseJsonUintArray(_seeds, _at(".cases", i, "parts"));
-        uint256[] memory starts = new uint256[](parts.length);
-        uint256[] memory drawn = new uint256[](parts.length);
         for (uint256 j = 0; j < parts.length; ++j) {
-            uint256 part = SeedLib.partOf(seed, j, weights);
-            assertEq(part, parts[j], "part");
-            drawn[j] = sizes[part];
-            for (uint256 before = 0; before < part; ++before) {
+            assertEq(SeedLib.partOf(seed, j, weights), parts[j], "part");
+        }
+        (uint256[] memory starts, uint256[] memory drawn) = _stretches(i, "part_sizes", parts);
+        uint256[] memory mixed = vm.parseJsonUintArray(_seeds, _at(".cases", i, "mixed_indices"));
+        assertEq(SeedLib.mixedIndices(seed, starts, drawn), mixed, "mixed problems");
+        (starts, drawn) = _stretches(i, "small_sizes", parts);
+        bytes memory setAside = vm.parseJsonBytes(_seeds, _at(".cases", i, "set_aside"));
+        uint256[] memory every = vm.parseJsonUintArray(_seeds, _at(".cases", i, "revisit"));
+        uint256[] memory past = vm.parseJsonUintArray(_seeds, _at(".cases", i, "indices_past_the_list"));
+        assertEq(SeedLib.indicesPast(seed, starts, drawn, setAside, every), past, "problems past the list");
+    }
+
+    /// @dev Returns where the part of each problem starts, and how many problems it has.
+    function _stretches(uint256 i, string memory name, uint256[] memory parts)
+        private
+        view
+        returns (uint256[] memory starts, uint256[] memory drawn)
+    {
+        uint256[] memory sizes = vm.parseJsonUintArray(_seeds, _at(".cases", i, name));
+        (starts, drawn) = (new uint256[](parts.length), new uint256[](parts.length));
+        for (uint256 j = 0; j < parts.length; ++j) {
+            drawn[j] = sizes[parts[j]];
+            for (uint256 before = 0; before < parts[j]; ++before) {
                 starts[j] += sizes[before];
             }
         }
-        uint256[] memory mixed = vm.parseJsonUintArray(_seeds, _at(".cases", i, "mixed_indices"));
-        assertEq(SeedLib.mixedIndices(seed, starts, drawn), mixed, "mixed problems");
     }
 
     // ----------------------------------------------------------------- messages

@@ -66,6 +66,7 @@ from muster.protocol.seeds import (
     target_length,
     ticket_seed,
 )
+from muster.protocol.set_aside import SetAside
 from muster.toploc.projections import balanced_signs, channel_signs, project
 
 VECTORS = Path(__file__).parent / "vectors"
@@ -160,6 +161,9 @@ SEED_CASES: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 LENGTHS = (1000, 2000, 3000, 4000, 6000)
 WEIGHTS, PART_SIZES = (5, 0, 3, 1_000_000, 600_000), (40, 9, 12, 8, 285_000)
+SMALL_SIZES, REVISIT = (40, 27, 27, 40, 100), (0, 2, 3, 4, 1000)
+LISTED = tuple(i for i in range(40, sum(SMALL_SIZES)) if i * 7 % 3)
+"""Set aside: two of three problems, but none of the first part, which skips none."""
 SAMPLES = 16
 
 
@@ -170,8 +174,8 @@ def seed_case(
     seed = ticket_seed(RunId(run_id), Hash32(beacon), to_address(worker), Step(step), index)
     count = min(set_size, 8)
     parts = [part_of(seed, j, WEIGHTS) for j in range(count)]
-    starts = [0, *accumulate(PART_SIZES)]
-    ranges = [range(starts[part], starts[part + 1]) for part in parts]
+    listed = SetAside.of(LISTED, sum(SMALL_SIZES))
+    revisit = [REVISIT[part] for part in parts]
     return {
         "run_id": uint(run_id),
         "beacon": hex0x(beacon),
@@ -193,12 +197,22 @@ def seed_case(
         "weights": list(WEIGHTS),
         "part_sizes": list(PART_SIZES),
         "parts": parts,
-        "mixed_indices": mixed_indices(seed, ranges),
+        "mixed_indices": mixed_indices(seed, _ranges(PART_SIZES, parts)),
+        "small_sizes": list(SMALL_SIZES),
+        "set_aside": hex0x(listed.bits),
+        "revisit": revisit,
+        "indices_past_the_list": mixed_indices(seed, _ranges(SMALL_SIZES, parts), listed, revisit),
         "lengths": list(LENGTHS),
         "target_lengths": [target_length(seed, j, LENGTHS) for j in range(count)],
         "samples_per_problem": SAMPLES,
         "sample_seeds": [uint(sample_seed(seed, j, j + 1, SAMPLES)) for j in range(count)],
     }
+
+
+def _ranges(sizes: Sequence[int], parts: Sequence[int]) -> list[range]:
+    """Return the range of each part, where parts have these sizes."""
+    starts = [0, *accumulate(sizes)]
+    return [range(starts[part], starts[part + 1]) for part in parts]
 
 
 def uint(value: int) -> str:

@@ -12,6 +12,7 @@ library SeedLib {
     uint256 internal constant TARGET_LENGTH = 1;
     uint256 internal constant SAMPLE = 2;
     uint256 internal constant PART = 3;
+    uint256 internal constant REVISIT = 4;
 
     /// @dev Returns the seed of a ticket.
     function ticketSeed(uint64 runId, bytes32 beacon, address worker, uint32 step, uint32 index)
@@ -69,6 +70,30 @@ library SeedLib {
         }
     }
 
+    /// @dev Returns a distinct index for each problem as `mixedIndices` does, past those that are set aside. Bit
+    /// `i % 8`, from the lowest, of `setAside[i / 8]` is problem i's; problem j is not drawn past the list where it
+    /// `revisits` with `every[j]`. Assumes a list that leaves as many problems of each part as are drawn from it.
+    function indicesPast(
+        bytes32 seed,
+        uint256[] memory starts,
+        uint256[] memory sizes,
+        bytes memory setAside,
+        uint256[] memory every
+    ) internal pure returns (uint256[] memory indices) {
+        indices = new uint256[](starts.length);
+        uint256 found;
+        for (uint256 counter = 0; found < starts.length; ++counter) {
+            uint256 index = starts[found] + draw(seed, PROBLEM, counter) % sizes[found];
+            if (_isSet(setAside, index) && !revisits(seed, found, every[found])) continue;
+            if (!_contains(indices, found, index)) indices[found++] = index;
+        }
+    }
+
+    /// @dev Returns whether the `problem`-th problem may be one that is set aside: one in `every`, all where that is 0.
+    function revisits(bytes32 seed, uint256 problem, uint256 every) internal pure returns (bool) {
+        return every == 0 || draw(seed, REVISIT, problem) % every == 0;
+    }
+
     /// @dev Returns the budget of the `problem`-th problem in tokens, -1 without budgets.
     function targetLength(bytes32 seed, uint256 problem, uint256[] memory lengths) internal pure returns (int256) {
         if (lengths.length == 0) return -1;
@@ -82,6 +107,10 @@ library SeedLib {
         returns (uint64)
     {
         return draw(seed, SAMPLE, problem * samplesPerProblem + sample);
+    }
+
+    function _isSet(bytes memory bits, uint256 index) private pure returns (bool) {
+        return index / 8 < bits.length && (uint8(bits[index / 8]) >> (index % 8)) & 1 == 1;
     }
 
     function _contains(uint256[] memory values, uint256 length, uint256 value) private pure returns (bool) {

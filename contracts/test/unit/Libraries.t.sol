@@ -271,6 +271,40 @@ contract LibrariesTest is BaseTest {
         assertEq(SeedLib.mixedIndices(seed, starts, sizes), SeedLib.problemIndices(seed, 8, size), "one part");
     }
 
+    function testFuzz_indicesPast_areNotSetAside(bytes32 seed, uint256 size, bytes memory chosen) public pure {
+        size = bound(size, 16, 1000);
+        bytes memory setAside = new bytes(chosen.length);
+        for (uint256 i = 0; i < chosen.length; ++i) {
+            setAside[i] = chosen[i] & 0x7f;
+        }
+        (uint256[] memory starts, uint256[] memory sizes, uint256[] memory every) =
+            (new uint256[](2), new uint256[](2), new uint256[](2));
+        for (uint256 i = 0; i < 2; ++i) {
+            (sizes[i], every[i]) = (size, 1 << 60);
+        }
+        uint256[] memory indices = SeedLib.indicesPast(seed, starts, sizes, setAside, every);
+        for (uint256 i = 0; i < 2; ++i) {
+            bool isListed =
+                indices[i] / 8 < setAside.length && (uint8(setAside[indices[i] / 8]) >> (indices[i] % 8)) & 1 == 1;
+            assertFalse(isListed, "not set aside");
+        }
+        assertNotEq(indices[0], indices[1], "distinct");
+    }
+
+    function testFuzz_indicesPast_isTheSetsOwn_whereAllAreRevisited(bytes32 seed, uint256 size, bytes memory chosen)
+        public
+        pure
+    {
+        size = bound(size, 8, 1000);
+        uint256[] memory sizes = new uint256[](8);
+        for (uint256 i = 0; i < 8; ++i) {
+            sizes[i] = size;
+        }
+        uint256[] memory none = new uint256[](8);
+        uint256[] memory indices = SeedLib.indicesPast(seed, none, sizes, chosen, none);
+        assertEq(indices, SeedLib.problemIndices(seed, 8, size), "as without a list");
+    }
+
     function testFuzz_partOf_hasAWeight(bytes32 seed, uint256 problem, uint24[4] memory chosen) public pure {
         uint256[] memory weights = new uint256[](4);
         for (uint256 i = 0; i < 4; ++i) {

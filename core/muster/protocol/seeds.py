@@ -8,7 +8,7 @@ chose its address. Solidity and Python share the golden vectors of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from enum import IntEnum
 
 from muster.protocol.encoding import abi_words, address_bytes, keccak
@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     TARGET_LENGTH = 1
     SAMPLE = 2
     PART = 3
+    REVISIT = 4
 
 
 def ticket_seed(run_id: RunId, beacon: Hash32, worker: Address, step: Step, index: int) -> Hash32:
@@ -45,23 +46,41 @@ def problem_indices(seed: Hash32, count: int, task_set_size: int) -> list[int]:
     return mixed_indices(seed, [range(task_set_size)] * count)
 
 
-def mixed_indices(seed: Hash32, parts: Sequence[range]) -> list[int]:
+def mixed_indices(
+    seed: Hash32,
+    parts: Sequence[range],
+    set_aside: Container[int] = (),
+    revisit: Sequence[int] = (),
+) -> list[int]:
     """Return one index of each range, all distinct, in this order; two ranges are the same one or
     have nothing in common.
 
     Draws modulo the length and skips repeats; the bias is below 2^-32 for sets under 2^32 problems.
+    Problem j skips what is set aside, unless `revisits` says otherwise with `revisit[j]`; without
+    `revisit` none does. A list that holds (`muster.protocol.set_aside`) leaves enough to draw.
     Raises EncodingError when a range is shorter than it is often there.
     """
     for part, count in Counter(parts).items():
         if count > len(part):
             raise EncodingError(f"cannot draw {count} problems from a set of {len(part)}")
+    skips = [not revisits(seed, j, every) for j, every in enumerate(revisit)]
     chosen: dict[int, None] = {}
     counter = 0
     while len(chosen) < len(parts):
-        part = parts[len(chosen)]
-        chosen[part.start + draw(seed, Purpose.PROBLEM, counter) % len(part)] = None
+        place = len(chosen)
+        part = parts[place]
+        index = part.start + draw(seed, Purpose.PROBLEM, counter) % len(part)
+        if not (skips and skips[place] and index in set_aside):
+            chosen[index] = None
         counter += 1
     return list(chosen)
+
+
+def revisits(seed: Hash32, problem: int, every: int) -> bool:
+    """Tell whether the ticket's `problem`-th problem may be one that is set aside: one in `every`
+    may, and all where that is 0.
+    """
+    return not every or draw(seed, Purpose.REVISIT, problem) % every == 0
 
 
 def part_of(seed: Hash32, problem: int, weights: Sequence[int]) -> int:

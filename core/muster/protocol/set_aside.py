@@ -1,0 +1,105 @@
+"""The problems that a policy version sets aside, and what their list must be to hold.
+
+The trainer lists problems that are solved (nearly) always or never. The list lies in the version's
+folder, so its bytes are under the root that the chain has and every ticket names. A ticket's
+problems are drawn past it (`muster.protocol.seeds`). Whoever derives a ticket has the folder: its
+tokenizer encodes the prompts.
+
+A list is a bit for each problem of the task set, so it has one order, and nothing comes twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+FILE_NAME = "set_aside.bits"
+"""The list's file in a policy folder; without it nothing is set aside."""
+MAX_BYTES = 1 << 25
+"""A larger file is refused unread."""
+LEAST_LEFT = 8
+"""One problem of so many in a part stays at least."""
+
+
+class ListFault(StrEnum):
+    """Why a list does not hold."""
+
+    LENGTH = "it does not have one bit for each problem of the task set"
+    UNKNOWN = "it sets problems aside that the task set does not have"
+    PART = "it sets problems aside of a part that skips none"
+    TOO_MANY = "it leaves less than an eighth of a part, or less than a submission needs"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of the task set, as a list is held against it."""
+
+    problems: range
+    """Its indices."""
+    may_skip: bool
+    """Whether its problems may be set aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """The problems that are set aside, by their index in the task set."""
+
+    bits: bytes = b""
+    """The list's file: problem i is bit `i mod 8`, from the lowest, of byte `i div 8`. Empty for
+    no list."""
+
+    def __contains__(self, index: object) -> bool:
+        if not isinstance(index, int):
+            return False
+        place, bit = divmod(index, 8)
+        return place < len(self.bits) and bool(self.bits[place] >> bit & 1)
+
+    def __len__(self) -> int:
+        return self._number.bit_count()
+
+    def fault(self, size: int, stretches: Sequence[Stretch], needed: int) -> ListFault | None:
+        """Return why this is no list for a task set of `size` problems, or None.
+
+        `stretches` are its parts, which cover it; each must leave the `needed` problems of a
+        submission.
+        """
+        if not self.bits:
+            return None
+        if len(self.bits) != -(-size // 8):
+            return ListFault.LENGTH
+        number = self._number
+        if number >> size:
+            return ListFault.UNKNOWN
+        for each in stretches:
+            of_part = (1 << len(each.problems)) - 1
+            listed = (number >> each.problems.start & of_part).bit_count()
+            if listed and not each.may_skip:
+                return ListFault.PART
+            if listed > most_listed(len(each.problems), needed):
+                return ListFault.TOO_MANY
+        return None
+
+    @property
+    def _number(self) -> int:
+        return int.from_bytes(self.bits, "little")
+
+    @classmethod
+    def of(cls, indices: Iterable[int], size: int) -> Self:
+        """Return the list of some problems of a task set of `size`; of none, no list."""
+        bits = bytearray(-(-size // 8))
+        for index in indices:
+            bits[index // 8] |= 1 << index % 8
+        return cls(bytes(bits) if any(bits) else b"")
+
+
+NOTHING = SetAside()
+"""No list: nothing is set aside."""
+
+
+def most_listed(size: int, needed: int) -> int:
+    """Return how many of a part's `size` problems may be set aside, where a submission needs so
+    many different ones.
+    """
+    return max(0, size - max(needed, -(-size // LEAST_LEFT)))
