@@ -14,12 +14,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from muster.protocol.eip712 import Domain, digest, recover
-from muster.protocol.errors import SignatureError
+from muster.protocol.errors import EngineError, SignatureError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Submission, Ticket
 from muster.protocol.prompts import render_prompt, text_of
 from muster.protocol.recipe import Recipe
 from muster.protocol.seeds import mixed_indices, sample_seed, target_length, ticket_seed
+from muster.protocol.set_aside import NOTHING, ListFault, SetAside
 from muster.tasks import Problem, TaskSet
 
 if TYPE_CHECKING:
@@ -167,14 +168,20 @@ class Assignment:
 def derive(
     ticket: Ticket, recipe: Recipe, task_set: TaskSet, engine: InferenceEngine
 ) -> Assignment:
-    """Return the assignment of a ticket; prompts are encoded as the loaded policy's tokenizer does.
+    """Return the assignment of a ticket; prompts are encoded as the loaded policy's tokenizer does,
+    and problems are drawn past those that the policy sets aside.
 
     Raises EncodingError when the task set holds fewer problems than one submission needs, TaskError
-    when its parts are not the recipe's.
+    when its parts are not the recipe's, EngineError where problems are set aside and another policy
+    than the ticket's is loaded.
     """
     seed, size = _seed_of(ticket), recipe.sampling.samples_per_problem
+    listed = NOTHING
+    if recipe.skips_problems:
+        _require_loaded(ticket, engine)
+        listed = engine.set_aside
     groups = []
-    for j, (problem, length) in enumerate(_chosen(ticket, recipe, task_set)):
+    for j, (problem, length) in enumerate(_chosen(ticket, recipe, task_set, listed)):
         prompt = render_prompt(problem.prompt, length, recipe.prompt)
         groups.append(
             Group(
@@ -187,11 +194,11 @@ def derive(
     return Assignment(ticket.policy_version, tuple(groups))
 
 
-def most_prompt_tokens(ticket: Ticket, recipe: Recipe, task_set: TaskSet) -> int:
+def most_prompt_tokens(ticket: Ticket, recipe: Recipe, task_set: TaskSet, listed: SetAside) -> int:
     """Return a bound on the tokens of a ticket's longest prompt, whatever the tokenizer: it may
-    normalise a character into several, never into so many.
+    normalise a character into several, never into so many. `listed` is what its policy sets aside.
     """
-    chosen = _chosen(ticket, recipe, task_set)
+    chosen = _chosen(ticket, recipe, task_set, listed)
     prompts = (render_prompt(problem.prompt, length, recipe.prompt) for problem, length in chosen)
     longest = max(len(text_of(prompt)) for prompt in prompts)
     return _TOKENS_PER_CHARACTER * longest + _SPECIAL_TOKENS
@@ -207,14 +214,40 @@ def longest_sample(recipe: Recipe, task_set: TaskSet) -> int:
     return longest + _SPECIAL_TOKENS + recipe.sampling.max_new_tokens
 
 
+def list_fault(recipe: Recipe, task_set: TaskSet, listed: SetAside) -> ListFault | None:
+    """Return why a policy's list of problems set aside does not hold for the run, or None.
+
+    Such a list sets nothing aside, for whoever derives: a trainer that publishes one spoils no
+    ticket, and nobody is judged by it. Recipes that skip nothing look at no list.
+    """
+    if not recipe.skips_problems:
+        return None
+    needed = recipe.sampling.problems_per_submission
+    return listed.fault(len(task_set), task_set.stretches(recipe), needed)
+
+
+def _require_loaded(ticket: Ticket, engine: InferenceEngine) -> None:
+    if engine.policy_version != ticket.policy_version:
+        raise EngineError(
+            f"the engine holds policy {engine.policy_version}, the ticket is of "
+            f"{ticket.policy_version}, whose problems set aside are others"
+        )
+
+
 def _seed_of(ticket: Ticket) -> Hash32:
     return ticket_seed(ticket.run_id, ticket.beacon, ticket.worker, ticket.step, ticket.index)
 
 
-def _chosen(ticket: Ticket, recipe: Recipe, task_set: TaskSet) -> Iterator[tuple[Problem, int]]:
+def _chosen(
+    ticket: Ticket, recipe: Recipe, task_set: TaskSet, listed: SetAside
+) -> Iterator[tuple[Problem, int]]:
     """Yield a ticket's problems with their length budgets, in order."""
+    if list_fault(recipe, task_set, listed):
+        listed = NOTHING
     seed = _seed_of(ticket)
     parts = recipe.parts_of(seed, ticket.step)
-    chosen = mixed_indices(seed, [task_set.range_of(part.name) for part in parts])
+    ranges = [task_set.range_of(part.name) for part in parts]
+    revisit = [part.filters.pool_revisit for part in parts]
+    chosen = mixed_indices(seed, ranges, listed, revisit)
     for j, (number, part) in enumerate(zip(chosen, parts, strict=True)):
         yield task_set[number], target_length(seed, j, part.target_lengths)

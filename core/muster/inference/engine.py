@@ -19,6 +19,7 @@ from muster.protocol.errors import EngineError, SampleUnfit
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import ProofRecipe
+from muster.protocol.set_aside import FILE_NAME, MAX_BYTES, NOTHING, SetAside
 from muster.toploc import ChunkResult
 
 
@@ -176,6 +177,11 @@ class InferenceEngine(Protocol):
     def eos_token_ids(self) -> frozenset[int]:
         """Ids that end a completion."""
 
+    @property
+    def set_aside(self) -> SetAside:
+        """The problems that the loaded policy sets aside, as its folder lists them; nobody has held
+        the list against the run yet."""
+
     def load_policy(self, folder: Path, version: PolicyVersion) -> None:
         """Load a policy folder; raises EngineError when it is unusable."""
 
@@ -218,6 +224,20 @@ class InferenceEngine(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a completion without EOS and special tokens."""
+
+
+def set_aside_in(folder: Path) -> SetAside:
+    """Return the list of a policy folder, nothing where there is none; of a file that is too large
+    for any task set its beginning, which does not hold. Raises EngineError when it cannot be read.
+    """
+    path = folder / FILE_NAME
+    try:
+        if not path.is_file():
+            return NOTHING
+        with path.open("rb") as file:
+            return SetAside(file.read(MAX_BYTES + 1))
+    except OSError as error:
+        raise EngineError(f"cannot read {path}: {error.strerror}") from error
 
 
 def require_samplable(request: Request) -> None:

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from muster.protocol.errors import EngineError
+from muster.protocol.set_aside import FILE_NAME
 
 # While transformers builds a model it changes defaults of the whole process, so that another one
 # that is built at that moment misses tied weights.
@@ -40,7 +41,7 @@ class LoadedPolicy:
     eos_token_ids: frozenset[int]
     """Ids that end a completion: the configuration's, the generation settings', the tokenizer's."""
     fingerprint: dict[str, str]
-    """SHA-256 of every file but the weights."""
+    """SHA-256 of every file but the weights and the list of problems set aside."""
 
 
 def load_folder(folder: Path, *, dtype: torch.dtype, device: str) -> LoadedPolicy:
@@ -73,11 +74,13 @@ def load_folder(folder: Path, *, dtype: torch.dtype, device: str) -> LoadedPolic
 
 
 def fingerprint(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file of a policy folder except weights, index and adapter."""
+    """Return the SHA-256 of every file of a policy folder except weights, index, adapter and the
+    list of problems set aside: where these alone differ the weights are swapped in place.
+    """
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
-        if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES)
+        if path.is_file() and not path.name.endswith((*_WEIGHT_SUFFIXES, FILE_NAME))
     }
 
 

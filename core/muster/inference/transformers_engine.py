@@ -31,6 +31,7 @@ from muster.inference.engine import (
     Watch,
     require_fits,
     require_samplable,
+    set_aside_in,
 )
 from muster.inference.examining import Recomputed
 from muster.inference.forward import (
@@ -53,6 +54,7 @@ from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import ProofRecipe
+from muster.protocol.set_aside import NOTHING, SetAside
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +109,7 @@ class TransformersEngine:
         self._forward: Forward | None = None
         self._lean: LeanModel | None = None
         self._version: PolicyVersion | None = None
+        self._set_aside = NOTHING
         self._turn = Turn()
         self._decodes: list[Decode] = []
         # They must not change under a running generation, or its proofs would be a forger's.
@@ -144,6 +147,12 @@ class TransformersEngine:
         """Ids that end a completion."""
         return self._loaded()[0].eos_token_ids
 
+    @property
+    def set_aside(self) -> SetAside:
+        """The problems that the loaded policy sets aside."""
+        self._loaded()
+        return self._set_aside
+
     def load_policy(self, folder: Path, version: PolicyVersion) -> None:
         """Load a policy folder, in place when only weights differ from the loaded policy's."""
         if not folder.is_dir():
@@ -151,6 +160,7 @@ class TransformersEngine:
         with self._weights.replaced(), self._turn:
             # Until the new one is complete there is none: a mixture must never generate.
             self._version = None
+            self._set_aside = set_aside_in(folder)
             in_place = (
                 self._policy is not None
                 and self._policy.fingerprint == fingerprint(folder)

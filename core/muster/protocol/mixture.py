@@ -12,7 +12,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from muster.protocol.documents import DocumentPart
+from muster.protocol.documents import DocumentPart, Since
 
 MOST_PARTS = 16
 MAX_WEIGHT = 1_000_000
@@ -38,11 +38,18 @@ class PartFilters(DocumentPart):
     """Problems are set aside as too hard while their pass rate is at most this."""
     pool_easy: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Problems are set aside as too easy while their pass rate is at least this."""
+    pool_revisit: Annotated[int, Field(ge=0, le=1024), Since(4)] = 0
+    """Tickets skip problems that are set aside, but for one problem in so many, which is drawn from
+    all: so their rates go on being measured. 0 for tickets that skip none."""
 
     @model_validator(mode="after")
     def _pools_leave_something(self) -> Self:
         if self.pool_hard >= self.pool_easy:
             raise ValueError(f"pool_hard {self.pool_hard} must be below pool_easy {self.pool_easy}")
+        if self.pool_revisit == 1:
+            raise ValueError("pool_revisit 1 skips nothing: 0 for that, or 2 and more")
+        if self.pool_revisit and not self.pool_window:
+            raise ValueError("pool_revisit needs pool_window: without pools nothing is set aside")
         return self
 
 

@@ -220,7 +220,7 @@ class Recipe(Document):
     NAME: ClassVar[str] = "recipe"
     MAX_BYTES: ClassVar[int] = 64 * 1024
 
-    schema_version: Annotated[int, Field(ge=1, le=3)] = 3
+    schema_version: Annotated[int, Field(ge=1, le=4)] = 4
     """Version of this document's form."""
     name: Annotated[str, Field(min_length=1, max_length=64)]
     """What people call the run."""
@@ -268,10 +268,20 @@ class Recipe(Document):
         return [rules[part_of(seed, problem, weights)] for problem in range(count)]
 
     @property
+    def rules(self) -> list[PartRules]:
+        """What holds for each part, in order; in a run without parts, for all problems."""
+        return [self.rules_of(part.name) for part in self.tasks.parts] or [self.rules_of()]
+
+    @property
+    def skips_problems(self) -> bool:
+        """Whether tickets skip problems that a policy version sets aside."""
+        return any(rules.filters.pool_revisit for rules in self.rules)
+
+    @property
     def longest_budget(self) -> int:
         """The largest length budget of any part, in tokens; -1 without any."""
-        found = [self.rules_of(part.name) for part in self.tasks.parts] or [self.rules_of()]
-        return max((length for rules in found for length in rules.target_lengths), default=-1)
+        lengths = (length for rules in self.rules for length in rules.target_lengths)
+        return max(lengths, default=-1)
 
     @model_validator(mode="after")
     def _only_budgets_are_asked_for(self) -> Self:

@@ -5,7 +5,8 @@ folder, so its bytes are under the root that the chain has and every ticket name
 problems are drawn past it (`muster.protocol.seeds`). Whoever derives a ticket has the folder: its
 tokenizer encodes the prompts.
 
-A list is a bit for each problem of the task set, so it has one order, and nothing comes twice.
+A list is a bit for each problem of the task set, so it has one order, and nothing comes twice. A
+list that does not hold sets nothing aside, for whoever derives: nobody has to trust its author.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Self
 FILE_NAME = "set_aside.bits"
 """The list's file in a policy folder; without it nothing is set aside."""
 MAX_BYTES = 1 << 25
-"""A larger file is refused unread."""
+"""No task set has more problems than fit in so many bytes; of a larger file no more is read."""
 LEAST_LEFT = 8
 """One problem of so many in a part stays at least."""
 

@@ -18,6 +18,7 @@ from typing import Self, overload
 from muster.protocol.errors import EncodingError, TaskError
 from muster.protocol.ids import Hash32
 from muster.protocol.recipe import Recipe
+from muster.protocol.set_aside import Stretch
 from muster.tasks.document import (
     MAX_TASK_SET_BYTES,
     Added,
@@ -106,6 +107,15 @@ class TaskSet:
                 f"the task set {self.name!r} has no part {part!r}", hint=self._parts_hint
             )
         return range(len(self))
+
+    def stretches(self, recipe: Recipe) -> list[Stretch]:
+        """Return what a recipe's parts are of this set, as lists of problems set aside are held
+        against it; raises TaskError when the set has other parts.
+        """
+        return [
+            Stretch(self.range_of(rules.name), may_skip=rules.filters.pool_revisit > 0)
+            for rules in recipe.rules
+        ]
 
     def part_at(self, index: int) -> str:
         """Return the name of the part that a problem is of, empty in a set without parts."""

@@ -16,7 +16,15 @@ from inference_policy import EOS, build_policy
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from muster.inference.engine import Completion, Examined, InferenceEngine, Request, Room, Sample
+from muster.inference.engine import (
+    Completion,
+    Examined,
+    InferenceEngine,
+    Request,
+    Room,
+    Sample,
+    set_aside_in,
+)
 from muster.inference.examining import Recomputed
 from muster.inference.policy_files import require_supported
 from muster.inference.sampling import gumbel_noise
@@ -24,6 +32,7 @@ from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError, ProofError, SampleUnfit
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
+from muster.protocol.set_aside import FILE_NAME, MAX_BYTES, SetAside
 from muster.toploc import build_proofs, verify_proofs_many
 
 PROOF = ProofRecipe()
@@ -302,6 +311,29 @@ def test_next_version_is_swapped_in_place(
     assert engine.model is before
     assert engine.policy_version == 1
     assert (alone(engine).logits_TV == alone(fresh).logits_TV).all()
+
+
+def test_list_of_problems_set_aside_is_the_loaded_folder_s(
+    engine: TransformersEngine, policy_folder: Path, tmp_path: Path
+) -> None:
+    """It comes and goes with versions, and keeps nobody from swapping their weights."""
+    before = engine.model
+    assert engine.set_aside == SetAside()
+    listed = changed_copy(policy_folder, tmp_path / "listed", 1.1)
+    (listed / FILE_NAME).write_bytes(b"\x05")
+    engine.load_policy(listed, PolicyVersion(1))
+    assert engine.set_aside == SetAside(b"\x05")
+    engine.load_policy(policy_folder, PolicyVersion(2))
+    assert engine.set_aside == SetAside()
+    assert engine.model is before
+    with pytest.raises(EngineError, match="no policy is loaded"):
+        _ = TransformersEngine().set_aside
+
+
+def test_list_larger_than_any_task_set_is_read_no_further(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(bytes(MAX_BYTES + 100))
+    assert len(set_aside_in(tmp_path).bits) == MAX_BYTES + 1
+    assert set_aside_in(tmp_path / "nowhere") == SetAside()
 
 
 def test_tied_weights_stay_tied_after_a_swap(

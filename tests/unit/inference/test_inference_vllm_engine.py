@@ -26,6 +26,7 @@ from muster.inference.vllm.engine import Patience, VllmEngine
 from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.recipe import ProofRecipe
+from muster.protocol.set_aside import FILE_NAME, SetAside
 
 PROOF = ProofRecipe()
 DOUBLE = Path(vllm_double.__file__)
@@ -82,6 +83,19 @@ def ends(pid: int) -> bool:
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not is_running(pid)
+
+
+def test_list_of_problems_set_aside_is_the_loaded_folder_s(opened: Open, tmp_path: Path) -> None:
+    engine = opened()
+    assert engine.set_aside == SetAside()
+    listed = policy(tmp_path / "listed")
+    (listed / FILE_NAME).write_bytes(b"\x05")
+    engine.load_policy(listed, PolicyVersion(4))
+    assert engine.set_aside == SetAside(b"\x05")
+    (listed / FILE_NAME).unlink()
+    assert engine.set_aside == SetAside(b"\x05")
+    with pytest.raises(EngineError, match="no policy is loaded"):
+        _ = VllmEngine(python=Path(sys.executable), child=DOUBLE).set_aside
 
 
 def test_answers_come_in_the_order_asked_with_their_proofs(serving: VllmEngine) -> None:

@@ -22,7 +22,7 @@ from muster.protocol.mixture import (
     PartRecipe,
     TasksRecipe,
 )
-from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
+from muster.protocol.recipe import FilterRecipe, Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.seeds import mixed_indices, part_of, problem_indices
 
 SEED = keccak(b"ticket")
@@ -148,7 +148,35 @@ def test_recipe_with_parts_survives_a_round_trip() -> None:
 def test_parts_came_with_schema_version_3() -> None:
     data = recipe_of(PartRecipe(name="a")).to_bytes()
     with pytest.raises(EncodingError, match="tasks came with schema version 3, this is 2"):
-        Recipe.from_bytes(data.replace(b'"schema_version":3', b'"schema_version":2'))
+        Recipe.from_bytes(data.replace(b'"schema_version":4', b'"schema_version":2'))
+
+
+def skipping(**changes: Any) -> PartFilters:
+    return PartFilters(**{"pool_window": 3, "pool_revisit": 8, **changes})
+
+
+def test_tickets_skip_problems_since_schema_version_4() -> None:
+    """In filters of the run and of a part; a recipe that skips none is as before in version 3."""
+    own = recipe_of(PartRecipe(name="a"), PartRecipe(name="b", filters=skipping()))
+    whole = recipe_of(filters=FilterRecipe(pool_window=3, pool_revisit=8))
+    for recipe in (own, whole):
+        assert recipe.skips_problems
+        assert Recipe.from_bytes(recipe.to_bytes()) == recipe
+        with pytest.raises(EncodingError, match="pool_revisit came with schema version 4"):
+            Recipe.from_bytes(recipe.to_bytes().replace(b'version":4', b'version":3'))
+    plain = recipe_of(PartRecipe(name="a", filters=PartFilters(pool_window=3)))
+    before = plain.model_copy(update={"schema_version": 3})
+    assert not plain.skips_problems
+    assert b"pool_revisit" in plain.to_bytes()
+    assert b"pool_revisit" not in before.to_bytes()
+    assert Recipe.from_bytes(before.to_bytes()) == before
+
+
+def test_rules_are_those_of_each_part_in_order() -> None:
+    own = recipe_of(PartRecipe(name="a"), PartRecipe(name="b", filters=skipping()))
+    found = [(rules.name, rules.filters.pool_revisit) for rules in own.rules]
+    assert found == [("a", 0), ("b", 8)]
+    assert recipe_of().rules == [recipe_of().rules_of()]
 
 
 # Recipes that are refused
@@ -167,6 +195,9 @@ def test_most_parts_of_largest_weights_still_add_up() -> None:
     ("make", "reason"),
     [
         (lambda: PartRecipe(name="a", weight=-1), "greater than or equal to 0"),
+        (lambda: skipping(pool_revisit=1), "pool_revisit 1 skips nothing"),
+        (lambda: skipping(pool_revisit=1025), "less than or equal to 1024"),
+        (lambda: skipping(pool_window=0), "pool_revisit needs pool_window"),
         (lambda: PartRecipe(name="a", weight=MAX_WEIGHT + 1), "less than or equal to 1000000"),
         (lambda: PartRecipe(name="a", weight=1 << 64), "less than or equal to 1000000"),
         (lambda: ramp((1 << 32, 1)), "less than 4294967296"),

@@ -94,4 +94,4 @@ def test_a_recipe_of_the_first_version_has_plain_prompts() -> None:
     assert Recipe.from_bytes(first.to_bytes()).prompt == PLAIN
     chat = recipe(form="chat").to_bytes()
     with pytest.raises(EncodingError, match="prompt came with schema version 2"):
-        Recipe.from_bytes(chat.replace(b'schema_version":3', b'schema_version":1'))
+        Recipe.from_bytes(chat.replace(b'schema_version":4', b'schema_version":1'))

@@ -14,6 +14,7 @@ from muster.client.cli.printing import print_facts, print_json, print_result, pr
 from muster.protocol.errors import ConfigError, ProtocolError, TaskError
 from muster.protocol.ids import Hash32, Step, to_hash32
 from muster.protocol.seeds import mixed_indices
+from muster.protocol.set_aside import NOTHING
 from muster.settings.options import RECIPE
 from muster.telemetry import progress, setup_logging
 
@@ -225,9 +226,16 @@ def find(task_set: TaskSet, problem_id: str) -> int:
 @click.option("--count", type=click.IntRange(1, 4096), help="Problems. [default: 8, or RECIPE's]")
 @click.option("--recipe", type=RECIPE, help="By its weights: TOML file or preset.")
 @click.option("--step", type=click.IntRange(1), default=1, help="The ticket's, for a curriculum.")
+@click.option("--set-aside", "policy", type=FOLDER, help="What a policy folder sets aside.")
 @json_option
 def tasks_sample(
-    task_set: Path, seed: str, count: int | None, recipe: Path | None, step: int, as_json: bool
+    task_set: Path,
+    seed: str,
+    count: int | None,
+    recipe: Path | None,
+    step: int,
+    policy: Path | None,
+    as_json: bool,
 ) -> None:
     """Show the problems that a ticket of this seed draws, in its order.
 
@@ -245,11 +253,12 @@ def tasks_sample(
     opened = TaskSet.open(task_set)
     try:
         given = to_hash32(seed)
-        if recipe is None:
-            parts = [""] * (count or 8)
+        if recipe is not None:
+            chosen = _drawn_by(opened, recipe, given, step, count, policy)
+        elif policy is not None:
+            raise ConfigError("--set-aside has no say without --recipe", hint="add --recipe FILE")
         else:
-            parts = _parts_by(opened, recipe, given, step, count)
-        chosen = mixed_indices(given, [opened.range_of(part) for part in parts])
+            chosen = mixed_indices(given, [opened.range_of("")] * (count or 8))
     except ProtocolError as error:
         raise ConfigError(str(error)) from error
     if as_json:
@@ -261,17 +270,31 @@ def tasks_sample(
         print_table(columns, [[str(i), opened.part_at(i), *row_of(opened[i])] for i in chosen])
 
 
-def _parts_by(
-    opened: TaskSet, recipe: Path, seed: Hash32, step: int, count: int | None
-) -> list[str]:
-    """Return the parts that a recipe's weights give a ticket's problems."""
+def _drawn_by(
+    opened: TaskSet,
+    recipe: Path,
+    seed: Hash32,
+    step: int,
+    count: int | None,
+    policy: Path | None,
+) -> list[int]:
+    """Return the problems that a ticket draws by a recipe, past what its policy sets aside."""
     from muster.client.calibration import read_recipe
+    from muster.client.tickets import list_fault
+    from muster.inference.engine import set_aside_in
 
     if count is not None:
         raise ConfigError("--recipe says how many problems a ticket has", hint="leave out --count")
     rules = read_recipe(recipe)
     opened.require_parts(rules)
-    return [part.name for part in rules.parts_of(seed, Step(step))]
+    listed = set_aside_in(policy) if policy is not None else NOTHING
+    if fault := list_fault(rules, opened, listed):
+        raise ConfigError(
+            f"the list of {policy} does not hold: {fault}", hint="nothing is set aside by it"
+        )
+    parts = rules.parts_of(seed, Step(step))
+    ranges = [opened.range_of(part.name) for part in parts]
+    return mixed_indices(seed, ranges, listed, [part.filters.pool_revisit for part in parts])
 
 
 @click.command("check")

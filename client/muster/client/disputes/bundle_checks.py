@@ -20,6 +20,7 @@ from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import OutcomeRecord, Outcomes, Reason
 from muster.protocol.reasons import CHECKS, marks_of
+from muster.protocol.set_aside import FILE_NAME
 
 if TYPE_CHECKING:
     from muster.client.disputes.bundle import Bundle, ChainFacts, Evidence
@@ -139,10 +140,15 @@ def read_manifest(bundle: Bundle, facts: ChainFacts) -> Manifest | None:
 
 
 def check_weights(manifest: Manifest, folder: Path) -> BundleCheck:
-    """Return whether a folder's files are the manifest's, hashed as they lie there."""
+    """Return whether a folder's files are the manifest's, hashed as they lie there; a list of
+    problems set aside that the manifest does not have would change what tickets derive.
+    """
     from muster.shardcast import state_hash
 
     wanted = {file.name: folder / file.name for file in manifest.files}
+    if FILE_NAME not in wanted and (folder / FILE_NAME).exists():
+        detail = f"{FILE_NAME} lies beside the files of version {manifest.version}, and is not its"
+        return BundleCheck("policy", CheckAnswer.CONTRADICT, detail)
     try:
         holds = state_hash(wanted) == manifest.state_hash
     except OSError as error:

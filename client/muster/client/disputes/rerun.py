@@ -26,6 +26,7 @@ from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, RunId
 from muster.protocol.messages import OutcomeRecord
 from muster.protocol.rollouts import MAX_FILE_BYTES, Bounds, Rollout
+from muster.protocol.set_aside import NOTHING
 from muster.settings import read_file
 from muster.toploc.history import Conduct
 
@@ -161,7 +162,8 @@ async def _judge(
     if finding := check_claim(claim) or check_file(data):
         return None, unread(claim, finding)
     with own_trouble():
-        rows = await read_rows(claim, data, rules, decoder)
+        listed = engine.set_aside if rules.recipe.skips_problems else NOTHING
+        rows = await read_rows(claim, data, rules, decoder, listed)
         if isinstance(rows, Judgement):
             return None, rows
         judged = await asyncio.to_thread(examine_surely, claim, rows, rules, engine, seats)

@@ -13,13 +13,15 @@ from muster.client.validator.checks import (
     unreadable,
 )
 from muster.client.validator.decoding import FileDecoder
-from muster.client.validator.judging import Judgement, Rules, bounds_of, unread
+from muster.client.validator.judging import Judgement, Rules, bounds_of, say_list_fault, unread
 from muster.client.validator.soundness import examine_surely, judge_generated, own_trouble
+from muster.inference.engine import set_aside_in
 from muster.lifecycle import ComputeThread
 from muster.protocol.errors import ApiError, EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import Ticket
 from muster.protocol.rollouts import Rollout
+from muster.protocol.set_aside import NOTHING, SetAside
 
 if TYPE_CHECKING:
     from muster.client.validator.place import ValidatorPlace
@@ -29,10 +31,12 @@ _LASTINGLY_MISSING = frozenset({404, 410})
 
 
 async def read_rows(
-    claim: ClaimedWork, data: bytes, rules: Rules, decoder: FileDecoder
+    claim: ClaimedWork, data: bytes, rules: Rules, decoder: FileDecoder, listed: SetAside
 ) -> list[Rollout] | Judgement:
-    """Return the rows of a claim's file, or the judgement on one that has none."""
-    bounds = await asyncio.to_thread(bounds_of, claim, rules)
+    """Return the rows of a claim's file, or the judgement on one that has none; `listed` is what
+    the policy that it claims sets aside.
+    """
+    bounds = await asyncio.to_thread(bounds_of, claim, rules, listed)
     try:
         return await decoder.decode(data, bounds)
     except EncodingError as error:
@@ -72,11 +76,12 @@ class Examiner:
         if finding := check_file(data):
             return unread(claim, finding), None
         assert data is not None  # check_file
-        rows = await read_rows(claim, data, place.rules, place.decoder)
+        policy = claim.terms.policies[submission.policy_version]
+        listed = await self._listed(submission.policy_version, policy.root)
+        rows = await read_rows(claim, data, place.rules, place.decoder, listed)
         if isinstance(rows, Judgement):
             return rows, data
         async with self._turn:
-            policy = claim.terms.policies[submission.policy_version]
             await self.load(submission.policy_version, policy.root)
             judged = await self._compute.run(
                 examine_surely, claim, rows, place.rules, place.engine, place.fingerprinted
@@ -117,6 +122,13 @@ class Examiner:
             except ApiError:
                 raise refused from None
 
+    async def _listed(self, version: PolicyVersion, root: Hash32) -> SetAside:
+        """Return what a policy version sets aside, which need not be loaded."""
+        if not self.place.rules.recipe.skips_problems:
+            return NOTHING
+        folder = await self.place.fetcher.fetch(self.place.run_id, version, root)
+        return await asyncio.to_thread(set_aside_in, folder)
+
     async def load(self, version: PolicyVersion, root: Hash32) -> None:
         """Load a policy version, verified against the root on chain."""
         if (self.version, self._root) == (version, root):
@@ -125,4 +137,5 @@ class Examiner:
         # A load that fails leaves the engine without any policy.
         self.version = self._root = None
         await self._compute.run(self.place.engine.load_policy, folder, version)
+        say_list_fault(self.place.rules, self.place.engine)
         self.version, self._root = version, root

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from muster.client.tickets import Assignment, derive, most_prompt_tokens
+from muster.client.tickets import Assignment, derive, list_fault, most_prompt_tokens
 from muster.client.validator.checks import (
     ClaimedWork,
     FailedCheck,
@@ -36,6 +36,7 @@ from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Bounds, Rollout, count_units
+from muster.protocol.set_aside import SetAside
 from muster.tasks import TaskSet, runs_completions
 from muster.toploc import Calibration
 from muster.toploc.projections import fingerprint
@@ -79,10 +80,22 @@ class Judgement:
     """The worker's submissions, (batch, position), that were taken into account with this one."""
 
 
-def bounds_of(claim: ClaimedWork, rules: Rules) -> Bounds:
-    """Return what the file of a claim that passed check 1 may hold."""
+def say_list_fault(rules: Rules, engine: InferenceEngine) -> None:
+    """Log why the loaded policy's list of problems set aside does not hold, if it does not."""
+    fault = list_fault(rules.recipe, rules.task_set, engine.set_aside)
+    if fault is not None:
+        logger.warning(
+            "a policy's list of problems set aside is refused: nothing is set aside",
+            extra={"policy_version": engine.policy_version, "reason": str(fault)},
+        )
+
+
+def bounds_of(claim: ClaimedWork, rules: Rules, listed: SetAside) -> Bounds:
+    """Return what the file of a claim that passed check 1 may hold; `listed` is what its policy
+    sets aside.
+    """
     assert claim.ticket is not None  # check 1
-    most = most_prompt_tokens(claim.ticket, rules.recipe, rules.task_set)
+    most = most_prompt_tokens(claim.ticket, rules.recipe, rules.task_set, listed)
     return Bounds.of(rules.recipe, prompt_tokens=most)
 
 

@@ -43,7 +43,7 @@ from muster.client.hardware import measure, report
 from muster.client.outage import SURVIVED, Outage, Outages
 from muster.client.tickets import TicketFault, lease_fault
 from muster.client.validator.checks import check_claim
-from muster.client.validator.judging import examine
+from muster.client.validator.judging import examine, say_list_fault
 from muster.client.worker.generation import (
     Ungraded,
     play_ticket,
@@ -351,6 +351,7 @@ class WorkerLoop:
     async def load(self, folder: Path, version: PolicyVersion) -> None:
         """Load a policy's folder into the engine, which nobody uses, and try it."""
         await self.compute.run(self.place.engine.load_policy, folder, version)
+        say_list_fault(self.place.rules, self.place.engine)
         await self.compute.run(require_sound_policy, self.place.rules, self.place.engine)
 
     def _newest(self) -> Policy | None:

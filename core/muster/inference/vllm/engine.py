@@ -27,6 +27,7 @@ from muster.inference.engine import (
     Watch,
     require_fits,
     require_samplable,
+    set_aside_in,
 )
 from muster.inference.turns import Weights
 from muster.inference.vllm import frames
@@ -43,6 +44,7 @@ from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import ProofRecipe
+from muster.protocol.set_aside import SetAside
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,8 @@ class _Loaded:
     version: PolicyVersion
     folder: Path
     facts: Facts
+    set_aside: SetAside
+    """Its list of problems, as the folder has it."""
     files: list[tuple[str, int, int]]
     """Name, size and time of change of every file: a restart must find the same ones."""
 
@@ -143,6 +147,13 @@ class ProcessEngine:
         return self._facts().eos_token_ids
 
     @property
+    def set_aside(self) -> SetAside:
+        """The problems that the loaded policy sets aside."""
+        if self._loaded is None:
+            raise EngineError("no policy is loaded", hint="call load_policy first")
+        return self._loaded.set_aside
+
+    @property
     def pid(self) -> int | None:
         """The id of vLLM's process, if one runs."""
         return self._current.process.pid if self._current.process else None
@@ -160,9 +171,10 @@ class ProcessEngine:
             # Until the new one is complete there is none: a mixture must never generate.
             self._loaded = None
             folder = folder.resolve()
-            files = _files(folder)
+            files, listed = _files(folder), set_aside_in(folder)
             done = self._retrying(lambda: self._open(folder))
-            self._loaded = _Loaded(version, folder, Facts.from_header(done.header), files)
+            facts = Facts.from_header(done.header)
+            self._loaded = _Loaded(version, folder, facts, listed, files)
         in_place = bool(done.header.get("in_place"))
         logger.info("policy loaded", extra={"policy_version": version, "in_place": in_place})
 

@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.inference import Completion, Examined, Request, Sample, gumbel_noise
-from muster.inference.engine import Progress, Watch
+from muster.inference.engine import Progress, Watch, set_aside_in
 from muster.inference.examining import Recomputed, examine_whole
 from muster.protocol.errors import PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.prompts import Prompt, text_of
 from muster.protocol.recipe import ProofRecipe
 from muster.protocol.rollouts import ANY, Bounds, Rollout, decode_rollouts
+from muster.protocol.set_aside import NOTHING
 from muster.toploc import build_proofs, build_proofs_many
 
 ALPHABET = "0123456789= "
@@ -83,10 +84,11 @@ class SimulatedEngine:
     def __init__(self, name: str = "policy") -> None:
         self.name = name
         self.policy_version: PolicyVersion | None = None
+        self.set_aside = NOTHING
 
-    def load_policy(self, _folder: Path, version: PolicyVersion) -> None:
+    def load_policy(self, folder: Path, version: PolicyVersion) -> None:
         """Load a version."""
-        self.policy_version = version
+        self.policy_version, self.set_aside = version, set_aside_in(folder)
 
     def generate(
         self,

@@ -14,6 +14,7 @@ from muster.app.cli import tasks
 from muster.protocol.errors import ConfigError, TaskError
 from muster.protocol.ids import Hash32
 from muster.protocol.seeds import problem_indices
+from muster.protocol.set_aside import FILE_NAME, SetAside
 from muster.tasks import TaskSet
 from muster.tasks.document import LineProof
 from muster.tasks.toys import make_sort
@@ -94,6 +95,27 @@ def test_sample_is_what_the_ticket_draws(file: Path) -> None:
     expected = problem_indices(Hash32(bytes.fromhex("ab" * 32)), 5, 30)
     assert [row["index"] for row in found] == expected
     assert TASKS[expected[0]].problem_id in run("sample", file, "--seed", seed).stdout
+
+
+def test_sample_skips_what_the_ticket_s_policy_sets_aside(file: Path, tmp_path: Path) -> None:
+    seed, recipe = "0x" + "ab" * 32, tmp_path / "recipe.toml"
+    recipe.write_text(
+        'name = "x"\n[sampling]\nproblems_per_submission = 5\nsamples_per_problem = 2\n'
+        "temperature = 1.0\nmax_new_tokens = 8\n[training]\nsubmissions_per_step = 1\n"
+        "[filters]\npool_window = 4\npool_revisit = 1000\n"
+    )
+    asked = ("sample", file, "--seed", seed, "--recipe", recipe)
+    first = answer(*asked)[0]["index"]
+    (tmp_path / "v3").mkdir()
+    assert answer(*asked, "--set-aside", tmp_path / "v3")[0]["index"] == first
+    (tmp_path / "v3" / FILE_NAME).write_bytes(SetAside.of([first], 30).bits)
+    assert first not in [row["index"] for row in answer(*asked, "--set-aside", tmp_path / "v3")]
+    (tmp_path / "v3" / FILE_NAME).write_bytes(b"short")
+    refused = run(*asked, "--set-aside", tmp_path / "v3").exception
+    assert isinstance(refused, ConfigError)
+    assert "one bit for each problem" in str(refused)
+    without = run("sample", file, "--seed", seed, "--set-aside", tmp_path / "v3").exception
+    assert isinstance(without, ConfigError)
 
 
 @pytest.mark.parametrize(("seed", "count"), [("0x12", 1), ("zz", 1), ("0x" + "ab" * 32, 31)])

@@ -368,9 +368,8 @@ def step_entry(
         "memory_gb": figures.memory_bytes / 1e9,
     }
     names = [part.name for part in recipe.tasks.parts]
-    rules = [recipe.rules_of(name) for name in names or [""]]
-    if any(each.filters.pool_window for each in rules):
-        sizes = [Counter(taken.pools.sizes(each)) for each in rules]
+    if any(each.filters.pool_window for each in recipe.rules):
+        sizes = [Counter(taken.pools.sizes(each)) for each in recipe.rules]
         entry["pools"] = {str(pool): sum(size[pool] for size in sizes) for pool in Pool}
     if names:
         entry["part"] = {name: _of_part(name, taken, recipe) for name in names}
