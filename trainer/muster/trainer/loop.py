@@ -66,6 +66,7 @@ from muster.trainer.recover.checkpoint import Checkpoints, Saved, TrainerState
 from muster.trainer.recover.guard import Guard
 from muster.trainer.sites.site_learner import SiteLearner
 from muster.trainer.stream.filters import DifficultyPools, named
+from muster.trainer.stream.listing import Lists
 from muster.trainer.stream.reader import Cursor, StepInput, StreamReader
 from muster.trainer.stream.submissions import FileBuffer
 
@@ -103,6 +104,8 @@ class Parts:
     """Figures on their way to the orchestrator."""
     compute: ComputeThread
     """Thread in which tensors are computed."""
+    lists: Lists = field(default_factory=Lists)
+    """What makes the lists of problems that versions set aside."""
     guard: Guard = field(default_factory=Guard)
     """Decides what follows from alarms."""
     evaluator: Evaluator | None = None
@@ -198,7 +201,8 @@ class Trainer:
     def _save(self, version: PolicyVersion, taken: StepInput) -> Future[None]:
         """Write the version's folder, then the state that says it exists, in the background."""
         parts, learner = self._parts, self._parts.learner
-        writing = parts.shelf.writing(version, learner.weights(), learner.pieces)
+        listed = parts.lists.of(taken.pools)
+        writing = parts.shelf.writing(version, learner.weights(), learner.pieces, listed)
         # What the checkpoint before needs stays until this one is complete.
         oldest = version - parts.recipe.training.max_async_level - parts.checkpoints.keep
         parts.shelf.drop_before(PolicyVersion(oldest))
@@ -328,4 +332,6 @@ class Trainer:
             if not version:
                 raise StorageError("the base model is not in the state folder")
             # The state is complete without it: a folder is only its rounded copy.
-            shelf.writing(version, learner.weights(), learner.pieces)()
+            pools = DifficultyPools.from_dict(saved.state.kept.get("pools", {}))
+            listed = self._parts.lists.of(pools)
+            shelf.writing(version, learner.weights(), learner.pieces, listed)()

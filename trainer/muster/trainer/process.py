@@ -18,11 +18,12 @@ from muster.inference.transformers_engine import TransformersEngine
 from muster.lifecycle import ComputeThread, first_error
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import ConfigError, ContractRevert
+from muster.protocol.errors import ConfigError, ContractRevert, ProtocolError, TaskError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.recipe import Recipe
 from muster.shardcast import ChunkStore, ShardServer
-from muster.tasks import TaskSet, check_task_set
+from muster.tasks import TaskSet, check_task_set, document_root
+from muster.tasks.document import MAX_TASK_SET_BYTES
 from muster.trainer.chain_ports import ChainAnchor, ChainLedger
 from muster.trainer.config import TrainerSettings
 from muster.trainer.learn.follow import follow as follow_leader
@@ -54,6 +55,7 @@ from muster.trainer.recover.recovery import catch_up, provide_base_model
 from muster.trainer.sites.meeting import Meeting, MeetingPlace, site_secret
 from muster.trainer.sites.outer import OuterStep
 from muster.trainer.sites.site_learner import SiteLearner
+from muster.trainer.stream.listing import Lists
 from muster.trainer.stream.reader import StreamReader
 from muster.trainer.stream.submissions import FileBuffer
 
@@ -104,12 +106,13 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
             )
         )
         recipe = await _load_recipe(settings, config.recipe_hash, api)
+        lists = await _make_lists(settings, recipe, config.task_set_hash, api)
         view = ChainView()
         ledger, anchor = ChainLedger(view, run_id), ChainAnchor(chain, run_id)
         make = _Assembly(settings, run_id, recipe, store, chain, key, team)
         recent = await anchor.recent_roots(recipe.training.max_async_level)
         parts = await compute.run(make.parts, config, ledger, anchor, recent, api, compute)
-        parts = replace(parts, exports=_exports(settings, recipe, stack))
+        parts = replace(parts, lists=lists, exports=_exports(settings, recipe, stack))
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(
                 follow(
@@ -188,6 +191,36 @@ async def _load_recipe(settings: TrainerSettings, pinned: Hash32, api: Orchestra
     if keccak(data) != pinned:
         raise ConfigError(f"{path} is not the recipe that the chain pins")
     return Recipe.from_bytes(data)
+
+
+async def _make_lists(
+    settings: TrainerSettings, recipe: Recipe, pinned: Hash32, api: OrchestratorApi
+) -> Lists:
+    """Return what makes the lists of problems set aside, which name problems by their place in the
+    pinned task set: that is in the documents folder, in the state folder, or downloaded to there.
+    """
+    if not recipe.skips_problems:
+        return Lists()
+    folder = settings.documents or settings.state_dir
+    path = folder / pinned.hex()
+    if settings.documents is None and not await asyncio.to_thread(_is_task_set, path, pinned):
+        folder.mkdir(parents=True, exist_ok=True)
+        await api.download(pinned, path, max_bytes=MAX_TASK_SET_BYTES)
+    if not await asyncio.to_thread(_is_task_set, path, pinned):
+        if settings.documents is None:
+            path.unlink(missing_ok=True)
+        raise ConfigError(
+            f"{path} is not the task set that the chain pins",
+            hint="`muster run create` wrote it (--documents); without the flag it is downloaded",
+        )
+    return await asyncio.to_thread(lambda: Lists.over(recipe, TaskSet.open(path)))
+
+
+def _is_task_set(path: Path, pinned: Hash32) -> bool:
+    try:
+        return path.is_file() and document_root(path) == pinned
+    except (ProtocolError, TaskError):
+        return False
 
 
 async def train(trainer: Trainer, ledger: ChainLedger) -> None:

@@ -37,6 +37,7 @@ from muster.protocol.encoding import hex0x
 from muster.protocol.errors import AdapterError, ConfigError, StorageError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import AdapterRecipe, Recipe
+from muster.protocol.set_aside import FILE_NAME as LIST_NAME, NOTHING, SetAside
 from muster.protocol.sft import SftRecipe
 from muster.shardcast import state_hash
 from muster.shardcast.adapter import (
@@ -140,8 +141,11 @@ class PolicyShelf:
         return self.path(version).is_dir()
 
     def adopt(self, model_folder: Path, version: PolicyVersion = BASE) -> None:
-        """Copy a model folder's files as a version; raises StorageError when it is no model."""
-        files = policy_files(model_folder)
+        """Copy a model folder's files as a version; raises StorageError when it is no model.
+
+        A base model has no list of problems set aside: the folder's may be of another run.
+        """
+        files = policy_files(model_folder) if version == BASE else published_files(model_folder)
         with fresh_folder(self.path(version)) as fresh:
             for name, path in files.items():
                 shutil.copyfile(path, fresh / name)
@@ -151,19 +155,25 @@ class PolicyShelf:
         return self.writing(version, weights, partial(_in_memory, weights))()
 
     def writing(
-        self, version: PolicyVersion, weights: Mapping[str, Tensor], gather: Gather
+        self,
+        version: PolicyVersion,
+        weights: Mapping[str, Tensor],
+        gather: Gather,
+        listed: SetAside = NOTHING,
     ) -> Callable[[], Path]:
-        """Begin to gather what was trained; returns what writes the version and returns its folder.
+        """Begin to gather what was trained; returns what writes the version, with the problems that
+        it sets aside, and returns its folder.
 
         That may be called in another thread; until it returns, nothing of `weights` may change.
         """
         formats = self._formats(weights)
         shapes = {name: tuple(weights[name].shape) for name in formats}
-        return partial(self._write, version, formats, shapes, gather(formats))
+        return partial(self._write, version, listed, formats, shapes, gather(formats))
 
     def _write(
         self,
         version: PolicyVersion,
+        listed: SetAside,
         formats: Formats,
         shapes: Mapping[str, tuple[int, ...]],
         pieces: Iterable[tuple[str, Tensor]],
@@ -173,6 +183,8 @@ class PolicyShelf:
             for name, path in base.items():
                 if not name.endswith((".safetensors", ".safetensors.index.json")):
                     shutil.copyfile(path, fresh / name)
+            if listed.bits:
+                (fresh / LIST_NAME).write_bytes(listed.bits)
             self._write_weights(fresh, base, formats, shapes, pieces)
         return self.path(version)
 
@@ -362,6 +374,14 @@ def policy_files(folder: Path) -> dict[str, Path]:
             hint="it needs config.json, *.safetensors and the tokenizer's files",
         )
     return found
+
+
+def published_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a version's folder that are published: those of `policy_files`, and its
+    list of problems set aside, if it has one. Raises StorageError as that does.
+    """
+    files, path = policy_files(folder), folder / LIST_NAME
+    return {**files, LIST_NAME: path} if path.is_file() else files
 
 
 def _is_needed(path: Path) -> bool:

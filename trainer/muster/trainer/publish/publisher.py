@@ -32,7 +32,7 @@ from muster.shardcast import ChunkStore, Manifest
 from muster.shardcast.download import RelayFault, ShardClient
 from muster.shardcast.trust import sign_root
 from muster.trainer.ports import Anchor
-from muster.trainer.publish.policies import policy_files
+from muster.trainer.publish.policies import published_files
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class Publisher:
         self, version: PolicyVersion, folder: Path, stream_from: int, stream_to: int
     ) -> Manifest:
         return self._store.publish(
-            policy_files(folder),
+            published_files(folder),
             run_id=self._run_id,
             version=version,
             stream_from=stream_from,

@@ -1,0 +1,63 @@
+"""Which problems a policy version sets aside, by the difficulty pools after its step.
+
+A pure function of recipe, task set and pools, so a version that is made again has the same list.
+Tickets of the version skip what is listed but for some draws (`pool_revisit`), by which its rates
+go on being measured. Where the pools set more aside than a list may, those of which least is known
+stay: the problems with the fewest groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from muster.protocol.recipe import PartRules, Recipe
+from muster.protocol.set_aside import NOTHING, SetAside, most_listed
+from muster.tasks import TaskSet
+from muster.trainer.stream.filters import DifficultyPools, Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """Makes a run's lists; as it is made without values, of a run whose tickets skip nothing."""
+
+    skipping: Sequence[tuple[PartRules, range]] = ()
+    """The parts whose problems may be set aside, and where they are in the task set."""
+    places: Mapping[str, int] = field(default_factory=dict)
+    """Index of every problem, by its id."""
+    needed: int = 0
+    """Problems of a submission."""
+
+    @classmethod
+    def over(cls, recipe: Recipe, task_set: TaskSet) -> Self:
+        """Return what makes the lists of a run; reads the task set from end to end. Raises
+        TaskError when its parts are not the recipe's.
+        """
+        task_set.require_parts(recipe)
+        skipping = [
+            (rules, task_set.range_of(rules.name))
+            for rules in recipe.rules
+            if rules.filters.pool_revisit
+        ]
+        places = {problem.problem_id: index for index, problem in enumerate(task_set)}
+        return cls(skipping, places, recipe.sampling.problems_per_submission)
+
+    def of(self, pools: DifficultyPools) -> SetAside:
+        """Return the list by these pools; a problem that the task set does not have is on none."""
+        listed = [
+            index
+            for rules, problems in self.skipping
+            for index in self._of_part(pools, rules, problems)
+        ]
+        return SetAside.of(listed, len(self.places)) if listed else NOTHING
+
+    def _of_part(self, pools: DifficultyPools, rules: PartRules, problems: range) -> list[int]:
+        """Return the problems of a part to list, the best known first."""
+        found = [
+            (-known.groups, self.places.get(problem_id, -1))
+            for problem_id, known in pools.rates.items()
+            if pools.pool_of(problem_id, rules.filters) is not Pool.ACTIVE
+        ]
+        best_known = sorted((groups, index) for groups, index in found if index in problems)
+        return [index for _, index in best_known[: most_listed(len(problems), self.needed)]]
