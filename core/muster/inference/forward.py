@@ -207,13 +207,13 @@ class Forward:
 
     def _at_head(
         self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor] | None:
-        if self._given is not None:
-            return (self._given,)
-        self._seen = inputs[0]
-        if self._ends_at_head:
-            raise _HeadReached
-        return None
+    ) -> tuple[torch.Tensor]:
+        if self._given is None:
+            self._seen = inputs[0]
+            if self._ends_at_head:
+                raise _HeadReached
+        # torch multiplies a slice of a batch by a copy of the weight for each row.
+        return ((self._seen if self._given is None else self._given).contiguous(),)
 
 
 def to_patterns(hidden: torch.Tensor) -> npt.NDArray[np.uint16]:

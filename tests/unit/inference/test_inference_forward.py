@@ -182,3 +182,27 @@ def test_a_model_whose_logits_depend_on_more_than_the_head_is_given_is_refused()
     model.forward = biased
     with pytest.raises(EngineError, match="from more than its head is given"):
         Forward(model)
+
+
+def test_a_head_is_given_rows_that_lie_side_by_side() -> None:
+    # torch would copy the head's whole weight for each row: gigabytes at 151,936 tokens.
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(
+        Qwen3Config(
+            vocab_size=40,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=8,
+        )
+    ).eval()
+    passed, given = Forward(model), list[torch.Tensor]()
+    passed.head.register_forward_hook(lambda _head, inputs, _logits: given.append(inputs[0]))
+    with torch.inference_mode():
+        tokens = np.array([[1, 2, 3], [4, 5, 6]])
+        hidden, logits = passed(tokens, keep=1)
+        assert torch.equal(passed.logits(hidden[:, 0]), logits[:, 0])
+    assert [each.shape for each in given] == [(2, 1, 16)] * 2
+    assert all(each.is_contiguous() for each in given)
