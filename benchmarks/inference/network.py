@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from benchmarks import report
 from benchmarks.gpu.network import run_to_the_end
-from benchmarks.inference.size import EOS, write_model
+from benchmarks.inference.size import EOS, VOCAB, write_model
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -42,11 +42,10 @@ PATIENT = {"outcome_deadline_s": PATIENCE_S, "unbonding_s": 3_600, "change_delay
 """Parameters of contracts to which that is little."""
 WORDS = ("system", "user", "assistant", *"0123456789= \n")
 """What prompts are spelled with."""
-ENDS = 600
-"""Tokens that end a completion."""
-ONES = 600
-"""Tokens that are read as 1, which is the answer to every problem: random weights write just one of
-them in a third of their completions. All other tokens that no prompt has are read as nothing.
+SHARE = 256
+"""One token in so many ends a completion, and one is read as 1, which is the answer to every
+problem: random weights write just one of them in a third of their completions. Other tokens that no
+prompt has are read as nothing.
 """
 TEMPLATE = (
     "{%- for message in messages %}"
@@ -163,15 +162,16 @@ def problem(number: int) -> str:
     return json.dumps(row) + "\n"
 
 
-def write_chat_model(folder: Path, shape: str) -> None:
+def write_chat_model(folder: Path, shape: str, vocab: int = VOCAB) -> None:
     """Write a model of random weights whose tokenizer spells digits in the frame of a chat."""
-    write_model(folder, shape)
+    write_model(folder, shape, vocab=vocab)
+    eos, few = vocab - (VOCAB - EOS), vocab // SHARE
     for name in ("config.json", "generation_config.json"):
         settings = json.loads((folder / name).read_text())
-        settings["eos_token_id"] = list(range(EOS - ENDS + 1, EOS + 1))
+        settings["eos_token_id"] = list(range(eos - few + 1, eos + 1))
         (folder / name).write_text(json.dumps(settings))
-    marks = {"<|endoftext|>": EOS - 2, "<|im_start|>": EOS - 1, "<|im_end|>": EOS}
-    texts = ["<unk>", *WORDS, *(f"one{i}" for i in range(ONES))]
+    marks = {"<|endoftext|>": eos - 2, "<|im_start|>": eos - 1, "<|im_end|>": eos}
+    texts = ["<unk>", *WORDS, *(f"one{i}" for i in range(few))]
     vocabulary = {text: i for i, text in enumerate(texts)} | marks
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     pattern = "|".join([*WORDS[:3], r"[\s\S]"])
