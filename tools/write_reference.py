@@ -27,7 +27,7 @@ from muster.client.audit.contradictions import RULES
 from muster.client.audit.export import TABLES
 from muster.client.contracts.network import AMOUNTS
 from muster.client.quantities import format_duration, format_tokens
-from muster.client.relay.mirroring import RelaySettings
+from muster.client.relay import RelaySettings
 from muster.client.settings import ValidatorSettings, WorkerSettings
 from muster.deploy import BOUNDS, PROFILES, Bound, DeployParameters
 from muster.orchestrator.http.app import openapi_document

@@ -27,8 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from benchmarks import report
 
-from muster.client.dataset.card import put_card
-from muster.client.dataset.export import export_rows
+from muster.client.dataset.export import export_rows, put_card
 from muster.client.dataset.folder import DataFolder, DataOrigin
 from muster.client.dataset.rows import Accepted, RowMaker, Texts
 from muster.client.dataset.selection import HeldOut, Selection, SelectionSettings

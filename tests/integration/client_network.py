@@ -17,7 +17,7 @@ from muster.app.devnet.anvil import Anvil
 from muster.chain import Chain, ChainView, RunConfig, RunTerms, read_view
 from muster.client.connections import EngineFactory
 from muster.client.juror.duty import run_juror
-from muster.client.relay.mirroring import RelaySettings, serve_relay
+from muster.client.relay import RelaySettings, serve_relay
 from muster.client.settings import JurorSettings, NodeSettings, ValidatorSettings, WorkerSettings
 from muster.client.stake import join_bench, join_run, take_from_faucet, take_seat
 from muster.client.validator.loop import ValidatorLoop

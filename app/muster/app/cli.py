@@ -153,12 +153,12 @@ COMMANDS = {
     "dispute": Lazy("muster.client.cli.dispute:dispute", "Dispute outcomes before jurors."),
     "model": Lazy("muster.client.cli.model:model", "Take the model that a run makes."),
     "data": Lazy("muster.client.cli.data:data", "Make data sets of verified rollouts."),
-    "relay": Lazy("muster.client.cli.relay:relay", "Mirror policy weights for others."),
+    "relay": Lazy("muster.client.relay:relay", "Mirror policy weights for others."),
     "shardcast": Lazy(
         "muster.client.cli.shardcast:shardcast", "Broadcast large files, verified chunk by chunk."
     ),
     "calibrate": Lazy(
-        "muster.client.cli.calibrate:calibrate", "Measure a model's validation limits."
+        "muster.client.calibration:calibrate", "Measure a model's validation limits."
     ),
     "tasks": Lazy("muster.app.cli:tasks", "Import, check and publish problems."),
     "economics": Lazy("muster.lab.economics.command:economics", "What cheating is worth in a run."),

@@ -36,7 +36,7 @@ from muster.client.audit.ledger import PackedRecords
 from muster.client.audit.reexecution import HOW_MACHINE, Copies, draw, rerun_verdicts
 from muster.client.audit.table import tabulate
 from muster.client.chain_facts import OutcomePlace
-from muster.client.validator.conduct import counted_before, is_drawn
+from muster.client.validator.records import counted_before, is_drawn
 from muster.protocol.checking import Checking
 from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.ids import PolicyVersion, RunId

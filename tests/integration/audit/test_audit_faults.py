@@ -28,8 +28,7 @@ from muster.api import BatchEntry
 from muster.app.cli import muster
 from muster.chain import save_deployment
 from muster.chain.doubles import Double
-from muster.client.audit.evidence import EvidenceFolders
-from muster.client.audit.faults import find_faults, report_faults
+from muster.client.audit.evidence import EvidenceFolders, find_faults, report_faults
 from muster.client.audit.history import ChainHistory, HistorySource, read
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError

@@ -14,8 +14,7 @@ from one_submission import CALIBRATION, judge, recipe, ticket
 from muster.client.validator.checks import FailedCheck
 from muster.client.validator.judging import Rules
 from muster.client.validator.soundness import judge_generated
-from muster.client.worker.generation import build_submission
-from muster.client.worker.selfcheck import require_sound, require_sound_policy
+from muster.client.worker.generation import build_submission, require_sound, require_sound_policy
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion

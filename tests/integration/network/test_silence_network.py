@@ -33,9 +33,9 @@ from muster.app.demo.adversary import ForgedReward
 from muster.chain import BatchView, ChainView
 from muster.client.cli.worker import worker
 from muster.client.rewards import claim, find_earnings
+from muster.client.validator.calls import SHOW_AT
 from muster.client.validator.loop import ValidatorLoop
 from muster.client.validator.place import ValidatorPlace
-from muster.client.validator.showing import SHOW_AT
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.place import WorkerPlace
 from muster.orchestrator.intake.batching import Batching, Composition

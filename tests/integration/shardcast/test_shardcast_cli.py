@@ -15,8 +15,8 @@ import pytest
 
 from muster.app.devnet.anvil import Anvil
 from muster.chain import Chain, Deployment, RunConfig, RunTerms
-from muster.client.relay import mirroring
-from muster.client.relay.mirroring import RelaySettings, serve_relay
+from muster.client import relay
+from muster.client.relay import RelaySettings, serve_relay
 from muster.deploy import DeployParameters, deploy_contracts
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.errors import ConfigError
@@ -168,7 +168,7 @@ async def relaying(chain: Chain, anvil: Anvil, tmp_path: Path, **changes: Any) -
 async def test_relay_ends_when_the_run_is_closed_and_nobody_fetches(
     chain: Chain, anvil: Anvil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirroring, "LOOK_S", 0.02)
+    monkeypatch.setattr(relay, "LOOK_S", 0.02)
     settings = await relaying(chain, anvil, tmp_path, linger_s=0)
     running = asyncio.ensure_future(serve_relay(settings))
     await asyncio.wait([running], timeout=0.5)

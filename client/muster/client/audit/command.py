@@ -61,8 +61,7 @@ if TYPE_CHECKING:
 
     from muster.chain.doubles import Double
     from muster.client.audit.contradictions import Check
-    from muster.client.audit.evidence import EvidenceFolders
-    from muster.client.audit.faults import Reported
+    from muster.client.audit.evidence import EvidenceFolders, Reported
     from muster.client.audit.history import ChainHistory, HistorySource, Seen
     from muster.client.audit.report import AuditReport
 
@@ -211,7 +210,7 @@ def _faults(
     history: ChainHistory, run_id: RunId, store: EvidenceFolders, options: dict[str, Any]
 ) -> list[Reported]:
     """Return the faults that nobody had reported, and what came of reporting them now."""
-    from muster.client.audit.faults import Reported, find_faults
+    from muster.client.audit.evidence import Reported, find_faults
 
     faults = find_faults(history.ledger, history.domain, run_id, store)
     if not faults or not options["report"]:
@@ -222,7 +221,7 @@ def _faults(
 
 async def _report(faults: list[Double], key: bytes, options: dict[str, Any]) -> list[Reported]:
     from muster.chain import Chain
-    from muster.client.audit.faults import report_faults
+    from muster.client.audit.evidence import report_faults
 
     wanted = wanted_of(options)
     async with await Chain.connect(wanted.rpcs[0], wanted.deployments, key=key) as chain:
@@ -508,9 +507,13 @@ def lineage_command(
       muster audit lineage --run 1 --version 3 --evidence origin --json
     """
     from muster.client.audit.evidence import EvidenceFolders
-    from muster.client.audit.lineage import find_manifests, max_async_level_of, trace
+    from muster.client.audit.lineage import (
+        find_manifests,
+        max_async_level_of,
+        read_trainer_log,
+        trace,
+    )
     from muster.client.audit.tables import print_lineage
-    from muster.client.audit.trainer_log import read_trainer_log
 
     log = None if trainer_log is None else read_trainer_log(trainer_log)
     run_id, wanted = RunId(run), PolicyVersion(version)

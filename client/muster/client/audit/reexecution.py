@@ -50,10 +50,10 @@ from muster.client.validator.checking import (
     shown_fingerprints,
     who_checked,
 )
-from muster.client.validator.conduct import counted_before, judge_again
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Rules
 from muster.client.validator.process import require_consistent
+from muster.client.validator.records import counted_before, judge_again
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.errors import (

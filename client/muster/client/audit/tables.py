@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from muster.client.audit.contradictions import Check, NotRerun
-    from muster.client.audit.faults import Reported
+    from muster.client.audit.evidence import Reported
     from muster.client.audit.lineage import Ancestor, PolicyLineage
     from muster.client.audit.report import AuditReport
 

@@ -118,8 +118,7 @@ async def _export(
     history: ChainHistory, stream: Stream, held_out: HeldOut, options: dict[str, Any]
 ) -> DataFolder:
     """Bring the folder that the flags name up to the end of the stream."""
-    from muster.client.dataset.card import put_card
-    from muster.client.dataset.export import export_rows, origin_of
+    from muster.client.dataset.export import export_rows, origin_of, put_card
     from muster.client.dataset.folder import DataFolder
     from muster.client.dataset.rows import open_inputs
     from muster.client.dataset.selection import Selection

@@ -26,7 +26,7 @@ from muster.chain import (
     prefix_of,
     read_view,
 )
-from muster.client.audit.trainer_log import read_trainer_log
+from muster.client.audit.lineage import read_trainer_log
 from muster.client.cli.options import (
     FILE,
     FOLDER,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.client.cli.options import parse_account, together
-from muster.client.relay.serving import announce, limits_of, read_token
+from muster.client.relay import announce, limits_of, read_token
 from muster.lifecycle import run_until_stopped
 from muster.protocol.errors import ConfigError, EncodingError, PolicyUnavailable, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId

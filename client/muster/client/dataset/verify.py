@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from muster.client.audit.contradictions import Check
 from muster.client.audit.history import ChainHistory
-from muster.client.dataset.card import CardFigures, write_card
-from muster.client.dataset.export import FindFile, Stream, origin_of
+from muster.client.dataset.export import CardFigures, FindFile, Stream, origin_of, write_card
 from muster.client.dataset.folder import CARD, DataFolder, DataPart
 from muster.client.dataset.rows import Accepted, RowMaker
 from muster.client.dataset.selection import (

@@ -33,7 +33,7 @@ from muster.protocol.reasons import VERDICTS, checks_of, words_of
 
 if TYPE_CHECKING:
     from muster.api import BatchEntry
-    from muster.client.audit.trainer_log import TrainerLog
+    from muster.client.audit.lineage import TrainerLog
     from muster.client.disputes.rerun import Rerun
 
 

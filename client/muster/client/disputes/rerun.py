@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from muster.client.chain_facts import HistoryView
-from muster.client.check_statistics import Statistic, measure
 from muster.client.validator.batches import SlotIndex, claim_in, slot_in, slots_of_records
 from muster.client.validator.checking import Proof
 from muster.client.validator.checks import ClaimedWork, check_claim, check_file, conduct_of
 from muster.client.validator.decoding import FileDecoder
-from muster.client.validator.examiner import read_rows
 from muster.client.validator.judging import Judgement, Rules, outcome_record, unread
-from muster.client.validator.replay import replay_rows
-from muster.client.validator.soundness import examine_surely, own_trouble
+from muster.client.validator.replay import Statistic, measure, replay_rows
+from muster.client.validator.soundness import examine_surely, own_trouble, read_rows
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, RunId

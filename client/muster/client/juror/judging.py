@@ -27,9 +27,9 @@ from muster.client.documents import TASK_SETS, read_rules
 from muster.client.sources import Signer, Sources
 from muster.client.tickets import ticket_signer
 from muster.client.validator.batches import is_misdeclared
-from muster.client.validator.conduct import counted_before, judge_again
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import MISDECLARED, Rules, outcome_record
+from muster.client.validator.records import counted_before, judge_again
 from muster.inference import InferenceEngine
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import hex0x

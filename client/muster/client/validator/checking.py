@@ -10,7 +10,7 @@ contract can tell: it is reported, signed, and shown where the run's owner decid
 
 This finds a lone validator that accepts without recomputing, in the first batches that an honest
 one recomputes too. Where all called validators look away nobody compares: traps find those, see
-`muster.client.validator.traps`.
+`muster.client.cli.trap`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
  6. submit     workers upload, the orchestrator commits the root of a batch on chain
  7. validate   HERE  fetch the batch and its files, run the ordered checks, sign the outcomes
  8. record     HERE  hand the signature over; the orchestrator posts it with the others' on chain,
-               or muster.client.validator.showing does
+               or muster.client.validator.calls does
 11. dispute    jurors of the network judge again, see muster.client.juror
 
 Batches come from the chain, in order; the orchestrator only hands over what their roots commit to.
@@ -33,13 +33,13 @@ from muster.client.validator.batches import (
 from muster.client.validator.calls import ASK_S, CallDuty
 from muster.client.validator.checking import Checked, CheckingDuty, Fingerprints
 from muster.client.validator.checks import ClaimedWork, FailedCheck
-from muster.client.validator.examiner import Examiner
 from muster.client.validator.judging import MISDECLARED, Judgement, outcome_record
 from muster.client.validator.place import ValidatorPlace
 from muster.client.validator.records import JudgedBatch
 from muster.client.validator.soundness import (
     BEFORE_ACCUSING_S,
     CHECK_EVERY_S,
+    Examiner,
     Flaw,
     Soundness,
     fictitious_ticket,

@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from muster.client.validator.batches import Elsewhere
     from muster.client.validator.calls import Windows
     from muster.client.validator.checking import CheckingStore
-    from muster.client.validator.conduct import ConductStore
     from muster.client.validator.decoding import FileDecoder
     from muster.client.validator.judging import Rules
-    from muster.client.validator.records import EvidenceStore, OutcomeJournal
+    from muster.client.validator.records import ConductStore, EvidenceStore, OutcomeJournal
     from muster.inference import InferenceEngine
     from muster.protocol.checking import Checking, CheckReport
     from muster.protocol.eip712 import Domain

@@ -22,15 +22,13 @@ from muster.client.quantities import format_tokens
 from muster.client.settings import ValidatorSettings
 from muster.client.stake import FAUCET_CHAIN_ID
 from muster.client.validator.batches import Elsewhere
-from muster.client.validator.calls import Windows
+from muster.client.validator.calls import ShowingDuty, Windows
 from muster.client.validator.checking import CheckingStore
-from muster.client.validator.conduct import ConductStore
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Rules
 from muster.client.validator.loop import ValidatorLoop, require_seat
 from muster.client.validator.place import ValidatorPlace
-from muster.client.validator.records import EvidenceStore, OutcomeJournal
-from muster.client.validator.showing import ShowingDuty
+from muster.client.validator.records import ConductStore, EvidenceStore, OutcomeJournal
 from muster.client.validator.soundness import Soundness, pausing
 from muster.lifecycle import run_beside
 from muster.protocol.errors import ConfigError

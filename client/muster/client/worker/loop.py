@@ -21,7 +21,7 @@ through the loss of the orchestrator, the relays and the chain. Its order of wor
 A loop works on one ticket after the other. Two of them share an engine, so that one leases,
 fetches, grades and uploads while the other generates, and the samples of one take the rows that
 those of the other leave; the first loop of a node also settles and disputes for all of them
-(`helpers`). What they share is in `muster.client.worker.station`.
+(`helpers`). What they share is in `muster.client.worker.place`.
 """
 
 from __future__ import annotations
@@ -47,15 +47,14 @@ from muster.client.validator.judging import examine, say_list_fault
 from muster.client.worker.generation import (
     Ungraded,
     play_ticket,
+    require_sound,
+    require_sound_policy,
     submission_of,
     ticket_samples,
 )
-from muster.client.worker.hope import Hope, Hopeless
 from muster.client.worker.journal import SignedSubmission
-from muster.client.worker.place import WorkerPlace
-from muster.client.worker.selfcheck import require_sound, require_sound_policy
+from muster.client.worker.place import REACH, Hope, Hopeless, Policy, WorkerPlace
 from muster.client.worker.silence import SilenceDuty
-from muster.client.worker.station import REACH, Policy
 from muster.lifecycle import ComputeThread, run_beside
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash

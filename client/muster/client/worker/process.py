@@ -25,9 +25,8 @@ from muster.client.settings import WorkerSettings
 from muster.client.sources import Sources
 from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.loop import WorkerLoop, require_good_standing
-from muster.client.worker.place import WorkerPlace
+from muster.client.worker.place import Station, WorkerPlace
 from muster.client.worker.silence import SilenceDuty, Times, read_times
-from muster.client.worker.station import Station
 from muster.lifecycle import run_beside
 from muster.tasks import require_pinned
 from muster.wallet import Wallet

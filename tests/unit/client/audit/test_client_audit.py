@@ -37,7 +37,7 @@ from muster.client.audit.disputes import Decision
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import RECORD, Ledger, PackedRecords
-from muster.client.audit.lineage import stream_rows, trace
+from muster.client.audit.lineage import TrainerLog, read_trainer_log, stream_rows, trace
 from muster.client.audit.observed import Observed, parameters_of
 from muster.client.audit.proving import header_hash, may_hold_logs_of, receipts_root, trie_root
 from muster.client.audit.reexecution import draw
@@ -47,7 +47,6 @@ from muster.client.audit.table import (
     submission_leaves,
     tabulate,
 )
-from muster.client.audit.trainer_log import TrainerLog, read_trainer_log
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, EncodingError, MusterError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address

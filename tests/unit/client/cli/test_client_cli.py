@@ -17,8 +17,7 @@ from rich.console import Console
 from worlds.client_world import CALIBRATION, RECIPE, TASK_SET
 
 from muster.client import cli
-from muster.client.calibration import machines_table
-from muster.client.cli.calibrate import calibrate
+from muster.client.calibration import calibrate, machines_table
 from muster.client.cli.judges import juror, validator
 from muster.client.cli.keys import wallet
 from muster.client.cli.worker import rewards, worker

@@ -25,9 +25,7 @@ from worlds.client_world import (
 )
 
 from muster.chain.structs import Offence
-from muster.client.cli.trap import trap
-from muster.client.validator.judging import examine
-from muster.client.validator.traps import (
+from muster.client.cli.trap import (
     Fate,
     PlanOnChain,
     find_anchor,
@@ -35,7 +33,9 @@ from muster.client.validator.traps import (
     require_before,
     score,
     to_challenge,
+    trap,
 )
+from muster.client.validator.judging import examine
 from muster.client.worker.trapping import TrapJournal, TrapWorker, lay
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, WalletError

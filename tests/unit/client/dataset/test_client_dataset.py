@@ -13,8 +13,7 @@ import pytest
 from worlds.traces import ALL, EOS, ORIGIN, RECIPE, Traces, rollout, tokens
 
 from muster.client.dataset import folder as folder_module
-from muster.client.dataset.card import put_card
-from muster.client.dataset.export import export_rows
+from muster.client.dataset.export import export_rows, put_card
 from muster.client.dataset.folder import CARD, EXPORT, DataFolder
 from muster.client.dataset.selection import GRAM, HeldOut, Selection, SelectionSettings, is_test
 from muster.client.dataset.verify import (

@@ -20,7 +20,6 @@ from worlds.chat_world import build_chat_model, make_word_tokenizer
 from worlds.client_world import CALIBRATION, RULES, HashEngine, make_ticket
 
 from muster.client import hardware
-from muster.client.check_statistics import measure
 from muster.client.doctor import State, machine, network
 from muster.client.doctor.command import Examination, examine_prompt
 from muster.client.doctor.machine import (
@@ -32,7 +31,7 @@ from muster.client.doctor.machine import (
 )
 from muster.client.doctor.network import examine_chain, examine_run
 from muster.client.hardware import find_gpu
-from muster.client.validator.replay import Replay
+from muster.client.validator.replay import Replay, measure
 from muster.client.validator.soundness import prove
 from muster.inference.engine import Room
 from muster.inference.framing import pin_prompt

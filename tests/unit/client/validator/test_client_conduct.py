@@ -30,7 +30,7 @@ from worlds.validator_bench import Bench, PlainDecoder, make_entry
 
 from muster.chain import ClaimView
 from muster.client.juror.judging import CaseJudge
-from muster.client.validator.conduct import ConductStore, is_drawn
+from muster.client.validator.records import ConductStore, is_drawn
 from muster.client.worker.generation import build_submission
 from muster.lab.simulator.machines import Hidden
 from muster.protocol.encoding import hex0x, keccak

@@ -22,9 +22,7 @@ from worlds.client_world import (
 )
 
 from muster.chain import BatchStatus, LeasedWork, Offence
-from muster.client.validator.calls import Windows, recent_batches
-from muster.client.validator.records import JudgedBatch, OutcomeJournal
-from muster.client.validator.showing import (
+from muster.client.validator.calls import (
     LAST_POST_AT,
     NEXT_POSTS,
     POST_AT,
@@ -33,11 +31,14 @@ from muster.client.validator.showing import (
     WITHHELD,
     WITHHOLD_AT,
     ShowingDuty,
+    Windows,
     doubles_of,
     postable,
     posts_at,
+    recent_batches,
     shown_by,
 )
+from muster.client.validator.records import JudgedBatch, OutcomeJournal
 from muster.protocol.eip712 import address_of, digest, recover, sign
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ContractRevert

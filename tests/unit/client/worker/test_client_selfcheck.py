@@ -14,7 +14,7 @@ import pytest
 from worlds.client_desk import Desk, run_until
 from worlds.client_world import RECIPE, RULES, VERSION, HashEngine, make_rollouts, make_ticket
 
-from muster.client.worker.selfcheck import (
+from muster.client.worker.generation import (
     ITEM_SAMPLES,
     LEAST_S,
     SHARE,

@@ -16,9 +16,8 @@ from worlds.client_desk import Desk, run_until
 from worlds.client_world import NOW, ROOT, RUN, VERSION, HashEngine, make_ticket
 
 from muster.client.worker import loop
-from muster.client.worker.hope import Hope, Hopeless
 from muster.client.worker.loop import WorkerLoop
-from muster.client.worker.station import Station
+from muster.client.worker.place import Hope, Hopeless, Station
 from muster.inference.engine import Progress
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import PolicyVersion

@@ -1,4 +1,4 @@
-"""A relay's process: mirrors a run's policy weights for others, and shows what judges need.
+"""`muster relay run`: mirrors a run's policy weights for others, and shows what judges need.
 
 Wires the chain (which roots are true, who trains, which work has a bond behind it) to the mirror,
 the room and the server of `muster.shardcast`. A relay is trusted for nothing: whoever fetches
@@ -13,19 +13,21 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import click
 from pydantic import Field
 
 from muster.chain import ZERO_ADDRESS, BatchStatus, BatchView, Chain, ChainView, Event, follow
-from muster.client.relay.serving import announce, limits_of, read_token
-from muster.lifecycle import run_beside
+from muster.lifecycle import run_beside, run_until_stopped
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.errors import ChainError, ConfigError, ContractRevert, SignatureError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Submission
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, load_settings
+from muster.settings.options import FILE, FOLDER, chain_options
+from muster.telemetry import setup_logging
 
 if TYPE_CHECKING:
-    from muster.shardcast import ShardServer, Trust
+    from muster.shardcast import ServerLimits, ShardServer, Trust
 
 
 logger = logging.getLogger(__name__)
@@ -236,3 +238,82 @@ class NamedWork:
             return "it is here with a ticket of a later deadline"
         self._deadlines[leaf] = entry.ticket.deadline
         return None
+
+
+# What every server of chunks has: a token, limits for each address, and its announcement.
+
+
+def limits_of(connections_per_address: int, requests_per_s: float) -> ServerLimits:
+    """Return what one network address may take of a server; bursts may be twice the rate."""
+    from muster.shardcast import ServerLimits
+
+    burst = int(2 * requests_per_s) + 1
+    return ServerLimits(
+        connections_per_address=connections_per_address, requests_per_s=requests_per_s, burst=burst
+    )
+
+
+def read_token(file: Path | None) -> str | None:
+    """Return the bearer token in a file, None without a file; raises ConfigError."""
+    if file is None:
+        return None
+    try:
+        token = file.read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read the token in {file}: {error.strerror}") from error
+    if not token:
+        raise ConfigError(f"the token file {file} is empty")
+    return token
+
+
+def announce(server: ShardServer, name: str, ready_file: Path | None) -> None:
+    """Tell the operator, and whoever waits for the ready file, where a server listens.
+
+    `name` says what it is: "relay" or "origin".
+    """
+    click.echo(f"{name} listens at {server.url}", err=True)
+    if ready_file is not None:
+        fresh = ready_file.with_name(f"{ready_file.name}.tmp")
+        fresh.write_text(server.url)
+        fresh.rename(ready_file)
+
+
+# The command
+
+
+@click.group()
+def relay() -> None:
+    """Mirror policy weights for others."""
+
+
+@relay.command()
+@click.option("--config", type=FILE, help="TOML file with any of these settings.")
+@click.option("--run", type=int, help="Run to mirror.")
+@click.option("--upstream", multiple=True, help="URL of origin or relay; repeatable.")
+@chain_options
+@click.option("--store", type=FOLDER, help="Folder for chunks and manifests.")
+@click.option("--keep", type=int, help="Newest versions that stay.")
+@click.option("--max-bytes", type=int, help="Most bytes of chunks.")
+@click.option("--room-bytes", type=int, help="Most bytes of files for judges; 0 for none. [1 GiB]")
+@click.option("--host", help="Address to listen on.")
+@click.option("--port", type=int, help="Port to listen on; 0 for any free one.")
+@click.option("--ready-file", type=FILE, help="Receives the URL once it listens.")
+@click.option("--poll-s", type=float, help="Seconds between looks at the chain.")
+@click.option("--linger-s", type=float, help="Once closed, serve until idle so long. [1 day]")
+@click.option("--keep-going", is_flag=True, default=None, help="Serve a closed run until stopped.")
+@click.option("--token-file", type=FILE, help="Bearer token that clients must show.")
+@click.option("--upstream-token-file", type=FILE, help="Bearer token that upstreams demand.")
+@click.option("--connections-per-address", type=int, help="Most open connections per address.")
+@click.option("--requests-per-s", type=float, help="Most requests per second and address.")
+def run(config: Path | None, **flags: object) -> None:
+    """Mirror a run until stopped, or until it is closed and nobody fetches any more.
+
+    Without --upstream it serves what the store holds, such as the one that `run create` wrote.
+
+    \b
+    Example:
+      muster relay run --run 1 --upstream http://origin:8800 --store ./relay --port 8700
+    """
+    settings = load_settings(RelaySettings, file=config, flags=flags, env_prefix="MUSTER_RELAY_")
+    setup_logging("relay")
+    run_until_stopped(lambda: serve_relay(settings))

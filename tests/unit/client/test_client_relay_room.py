@@ -22,7 +22,7 @@ from worlds.client_world import (
 
 from muster.api import BatchEntry
 from muster.chain import BatchStatus, LeasedWork
-from muster.client.relay.mirroring import NamedWork
+from muster.client.relay import NamedWork
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.messages import Submission, Ticket
