@@ -32,7 +32,7 @@ from orchestrator_bench import open_bench
 from orchestrator_fakes import Network
 
 from muster.orchestrator.dashboard.training import keep_figures
-from muster.orchestrator.db.database import Database
+from muster.orchestrator.db import Database
 from muster.orchestrator.projection import Projection
 from muster.protocol.messages import Verdict
 from muster.protocol.recipe import TrainingRecipe

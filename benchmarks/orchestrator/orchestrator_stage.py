@@ -24,10 +24,9 @@ from dashboard_stage import History, store_rows
 from orchestrator_fakes import RUN, Network
 
 from muster.orchestrator.clock import BlockClock
-from muster.orchestrator.db.database import open_database
+from muster.orchestrator.db import open_database
 from muster.orchestrator.db.query import plain
-from muster.orchestrator.leadership import Leadership
-from muster.orchestrator.process import serve_until_stopped
+from muster.orchestrator.process import Leadership, serve_until_stopped
 from muster.orchestrator.projection import Projection
 from muster.orchestrator.services import Services, build_services
 from muster.orchestrator.settings import OrchestratorSettings

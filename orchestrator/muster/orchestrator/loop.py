@@ -26,14 +26,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from muster.chain import Batch, OutcomeProof, PauseCause, apply_poll
 from muster.chain.doubles import Double
 from muster.orchestrator.clock import Backoff, loop_time, wait_for
 from muster.orchestrator.dashboard.status import to_json
 from muster.orchestrator.intake.retention import Retention
-from muster.orchestrator.leadership import Leadership
 from muster.orchestrator.metrics import TRANSACTIONS
 from muster.orchestrator.outcomes.outcomes import Agreed
 from muster.orchestrator.ports import ReaderPort
@@ -42,6 +41,9 @@ from muster.orchestrator.settle.breaker import LOOK_INTERVAL_S
 from muster.orchestrator.settle.settlement import OutcomePlace
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError, ChainError, ContractRevert, StorageError
+
+if TYPE_CHECKING:
+    from muster.orchestrator.process import Leadership
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,9 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
 from fastapi import FastAPI
@@ -23,19 +25,24 @@ from fastapi import FastAPI
 from muster.chain import Chain, ChainView, EventReader, RunConfig, find_run
 from muster.orchestrator.admin import admin_listener, create_admin_app
 from muster.orchestrator.clock import BlockClock
-from muster.orchestrator.db.database import open_database
+from muster.orchestrator.db import open_database
+from muster.orchestrator.db.postgres import LEADER_LOCK
 from muster.orchestrator.db.query import is_url
 from muster.orchestrator.http.app import create_app
 from muster.orchestrator.http.connections import protocol_of
-from muster.orchestrator.leadership import Leadership
 from muster.orchestrator.loop import run as run_loop
+from muster.orchestrator.metrics import IS_LEADER
 from muster.orchestrator.ports import ReaderPort
 from muster.orchestrator.services import Documents, Services, build_services
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ConfigError, MusterError
+from muster.protocol.errors import ConfigError, MusterError, StorageError
 from muster.protocol.ids import Hash32, RunId
 from muster.tasks import document_root
+
+if TYPE_CHECKING:
+    from muster.chain import JournalStore
+    from muster.chain.send_journal import PostgresStore
 
 STOP_S = 2
 """How long open requests may take to finish when the process stops."""
@@ -281,3 +288,67 @@ def _other(path: Path, name: str, folder: Path) -> ConfigError:
 
 def _hint(folder: Path) -> str:
     return f"put it into {folder} under that name; `muster run create` wrote it (--documents)"
+
+
+# The election of the replica that writes to the chain: it holds the database's leader lock.
+# The lock belongs to the very connection over which the leader journals its transactions. A replica
+# that loses the lock cannot journal, so two leaders cannot both send. The next leader finds the
+# journaled transactions of the earlier one and sends them again as they are.
+
+CAMPAIGN_S = 1.0
+"""Time between two attempts at the lock."""
+CHECK_S = 1.0
+"""Time between two looks whether it is still held."""
+
+
+class SenderPort(Protocol):
+    """A chain whose journal can be replaced."""
+
+    async def journal_in(self, store: JournalStore) -> None:
+        """Send with this journal from now on."""
+
+
+class Leadership:
+    """This replica's part in the election."""
+
+    def __init__(self, url: str, chain: SenderPort) -> None:
+        self._url = url
+        self._chain = chain
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Wait until this replica leads; inside, it may send.
+
+        Raises StorageError inside once the lock is lost.
+        """
+        store = await self._win()
+        try:
+            await self._chain.journal_in(store)
+            IS_LEADER.set(1)
+            logger.info("this replica writes to the chain from now on")
+            async with asyncio.TaskGroup() as tasks:
+                watch = tasks.create_task(_watch(store))
+                yield
+                watch.cancel()
+        finally:
+            IS_LEADER.set(0)
+            await asyncio.to_thread(store.close)
+
+    async def _win(self) -> PostgresStore:
+        from muster.chain.send_journal import PostgresStore
+
+        while True:
+            try:
+                store = await asyncio.to_thread(PostgresStore.acquire, self._url, LEADER_LOCK)
+            except StorageError as error:
+                logger.warning("no election without the database", extra={"error": str(error)})
+            else:
+                if store is not None:
+                    return store
+            await asyncio.sleep(CAMPAIGN_S)
+
+
+async def _watch(store: PostgresStore) -> None:
+    while True:
+        await asyncio.sleep(CHECK_S)
+        await asyncio.to_thread(store.check)

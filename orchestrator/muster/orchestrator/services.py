@@ -11,9 +11,8 @@ from muster.chain import ChainView
 from muster.orchestrator.clock import BlockClock, ChainHealth, Wakes
 from muster.orchestrator.dashboard.status import StatusBuilder
 from muster.orchestrator.dashboard.training import TrainingMetrics
-from muster.orchestrator.db.database import Database
+from muster.orchestrator.db import Database
 from muster.orchestrator.db.group import GroupCommit
-from muster.orchestrator.gauges import Gauges
 from muster.orchestrator.http.feed import StatusFeed
 from muster.orchestrator.http.quotas import Quotas
 from muster.orchestrator.http.signers import Identities, NonceStore
@@ -23,10 +22,11 @@ from muster.orchestrator.intake.files import FileStore
 from muster.orchestrator.intake.intake import Intake
 from muster.orchestrator.intake.rebuild import claim_database, rebuild
 from muster.orchestrator.intake.retention import Retention
-from muster.orchestrator.leases.hardware import Hardware
+from muster.orchestrator.leases.fitness import Hardware
 from muster.orchestrator.leases.leases import Leases
 from muster.orchestrator.leases.life import Heartbeats, Lives
 from muster.orchestrator.leases.shares import Turns, UnitCap
+from muster.orchestrator.metrics import Gauges
 from muster.orchestrator.outcomes.checking import ProofsOfChecking
 from muster.orchestrator.outcomes.doubles import Doubles
 from muster.orchestrator.outcomes.outcomes import OutcomeCollector, ValidatorCalls

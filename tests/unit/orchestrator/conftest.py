@@ -12,7 +12,7 @@ import pytest
 from orchestrator_bench import PLACES, Bench, open_bench
 from postgres_server import PostgresServer
 
-from muster.orchestrator.db.database import open_database
+from muster.orchestrator.db import open_database
 from muster.orchestrator.db.tables import metadata
 
 TEMPLATE = "empty"

@@ -23,7 +23,7 @@ from sqlalchemy import bindparam
 
 from muster.chain import Offence
 from muster.chain.structs import SlashSubject
-from muster.orchestrator.db.database import Database
+from muster.orchestrator.db import Database
 from muster.orchestrator.db.query import Query, Statement
 from muster.orchestrator.db.statements import continue_numbers
 from muster.orchestrator.db.tables import metadata

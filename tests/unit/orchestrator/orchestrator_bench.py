@@ -20,7 +20,7 @@ from orchestrator_fakes import NOW, RUN, Network, submission_for
 
 from muster.api import Lease, OrchestratorApi
 from muster.orchestrator.clock import Backoff, BlockClock
-from muster.orchestrator.db.database import open_database
+from muster.orchestrator.db import open_database
 from muster.orchestrator.http.app import create_app
 from muster.orchestrator.loop import (
     commit_once,

@@ -16,7 +16,7 @@ from muster.api import OrchestratorApi
 from muster.api.signing import EMPTY_BODY_HASH, REQUEST_VALIDITY_S, SignedHeaders
 from muster.lab.redteam.stage import DOMAIN, NODE, NOW, ORCHESTRATOR
 from muster.lab.redteam.trials import Outcome
-from muster.orchestrator.db.database import open_database
+from muster.orchestrator.db import open_database
 from muster.orchestrator.db.group import GroupCommit
 from muster.orchestrator.http.signers import NonceStore
 from muster.protocol.eip712 import address_of

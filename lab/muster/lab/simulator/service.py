@@ -11,7 +11,7 @@ from muster.lab.simulator.chain import EPOCH
 from muster.lab.simulator.connection import ChainConnection
 from muster.lab.simulator.scenario import CALIBRATION, RUN, Scenario
 from muster.orchestrator.clock import BlockClock
-from muster.orchestrator.db.database import Database, open_database
+from muster.orchestrator.db import Database, open_database
 from muster.orchestrator.db.query import plain
 from muster.orchestrator.db.statements import SubmissionRow, in_batch
 from muster.orchestrator.loop import run as run_orchestrator

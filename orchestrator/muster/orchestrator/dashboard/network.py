@@ -12,7 +12,7 @@ import httpx
 
 from muster.api.answers import Watched
 from muster.api.client import tls_context
-from muster.orchestrator.gauges import ALIVE_S, count_pending, count_queues
+from muster.orchestrator.metrics import ALIVE_S, count_pending, count_queues
 from muster.orchestrator.services import Services
 from muster.protocol.ids import Address, RunId
 

@@ -14,23 +14,21 @@ from starlette.exceptions import HTTPException
 
 from muster.chain import BatchView, CaseView, ChainView, Named, find_named, losses, prefix_of
 from muster.orchestrator.dashboard.figures import Panel, idle, panels
+from muster.orchestrator.dashboard.lists import (
+    ORDERS,
+    STATES,
+    WORKERS_PAGE,
+    Wanted,
+    find_submission,
+    find_worker,
+    lines_at,
+    list_submissions,
+    rank_workers,
+    received_files,
+)
 from muster.orchestrator.dashboard.network import RelayWatch, read_health
 from muster.orchestrator.dashboard.page import ASSETS, CONTENT_SECURITY_POLICY, render
 from muster.orchestrator.dashboard.samples import SampleCache
-from muster.orchestrator.dashboard.submissions import (
-    Wanted,
-    find_submission,
-    lines_at,
-    list_submissions,
-    received_files,
-)
-from muster.orchestrator.dashboard.workers import (
-    ORDERS,
-    PAGE,
-    STATES,
-    find_worker,
-    rank_workers,
-)
 from muster.orchestrator.http.errors import failure_response
 from muster.orchestrator.http.feed import StatusFeed
 from muster.orchestrator.http.requests import ServicesDep, host_of
@@ -130,7 +128,7 @@ async def workers_page(request: Request, services: ServicesDep) -> Response:
         orders={key: each.title for key, each in ORDERS.items()},
         state_filter=state,
         states=STATES,
-        page_size=PAGE,
+        page_size=WORKERS_PAGE,
     )
 
 

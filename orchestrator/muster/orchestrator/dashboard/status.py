@@ -12,8 +12,7 @@ from typing import Any
 from muster.api.answers import PartStatus, RunStatus, SlashStatus, SubmissionStatus, WorkerStatus
 from muster.chain import MemberView, SlashView
 from muster.orchestrator.dashboard.training import TrainingMetrics
-from muster.orchestrator.db import statements
-from muster.orchestrator.db.database import Database
+from muster.orchestrator.db import Database, statements
 from muster.orchestrator.db.statements import SubmissionRow
 from muster.orchestrator.intake.batching import Batching
 from muster.orchestrator.leases.leases import Leases

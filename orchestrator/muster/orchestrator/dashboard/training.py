@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import bindparam, func, literal_column, select
 from sqlalchemy.dialects.postgresql import insert
 
-from muster.orchestrator.db.database import Database
+from muster.orchestrator.db import Database
 from muster.orchestrator.db.query import Query, Statement
 from muster.orchestrator.db.tables import metrics
 from muster.orchestrator.intake.files import FileStore

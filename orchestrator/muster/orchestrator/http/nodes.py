@@ -11,7 +11,7 @@ from muster.api.answers import HeartbeatAnswer, Lease, Received, SubmissionState
 from muster.api.client import REASON_HEADER
 from muster.api.requests import MAX_FILE_BYTES, MAX_HEADER_JSON_BYTES, HeartbeatBody, LeaseBody
 from muster.api.signing import SUBMISSION_HEADER, SUBMISSION_SIGNATURE_HEADER, signature_bytes
-from muster.orchestrator.db.database import Database
+from muster.orchestrator.db import Database
 from muster.orchestrator.db.statements import SubmissionRow, by_file
 from muster.orchestrator.http.errors import refuse
 from muster.orchestrator.http.requests import (

@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from muster.api.signing import NONCE_LIFE_S, SignedHeaders
 from muster.chain import MemberView
-from muster.orchestrator.db.database import Database
+from muster.orchestrator.db import Database
 from muster.orchestrator.db.group import GroupCommit
 from muster.orchestrator.db.query import Query, Statement
 from muster.orchestrator.db.tables import nonces

@@ -17,8 +17,7 @@ from itertools import accumulate
 from muster.api.answers import BatchContents, BatchEntry
 from muster.chain import BatchView, LeasedWork
 from muster.orchestrator.clock import loop_time
-from muster.orchestrator.db import statements
-from muster.orchestrator.db.database import Database
+from muster.orchestrator.db import Database, statements
 from muster.orchestrator.db.query import Rows, Statement
 from muster.orchestrator.db.statements import SubmissionRow
 from muster.orchestrator.intake.files import FileStore, StoredBatch

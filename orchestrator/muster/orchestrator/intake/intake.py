@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from muster.api.answers import BatchEntry
 from muster.api.requests import MAX_FILE_BYTES
 from muster.chain import MemberView
-from muster.orchestrator.db import statements
-from muster.orchestrator.db.database import Database
+from muster.orchestrator.db import Database, statements
 from muster.orchestrator.db.group import GroupedCalls
 from muster.orchestrator.db.query import Rows
 from muster.orchestrator.http.errors import refuse

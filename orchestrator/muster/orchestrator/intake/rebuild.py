@@ -16,14 +16,13 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.dialects.postgresql import insert
 
 from muster.orchestrator.dashboard.training import keep_figures
-from muster.orchestrator.db import statements
-from muster.orchestrator.db.database import Database
+from muster.orchestrator.db import Database, statements
 from muster.orchestrator.db.query import Query, Queryable, Statement
+from muster.orchestrator.db.statements import OutcomesRow, keep
 from muster.orchestrator.db.tables import identity, leases, submissions
 from muster.orchestrator.intake.batching import composition_rows
 from muster.orchestrator.intake.files import FileStore, StoredBatch, StoredSubmission
 from muster.orchestrator.outcomes.doubles import keep_double
-from muster.orchestrator.outcomes.store import OutcomesRow, keep
 from muster.orchestrator.projection import Projection
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Hash32

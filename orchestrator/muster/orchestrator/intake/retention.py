@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from sqlalchemy import bindparam, false, select, update
 
 from muster.chain import SlashState
-from muster.orchestrator.db.database import Database
+from muster.orchestrator.db import Database
 from muster.orchestrator.db.query import Query
 from muster.orchestrator.db.tables import submissions
 from muster.orchestrator.intake.files import FileStore

@@ -20,7 +20,7 @@ stays good for an upload until its deadline, as signed.
 
 Tickets belong to the worker: whichever node asks gets one that is open and that it does not say it
 works on. How many a worker may hold, open or not judged, follows from what became of its last ones
-(`allowance.py`), and is at most its share by stake (`shares.py`). When more workers ask than there
+(`fitness.py`), and is at most its share by stake (`shares.py`). When more workers ask than there
 are tickets, they take turns by the leases that their stakes still cover (`shares.py`); nobody is
 queued: who has to wait is told when to ask again.
 
@@ -34,8 +34,8 @@ that fails a rule is told the reason in quotes; without one there is no work for
      4. activation the worker's activation delay is over
      5. capacity   there is a ticket; those with small stakes share theirs
      6. money      the run can pay: "unfunded"
-     7. machine    `hardware.py`: "hardware_unknown", "hardware_short", "too_slow"
-     8. allowance  `allowance.py`, and the share by stake, `shares.py`: "share"
+     7. machine    `fitness.py`: "hardware_unknown", "hardware_short", "too_slow"
+     8. allowance  `fitness.py`, and the share by stake, `shares.py`: "share"
      9. unit cap   the stake covers another lease, `shares.py`: "unit_cap"
     10. turn       when there are fewer tickets than workers that ask, `shares.py`
 
@@ -55,20 +55,20 @@ from enum import StrEnum
 from itertools import chain, count, islice
 
 from muster.chain import CheckpointView, MemberView
-from muster.orchestrator.db import statements
-from muster.orchestrator.db.database import Database
+from muster.orchestrator.db import Database, statements
 from muster.orchestrator.db.group import GroupedCalls
 from muster.orchestrator.db.query import Queryable, Rows, Statement
 from muster.orchestrator.intake.batching import Batching
-from muster.orchestrator.leases.allowance import (
+from muster.orchestrator.leases.fitness import (
     HISTORY,
     OTHERS_FAULTS,
     Allowance,
+    Hardware,
     Past,
+    Unfit,
     allowance_of,
     end_of,
 )
-from muster.orchestrator.leases.hardware import Hardware, Unfit
 from muster.orchestrator.leases.life import HEARD, Lives, WorkerState
 from muster.orchestrator.leases.shares import Shares, Turns, UnitCap
 from muster.orchestrator.projection import Projection

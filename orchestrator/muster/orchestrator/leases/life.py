@@ -28,7 +28,7 @@ from sqlalchemy import bindparam, literal_column, select
 from sqlalchemy.dialects.postgresql import insert
 
 from muster.chain import MemberView, WorkerStatus
-from muster.orchestrator.db.database import Database
+from muster.orchestrator.db import Database
 from muster.orchestrator.db.query import Query, Statement
 from muster.orchestrator.db.tables import heartbeats
 from muster.protocol.ids import Address, PolicyVersion

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from muster.api.answers import BatchChecking, CheckingAnswer, CheckReportAnswer, Watched
 from muster.chain import BatchView
-from muster.orchestrator.db.database import Database
+from muster.orchestrator.db import Database
 from muster.orchestrator.db.query import Query, Queryable, columns
 from muster.orchestrator.db.tables import check_reports, checkings
 from muster.orchestrator.http.errors import refuse, unknown_batch

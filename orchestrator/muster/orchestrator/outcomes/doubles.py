@@ -24,8 +24,7 @@ from muster.chain.doubles import (
     SignedWork,
     tag_of,
 )
-from muster.orchestrator.db import statements
-from muster.orchestrator.db.database import Database
+from muster.orchestrator.db import Database, statements
 from muster.orchestrator.db.query import Query, Queryable, Statement
 from muster.orchestrator.db.statements import SubmissionRow
 from muster.orchestrator.db.tables import doubles

@@ -16,14 +16,14 @@ from functools import lru_cache
 from muster.api.answers import BatchContents
 from muster.chain import Batch, BatchView, ChainView
 from muster.chain.doubles import SignedRecords
-from muster.orchestrator.db.database import Database
+from muster.orchestrator.db import Database
 from muster.orchestrator.db.query import Queryable
+from muster.orchestrator.db.statements import OutcomesRow, handed_in_by, keep, outcomes_of
 from muster.orchestrator.http.errors import refuse, unknown_batch
 from muster.orchestrator.intake.batching import Batching
 from muster.orchestrator.intake.files import FileStore, StoredOutcomes
 from muster.orchestrator.metrics import REAUDITS
 from muster.orchestrator.outcomes.doubles import Doubles, shown_by
-from muster.orchestrator.outcomes.store import OutcomesRow, handed_in_by, keep, outcomes_of
 from muster.orchestrator.projection import Projection
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.encoding import keccak

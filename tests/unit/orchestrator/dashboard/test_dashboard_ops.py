@@ -14,8 +14,7 @@ import yaml
 from orchestrator_bench import Bench
 from orchestrator_fakes import RUN
 
-from muster.orchestrator.gauges import TRAINING_FIGURES, Gauges
-from muster.orchestrator.metrics import REGISTRY
+from muster.orchestrator.metrics import REGISTRY, TRAINING_FIGURES, Gauges
 from muster.protocol.eip712 import address_of
 from muster.protocol.ids import Address
 from muster.protocol.messages import Reason, Verdict

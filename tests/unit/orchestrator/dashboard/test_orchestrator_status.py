@@ -12,8 +12,8 @@ from muster.api.answers import RunStatus
 from muster.orchestrator import metrics
 from muster.orchestrator.dashboard.figures import panels
 from muster.orchestrator.dashboard.status import SHOWN_POINTS, to_json
-from muster.orchestrator.gauges import Gauges
 from muster.orchestrator.http.feed import Notice, StatusFeed
+from muster.orchestrator.metrics import Gauges
 from muster.protocol.messages import Reason, Verdict
 from muster.protocol.mixture import CurriculumPoint, PartRecipe, TasksRecipe
 

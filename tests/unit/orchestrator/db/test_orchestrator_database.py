@@ -12,9 +12,9 @@ from orchestrator_bench import Bench
 
 from muster.chain import BatchView
 from muster.orchestrator.dashboard.training import keep_figures
-from muster.orchestrator.db.database import open_database
+from muster.orchestrator.db import open_database
 from muster.orchestrator.db.query import RowError, Rows, Statement, plain
-from muster.orchestrator.outcomes.store import OutcomesRow, keep, outcomes_of
+from muster.orchestrator.db.statements import OutcomesRow, keep, outcomes_of
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Address, Hash32
 

@@ -14,7 +14,7 @@ from orchestrator_fakes import RUN, Network, submission_for
 
 from muster.api import HeartbeatAnswer, Lease, NoWork
 from muster.orchestrator.db.query import plain
-from muster.orchestrator.leases.hardware import (
+from muster.orchestrator.leases.fitness import (
     CHALLENGES,
     RETEST_S,
     Timed,

@@ -18,7 +18,7 @@ from orchestrator_fakes import RUN, Network, submission_for
 
 from muster.api import Lease, NoWork
 from muster.lab.redteam.hostile.hoarding import Hoarder, hoard
-from muster.orchestrator.leases.allowance import (
+from muster.orchestrator.leases.fitness import (
     FIRST,
     LONGEST_WAIT_S,
     MOST,
