@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from muster.app.run_file import VARIABLES, RunFile
-from muster.client.audit.contradictions import RULES
+from muster.client.audit.contradictions import Kind
 from muster.client.audit.export import TABLES
 from muster.client.contracts.network import AMOUNTS
 from muster.client.quantities import format_duration, format_tokens
@@ -228,7 +228,7 @@ def _escaped(text: str) -> str:
 
 def audit_page() -> str:
     """Return the page of what an audit finds and exports."""
-    kinds = "\n".join(f"| `{kind}` | {_escaped(rule)} |" for kind, rule in RULES.items())
+    kinds = "\n".join(f"| `{kind}` | {_escaped(kind.rule)} |" for kind in Kind)
     tables = "\n".join(
         f"\n### {name}\n\n| column | meaning |\n|---|---|\n"
         + "\n".join(f"| `{column}` | {_escaped(text)} |" for column, text in _sentences(row))

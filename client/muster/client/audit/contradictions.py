@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -28,130 +28,105 @@ class ProofLevel(StrEnum):
     """And no event was left out of any block up to the head."""
 
 
-class Kind(StrEnum):
-    """What is wrong. The names are stable: programs match on them."""
+class Kind(Enum):
+    """What is wrong, and the rule that it breaks. Programs match on the names: they stay."""
 
-    EVENT_ORDER = "event-order"
-    BATCH_ROOT = "batch-root"
-    BATCH_UNITS = "batch-units"
-    BATCH_TERMS = "batch-terms"
-    BATCH_SPLIT = "batch-split"
-    BATCH_VOID = "batch-void"
-    DIRECT_SIGNATURE = "direct-signature"
-    OUTCOMES_ROOT = "outcomes-root"
-    OUTCOME_SIGNATURE = "outcome-signature"
-    OUTCOME_STRANGER = "outcome-stranger"
-    OUTCOME_QUORUM = "outcome-quorum"
-    OUTCOME_UNCALLED = "outcome-uncalled"
-    OUTCOME_MINORITY = "outcome-minority"
-    OUTCOME_UNCHECKED = "outcome-unchecked"
-    OUTCOME_DEADLINE = "outcome-deadline"
-    OUTCOME_UNITS = "outcome-units"
-    OUTCOME_REASON = "outcome-reason"
-    WORKER_UNKNOWN = "worker-unknown"
-    WORKER_INACTIVE = "worker-inactive"
-    POLICY_UNPUBLISHED = "policy-unpublished"
-    SLOT_TWICE = "slot-twice"
-    PAYMENT_RUN = "payment-run"
-    PAYMENT_PRICE = "payment-price"
-    PAYMENT_UNDUE = "payment-undue"
-    PAYMENT_UNEARNED = "payment-unearned"
-    RUN_OVERDRAWN = "run-overdrawn"
-    SLASH_UNFOUNDED = "slash-unfounded"
-    SLASH_OTHER_RUN = "slash-other-run"
-    SLASH_VERDICT = "slash-verdict"
-    SLASH_SHARE = "slash-share"
-    SLASH_REPORTER = "slash-reporter"
-    SLASH_SPLIT = "slash-split"
-    SLASH_FOLLOWED = "slash-followed"
-    ROLE_STAKE = "role-stake"
-    CASE_UNFOUNDED = "case-unfounded"
-    CASE_JUROR = "case-juror"
-    CASE_VERDICT = "case-verdict"
-    CASE_MONEY = "case-money"
-    CONTRACT_STATE = "contract-state"
-    SOURCE_HEADER = "source-header"
-    SOURCE_RECEIPTS = "source-receipts"
-    SOURCE_LOGS = "source-logs"
-    SOURCE_CHAIN = "source-chain"
-    SOURCE_DISAGREES = "source-disagrees"
-    HISTORY_REWRITTEN = "history-rewritten"
-    EVIDENCE_ALTERED = "evidence-altered"
-    VERDICT_WRONG = "verdict-wrong"
-    LINEAGE = "lineage"
+    EVENT_ORDER = "every event follows from those before it"
+    BATCH_ROOT = "a batch's root is over its submissions, which accepted records repeat"
+    BATCH_UNITS = "a batch declares as many units as its submissions claim"
+    BATCH_TERMS = "a batch is paid and punished by the terms that its run had when it was committed"
+    BATCH_SPLIT = (
+        "a worker takes one submission out of an unjudged batch, of the same run, terms and time; "
+        "it counts once"
+    )
+    BATCH_VOID = (
+        "a void batch has no outcomes, pays nobody, and gives back to its run the money that was "
+        "set aside for it"
+    )
+    DIRECT_SIGNATURE = (
+        "a direct submission is signed by a node of its worker, under a ticket of the run"
+    )
+    OUTCOMES_ROOT = "the outcomes root is the Merkle root over the records, in batch order"
+    OUTCOME_SIGNATURE = (
+        "signatures are canonical: 65 bytes, v 27 or 28, s in the lower half; the recorded seats "
+        "are those of the signers"
+    )
+    OUTCOME_STRANGER = "a signer of outcomes has a seat in the run when they are posted"
+    OUTCOME_QUORUM = (
+        "outcomes carry signatures of at least the run's quorum, or are a ruling of the network's "
+        "jurors about work that the run left unjudged"
+    )
+    OUTCOME_UNCALLED = (
+        "a signer of outcomes was called to check the batch, by its order, by silence or by "
+        "objections"
+    )
+    OUTCOME_MINORITY = (
+        "outcomes that do not accept are those of most of the validators that they call"
+    )
+    OUTCOME_UNCHECKED = "a signer of an accepted outcome has recomputed its hidden states"
+    OUTCOME_DEADLINE = "a run's outcomes are posted before the outcome deadline"
+    OUTCOME_UNITS = "records hold no more units together than their batch was committed for"
+    OUTCOME_REASON = "reason 0 is Accepted; every other reason has the verdicts of its check"
+    WORKER_UNKNOWN = "a record names a registered worker, or nobody (0) when it is rejected"
+    WORKER_INACTIVE = "accepted work is by an active member of its run"
+    POLICY_UNPUBLISHED = "accepted work is of a policy published before it was committed"
+    SLOT_TWICE = "a slot (run, worker, step, index) settles once"
+    PAYMENT_RUN = "the run that pays exists"
+    PAYMENT_PRICE = "a payment is units times the price that their batches were committed at"
+    PAYMENT_UNDUE = "only accepted slots whose challenge window is over are paid, once"
+    PAYMENT_UNEARNED = "work that is paid is borne out by its own evidence"
+    RUN_OVERDRAWN = "a run pays and sets aside no more than it was funded with"
+    SLASH_UNFOUNDED = "a slash names what it punishes: an outcome, a case or two signatures"
+    SLASH_OTHER_RUN = (
+        "stake for a run is taken for an offence in that run only, a juror's for its duty on the "
+        "bench only"
+    )
+    SLASH_VERDICT = "stake is gone when, and only when, a fraud verdict stands"
+    SLASH_SHARE = (
+        "a slash takes the share that its owner signed for, of active and of unbonding stake, "
+        "rounded up"
+    )
+    SLASH_REPORTER = (
+        "the reporter is nobody, or the first claimant of the ruling by which jurors overturned "
+        "the record"
+    )
+    SLASH_SPLIT = "released stake is burned but for insurance and the reporter's capped share"
+    SLASH_FOLLOWED = "later offences take a share of stake that comes back, as if it had been there"
+    ROLE_STAKE = (
+        "workers, validators and jurors agreed to terms of the run and hold the stake that it "
+        "requires"
+    )
+    CASE_UNFOUNDED = "a case is about a posted outcome, by its leaf, or about unjudged work"
+    CASE_JUROR = (
+        "jurors are drawn from the bench as it was when the case opened, by the hash of its draw "
+        "block, without the run's owner, the worker and the run's validators"
+    )
+    CASE_VERDICT = "a closed case leaves the ruling that its votes decide"
+    CASE_MONEY = (
+        "right claims get their bond back, jurors of the ruling their fee, and no more is paid "
+        "than lost bonds and the run bring"
+    )
+    CONTRACT_STATE = "contracts hold what their events add up to"
+    SOURCE_HEADER = "a block's hash is the Keccak-256 of its header"
+    SOURCE_RECEIPTS = "a block's receipts hash to the receipts root of its header"
+    SOURCE_LOGS = "the source shows all events of the receipts, and no others"
+    SOURCE_CHAIN = "every block names the hash of the one before it"
+    SOURCE_DISAGREES = "every honest source shows the same blocks"
+    HISTORY_REWRITTEN = "a final block stays in the chain"
+    EVIDENCE_ALTERED = "evidence has the hashes that were committed and pinned on chain"
+    VERDICT_WRONG = "the same checks on the same evidence give the recorded outcome"
+    LINEAGE = (
+        "every version's manifest is the one on chain and goes on in the training stream where the "
+        "version before it ended"
+    )
 
     @property
     def rule(self) -> str:
         """What the protocol says that it breaks."""
-        return RULES[self]
+        return self.value
 
-
-RULES: dict[Kind, str] = {
-    Kind.EVENT_ORDER: "every event follows from those before it",
-    Kind.BATCH_ROOT: "a batch's root is over its submissions, which accepted records repeat",
-    Kind.BATCH_UNITS: "a batch declares as many units as its submissions claim",
-    Kind.BATCH_TERMS: "a batch is paid and punished by the terms that its run had when it was "
-    "committed",
-    Kind.BATCH_SPLIT: "a worker takes one submission out of an unjudged batch, of the same run, "
-    "terms and time; it counts once",
-    Kind.BATCH_VOID: "a void batch has no outcomes, pays nobody, and gives back to its run the "
-    "money that was set aside for it",
-    Kind.DIRECT_SIGNATURE: "a direct submission is signed by a node of its worker, under a ticket "
-    "of the run",
-    Kind.OUTCOMES_ROOT: "the outcomes root is the Merkle root over the records, in batch order",
-    Kind.OUTCOME_SIGNATURE: "signatures are canonical: 65 bytes, v 27 or 28, s in the lower half; "
-    "the recorded seats are those of the signers",
-    Kind.OUTCOME_STRANGER: "a signer of outcomes has a seat in the run when they are posted",
-    Kind.OUTCOME_QUORUM: "outcomes carry signatures of at least the run's quorum, or are a ruling "
-    "of the network's jurors about work that the run left unjudged",
-    Kind.OUTCOME_UNCALLED: "a signer of outcomes was called to check the batch, by its order, by "
-    "silence or by objections",
-    Kind.OUTCOME_MINORITY: "outcomes that do not accept are those of most of the validators that "
-    "they call",
-    Kind.OUTCOME_UNCHECKED: "a signer of an accepted outcome has recomputed its hidden states",
-    Kind.OUTCOME_DEADLINE: "a run's outcomes are posted before the outcome deadline",
-    Kind.OUTCOME_UNITS: "records hold no more units together than their batch was committed for",
-    Kind.OUTCOME_REASON: "reason 0 is Accepted; every other reason has the verdicts of its check",
-    Kind.WORKER_UNKNOWN: "a record names a registered worker, or nobody (0) when it is rejected",
-    Kind.WORKER_INACTIVE: "accepted work is by an active member of its run",
-    Kind.POLICY_UNPUBLISHED: "accepted work is of a policy published before it was committed",
-    Kind.SLOT_TWICE: "a slot (run, worker, step, index) settles once",
-    Kind.PAYMENT_RUN: "the run that pays exists",
-    Kind.PAYMENT_PRICE: "a payment is units times the price that their batches were committed at",
-    Kind.PAYMENT_UNDUE: "only accepted slots whose challenge window is over are paid, once",
-    Kind.PAYMENT_UNEARNED: "work that is paid is borne out by its own evidence",
-    Kind.RUN_OVERDRAWN: "a run pays and sets aside no more than it was funded with",
-    Kind.SLASH_UNFOUNDED: "a slash names what it punishes: an outcome, a case or two signatures",
-    Kind.SLASH_OTHER_RUN: "stake for a run is taken for an offence in that run only, a juror's for "
-    "its duty on the bench only",
-    Kind.SLASH_VERDICT: "stake is gone when, and only when, a fraud verdict stands",
-    Kind.SLASH_SHARE: "a slash takes the share that its owner signed for, of active and of "
-    "unbonding stake, rounded up",
-    Kind.SLASH_REPORTER: "the reporter is nobody, or the first claimant of the ruling by which "
-    "jurors overturned the record",
-    Kind.SLASH_SPLIT: "released stake is burned but for insurance and the reporter's capped share",
-    Kind.SLASH_FOLLOWED: "later offences take a share of stake that comes back, as if it had "
-    "been there",
-    Kind.ROLE_STAKE: "workers, validators and jurors agreed to terms of the run and hold the "
-    "stake that it requires",
-    Kind.CASE_UNFOUNDED: "a case is about a posted outcome, by its leaf, or about unjudged work",
-    Kind.CASE_JUROR: "jurors are drawn from the bench as it was when the case opened, by the hash "
-    "of its draw block, without the run's owner, the worker and the run's validators",
-    Kind.CASE_VERDICT: "a closed case leaves the ruling that its votes decide",
-    Kind.CASE_MONEY: "right claims get their bond back, jurors of the ruling their fee, and no "
-    "more is paid than lost bonds and the run bring",
-    Kind.CONTRACT_STATE: "contracts hold what their events add up to",
-    Kind.SOURCE_HEADER: "a block's hash is the Keccak-256 of its header",
-    Kind.SOURCE_RECEIPTS: "a block's receipts hash to the receipts root of its header",
-    Kind.SOURCE_LOGS: "the source shows all events of the receipts, and no others",
-    Kind.SOURCE_CHAIN: "every block names the hash of the one before it",
-    Kind.SOURCE_DISAGREES: "every honest source shows the same blocks",
-    Kind.HISTORY_REWRITTEN: "a final block stays in the chain",
-    Kind.EVIDENCE_ALTERED: "evidence has the hashes that were committed and pinned on chain",
-    Kind.VERDICT_WRONG: "the same checks on the same evidence give the recorded outcome",
-    Kind.LINEAGE: "every version's manifest is the one on chain and goes on in the training stream "
-    "where the version before it ended",
-}
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)

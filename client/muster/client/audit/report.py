@@ -525,7 +525,7 @@ def _about(history: ChainHistory, batch: BatchView, position: int) -> Iterator[C
 def slash_facts(history: ChainHistory) -> dict[str, Any]:
     """Return every slash with what contradicts it."""
     report = history.report()
-    wrong = [found for found in report.contradictions if found.kind.startswith("slash-")]
+    wrong = [found for found in report.contradictions if str(found.kind).startswith("slash-")]
     return {
         "slashes": [
             {**asdict(slash), "is_founded": not any(slash.tx == found.tx for found in wrong)}
