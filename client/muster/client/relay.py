@@ -18,8 +18,8 @@ from pydantic import Field
 
 from muster.chain import ZERO_ADDRESS, BatchStatus, BatchView, Chain, ChainView, Event, follow
 from muster.lifecycle import run_beside, run_until_stopped
-from muster.protocol.eip712 import Domain, digest, recover
-from muster.protocol.errors import ChainError, ConfigError, ContractRevert, SignatureError
+from muster.protocol.eip712 import Domain, signer_of
+from muster.protocol.errors import ChainError, ConfigError, ContractRevert
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Submission
 from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, load_settings
@@ -211,7 +211,7 @@ class NamedWork:
         from pydantic import ValidationError
 
         from muster.api import BatchEntry
-        from muster.client.tickets import slot_and_policy, ticket_signer
+        from muster.client.tickets import slot_and_policy
 
         submission, batch = self._named[leaf]
         try:
@@ -222,13 +222,12 @@ class NamedWork:
             return "it is another submission"
         if entry.ticket is None or entry.ticket_signature is None:
             return "there is no ticket"
-        if ticket_signer(entry.ticket, entry.ticket_signature, self._domain) != batch.orchestrator:
+        if signer_of(self._domain, entry.ticket, entry.ticket_signature) != batch.orchestrator:
             return "the ticket is not the run's orchestrator's"
         if slot_and_policy(entry.ticket) != slot_and_policy(submission):
             return "the ticket is for another slot or policy"
-        try:
-            signer = recover(digest(self._domain, submission.struct_hash()), entry.signature)
-        except SignatureError:
+        signer = signer_of(self._domain, submission, entry.signature)
+        if signer is None:
             return "its signature is malformed"
         worker = self._view.workers.get(submission.worker)
         if worker is None or signer not in {node for _, node in worker.nodes}:

@@ -11,13 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from muster.chain import (
-    BatchView,
-    Chain,
-    ChainView,
-    OutcomeProof,
-    RewardClaim,
-)
+from muster.chain import BatchView, Chain, ChainView, OutcomeProof, RewardClaim
 from muster.client.quantities import format_tokens
 from muster.protocol.ids import Address, RunId
 from muster.protocol.messages import OutcomeRecord, Verdict

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from muster.protocol.eip712 import Domain, digest, recover
-from muster.protocol.errors import EngineError, SignatureError
+from muster.protocol.eip712 import Domain, signer_of
+from muster.protocol.errors import EngineError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Submission, Ticket
 from muster.protocol.prompts import render_prompt, text_of
@@ -71,7 +71,7 @@ class TicketTerms:
 
 def ticket_fault(ticket: Ticket, signature: bytes, terms: TicketTerms) -> TicketFault | None:
     """Return why a ticket does not hold, or None."""
-    if ticket_signer(ticket, signature, terms.domain) != terms.orchestrator:
+    if signer_of(terms.domain, ticket, signature) != terms.orchestrator:
         return TicketFault.SIGNATURE
     if ticket.run_id != terms.run_id:
         return TicketFault.RUN
@@ -104,14 +104,6 @@ def lease_fault(
     if signed is not None and _work(signed) != _work(ticket):
         return TicketFault.SLOT_SIGNED
     return None
-
-
-def ticket_signer(ticket: Ticket, signature: bytes, domain: Domain) -> Address | None:
-    """Return who signed a ticket; None for a malformed signature."""
-    try:
-        return recover(digest(domain, ticket.struct_hash()), signature)
-    except SignatureError:
-        return None
 
 
 def slot_and_policy(message: Ticket | Submission) -> tuple[int | str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 from coincurve import PrivateKey, PublicKey
 
@@ -101,6 +102,21 @@ def recover(digest_: Hash32, signature: bytes) -> Address:
     except ValueError as error:
         raise SignatureError("the signature recovers to no key") from error
     return _account(key)
+
+
+class Signable(Protocol):
+    """A message that is signed."""
+
+    def struct_hash(self) -> Hash32:
+        """Return its EIP-712 `hashStruct`."""
+
+
+def signer_of(domain: Domain, message: Signable, signature: bytes) -> Address | None:
+    """Return who signed a message; None for a signature that recovers to nobody."""
+    try:
+        return recover(digest(domain, message.struct_hash()), signature)
+    except SignatureError:
+        return None
 
 
 def address_of(private_key: bytes) -> Address:

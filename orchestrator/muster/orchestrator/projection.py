@@ -11,15 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from muster.chain import (
-    BatchView,
-    CaseView,
-    ChainView,
-    CheckpointView,
-    Event,
-    RunView,
-    SlashView,
-)
+from muster.chain import BatchView, CaseView, ChainView, CheckpointView, Event, RunView, SlashView
 from muster.chain.structs import BatchStatus
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict

@@ -14,18 +14,10 @@ from muster.client.audit.contradictions import Check, Contradiction, Kind, summa
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import Observed, Parameters
 from muster.client.audit.stakes import Problems
-from muster.client.audit.work import signer_of
 from muster.client.quantities import format_tokens
-from muster.protocol.eip712 import Domain
+from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.ids import Address, Hash32
-from muster.protocol.jury import (
-    Ruling,
-    draw_jury,
-    is_same,
-    is_unavailable,
-    jury_seed,
-    summons_of,
-)
+from muster.protocol.jury import Ruling, draw_jury, is_same, is_unavailable, jury_seed, summons_of
 from muster.protocol.messages import Verdict
 
 MAX_CLAIMS = 16

@@ -38,7 +38,7 @@ from muster.chain.doubles import (
 )
 from muster.client.audit.contradictions import Contradiction, Kind, at_outcomes
 from muster.client.audit.ledger import Ledger
-from muster.client.audit.work import outcome_signers, signer_of
+from muster.client.audit.work import outcome_signers
 from muster.client.disputes.bundle import (
     CALIBRATION,
     MANIFEST,
@@ -47,7 +47,7 @@ from muster.client.disputes.bundle import (
     TASK_SET,
     Bundle,
 )
-from muster.protocol.eip712 import Domain
+from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, ContractRevert, EncodingError, MusterError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, to_hash32

@@ -14,20 +14,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.chain import (
-    BatchView,
-    CaseView,
-    PaymentView,
-    SlashState,
-    SlashView,
-)
-from muster.client.audit.contradictions import (
-    Check,
-    Contradiction,
-    Kind,
-    NotRerun,
-    summarise,
-)
+from muster.chain import BatchView, CaseView, PaymentView, SlashState, SlashView
+from muster.client.audit.contradictions import Check, Contradiction, Kind, NotRerun, summarise
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import Observed, Parameters
 from muster.client.audit.table import OutcomeTable, at_row

@@ -44,12 +44,7 @@ from muster.client.disputes.bundle_checks import (
     check_weights,
 )
 from muster.client.disputes.rerun import Rerun, claim_at, measure_conduct, recompute, slots_of
-from muster.client.validator.checking import (
-    Fingerprints,
-    Proof,
-    shown_fingerprints,
-    who_checked,
-)
+from muster.client.validator.checking import Fingerprints, Proof, shown_fingerprints, who_checked
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Rules
 from muster.client.validator.process import require_consistent

@@ -10,14 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.chain import (
-    BatchStatus,
-    BatchView,
-    LeasedWork,
-    MemberView,
-    RunTerms,
-    WorkerStatus,
-)
+from muster.chain import BatchStatus, BatchView, LeasedWork, MemberView, RunTerms, WorkerStatus
 from muster.chain.doubles import WITHHELD
 from muster.client.audit.contradictions import (
     Check,
@@ -29,9 +22,8 @@ from muster.client.audit.contradictions import (
 )
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.table import OutcomeTable, at_row, outcome_leaves, submission_leaves
-from muster.protocol.eip712 import Domain, digest, recover
-from muster.protocol.errors import SignatureError
-from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
+from muster.protocol.eip712 import Domain, signer_of
+from muster.protocol.ids import Address, PolicyVersion, RunId
 from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import Outcomes, Reason, Submission, Ticket, Verdict
@@ -257,22 +249,7 @@ def outcome_signers(batch: BatchView, domain: Domain) -> list[Address | None]:
     if batch.records_hash is None:
         return []
     message = Outcomes(batch.batch_id, batch.root, batch.records_hash)
-    hashed = digest(domain, message.struct_hash())
-    return [_recovered(hashed, signature) for signature in batch.signatures]
-
-
-def signer_of(
-    domain: Domain, signed: Outcomes | Submission | Ticket, signature: bytes
-) -> Address | None:
-    """Return who signed a message, None for a signature that recovers to nobody."""
-    return _recovered(digest(domain, signed.struct_hash()), signature)
-
-
-def _recovered(hashed: Hash32, signature: bytes) -> Address | None:
-    try:
-        return recover(hashed, signature)
-    except SignatureError:
-        return None
+    return [signer_of(domain, message, signature) for signature in batch.signatures]
 
 
 # Records

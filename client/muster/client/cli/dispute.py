@@ -32,12 +32,7 @@ from muster.client.cli.options import (
     relay_option,
 )
 from muster.client.cli.printing import print_json, print_table
-from muster.client.disputes.cases import (
-    CASE_COLUMNS,
-    describe_cases,
-    make_row,
-    next_of,
-)
+from muster.client.disputes.cases import CASE_COLUMNS, describe_cases, make_row, next_of
 from muster.client.disputes.claims import (
     Settled,
     case_id_of,

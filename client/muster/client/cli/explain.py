@@ -26,7 +26,6 @@ from muster.chain import (
     prefix_of,
     read_view,
 )
-from muster.client.audit.lineage import read_trainer_log
 from muster.client.cli.options import (
     FILE,
     FOLDER,
@@ -102,7 +101,11 @@ def explain(submission: str, as_json: bool, **options: Any) -> None:
 async def _explain(submission: str, options: dict[str, Any]) -> tuple[dict[str, Any], Rerun | None]:
     from muster.client.chain_facts import HistoryView
 
-    log = read_trainer_log(options["trainer_log"]) if options["trainer_log"] else None
+    log = None
+    if options["trainer_log"]:
+        from muster.client.audit.lineage import read_trainer_log
+
+        log = read_trainer_log(options["trainer_log"])
     if options["file"] is not None and options["orchestrator"] is None:
         raise ConfigError(
             "--rerun needs --orchestrator URL", hint="it has the ticket and the run's documents"

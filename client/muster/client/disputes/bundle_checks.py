@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from muster.client.disputes.bundle import CALIBRATION, MANIFEST, RECIPE, TASK_SET
 from muster.client.tickets import KnownPolicy, TicketTerms
-from muster.protocol.eip712 import Domain, digest, recover
+from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import EncodingError, SignatureError, TaskError
+from muster.protocol.errors import EncodingError, TaskError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import OutcomeRecord, Outcomes, Reason
@@ -96,13 +96,7 @@ def check_outcomes(evidence: Evidence, facts: ChainFacts) -> BundleCheck:
     """Return whether a quorum of the run's validators signed the outcomes shown."""
     records_hash = keccak(evidence.records)
     message = Outcomes(evidence.batch_id, facts.root, records_hash)
-    signed = digest(domain_of(facts), message.struct_hash())
-    signers = set()
-    for signature in evidence.signatures:
-        try:
-            signers.add(recover(signed, signature))
-        except SignatureError:
-            continue
+    signers = {signer_of(domain_of(facts), message, each) for each in evidence.signatures}
     seated = signers & set(facts.validators)
     holds = records_hash == facts.records_hash and len(seated) >= facts.quorum
     detail = f"{len(seated)} of {len(facts.validators)} validators signed, {facts.quorum} make it"

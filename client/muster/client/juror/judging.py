@@ -17,21 +17,16 @@ import httpx
 
 from muster.api import BatchEntry
 from muster.chain import BatchView, CaseView, RunView
-from muster.client.chain_facts import (
-    HistoryView,
-    OutcomePlace,
-    entry_of,
-)
+from muster.client.chain_facts import HistoryView, OutcomePlace, entry_of
 from muster.client.disputes.rerun import Rerun, claim_of, measure_conduct, recompute
 from muster.client.documents import TASK_SETS, read_rules
 from muster.client.sources import Signer, Sources
-from muster.client.tickets import ticket_signer
 from muster.client.validator.batches import is_misdeclared
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import MISDECLARED, Rules, outcome_record
 from muster.client.validator.records import counted_before, judge_again
 from muster.inference import InferenceEngine
-from muster.protocol.eip712 import Domain
+from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.jury import Ruling
@@ -122,7 +117,7 @@ class CaseJudge:
             return (
                 entry.ticket is not None
                 and entry.ticket_signature is not None
-                and ticket_signer(entry.ticket, entry.ticket_signature, self.domain)
+                and signer_of(self.domain, entry.ticket, entry.ticket_signature)
                 == batch.orchestrator
             )
 

@@ -14,13 +14,13 @@ from functools import partial
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
-from muster.chain.doubles import WITHHELD
+from muster.chain.doubles import WITHHELD, DoubleOutcome, SignedRecords
 from muster.chain.structs import BatchStatus, Offence
 from muster.client.chain_facts import ChainClock
 from muster.client.outage import Steps, serve_forever
-from muster.protocol.eip712 import Domain, address_of, digest, recover
+from muster.protocol.eip712 import Domain, address_of, signer_of
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ApiError, SignatureError
+from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, BatchName, Hash32, RunId
 from muster.protocol.messages import Outcomes, Verdict
 from muster.protocol.schedule import (
@@ -204,18 +204,6 @@ Contents = Callable[["BatchView"], Awaitable[list["BatchEntry"]]]
 """Shows what a batch is made of; raises ApiError when nobody does."""
 
 
-@dataclass(frozen=True, slots=True)
-class Double:
-    """Two different outcomes of one batch that one validator signed."""
-
-    validator: Address
-    """Who."""
-    first: tuple[Hash32, bytes]
-    """Hash of the records, and the signature."""
-    second: tuple[Hash32, bytes]
-    """The same of others."""
-
-
 # What is on chain: pure
 
 
@@ -228,35 +216,28 @@ def shown_by(batch: BatchView, domain: Domain) -> dict[Hash32, dict[Address, byt
         message = Outcomes(batch.batch_id, batch.root, batch.records_hash)
         posted = found.setdefault(batch.records_hash, {})
         for signature in batch.signatures:
-            if (signer := _signer(message, signature, domain)) is not None:
+            if (signer := signer_of(domain, message, signature)) is not None:
                 posted[signer] = signature
     held = {}
     for hashed, signed in found.items():
         message = Outcomes(batch.batch_id, batch.root, hashed)
         # A signature that was shown once the outcomes were there is about another root.
         held[hashed] = {
-            who: each for who, each in signed.items() if _signer(message, each, domain) == who
+            who: each for who, each in signed.items() if signer_of(domain, message, each) == who
         }
     return held
 
 
-def _signer(message: Outcomes, signature: bytes, domain: Domain) -> Address | None:
-    try:
-        return recover(digest(domain, message.struct_hash()), signature)
-    except SignatureError:
-        return None
-
-
-def doubles_of(batch: BatchView, domain: Domain) -> Iterator[Double]:
+def doubles_of(batch: BatchView, domain: Domain) -> Iterator[DoubleOutcome]:
     """Yield who signed two different outcomes of a batch; calling it withheld is none."""
-    by_validator: dict[Address, list[tuple[Hash32, bytes]]] = {}
+    by_validator: dict[Address, list[SignedRecords]] = {}
     for hashed, signed in sorted(shown_by(batch, domain).items()):
         for who, signature in signed.items():
             if hashed != WITHHELD:
-                by_validator.setdefault(who, []).append((hashed, signature))
+                by_validator.setdefault(who, []).append(SignedRecords(hashed, signature))
     for who, statements in by_validator.items():
         for first, second in list(pairwise(statements))[:1]:
-            yield Double(who, first, second)
+            yield DoubleOutcome(who, batch, first, second)
 
 
 def postable(batch: BatchView, run: RunView, domain: Domain) -> tuple[bytes, bytes] | None:
@@ -375,22 +356,15 @@ class ShowingDuty:
             and (slash.run_id, slash.tag) == (batch.run_id, batch.batch_id)
         }
         for double in doubles_of(batch, self.place.domain):
-            if double.validator not in slashed:
+            if double.owner not in slashed:
                 act = partial(self._prove, batch, double)
-                await self._try(batch, f"proving two outcomes of {double.validator}", act)
+                await self._try(batch, f"proving two outcomes of {double.owner}", act)
 
-    async def _prove(self, batch: BatchView, double: Double) -> None:
+    async def _prove(self, batch: BatchView, double: DoubleOutcome) -> None:
         """Prove that a validator signed two different outcomes."""
-        (first, first_signature), (second, second_signature) = double.first, double.second
-        named = f"prove two outcomes of {double.validator}, batch {batch.batch_id}"
-        await self.chain.once(named).faults.prove_double_outcome(
-            batch.header(),
-            Outcomes(batch.batch_id, batch.root, first),
-            first_signature,
-            Outcomes(batch.batch_id, batch.root, second),
-            second_signature,
-        )
-        fields = {"batch_id": batch.batch_id, "validator": double.validator}
+        named = f"prove two outcomes of {double.owner}, batch {batch.batch_id}"
+        await double.prove(self.chain.once(named).faults)
+        fields = {"batch_id": batch.batch_id, "validator": double.owner}
         logger.error("a validator signed two different outcomes: proven on chain", extra=fields)
 
     async def _try(self, batch: BatchView, what: str, act: Callable[[], Awaitable[None]]) -> None:

@@ -36,9 +36,9 @@ from muster.protocol.checking import (
     pack_fingerprints,
     unpack_fingerprints,
 )
-from muster.protocol.eip712 import Domain, address_of, digest, recover
+from muster.protocol.eip712 import Domain, address_of, signer_of
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ApiError, EncodingError, SignatureError
+from muster.protocol.errors import ApiError, EncodingError
 from muster.protocol.ids import Address, BatchName, to_address, to_hash32
 from muster.protocol.messages import OutcomeRecord, Verdict
 from muster.toploc.projections import FINGERPRINT_BYTES, failed_blocks
@@ -172,9 +172,9 @@ def shown_fingerprints(
         message = Checking(batch.batch_id, batch.root, each.records_hash, each.fingerprints_hash)
         try:
             parts = unpack_fingerprints(each.fingerprints, batch.count)
-            signer = recover(digest(domain, message.struct_hash()), each.signature)
-        except (EncodingError, SignatureError):
+        except EncodingError:
             return None
+        signer = signer_of(domain, message, each.signature)
         is_bound = fingerprints_hash(parts) == each.fingerprints_hash
         is_its_own = signer == validator and each.records_hash == batch.records_hash
         return parts if is_bound and is_its_own else None

@@ -18,8 +18,8 @@ from muster.client.tickets import Assignment, Group, TicketTerms, slot_and_polic
 from muster.client.validator.replay import Replay, split_row_proofs
 from muster.inference import InferenceEngine
 from muster.inference.dialogue import Followed
-from muster.protocol.eip712 import digest, recover
-from muster.protocol.errors import ProofError, SignatureError, ValidatorDisturbed
+from muster.protocol.eip712 import signer_of
+from muster.protocol.errors import ProofError, ValidatorDisturbed
 from muster.protocol.ids import Address
 from muster.protocol.messages import COMMIT_GRACE_S, Reason, Submission, Ticket, Verdict
 from muster.protocol.recipe import Recipe, SamplingRecipe
@@ -88,11 +88,8 @@ def check_claim(claim: ClaimedWork) -> FailedCheck | None:
 
 
 def _is_signed_by_node(claim: ClaimedWork) -> bool:
-    struct = claim.submission.struct_hash()
-    try:
-        return recover(digest(claim.terms.domain, struct), claim.signature) == claim.node
-    except SignatureError:
-        return False
+    signer = signer_of(claim.terms.domain, claim.submission, claim.signature)
+    return signer is not None and signer == claim.node
 
 
 def _check_ticket(claim: ClaimedWork) -> FailedCheck | None:

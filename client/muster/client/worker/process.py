@@ -11,13 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from muster.chain import Chain
-from muster.client.connections import (
-    EngineFactory,
-    connect,
-    load_engine,
-    make_engine,
-    with_context,
-)
+from muster.client.connections import EngineFactory, connect, load_engine, make_engine, with_context
 from muster.client.documents import TASK_SETS, fetch_rules
 from muster.client.preflight import coins_of, gas_money, require_fit
 from muster.client.quantities import format_coins, format_tokens

@@ -27,13 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from muster.api.answers import AccountAddress, BatchEntry, HexBytes, HexHash, HexSignature
 from muster.orchestrator.http.errors import refuse
-from muster.orchestrator.intake.blobs import (
-    LEFTOVER_S,
-    TEMPORARY,
-    Blobs,
-    LocalBlobs,
-    sync,
-)
+from muster.orchestrator.intake.blobs import LEFTOVER_S, TEMPORARY, Blobs, LocalBlobs, sync
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Hash32
 

@@ -21,9 +21,8 @@ from muster.orchestrator.http.errors import refuse
 from muster.orchestrator.intake.files import CompleteUpload, FileStore, StoredSubmission
 from muster.orchestrator.outcomes.doubles import Doubles
 from muster.orchestrator.projection import Projection
-from muster.protocol.eip712 import Domain, digest, recover
-from muster.protocol.errors import ApiError, SignatureError, StorageError
-from muster.protocol.ids import Address
+from muster.protocol.eip712 import Domain, signer_of
+from muster.protocol.errors import ApiError, StorageError
 from muster.protocol.messages import Submission, Ticket
 
 logger = logging.getLogger(__name__)
@@ -210,18 +209,12 @@ class Intake:
                 "bad_submission",
                 f"{submission.rollouts} rollouts or {submission.units} units are out of range",
             )
-        if self._signer(submission, signature) != worker.node:
+        if signer_of(self.domain, submission, signature) != worker.node:
             raise refuse(
                 "bad_submission_signature",
                 "the submission is not signed by the worker's node",
                 "sign the EIP-712 Submission with the node key, in the ledger's domain",
             )
-
-    def _signer(self, submission: Submission, signature: bytes) -> Address | None:
-        try:
-            return recover(digest(self.domain, submission.struct_hash()), signature)
-        except SignatureError:
-            return None
 
     def _check_deadline(self, submission: Submission, ticket: Ticket) -> None:
         late_s = self.now() - ticket.deadline

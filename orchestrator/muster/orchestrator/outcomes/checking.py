@@ -22,12 +22,7 @@ from muster.orchestrator.db.query import Query, Queryable, columns
 from muster.orchestrator.db.tables import check_reports, checkings
 from muster.orchestrator.http.errors import refuse, unknown_batch
 from muster.orchestrator.projection import Projection
-from muster.protocol.checking import (
-    Checking,
-    CheckReport,
-    fingerprints_hash,
-    unpack_fingerprints,
-)
+from muster.protocol.checking import Checking, CheckReport, fingerprints_hash, unpack_fingerprints
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.errors import EncodingError, SignatureError
 from muster.protocol.ids import Address, Hash32

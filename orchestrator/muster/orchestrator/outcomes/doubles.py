@@ -30,9 +30,8 @@ from muster.orchestrator.db.statements import SubmissionRow
 from muster.orchestrator.db.tables import doubles
 from muster.orchestrator.intake.files import FileStore, StoredDouble
 from muster.orchestrator.projection import Projection
-from muster.protocol.eip712 import Domain, digest, recover
+from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import SignatureError
 from muster.protocol.ids import Address
 from muster.protocol.messages import Submission
 
@@ -155,16 +154,10 @@ class Doubles:
             record, slot = judged.record, _slot_of(first.submission)
             if (member.address, record.step, record.index) != slot:
                 continue
-            node = self._signer(second)
+            node = signer_of(self._domain, second.submission, second.signature)
             if node is not None and member.answers_for(node, batch.committed_at):
                 yield DoubleSubmission(batch, judged.position, first, second)
                 return
-
-    def _signer(self, signed: SignedWork) -> Address | None:
-        try:
-            return recover(digest(self._domain, signed.submission.struct_hash()), signed.signature)
-        except SignatureError:
-            return None
 
     async def _keep(self, offence: Offence, owner: Address, tag: int, signed: Any) -> None:
         key = (offence.value, owner, tag)

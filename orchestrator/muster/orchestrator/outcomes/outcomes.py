@@ -25,16 +25,11 @@ from muster.orchestrator.intake.files import FileStore, StoredOutcomes
 from muster.orchestrator.metrics import REAUDITS
 from muster.orchestrator.outcomes.doubles import Doubles, shown_by
 from muster.orchestrator.projection import Projection
-from muster.protocol.eip712 import Domain, digest, recover
+from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import EncodingError, SignatureError
+from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32
-from muster.protocol.messages import (
-    OutcomeRecord,
-    Submission,
-    Verdict,
-    unpack_records,
-)
+from muster.protocol.messages import OutcomeRecord, Submission, Verdict, unpack_records
 from muster.protocol.schedule import (
     Calls,
     SignedOutcomes,
@@ -137,10 +132,7 @@ class OutcomeCollector:
                 )
 
     def _signer(self, batch: BatchView, signed: SignedRecords) -> Address | None:
-        try:
-            return recover(digest(self.domain, signed.of(batch).struct_hash()), signed.signature)
-        except SignatureError:
-            return None
+        return signer_of(self.domain, signed.of(batch), signed.signature)
 
     def _note_late(self, batch: BatchView, validator: Address, records: bytes) -> None:
         """Compare what a validator found that looked after the outcomes were posted."""

@@ -334,7 +334,7 @@ def test_posted_outcomes_contradict_what_was_shown(bench: Bench) -> None:
     hashed = keccak(packed(ACCEPTED))
     bench.batch.records_hash = hashed
     bench.batch.signatures = [signature_of(bench.batch, who, hashed) for who in (ME, PEER)]
-    assert [double.validator for double in doubles_of(bench.batch, DOMAIN)] == [PEER]
+    assert [double.owner for double in doubles_of(bench.batch, DOMAIN)] == [PEER]
 
 
 @pytest.mark.parametrize("other_root", [False, True])
