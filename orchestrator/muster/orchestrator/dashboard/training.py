@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sqlalchemy import bindparam, func, literal_column, select
-from sqlalchemy.dialects.postgresql import insert
 
 from muster.orchestrator.db import Database
-from muster.orchestrator.db.query import Query, Statement
+from muster.orchestrator.db.query import Query, Statement, latest_row
 from muster.orchestrator.db.tables import metrics
 from muster.orchestrator.intake.files import FileStore
 from muster.protocol.ids import Address
@@ -27,13 +26,7 @@ _NEXT = Query(
     select(func.coalesce(func.max(metrics.c.revision), literal_column("-1")) + literal_column("1"))
 )()
 _OF_STEP = Query(select(metrics.c.figures).where(metrics.c.step == bindparam("step")))
-_row = insert(metrics).values({each.name: bindparam(each.name) for each in metrics.c})
-_KEEP = Query(
-    _row.on_conflict_do_update(
-        index_elements=["step"],
-        set_={"figures": _row.excluded.figures, "revision": _row.excluded.revision},
-    )
-)
+_KEEP = latest_row(metrics)
 
 
 def keep_figures(step: int, figures: Mapping[str, float | str], revision: int) -> Statement:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import ClauseElement, Column, Table, text
+from sqlalchemy import ClauseElement, Column, ColumnElement, Table, bindparam, text
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.engine import Dialect
 
 from muster.protocol.errors import StorageError
@@ -82,6 +83,25 @@ def plain(sql: str, **values: object) -> Statement:
 def columns(table: Table, row: type) -> list[Column[Any]]:
     """Return the columns that a dataclass's fields are named after, in their order."""
     return [table.c[field.name] for field in fields(row)]
+
+
+def given(table: Table, *names: str) -> list[ColumnElement[bool]]:
+    """Return the conditions that columns have the values which are given by their names."""
+    return [table.c[name] == bindparam(name) for name in names]
+
+
+def new_row(table: Table, *names: str) -> Insert:
+    """Return what writes a row: values of the named columns, of all if none is named."""
+    return insert(table).values({name: bindparam(name) for name in names or table.c.keys()})
+
+
+def latest_row(table: Table) -> Query:
+    """Return what writes a row in place of the one with its primary key."""
+    row = new_row(table)
+    said = {each.name: row.excluded[each.name] for each in table.c if not each.primary_key}
+    return Query(
+        row.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=said)
+    )
 
 
 # What a failure means

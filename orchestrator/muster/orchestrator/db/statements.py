@@ -21,12 +21,11 @@ from sqlalchemy import (
     true,
     update,
 )
-from sqlalchemy.dialects.postgresql import insert
 
 from muster.api.answers import BatchEntry
 from muster.chain import BatchView
 from muster.orchestrator.db import Database
-from muster.orchestrator.db.query import Query, Statement, columns
+from muster.orchestrator.db.query import Query, Statement, columns, given, latest_row, new_row
 from muster.orchestrator.db.tables import (
     IS_UNFILLED,
     IS_WAITING,
@@ -71,8 +70,9 @@ class SubmissionRow:
 _SUBMISSION = select(*columns(submissions, SubmissionRow))
 _OF_FILE = submissions.c.file_hash == bindparam("file_hash")
 _IN_BATCH = submissions.c.batch_root == bindparam("root")
-_OF_SLOT = [submissions.c[name] == bindparam(name) for name in ("worker", "step", "index")]
-_LEASE_OF_SLOT = [leases.c[name] == bindparam(name) for name in ("worker", "step", "index")]
+_OF_SLOT, _LEASE_OF_SLOT = (
+    given(each, "worker", "step", "index") for each in (submissions, leases)
+)
 _IS_DUE_LATER = leases.c.deadline >= bindparam("now")
 _IS_FRESH = leases.c.policy_version >= bindparam("oldest")
 
@@ -220,8 +220,7 @@ is_unfunded = Query(select(identity.c.is_unfunded))
 """Whether the run could not pay for the batch that was to be committed last."""
 
 _new_lease = Query(
-    insert(leases)
-    .values({c.name: bindparam(c.name) for c in leases.c if c.name not in ("id", "is_filled")})
+    new_row(leases, *(c.name for c in leases.c if c.name not in ("id", "is_filled")))
     .values(is_filled=false())
     .inline()
 )
@@ -272,7 +271,7 @@ def fill(claim: Submission) -> Statement:
 
 
 def _taking(*names: str) -> Query:
-    row = insert(submissions).values({name: bindparam(name) for name in names})
+    row = new_row(submissions, *names)
     return Query(row.on_conflict_do_nothing().returning(submissions.c.sequence))
 
 
@@ -317,11 +316,7 @@ continue_numbers = Query(
 """Let PostgreSQL number the next submission after those that were written with their numbers;
 SQLite counts from the highest there is.
 """
-_new_batch = Query(
-    insert(batches)
-    .values({name: bindparam(name) for name in ("root", "count", "units")})
-    .values(is_judged=false())
-)
+_new_batch = Query(new_row(batches, "root", "count", "units").values(is_judged=false()))
 _put_into_batch = Query(
     update(submissions)
     .where(_OF_FILE)
@@ -364,23 +359,9 @@ class OutcomesRow:
 
 
 _OUTCOMES = select(*columns(outcomes, OutcomesRow))
-handed_in_by = Query(
-    _OUTCOMES.where(
-        outcomes.c.batch_id == bindparam("batch_id"),
-        outcomes.c.validator == bindparam("validator"),
-    )
-)
+handed_in_by = Query(_OUTCOMES.where(*given(outcomes, "batch_id", "validator")))
 """A `validator`'s outcomes of a batch: OutcomesRows."""
-_row = insert(outcomes).values({each.name: bindparam(each.name) for each in outcomes.c})
-_KEEP = Query(
-    _row.on_conflict_do_update(
-        index_elements=["batch_id", "validator"],
-        set_={
-            name: _row.excluded[name]
-            for name in ("records", "signature", "received_at", "batch_root")
-        },
-    )
-)
+_KEEP = latest_row(outcomes)
 
 
 def keep(row: OutcomesRow) -> Statement:

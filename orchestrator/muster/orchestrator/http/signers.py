@@ -12,13 +12,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from sqlalchemy import bindparam, delete, select, tuple_
-from sqlalchemy.dialects.postgresql import insert
 
 from muster.api.signing import NONCE_LIFE_S, SignedHeaders
 from muster.chain import MemberView
 from muster.orchestrator.db import Database
 from muster.orchestrator.db.group import GroupCommit
-from muster.orchestrator.db.query import Query, Statement
+from muster.orchestrator.db.query import Query, Statement, new_row
 from muster.orchestrator.db.tables import nonces
 from muster.orchestrator.http.errors import TooMany, refuse
 from muster.orchestrator.projection import Projection
@@ -26,12 +25,7 @@ from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address
 
 _SIGNER, _SEEN_AT = nonces.c.signer, nonces.c.seen_at
-_KEEP = Query(
-    insert(nonces)
-    .values({each.name: bindparam(each.name) for each in nonces.c})
-    .on_conflict_do_nothing()
-    .returning(_SIGNER)
-)
+_KEEP = Query(new_row(nonces).on_conflict_do_nothing().returning(_SIGNER))
 _ALL = Query(select(_SIGNER, nonces.c.nonce, _SEEN_AT).order_by(_SEEN_AT))()
 _OLD = nonces.alias()
 _DELETE = Query(

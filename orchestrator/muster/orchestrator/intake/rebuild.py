@@ -12,12 +12,11 @@ import json
 import logging
 from collections.abc import Iterable
 
-from sqlalchemy import bindparam, select
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import select
 
 from muster.orchestrator.dashboard.training import keep_figures
 from muster.orchestrator.db import Database, statements
-from muster.orchestrator.db.query import Query, Queryable, Statement
+from muster.orchestrator.db.query import Query, Queryable, Statement, new_row
 from muster.orchestrator.db.statements import OutcomesRow, keep
 from muster.orchestrator.db.tables import identity, leases, submissions
 from muster.orchestrator.intake.batching import composition_rows
@@ -36,11 +35,7 @@ _IDENTITY = Query(
 )()
 _FIRST_TICKET = Query(select(leases.c.ticket).order_by(leases.c.id).limit(1))()
 _ANY = Query(select(submissions.c.sequence).limit(1))()
-_CLAIM = Query(
-    insert(identity).values(
-        {name: bindparam(name) for name in ("run_id", "chain_id", "ledger", "created_at")}
-    )
-)
+_CLAIM = Query(new_row(identity, "run_id", "chain_id", "ledger", "created_at"))
 TOGETHER = 1000
 """Submissions that are written in one round trip."""
 

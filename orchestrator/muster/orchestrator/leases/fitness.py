@@ -24,11 +24,10 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from typing import Any
 
-from sqlalchemy import bindparam, select
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import select
 
 from muster.orchestrator.db import Database
-from muster.orchestrator.db.query import Query, Rows, Statement
+from muster.orchestrator.db.query import Query, Rows, Statement, latest_row
 from muster.orchestrator.db.tables import hardware
 from muster.orchestrator.http.errors import refuse
 from muster.orchestrator.projection import Judged
@@ -179,13 +178,7 @@ CHALLENGES = 3
 """Tickets by the best of which a machine is measured: one may fall into a bad moment."""
 RETEST_S = 3600
 """A machine that was too slow gets another ticket after this time."""
-_row = insert(hardware).values({each.name: bindparam(each.name) for each in hardware.c})
-_KEEP = Query(
-    _row.on_conflict_do_update(
-        index_elements=["node"],
-        set_={name: _row.excluded[name] for name in ("report", "signature", "report_hash")},
-    )
-)
+_KEEP = latest_row(hardware)
 _ALL = Query(select(hardware.c.node, hardware.c.report))()
 
 

@@ -25,11 +25,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sqlalchemy import bindparam, literal_column, select
-from sqlalchemy.dialects.postgresql import insert
 
 from muster.chain import MemberView, WorkerStatus
 from muster.orchestrator.db import Database
-from muster.orchestrator.db.query import Query, Statement
+from muster.orchestrator.db.query import Query, Statement, new_row
 from muster.orchestrator.db.tables import heartbeats
 from muster.protocol.ids import Address, PolicyVersion
 
@@ -122,7 +121,7 @@ CLOCK_SKEW_S = 30
 """How far the clocks of two replicas may be apart."""
 
 _SAID = ("policy_version", "state", "software", "seen_at")
-_row = insert(heartbeats).values({name: bindparam(name) for name in ("node", *_SAID)})
+_row = new_row(heartbeats, "node", *_SAID)
 _BEAT = Query(
     _row.values(count=literal_column("1")).on_conflict_do_update(
         index_elements=["node"],

@@ -12,13 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Table, bindparam, delete, select, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import Table, and_, bindparam, delete, select, update
 
 from muster.api.answers import BatchChecking, CheckingAnswer, CheckReportAnswer, Watched
 from muster.chain import BatchView
 from muster.orchestrator.db import Database
-from muster.orchestrator.db.query import Query, Queryable, columns
+from muster.orchestrator.db.query import Query, Queryable, columns, given, new_row
 from muster.orchestrator.db.tables import check_reports, checkings
 from muster.orchestrator.http.errors import refuse, unknown_batch
 from muster.orchestrator.projection import Projection
@@ -66,26 +65,21 @@ _COMMITTED = (
     *("batch_id", "validator", "batch_root", "records_hash", "fingerprints_hash", "signature"),
     "committed_at",
 )
-_COMMIT = Query(insert(checkings).values({name: bindparam(name) for name in _COMMITTED}))
-_IN_BATCH = checkings.c.batch_id == bindparam("batch_id")
-_OF_ONE = (_IN_BATCH, checkings.c.validator == bindparam("validator"))
+_COMMIT = Query(new_row(checkings, *_COMMITTED))
+_OF_ONE = given(checkings, "batch_id", "validator")
 _REVEAL = Query(
     update(checkings)
     .where(*_OF_ONE)
     .values(fingerprints=bindparam("fingerprints"), revealed_at=bindparam("revealed_at"))
 )
-_REPORT = Query(
-    insert(check_reports)
-    .values({each.name: bindparam(each.name) for each in check_reports.c})
-    .on_conflict_do_nothing()
-    .returning(check_reports.c.batch_id)
-)
+_new_report = new_row(check_reports).on_conflict_do_nothing()
+_REPORT = Query(_new_report.returning(check_reports.c.batch_id))
 _HELD = select(*columns(checkings, _Held))
 _HELD_BY = Query(_HELD.where(*_OF_ONE))
-_HELD_OF_BATCH = Query(_HELD.where(_IN_BATCH).limit(bindparam("limit")))
+_HELD_OF_BATCH = Query(_HELD.where(*given(checkings, "batch_id")).limit(bindparam("limit")))
 _REPORTED = select(*columns(check_reports, _Reported))
 _REPORTED_OF_BATCH = Query(
-    _REPORTED.where(check_reports.c.batch_id == bindparam("batch_id")).limit(bindparam("limit"))
+    _REPORTED.where(*given(check_reports, "batch_id")).limit(bindparam("limit"))
 )
 _REPORTED_SINCE = Query(_REPORTED.where(check_reports.c.batch_id >= bindparam("first")))
 _REVEALED_SINCE = Query(
@@ -99,9 +93,7 @@ _MOST_ROWS = 1000
 
 def _forget(table: Table) -> Query:
     """Delete what is known of one validator in a batch, and of batches before the `first` kept."""
-    of_one = (table.c.batch_id == bindparam("batch_id")) & (
-        table.c.validator == bindparam("validator")
-    )
+    of_one = and_(*given(table, "batch_id", "validator"))
     return Query(delete(table).where(of_one | (table.c.batch_id < bindparam("first"))))
 
 

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import bindparam, select
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import select
 
 from muster.chain import BatchView, Offence
 from muster.chain.doubles import (
@@ -25,7 +24,7 @@ from muster.chain.doubles import (
     tag_of,
 )
 from muster.orchestrator.db import Database, statements
-from muster.orchestrator.db.query import Query, Queryable, Statement
+from muster.orchestrator.db.query import Query, Queryable, Statement, given, new_row
 from muster.orchestrator.db.statements import SubmissionRow
 from muster.orchestrator.db.tables import doubles
 from muster.orchestrator.intake.files import FileStore, StoredDouble
@@ -38,13 +37,8 @@ from muster.protocol.messages import Submission
 MAX_DIRECT = 500
 """Submissions that workers committed themselves and that are compared with ours, the latest."""
 
-_OF_KEY = [doubles.c[name] == bindparam(name) for name in ("offence", "owner", "tag")]
-_KEPT = Query(select(doubles.c.tag).where(*_OF_KEY))
-_KEEP = Query(
-    insert(doubles)
-    .values({each.name: bindparam(each.name) for each in doubles.c})
-    .on_conflict_do_nothing()
-)
+_KEPT = Query(select(doubles.c.tag).where(*given(doubles, "offence", "owner", "tag")))
+_KEEP = Query(new_row(doubles).on_conflict_do_nothing())
 _ALL = Query(select(doubles.c.offence, doubles.c.owner, doubles.c.tag, doubles.c.signed))()
 
 
