@@ -25,7 +25,7 @@ from pydantic_core import PydanticUndefined
 from muster.app.run_file import VARIABLES, RunFile
 from muster.client.audit.contradictions import Kind
 from muster.client.audit.export import TABLES
-from muster.client.contracts.network import AMOUNTS
+from muster.client.network_file import AMOUNTS
 from muster.client.quantities import format_duration, format_tokens
 from muster.client.relay import RelaySettings
 from muster.client.settings import ValidatorSettings, WorkerSettings

@@ -19,7 +19,7 @@ from typing import Any
 
 from typed_contracts import MODULE, render_module
 
-from muster.client.contracts.deployed import standard_json
+from muster.client.deployed import standard_json
 
 ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = ROOT / "core" / "muster" / "chain" / "artifacts"

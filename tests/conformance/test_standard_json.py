@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from muster.chain.abi import CONTRACTS, FACTORY, contract_abi
-from muster.client.contracts.deployed import COMPILER, standard_json, write_standard_json
+from muster.client.deployed import COMPILER, standard_json, write_standard_json
 from muster.protocol.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -34,11 +34,11 @@ from muster.orchestrator.clock import Backoff, loop_time, wait_for
 from muster.orchestrator.dashboard.status import to_json
 from muster.orchestrator.intake.retention import Retention
 from muster.orchestrator.metrics import TRANSACTIONS
+from muster.orchestrator.outcomes.breaker import LOOK_INTERVAL_S
 from muster.orchestrator.outcomes.outcomes import Agreed
+from muster.orchestrator.outcomes.settlement import OutcomePlace
 from muster.orchestrator.ports import ReaderPort
 from muster.orchestrator.services import Services
-from muster.orchestrator.settle.breaker import LOOK_INTERVAL_S
-from muster.orchestrator.settle.settlement import OutcomePlace
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError, ChainError, ContractRevert, StorageError
 

@@ -27,14 +27,14 @@ from muster.orchestrator.leases.leases import Leases
 from muster.orchestrator.leases.life import Heartbeats, Lives
 from muster.orchestrator.leases.shares import Turns, UnitCap
 from muster.orchestrator.metrics import Gauges
+from muster.orchestrator.outcomes.breaker import Breaker
 from muster.orchestrator.outcomes.checking import ProofsOfChecking
 from muster.orchestrator.outcomes.doubles import Doubles
 from muster.orchestrator.outcomes.outcomes import OutcomeCollector, ValidatorCalls
+from muster.orchestrator.outcomes.settlement import Payments, Settlement
 from muster.orchestrator.ports import ChainPort, Constants, read_constants
 from muster.orchestrator.projection import Projection
 from muster.orchestrator.settings import OrchestratorSettings
-from muster.orchestrator.settle.breaker import Breaker
-from muster.orchestrator.settle.settlement import Payments, Settlement
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Hash32, RunId
 from muster.protocol.recipe import Recipe

@@ -21,7 +21,7 @@ from muster.app.devnet.anvil import Anvil
 from muster.chain import Chain, load_deployment
 from muster.chain.rpc import Rpc
 from muster.client.cli.contracts import receiver_of
-from muster.client.contracts.deployed import (
+from muster.client.deployed import (
     code_of,
     first_difference,
     parameters_in,
@@ -29,7 +29,7 @@ from muster.client.contracts.deployed import (
     require_minted,
     require_planned_addresses,
 )
-from muster.client.contracts.network import estimate, read_network
+from muster.client.network_file import estimate, read_network
 from muster.deploy import DeployParameters, DeployPlan, deploy_contracts
 from muster.deploy.plan import STEPS
 from muster.protocol.eip712 import address_of

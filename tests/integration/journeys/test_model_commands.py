@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from client_network import Network, open_network
 
 from muster.app.cli import muster
-from muster.client.model.chat import AnswerSettings, Live, Speaker
-from muster.client.model.fetch import CARD, MANIFEST, OTHER_CARD, SUBMISSIONS
+from muster.client.chat import AnswerSettings, Live, Speaker
+from muster.client.model import CARD, MANIFEST, OTHER_CARD, SUBMISSIONS
 from muster.protocol.errors import ConfigError, PolicyUnavailable
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.base_model import WarmStart, build_base_model

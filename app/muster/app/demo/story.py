@@ -453,8 +453,8 @@ async def _is_settled(network: Network, view: ChainView) -> bool:
 async def take_model(network: Network, run_id: RunId, progress: DemoDisplay) -> None:
     """Fetch what the run has made from its relay, as anybody may, and ask it something."""
     from muster.client.audit.history import HistorySource, read
-    from muster.client.model.chat import AnswerSettings, Speaker
-    from muster.client.model.fetch import WantedVersion, fetch_model
+    from muster.client.chat import AnswerSettings, Speaker
+    from muster.client.model import WantedVersion, fetch_model
     from muster.tasks import TaskSet
 
     out = network.folder / "trained-model"

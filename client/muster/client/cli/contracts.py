@@ -25,7 +25,7 @@ from muster.client.cli.options import (
     parse_account,
 )
 from muster.client.cli.printing import plain_table, print_json, print_result, print_table
-from muster.client.contracts.deployed import (
+from muster.client.deployed import (
     COMPILER,
     code_of,
     first_difference,
@@ -36,7 +36,7 @@ from muster.client.contracts.deployed import (
     require_planned_addresses,
     write_standard_json,
 )
-from muster.client.contracts.network import AMOUNTS, Estimate, NetworkFile, estimate, read_network
+from muster.client.network_file import AMOUNTS, Estimate, NetworkFile, estimate, read_network
 from muster.client.quantities import format_coins, format_duration, format_tokens
 from muster.deploy import DeployPlan, send_plan
 from muster.deploy.plan import STEPS, DeployStage, require_proxy

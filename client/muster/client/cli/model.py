@@ -25,7 +25,7 @@ from muster.settings import urls_of
 
 if TYPE_CHECKING:
     from muster.client.audit.history import ChainHistory
-    from muster.client.model.chat import Live
+    from muster.client.chat import Live
 
 
 @click.group()
@@ -52,7 +52,7 @@ def fetch(run: int, version: int | None, out: Path, as_json: bool, **options: An
       muster model fetch --run 1 --version 12 --relay http://relay:8700 --out ./model
     """
     from muster.client.cli.shardcast import progress_bar
-    from muster.client.model.fetch import WantedVersion, fetch_model, require_free, version_of
+    from muster.client.model import WantedVersion, fetch_model, require_free, version_of
 
     require_free(out)
     run_id = RunId(run)
@@ -86,7 +86,7 @@ def verify(folder: Path, as_json: bool, **options: Any) -> None:
     Example:
       muster model verify ./model
     """
-    from muster.client.model.fetch import faults_of, manifest_in
+    from muster.client.model import faults_of, manifest_in
 
     manifest = manifest_in(folder)
     history = asyncio.run(_read(options))
@@ -133,7 +133,7 @@ def chat(words: tuple[str, ...], **options: Any) -> None:
       muster model chat ./model "4181=" --sources
       muster model chat --run 1 --orchestrator http://host:8600
     """
-    from muster.client.model.chat import AnswerSettings, talk
+    from muster.client.chat import AnswerSettings, talk
 
     if options["run"] is None and not words:
         raise ConfigError(
@@ -154,7 +154,7 @@ def chat(words: tuple[str, ...], **options: Any) -> None:
 
 def _live(options: dict[str, Any]) -> Live:
     """Return what brings the newest version of a run whenever it is asked."""
-    from muster.client.model.chat import Live
+    from muster.client.chat import Live
 
     run_id = RunId(options["run"])
     state_dir = (options["state_dir"] or HOME / "models").expanduser()

@@ -22,7 +22,7 @@ import pyarrow as pa
 from muster.chain import RunView
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.history import ChainHistory
-from muster.client.model.fetch import manifest_in
+from muster.client.model import manifest_in
 from muster.client.sources import Signer, Sources
 from muster.inference.prompts import after_last, encode_prompt
 from muster.protocol.encoding import file_hash, hex0x

@@ -1,1 +1,1 @@
-"""Steps 7 and 8: what validators sign, and which of it is posted."""
+"""Steps 7, 8 and 10: what validators sign, which of it is posted, and when slashing pauses."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from muster.client import model as card, model as fetch
 from muster.client.audit.lineage import Ingredient, PolicyLineage
 from muster.client.audit.report import RunReport
-from muster.client.model import fetch, fetch as card
-from muster.client.model.fetch import Origin, faults_of, manifest_in, require_free, write_card
+from muster.client.model import Origin, faults_of, manifest_in, require_free, write_card
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, PolicyVersion, RunId

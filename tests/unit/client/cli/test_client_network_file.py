@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.client.contracts.network import AMOUNTS, NUMBERS, read_network
+from muster.client.network_file import AMOUNTS, NUMBERS, read_network
 from muster.deploy.parameters import DAY, HOUR, TOKEN
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import to_address

@@ -46,7 +46,7 @@ from muster.orchestrator.dashboard.network import MAX_ANSWER_BYTES, RelayWatch
 from muster.orchestrator.dashboard.page import ago, compact, percent, shorten, tokens, visible
 from muster.orchestrator.dashboard.sample_reader import choose
 from muster.orchestrator.db.query import plain
-from muster.orchestrator.settle.settlement import Payments
+from muster.orchestrator.outcomes.settlement import Payments
 from muster.protocol.errors import ChainUnreachable
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import Reason, Submission, Verdict
@@ -477,7 +477,7 @@ async def test_chain_that_does_not_say_what_was_paid_is_not_waited_for(
         return True
 
     monkeypatch.setattr(chain.escrow, "is_paid", never)
-    monkeypatch.setattr("muster.orchestrator.settle.settlement.TIMEOUT_S", 0.01)
+    monkeypatch.setattr("muster.orchestrator.outcomes.settlement.TIMEOUT_S", 0.01)
     assert await payments.is_paid(Address("0x"), 1, 0) is None
 
 

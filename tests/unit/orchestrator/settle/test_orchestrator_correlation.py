@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, strategies as st
 
-from muster.orchestrator.settle.breaker import CorrelatedFailure, correlated_failure
+from muster.orchestrator.outcomes.breaker import CorrelatedFailure, correlated_failure
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict

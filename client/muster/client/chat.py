@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from muster.client.cli.printing import printable
-from muster.client.model.fetch import MANIFEST, SUBMISSIONS, manifest_in
+from muster.client.model import MANIFEST, SUBMISSIONS, manifest_in
 from muster.inference.policy_files import LoadedPolicy, load_folder, swap_weights
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, EngineError

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from muster.chain import Batch, OutcomeProof, SlashState
 from muster.chain.conversion import lenient_reason
 from muster.chain.structs import Offence
+from muster.orchestrator.outcomes.breaker import suspects
 from muster.orchestrator.ports import ChainPort, Constants
 from muster.orchestrator.projection import Judged, Projection
-from muster.orchestrator.settle.breaker import suspects
 from muster.protocol.errors import ChainError
 from muster.protocol.ids import Address, RunId, Step
 from muster.protocol.jury import Ruling, summons_of

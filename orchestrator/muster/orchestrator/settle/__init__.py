@@ -1,1 +1,0 @@
-"""Step 10: fraud is executed, and slashing pauses while many fail alike."""
