@@ -13,6 +13,7 @@ import json
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
@@ -129,6 +130,23 @@ def write_durably(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise _cannot_write(path, error) from error
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield where to write a file that appears at `path` whole, or not at all.
+
+    Raises StorageError when the disk refuses.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _cannot_write(path: Path, error: OSError) -> StorageError:

@@ -200,6 +200,22 @@ class Projection:
         standing = self.view.standing_verdict(judged.batch_id, judged.position)
         return judged.verdict if standing is None else standing
 
+    def final_at(
+        self, batch: BatchView | None, verdict: Verdict | None, challenge_s: int
+    ) -> int | None:
+        """Return when an outcome can be challenged no more; none before outcomes are posted."""
+        if batch is None or batch.posted_at is None:
+            return None
+        if verdict is Verdict.FRAUD:
+            return self.run.fraud_closes_at(batch.posted_at, challenge_s)
+        return batch.posted_at + challenge_s
+
+    @property
+    def disputed(self) -> set[tuple[int, int]]:
+        """Batch and position of every outcome with an open case."""
+        cases = self.view.cases.values()
+        return {(case.batch_id, case.position) for case in cases if not case.closed}
+
     def posted_units(self, worker_id: int, *, posted_after: int) -> int:
         """Return a worker's units with outcomes that can still be challenged, or are in a case.
 

@@ -22,7 +22,8 @@ from typing import Any
 
 from muster.chain import BlockId, Deployment
 from muster.client.audit.observed import Observed
-from muster.protocol.errors import ConfigError, EncodingError, StorageError
+from muster.client.journal import whole_file
+from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import to_address, to_hash32
 
 FORMAT, VERSION = "muster-chain-dump", 2
@@ -54,23 +55,6 @@ class DumpEnd:
     """The block up to which it was read."""
     observed: Observed
     """What the contracts said there."""
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Yield where to write a file that appears at `path` whole, or not at all.
-
-    Raises StorageError when the disk refuses.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield partial
-        partial.replace(path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def write_dump(

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_type_hints
 import numpy as np
 
 from muster.chain import STATE_WORDS, SlashState
-from muster.client.audit.dump import whole_file
 from muster.client.audit.history import ChainHistory
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.report import (
@@ -31,6 +30,7 @@ from muster.client.audit.report import (
 )
 from muster.client.audit.table import OutcomeTable, tabulate
 from muster.client.audit.tables import tokens
+from muster.client.journal import whole_file
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import RunId
 from muster.protocol.messages import Reason, Verdict

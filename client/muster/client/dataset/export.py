@@ -18,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from muster.client.audit.dump import whole_file
 from muster.client.audit.history import ChainHistory
 from muster.client.audit.lineage import stream_rows
 from muster.client.audit.table import OutcomeTable, tabulate
 from muster.client.dataset.folder import CARD, SPLITS, DataFolder, DataOrigin, DataPart, PartWriter
 from muster.client.dataset.rows import Accepted, RowMaker, policy_roots
 from muster.client.dataset.selection import Selection
+from muster.client.journal import whole_file
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, EncodingError, NotYet, StorageError
 from muster.protocol.ids import Address, Hash32, RunId

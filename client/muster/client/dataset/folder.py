@@ -28,9 +28,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from muster.client.audit.dump import whole_file
 from muster.client.dataset.rows import SCHEMA
 from muster.client.dataset.selection import SelectionSettings, is_test
+from muster.client.journal import whole_file
 from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
 from muster.protocol.errors import ConfigError, EncodingError, StorageError
 from muster.protocol.ids import Hash32

@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 
 from muster.client.audit.contradictions import Check
-from muster.client.audit.dump import whole_file
 from muster.client.dataset.folder import DataFolder
 from muster.client.dataset.verify import Faults
+from muster.client.journal import whole_file
 from muster.inference.judge import EngineJudge, Opinion
 from muster.protocol.encoding import canonical_json, hex0x, parse_canonical_json
 from muster.protocol.errors import ConfigError, EncodingError

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from muster.api.answers import AccountAddress, BatchEntry, HexBytes, HexHash, HexSignature
-from muster.protocol.errors import ConfigError, EncodingError, StorageError
+from muster.client.journal import whole_file
+from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.messages import OutcomeRecord
 
 if TYPE_CHECKING:
@@ -186,26 +187,20 @@ class Contents:
 
 def write_bundle(path: Path, evidence: Evidence, contents: Contents) -> bool:
     """Write a bundle; returns whether the weights are in it. It appears whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
     rules = contents.rules
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr(DOCUMENT, evidence.model_dump_json(indent=1))
-            archive.writestr(SUBMISSION, contents.data)
-            for name, document in (
-                (RECIPE, rules.recipe.to_bytes()),
-                (CALIBRATION, rules.calibration.to_bytes()),
-                (TASK_SET, rules.task_set.to_bytes()),
-            ):
-                archive.writestr(name, document)
-            has_weights = contents.policy is not None and _add_policy(archive, contents.policy)
-        partial.replace(path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    return has_weights
+    with (
+        whole_file(path) as partial,
+        zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        archive.writestr(DOCUMENT, evidence.model_dump_json(indent=1))
+        archive.writestr(SUBMISSION, contents.data)
+        for name, document in (
+            (RECIPE, rules.recipe.to_bytes()),
+            (CALIBRATION, rules.calibration.to_bytes()),
+            (TASK_SET, rules.task_set.to_bytes()),
+        ):
+            archive.writestr(name, document)
+        return contents.policy is not None and _add_policy(archive, contents.policy)
 
 
 def _add_policy(archive: zipfile.ZipFile, folder: Path) -> bool:

@@ -181,7 +181,9 @@ async def find_submission(services: Services, file_hash: Hash32) -> SubmissionDe
         batch=batch,
         recorded=outcome.verdict if outcome else None,
         signers=_signers(services, batch),
-        final_at=_final_at(services, batch, line.verdict),
+        final_at=services.projection.final_at(
+            batch, line.verdict, services.settlement.challenge_window_s
+        ),
         price_wei=line.units * batch.price_per_unit if batch else 0,
         is_paid=await _is_paid(services, line),
     )
@@ -213,15 +215,6 @@ async def lines_at(services: Services, places: Sequence[SubmissionPlace]) -> lis
 def _signers(services: Services, batch: BatchView | None) -> list[Address]:
     seats = services.projection.run.seats
     return [v for v, bit in seats.items() if batch is not None and batch.signers & bit]
-
-
-def _final_at(services: Services, batch: BatchView | None, verdict: Verdict | None) -> int | None:
-    if batch is None or batch.posted_at is None:
-        return None
-    window_s = services.settlement.challenge_window_s
-    if verdict is Verdict.FRAUD:
-        return services.projection.run.fraud_closes_at(batch.posted_at, window_s)
-    return batch.posted_at + window_s
 
 
 async def _is_paid(services: Services, line: SubmissionLine) -> bool | None:

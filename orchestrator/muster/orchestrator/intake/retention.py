@@ -86,7 +86,9 @@ class Retention:
         judged = self.projection.judged(held.file_hash)
         if judged is None:
             return self._is_past_appeal(held)
-        if self.now() < self._final_at(judged) + self.keep_s:
+        batch = self.projection.view.batches[judged.batch_id]
+        final_at = self.projection.final_at(batch, judged.verdict, self.constants.challenge_s) or 0
+        if self.now() < final_at + self.keep_s:
             return False
         return not (self._is_disputed(judged) or self._may_be_trained_on(judged))
 
@@ -104,21 +106,11 @@ class Retention:
             for batch in batches
         )
 
-    def _final_at(self, judged: Judged) -> int:
-        posted_at = self.projection.view.batches[judged.batch_id].posted_at or 0
-        if judged.verdict is Verdict.FRAUD:
-            return self.projection.run.fraud_closes_at(posted_at, self.constants.challenge_s)
-        return posted_at + self.constants.challenge_s
-
     def _is_disputed(self, judged: Judged) -> bool:
-        view, place = self.projection.view, (judged.batch_id, judged.position)
-        is_open = any(
-            (case.batch_id, case.position) == place and not case.closed
-            for case in view.cases.values()
-        )
-        return is_open or any(
+        place = (judged.batch_id, judged.position)
+        return place in self.projection.disputed or any(
             (slash.batch_id, slash.position) == place and slash.state is SlashState.ESCROWED
-            for slash in view.slashes
+            for slash in self.projection.view.slashes
         )
 
     def _may_be_trained_on(self, judged: Judged) -> bool:

@@ -87,11 +87,7 @@ class Settlement:
         if not suspects(run, Judged(*place, record), batch.posted_at, self.challenge_window_s):
             return False
         closes_at = run.fraud_closes_at(batch.posted_at, self.challenge_window_s)
-        return self._now() < closes_at or self._is_disputed(place)
-
-    def _is_disputed(self, place: OutcomePlace) -> bool:
-        cases = self._projection.view.cases.values()
-        return any((c.batch_id, c.position) == place and not c.closed for c in cases)
+        return self._now() < closes_at or place in self._projection.disputed
 
     def _filed(self, place: OutcomePlace) -> tuple[Address, Offence, int] | None:
         """Return what a fraud is filed under: a slot costs once, whatever its batch."""
@@ -111,8 +107,7 @@ class Settlement:
 
     def to_finalise(self) -> list[OutcomePlace]:
         """Return the executed frauds that nobody can challenge any more, with stake in escrow."""
-        view = self._projection.view
-        disputed = {(c.batch_id, c.position) for c in view.cases.values() if not c.closed}
+        view, disputed = self._projection.view, self._projection.disputed
         return [
             (slash.batch_id, slash.position)
             for slash in view.slashes
