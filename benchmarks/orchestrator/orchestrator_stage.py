@@ -28,7 +28,7 @@ from muster.orchestrator.db import open_database
 from muster.orchestrator.db.query import plain
 from muster.orchestrator.process import Leadership, serve_until_stopped
 from muster.orchestrator.projection import Projection
-from muster.orchestrator.services import Services, build_services
+from muster.orchestrator.services import Services
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
@@ -106,7 +106,7 @@ async def serve(folder: Path, number: int, place: Path | str, network: Network) 
     chain_clock = BlockClock()
     chain_clock.update(network.chain.time)
     database = await open_database(place)
-    services = await build_services(
+    services = await Services(
         settings,
         chain=network.chain,
         view=network.view,
@@ -115,7 +115,7 @@ async def serve(folder: Path, number: int, place: Path | str, network: Network) 
         database=database,
         clock=time.time,
         chain_clock=chain_clock,
-    )
+    ).load()
     _describe(folder, services)
     # As the process does, see muster.orchestrator.process.
     gc.collect()

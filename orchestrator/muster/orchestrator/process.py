@@ -33,7 +33,7 @@ from muster.orchestrator.http.connections import protocol_of
 from muster.orchestrator.loop import run as run_loop
 from muster.orchestrator.metrics import IS_LEADER
 from muster.orchestrator.ports import ReaderPort
-from muster.orchestrator.services import Documents, Services, build_services
+from muster.orchestrator.services import Documents, Services
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, MusterError, StorageError
@@ -223,7 +223,7 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
         documents = load_documents(settings.documents, run.config)
         database = await open_database(settings.database)
         try:
-            services = await build_services(
+            services = await Services(
                 settings,
                 chain=chain,
                 view=view,
@@ -232,7 +232,7 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
                 database=database,
                 clock=time.time,
                 chain_clock=chain_clock,
-            )
+            ).load()
             # Objects loaded by now stay: without them the collector halves the slowest answers.
             gc.collect()
             gc.freeze()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from muster.chain import ChainView
 from muster.orchestrator.clock import BlockClock, ChainHealth, Wakes
@@ -43,88 +44,62 @@ Documents: TypeAlias = Mapping[Hash32, bytes | Path]
 """By the hash that the chain pins: the bytes, or the file that holds them."""
 
 
-async def build_services(
-    settings: OrchestratorSettings,
-    *,
-    chain: ChainPort,
-    view: ChainView,
-    key: bytes,
-    documents: Documents,
-    database: Database,
-    clock: Callable[[], float],
-    chain_clock: BlockClock,
-) -> Services:
-    """Wire and load the services over an open database and a chain view that has caught up.
-
-    Raises StorageError when the database belongs to another run, ConfigError when the run names
-    another orchestrator.
-    """
-    named = view.runs[RunId(settings.run)].config.orchestrator
-    if chain.account != named:
-        raise ConfigError(
-            f"run {settings.run} names {named} as its orchestrator, "
-            f"the keystore is {chain.account}",
-            hint="give the keystore of that account",
-        )
-    services = Services(
-        settings,
-        chain=chain,
-        constants=await read_constants(chain),
-        view=view,
-        key=key,
-        documents=documents,
-        database=database,
-        clock=clock,
-        chain_clock=chain_clock,
-    )
-    await services.load()
-    return services
-
-
+@dataclass(eq=False, repr=False)
 class Services:
-    """Everything that a request or a background task may use."""
+    """Everything that a request or a background task may use, once it is loaded."""
 
-    def __init__(
-        self,
-        settings: OrchestratorSettings,
-        *,
-        chain: ChainPort,
-        constants: Constants,
-        view: ChainView,
-        key: bytes,
-        documents: Documents,
-        database: Database,
-        clock: Callable[[], float],
-        chain_clock: BlockClock,
-    ) -> None:
-        """`key` is the orchestrator's private key, `clock` the wall clock."""
-        self.settings, self.chain, self.key, self.documents = settings, chain, key, documents
-        self.database, self.clock, self.chain_clock = database, clock, chain_clock
-        self.chain_health = ChainHealth(head=view.block_number, read_at=clock())
-        self.wakes = Wakes()
+    settings: OrchestratorSettings
+    _: KW_ONLY
+    chain: ChainPort
+    view: ChainView
+    """It has caught up with the chain."""
+    key: bytes
+    """The orchestrator's private key."""
+    documents: Documents
+    database: Database
+    """It is open."""
+    clock: Callable[[], float]
+    """The wall clock."""
+    chain_clock: BlockClock
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError when the run names another orchestrator."""
+        settings, chain = self.settings, self.chain
         self.run_id = RunId(settings.run)
-        config = view.runs[self.run_id].config
+        config = self.view.runs[self.run_id].config
         self.audience = config.orchestrator
+        if chain.account != self.audience:
+            raise ConfigError(
+                f"run {settings.run} names {self.audience} as its orchestrator, "
+                f"the keystore is {chain.account}",
+                hint="give the keystore of that account",
+            )
+        self.chain_health = ChainHealth(head=self.view.block_number, read_at=self.clock())
+        self.wakes = Wakes()
         self.domain = chain.domain("ContributionLedger")
-        pinned = documents[config.recipe_hash]
+        pinned = self.documents[config.recipe_hash]
         assert isinstance(pinned, bytes)  # only a task set stays on disk
         self.recipe = Recipe.from_bytes(pinned)
-        self.group = GroupCommit(database)
+        self.group = GroupCommit(self.database)
         self.files = FileStore(
             settings.files, S3Blobs(settings.bucket) if settings.bucket else None
         )
-        self.projection = Projection(view, self.run_id, self.recipe.training)
+        self.projection = Projection(self.view, self.run_id, self.recipe.training)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(run_id={self.run_id})"
+
+    async def load(self) -> Self:
+        """Make the database this run's, and read what was there before the start.
+
+        Raises StorageError when the database belongs to another run.
+        """
+        constants = await read_constants(self.chain)
         self._wire_requests()
         self._wire_leases(constants)
         self._wire_submissions(constants)
         self._wire_settlement(constants)
         self._wire_status()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(run_id={self.run_id})"
-
-    async def load(self) -> None:
-        """Make the database this run's, and read what was there before the start."""
         self.files.open()
         self.nonces.valid_from = await claim_database(
             self.database,
@@ -136,6 +111,7 @@ class Services:
         await rebuild(self.database, self.files, self.projection)
         for loading in (self.batching, self.nonces, self.heartbeats, self.hardware, self.training):
             await loading.load()
+        return self
 
     def _wire_requests(self) -> None:
         settings, database = self.settings, self.database

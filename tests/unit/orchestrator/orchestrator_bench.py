@@ -31,7 +31,7 @@ from muster.orchestrator.loop import (
     settle_once,
 )
 from muster.orchestrator.process import serve_until_stopped
-from muster.orchestrator.services import Services, build_services
+from muster.orchestrator.services import Services
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ApiError
@@ -186,7 +186,7 @@ async def open_bench(
     built = OrchestratorSettings(**(values | settings))
     database = await open_database(built.database)
     try:
-        services = await build_services(
+        services = await Services(
             built,
             chain=network.chain,
             view=network.view,
@@ -195,7 +195,7 @@ async def open_bench(
             database=database,
             clock=wall,
             chain_clock=chain_clock,
-        )
+        ).load()
         async with asyncio.TaskGroup() as tasks:
             group = tasks.create_task(services.group.run())
             # Failures are retried at once: tests drive every step themselves.

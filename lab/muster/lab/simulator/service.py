@@ -15,7 +15,7 @@ from muster.orchestrator.db import Database, open_database
 from muster.orchestrator.db.query import plain
 from muster.orchestrator.db.statements import SubmissionRow, in_batch
 from muster.orchestrator.loop import run as run_orchestrator
-from muster.orchestrator.services import Services, build_services
+from muster.orchestrator.services import Services
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.ids import Hash32
 from muster.protocol.messages import Submission
@@ -46,7 +46,7 @@ class Service:
         loop = asyncio.get_running_loop()
         clock = BlockClock(loop.time)
         clock.update(await connection.now())
-        return await build_services(
+        return await Services(
             _settings(scenario, self._folder),
             chain=connection,
             view=stage.views[0],
@@ -59,7 +59,7 @@ class Service:
             database=self._database,
             clock=lambda: EPOCH + loop.time(),
             chain_clock=clock,
-        )
+        ).load()
 
     def tasks(self, services: Services) -> Coroutine[Any, Any, None]:
         """Return the orchestrator's background tasks, to be run."""
