@@ -78,10 +78,13 @@ class Case:
         self.evidence = self.evidence.model_copy(update=changed)
         self.change_facts(records_hash=keccak(record.to_bytes()))
 
-    def verify(self, chain: ChainFacts | None = None) -> dict[str, BundleCheck]:
+    def written(self) -> Path:
         path = self.folder / "bundle.zip"
         write_bundle(path, self.evidence, self.contents)
-        return self.verify_at(path, chain)
+        return path
+
+    def verify(self, chain: ChainFacts | None = None) -> dict[str, BundleCheck]:
+        return self.verify_at(self.written(), chain)
 
     def verify_at(self, path: Path, chain: ChainFacts | None = None) -> dict[str, BundleCheck]:
         options = {"policy": None, "engine": None, "threads": None, "dtype": None, "device": None}
@@ -324,8 +327,7 @@ def repack(path: Path, change: Callable[[str, bytes], bytes | None]) -> Path:
 def test_a_part_that_is_not_the_pinned_one_contradicts(
     case: Case, part: str, data: bytes | None, named: str
 ) -> None:
-    case.verify()
-    path = repack(case.folder / "bundle.zip", lambda name, old: data if name == part else old)
+    path = repack(case.written(), lambda name, old: data if name == part else old)
     assert case.verify_at(path)[named].answer is CheckAnswer.CONTRADICT
 
 
@@ -343,8 +345,7 @@ def test_a_part_that_is_not_the_pinned_one_contradicts(
 def test_a_damaged_bundle_is_refused_with_what_is_wrong(
     case: Case, part: str, data: bytes | None, says: str
 ) -> None:
-    case.verify()
-    path = repack(case.folder / "bundle.zip", lambda name, old: data if name == part else old)
+    path = repack(case.written(), lambda name, old: data if name == part else old)
     with pytest.raises(MusterError, match=says):
         case.verify_at(path)
 

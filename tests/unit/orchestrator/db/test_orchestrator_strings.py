@@ -303,7 +303,7 @@ async def test_honest_are_all_served_while_rows_are_refused(tmp_path: Path) -> N
 
         async def past_the_door() -> None:
             nonlocal hostile
-            while hostile < 50:
+            while hostile < 20:
                 name = f"hostile {hostile}"
                 with pytest.raises(RowError):
                     await bench.services.group.add(*heartbeat(name, "a\0b"), caller=name)
@@ -317,7 +317,7 @@ async def test_honest_are_all_served_while_rows_are_refused(tmp_path: Path) -> N
             is_over = True
     assert {status for status, _ in served} == {200}
     assert set(refused) == {400}
-    assert len(served) > 50
+    assert len(served) > 20
     # Nobody waits while many rows are looked for, however slow the machine is.
     assert max(rows for _, rows in served) <= 3
 
