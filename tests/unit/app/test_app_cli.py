@@ -21,7 +21,6 @@ from muster.protocol.errors import (
     ChainUnreachable,
     ConfigError,
     ContractRevert,
-    MusterError,
     NotYet,
     PolicyUnavailable,
     TransactionLost,
@@ -169,25 +168,15 @@ def test_fund_asks_the_chain_of_the_shared_variable(
     assert "http://127.0.0.1:1 " in str(result.exception)
 
 
-def test_missing_module_of_ours_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "muster", _raise(ModuleNotFoundError("x", name="muster.nothing")))
+@pytest.mark.parametrize(
+    "defect", [ZeroDivisionError(), ModuleNotFoundError("x", name="muster.nothing")]
+)
+def test_defects_of_our_own_are_not_hidden(
+    defect: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "muster", _raise(defect))
     monkeypatch.setattr(sys, "argv", ["muster"])
-    with pytest.raises(ModuleNotFoundError):
-        main()
-
-
-def test_interruption_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "muster", _raise(KeyboardInterrupt()))
-    monkeypatch.setattr(sys, "argv", ["muster"])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 130
-
-
-def test_defects_of_our_own_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "muster", _raise(ZeroDivisionError()))
-    monkeypatch.setattr(sys, "argv", ["muster"])
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(type(defect)):
         main()
 
 
@@ -204,10 +193,11 @@ def test_defects_of_our_own_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> N
         (TransactionLost("no receipt", tx="0x"), 3),
         (PolicyUnavailable("no relay"), 3),
         (NotYet("in an hour"), 3),
+        (KeyboardInterrupt(), 130),
     ],
 )
 def test_exit_codes_tell_not_now_from_not_so(
-    error: MusterError, code: int, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "muster", _raise(error))
     monkeypatch.setattr(sys, "argv", ["muster"])

@@ -13,13 +13,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from click.testing import CliRunner
 from orchestrator_bench import client, open_bench, served
 from orchestrator_fakes import RUN, submission_for
 
 from muster.api import Lease, OrchestratorApi
 from muster.api.requests import MAX_FILE_BYTES
-from muster.orchestrator.cli import orchestrator
 from muster.orchestrator.db.query import plain
 from muster.orchestrator.http.connections import MOST_PIPELINED
 from muster.orchestrator.process import serve_until_stopped
@@ -215,12 +213,3 @@ def test_module_imports_nothing_heavy(module: str, heavy: set[str]) -> None:
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_command_line_options_are_the_documented_ones() -> None:
-    help_text = CliRunner().invoke(orchestrator, ["run", "--help"]).output
-    for option in (
-        "--run", "--rpc", "--deployments", "--keystore", "--password-file", "--documents",
-        "--files", "--database", "--host", "--port", "--ready-file", "--origin", "--relay",
-    ):  # fmt: skip
-        assert option in help_text
