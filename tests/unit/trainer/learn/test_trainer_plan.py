@@ -221,8 +221,8 @@ def test_ranks_that_share_rows_share_the_passes() -> None:
         {p.name: p.training for p in of_long_rows(100.0, **kept, **context).plan().parts}
         for context in ({}, {"context_ranks": 4})
     ]
-    # Keys and values of whole rows are in every rank, one block's at a time.
-    assert 0.25 * parts[0]["passes"] < parts[1]["passes"] < 0.35 * parts[0]["passes"]
+    # Keys and values of whole rows are in every rank, one block's at a time, and logits of a chunk.
+    assert 0.25 * parts[0]["passes"] < parts[1]["passes"] < 0.37 * parts[0]["passes"]
     del parts[0]["passes"], parts[1]["passes"]
     assert parts[0] == parts[1]
 

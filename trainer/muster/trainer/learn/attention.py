@@ -122,13 +122,18 @@ def understands_packing(model: Any) -> bool:
     return True
 
 
-def packed_hidden(model: Any, tokens_S: Tensor, layout: Layout) -> Tensor:
-    """Return the final hidden states [S, D] of a packed row."""
+def packed_hidden(
+    model: Any, tokens_S: Tensor, layout: Layout, predicting_P: Tensor | None = None
+) -> Tensor:
+    """Return the final hidden states [S, D] of a packed row; perhaps right at some positions alone,
+    each given once (`lean.narrow`).
+    """
     hidden_1SD: Tensor = model.base_model(
         input_ids=tokens_S[None],
         position_ids=torch.tensor([layout.positions()], device=tokens_S.device),
         use_cache=False,
         packed_layout=layout,
+        packed_predicting=predicting_P,
     ).last_hidden_state
     return hidden_1SD[0]
 

@@ -89,13 +89,17 @@ class MicroBatch:
     def hidden(self, model: Any) -> Tensor:
         """Return the final hidden states [N, D] that predict the completion tokens."""
         tokens_BT = self.tokens_BT.to(model.device)
+        predicting_N = self.predicting_N.to(model.device)
         if self.layout is not None:
-            hidden_SD = packed_hidden(model, tokens_BT[0], self.layout)
+            # Not `unique`: how many there are must be known of tensors without content, too.
+            asked = sorted(set(self.predicting_N.tolist()))
+            places = torch.tensor(asked, dtype=torch.int64, device=model.device)
+            hidden_SD = packed_hidden(model, tokens_BT[0], self.layout, places)
         else:
             hidden_SD = model.base_model(
                 input_ids=tokens_BT, use_cache=False
             ).last_hidden_state.flatten(0, 1)
-        return hidden_SD.index_select(0, self.predicting_N.to(model.device))
+        return hidden_SD.index_select(0, predicting_N)
 
 
 def pack(

@@ -28,6 +28,7 @@ from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.learn.attention import NAME, switch_off_dropout, understands_packing
 from muster.trainer.learn.embedding import add_rows_at_once
+from muster.trainer.learn.lean import narrow, quicken
 from muster.trainer.learn.logprob import (
     Head,
     Objective,
@@ -113,7 +114,10 @@ class Passes:
         self._cost = cost_of(trained)
         self._flops = 0.0
         self._computing = ComputeCopy(trained, compute_dtype)
+        quicken(self._computing.model)
         recompute(self._computing.model, recomputed)
+        if self.is_packed:
+            narrow(self._computing.model)
         self._adds_at_once = is_whole and self._computing.model is trained
         if self._adds_at_once:
             add_rows_at_once(trained.get_input_embeddings())

@@ -37,7 +37,7 @@ def recompute(model: Any, kind: Recompute) -> None:
             hint="--recompute none, or full",
         )
     for part in parts:
-        part.forward = _Again(part.forward)
+        part.forward = Again(part.forward)
 
 
 def blocks(model: Any) -> list[Any]:
@@ -49,23 +49,29 @@ def blocks(model: Any) -> list[Any]:
 def _parts(block: Any, kind: Recompute) -> Iterator[Any]:
     if kind == "full":
         yield block
-        return
+    else:
+        yield from feed_forward_parts(block)
+
+
+def feed_forward_parts(block: Any) -> Iterator[Any]:
+    """Yield the parts of a block that have products of matrices and are not attention."""
     for name, part in block.named_children():
         has_products = any(isinstance(m, torch.nn.Linear) for m in part.modules())
         if has_products and "attn" not in name and "attention" not in name:
             yield part
 
 
-class _Again:
+class Again:
     """A forward pass of which only the inputs are kept."""
 
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self._forward = forward
+    def __init__(self, inner: Callable[..., Any]) -> None:
+        self.inner = inner
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Return what the pass returns."""
         if not torch.is_grad_enabled():
-            return self._forward(*inputs, **options)
+            return self.inner(*inputs, **options)
         # Nothing draws random numbers: dropout is off.
         return checkpoint(
-            self._forward, *inputs, use_reentrant=False, preserve_rng_state=False, **options
+            self.inner, *inputs, use_reentrant=False, preserve_rng_state=False, **options
         )

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM
 from muster.protocol.recipe import AdapterRecipe
 from muster.trainer.learn.attention import NAME, switch_off_dropout
 from muster.trainer.learn.context import BatchPart
+from muster.trainer.learn.lean import quicken
 from muster.trainer.learn.logprob import block_rows, chunk_rows
 from muster.trainer.learn.packing import MicroBatch, Sample, pack
 from muster.trainer.learn.passes import ComputeType, shorten
@@ -195,6 +196,7 @@ class Rehearsal:
             model.set_attn_implementation(NAME)
         if self._adapter.rank:
             _adapt(model, self._adapter)
+        quicken(model)
         return model.train()
 
 

@@ -1,0 +1,207 @@
+"""Parts of a model that compute the same with less: fewer passes over memory, fewer positions.
+
+* RMS norms (Zhang and Sennrich 2019, arXiv 1910.07467): the gradient takes seven operations in
+  place of sixteen, and of what it needs only the input is kept.
+* Gated feed-forward parts, down(silu(gate(x)) * up(x)): silu(gate(x)) is not kept.
+* The last block's feed-forward part: computed at the positions that predict a trained token. Of
+  the others that block's keys and values are asked for, and nothing else.
+
+On a CPU some rows are computed at a time, which caches hold. Values are those of the model's own
+modules bit for bit: a module is replaced when a small one of its class computes the same.
+
+Axes: N rows, D numbers of a row; S positions of a packed row, P of them that predict.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.nn import functional
+
+from muster.trainer.learn.recompute import Again, blocks, feed_forward_parts
+
+BLOCK_NUMBERS = 1 << 16
+"""Numbers of a tensor that a CPU computes at a time: 256 KiB in float32."""
+PREDICTING = "packed_predicting"
+"""Keyword argument of a packed row's forward pass: the positions [P] that predict, in order."""
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+"""Names of a gated feed-forward part's layers."""
+_WIDTH = 8
+"""Width of the small modules that are compared."""
+
+
+def quicken(model: Any) -> None:
+    """Have a model's RMS norms and gated feed-forward parts computed as here, in place."""
+    for module in model.modules():
+        eps = _epsilon(module)
+        if eps is not None and _is_norm(module, eps):
+            module.forward = partial(_norm, module, eps, module.forward)
+        elif _is_gated(module):
+            module.forward = partial(_gated, module)
+
+
+def narrow(model: Any) -> None:
+    """Have the last block's feed-forward part computed where the row predicts, in place.
+
+    For models of which `attention.understands_packing` is true: positions do not mix there but in
+    attention. Due after `recompute`.
+    """
+    for block in blocks(model)[-1:]:
+        parts = [_Narrow(part.forward) for part in feed_forward_parts(block)]
+        for part, narrowed in zip(feed_forward_parts(block), parts, strict=True):
+            part.forward = narrowed
+        # Within what the backward pass computes again: it then computes at the same positions.
+        if isinstance(block.forward, Again):
+            block.forward.inner = partial(_noting, parts, block.forward.inner)
+        else:
+            block.forward = partial(_noting, parts, block.forward)
+
+
+class _Narrow:
+    """A forward pass that works on each position alone, at some positions; zeros elsewhere."""
+
+    places_P: Tensor | None = None
+    """The positions; none for all."""
+
+    def __init__(self, forward: Callable[[Tensor], Tensor]) -> None:
+        self._forward = forward
+
+    def __call__(self, hidden_1SD: Tensor) -> Tensor:
+        if self.places_P is None:
+            return self._forward(hidden_1SD)
+        found = self._forward(hidden_1SD.index_select(1, self.places_P))
+        shape = (1, hidden_1SD.shape[1], found.shape[2])
+        return found.new_zeros(shape).index_copy(1, self.places_P, found)
+
+
+def _noting(parts: list[_Narrow], forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    for part in parts:
+        part.places_P = options.get(PREDICTING)
+    return forward(*inputs, **options)
+
+
+def _epsilon(module: Any) -> float | None:
+    """Return what a norm adds to the mean square; none for what is no norm."""
+    shapes = {name: value.dim() for name, value in module.named_parameters()}
+    found = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    return found if shapes == {"weight": 1} and isinstance(found, float) else None
+
+
+def _is_norm(module: Any, eps: float) -> bool:
+    with unset_fake_temporarily(), torch.no_grad():
+        probe = copy.copy(module)
+        probe._parameters = {"weight": torch.nn.Parameter(_numbers(_WIDTH, 0.3))}
+        return _computes(probe, partial(_norm, probe, eps, probe.forward))
+
+
+def _is_gated(module: Any) -> bool:
+    if {name for name, _ in module.named_children()} != {*PROJECTIONS, "act_fn"}:
+        return False
+    with unset_fake_temporarily(), torch.no_grad():
+        probe = copy.copy(module)
+        layers = {name: _layer(i) for i, name in enumerate(PROJECTIONS)}
+        probe._modules = {**module._modules, **layers}
+        return _computes(probe, partial(_gated, probe))
+
+
+def _computes(probe: Any, forward: Callable[[Tensor], Tensor]) -> bool:
+    """Tell whether a module computes the same as a function, bit for bit."""
+    given = _numbers(4 * _WIDTH, 0.7).view(1, 4, _WIDTH)
+    return torch.equal(type(probe).forward(probe, given), forward(given))
+
+
+def _layer(number: int) -> torch.nn.Linear:
+    made = torch.nn.Linear(_WIDTH, _WIDTH, bias=False, device="meta")
+    made.weight = torch.nn.Parameter(_numbers(_WIDTH**2, 0.9 + number).view(_WIDTH, _WIDTH))
+    return made
+
+
+def _numbers(count: int, step: float) -> Tensor:
+    """Return numbers that no generator is asked for."""
+    return torch.sin(torch.arange(1, count + 1, dtype=torch.float32) * step) + 0.1
+
+
+def _row_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield some rows of tensors [N, ...] at a time; all of them on an accelerator."""
+    first = tensors[0]
+    rows = max(1, len(first))
+    if first.device.type == "cpu":
+        rows = max(1, BLOCK_NUMBERS // first.shape[-1])
+    yield from zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)
+
+
+def _norm(module: Any, eps: float, own: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    weight = module.weight
+    if hidden.dtype != weight.dtype or hidden.dtype == torch.float64:
+        return own(hidden)
+    normed: Tensor = _Norm.apply(hidden, weight, eps)  # type: ignore[no-untyped-call]  # torch's stub
+    return normed
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        hidden_ND = hidden.reshape(-1, len(weight_D))
+        normed_ND = hidden_ND.new_empty(hidden_ND.shape)
+        root_N1 = hidden_ND.new_empty(len(hidden_ND), 1, dtype=torch.float32)
+        for rows, normed, root in _row_blocks(hidden_ND, normed_ND, root_N1):
+            wide = rows.float()
+            torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps, out=root)
+            torch.mul(weight_D, (wide * root).to(rows.dtype), out=normed)
+        ctx.save_for_backward(hidden_ND, weight_D, root_N1)
+        return normed_ND.view(hidden.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        """With n = x / rms(x): dw = sum of g n, and dx = (g w - n mean(g w n)) / rms(x)."""
+        hidden_ND, weight_D, root_N1 = ctx.saved_tensors
+        gradient_ND = gradients[0].reshape(hidden_ND.shape)
+        found_ND = hidden_ND.new_empty(hidden_ND.shape)
+        wide_D = weight_D.float()
+        found_D = torch.zeros_like(wide_D)
+        for rows, gradient, found, root in _row_blocks(hidden_ND, gradient_ND, found_ND, root_N1):
+            normed, wide = rows * root, gradient.float()
+            share = wide * normed
+            found_D += share.sum(0)
+            mean = torch.mv(share, wide_D).div_(len(wide_D)).unsqueeze(1)
+            found.copy_((wide * wide_D).addcmul_(normed, mean, value=-1).mul_(root))
+        due = found_D.to(weight_D.dtype) if ctx.needs_input_grad[1] else None
+        return found_ND.view(gradients[0].shape), due, None
+
+
+def _gated(module: Any, hidden: Tensor) -> Tensor:
+    gate, up = module.gate_proj(hidden), module.up_proj(hidden)
+    product: Tensor = _Gate.apply(gate, up)  # type: ignore[no-untyped-call]  # torch's stub
+    down: Tensor = module.down_proj(product)
+    return down
+
+
+class _Gate(torch.autograd.Function):
+    """silu(gate) * up."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        product = gate.new_empty(gate.shape)
+        for made, g, u in _row_blocks(*map(_rows, (product, gate, up))):
+            torch.mul(functional.silu(g), u, out=made)
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        found = gate.new_empty(gate.shape), up.new_empty(up.shape)
+        for to_gate, to_up, g, u, due in _row_blocks(*map(_rows, (*found, gate, up, gradients[0]))):
+            torch.mul(functional.silu(g), due, out=to_up)
+            to_gate.copy_(torch.ops.aten.silu_backward(due * u, g))
+        return found
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])
