@@ -56,7 +56,7 @@ def test_typed_contracts_that_somebody_edited_are_refused(
     monkeypatch.setattr(export, "MODULE", copy)
     copy.write_text(CONTRACTS.read_text())
     assert export.main() == 0
-    copy.write_text(CONTRACTS.read_text().replace('"activeStake"', '"active_stake"'))
+    copy.write_text(CONTRACTS.read_text().replace("active_stake(", "stake_that_is_active("))
     assert export.main() == 1
     assert "differ from the contracts: contracts.py" in capsys.readouterr().err
 
