@@ -14,14 +14,13 @@ from functools import cache
 
 from muster.chain.abi import Event, snake_case
 from muster.chain.structs import BlockId
-from muster.chain.view_events import batches, cases, runs, stake, workers
-from muster.chain.view_events.tables import Arguments, ChainTables
+from muster.chain.view_events import Arguments, ChainTables, batches, runs, workers
 from muster.chain.view_parts import BatchView, MemberView, StakeView, StreamItem
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import Verdict
 
-EVENT_MODULES = (stake, workers, runs, batches, cases)
+EVENT_MODULES = (workers, runs, batches)
 """Modules whose functions take events in."""
 REMEMBERED_BLOCKS = 256
 """Blocks whose hashes are remembered; a deeper reorganisation is read again from the start."""

@@ -5,6 +5,7 @@ clean stop, and what outlives it on disk.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import signal
@@ -29,6 +30,7 @@ _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_EPHEMERAL = 32_768
 """First port that the kernel gives to connections where the file is missing: Linux's default."""
 
+_PR_SET_PDEATHSIG = 1
 _computing = 0
 
 
@@ -142,6 +144,12 @@ def limit_memory(size_bytes: int) -> None:
         _, hard = resource.getrlimit(limit)
         bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(limit, (bound, bound))
+
+
+def die_with_parent() -> None:
+    """Have this process ended when its parent ends, even by SIGKILL. May run before an exec."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def sync_path(path: Path) -> None:

@@ -11,14 +11,17 @@ _Z = 1.959964
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
     """Return the two-sided 95 % interval of a share (Wilson's score interval)."""
-    if not trials:
-        return 0.0, 1.0
-    share, spread = successes / trials, _Z * _Z / trials
+    return score_interval(successes / trials, trials) if trials else (0.0, 1.0)
+
+
+def score_interval(share: float, trials: float) -> tuple[float, float]:
+    """Return the same of a share that is known, of trials that need not be a whole number."""
+    spread = _Z * _Z / trials
     middle = share + spread / 2
     width = math.sqrt(share * (1 - share) * spread + spread * spread / 4)
     low, high = (middle - width) / (1 + spread), (middle + width) / (1 + spread)
     # Exact at the ends, where rounding would leave a hair.
-    return (0.0 if not successes else low), (1.0 if successes == trials else high)
+    return (0.0 if share == 0 else low), (1.0 if share == 1 else high)
 
 
 def rate_bound(trials: int) -> float:

@@ -10,8 +10,11 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, Self
+from typing import Annotated, ClassVar, NamedTuple, Self
 
+from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+
+from muster.protocol.documents import first_fault
 from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
@@ -43,6 +46,26 @@ _RESERVED = re.compile(r"(?i:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
+def parse_digest(text: str) -> Hash32 | None:
+    """Return the digest written as 64 lower-case hexadecimal digits, None for anything else."""
+    return Hash32(bytes.fromhex(text)) if _DIGEST.fullmatch(text) else None
+
+
+def _digest(value: object) -> Hash32:
+    digest = parse_digest(value) if isinstance(value, str) else None
+    if digest is None:
+        raise ValueError(f"not 64 lower-case hexadecimal digits: {_shown(value)}")
+    return digest
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:80]
+
+
+Digest = Annotated[Hash32, PlainValidator(_digest), PlainSerializer(bytes.hex)]
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
 class ChunkSpan(NamedTuple):
     """Where one chunk belongs."""
 
@@ -60,11 +83,13 @@ class ChunkSpan(NamedTuple):
 class ManifestFile:
     """One file of a version."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
     name: str
     """A plain file name: letters, digits, dot, underscore, hyphen; no dot at either end."""
     size: int
     """Bytes."""
-    chunks: tuple[Hash32, ...]
+    chunks: tuple[Digest, ...]
     """BLAKE3 of each chunk, in order; none for an empty file."""
 
 
@@ -72,11 +97,13 @@ class ManifestFile:
 class ManifestDelta:
     """What turns the parent's files into this version's; see `muster.shardcast.delta`."""
 
-    parent_root: Hash32
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    parent_root: Digest
     """Root of the parent's manifest: it is as trustworthy as this manifest."""
     size: int
     """Bytes."""
-    chunks: tuple[Hash32, ...]
+    chunks: tuple[Digest, ...]
     """BLAKE3 of each chunk, in order."""
 
 
@@ -84,11 +111,13 @@ class ManifestDelta:
 class Manifest:
     """A policy version; raises EncodingError when constructed with anything the format refuses."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
     run_id: RunId
     version: PolicyVersion
     files: tuple[ManifestFile, ...]
     """Sorted by name, no name twice."""
-    state_hash: Hash32
+    state_hash: Digest
     """BLAKE3 of the files' digests joined in order; see `muster.shardcast.digests`."""
     stream_from: int
     """First position in the training stream that this version's step consumed."""
@@ -153,7 +182,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Return the canonical JSON; raises EncodingError when it exceeds the limit."""
-        data = canonical_json(_json_of(self))
+        data = canonical_json(_MANIFEST.dump_python(self, mode="json"))
         if len(data) > MAX_MANIFEST_BYTES:
             raise EncodingError(
                 f"manifest of {len(data)} bytes exceeds the limit of {MAX_MANIFEST_BYTES}",
@@ -165,23 +194,20 @@ class Manifest:
         """Return the Keccak-256 of the canonical JSON: what the chain holds."""
         return keccak(self.to_bytes())
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
+    @staticmethod
+    def from_bytes(data: bytes) -> Manifest:
         """Parse canonical JSON; raises EncodingError on anything the format refuses."""
-        value = _fields(parse_canonical_json(data, max_bytes=MAX_MANIFEST_BYTES), cls, "manifest")
-        return cls(
-            run_id=RunId(_integer(value, "run_id")),
-            version=PolicyVersion(_integer(value, "version")),
-            files=tuple(_file(item) for item in _list(value, "files", MAX_FILES)),
-            state_hash=_digest(value["state_hash"]),
-            stream_from=_integer(value, "stream_from"),
-            stream_to=_integer(value, "stream_to"),
-            chunk_bytes=_integer(value, "chunk_bytes"),
-            kind=value["kind"],
-            parent=(None if value["parent"] is None else PolicyVersion(_integer(value, "parent"))),
-            delta=None if value["delta"] is None else _delta(value["delta"]),
-            schema_version=_integer(value, "schema_version"),
-        )
+        value = parse_canonical_json(data, max_bytes=MAX_MANIFEST_BYTES)
+        try:
+            manifest = _MANIFEST.validate_json(data)
+        except ValidationError as error:
+            raise EncodingError(f"malformed manifest: {first_fault(error, 'it')}") from error
+        if len(value) != len(fields(Manifest)):
+            raise EncodingError("the manifest lacks a field")
+        return manifest
+
+
+_MANIFEST = TypeAdapter(Manifest)
 
 
 def require_file_name(name: object) -> str:
@@ -194,11 +220,6 @@ def require_file_name(name: object) -> str:
     if not isinstance(name, str) or not is_plain or name.endswith("."):
         raise EncodingError(f"not a plain file name: {_shown(name)}")
     return name
-
-
-def parse_digest(text: str) -> Hash32 | None:
-    """Return the digest written as 64 lower-case hexadecimal digits, None for anything else."""
-    return Hash32(bytes.fromhex(text)) if _DIGEST.fullmatch(text) else None
 
 
 def _check_numbers(manifest: Manifest) -> None:
@@ -252,68 +273,7 @@ def _require(name: str, value: int, low: int, high: int) -> None:
         raise EncodingError(f"{name} must be in [{low}, {high}], got {value}")
 
 
-def _file(value: Any) -> ManifestFile:
-    given = _fields(value, ManifestFile, "file")
-    name = require_file_name(given["name"])
-    return ManifestFile(name, _integer(given, "size"), _digests(given, "chunks"))
-
-
-def _delta(value: Any) -> ManifestDelta:
-    given = _fields(value, ManifestDelta, "delta")
-    root = _digest(given["parent_root"])
-    return ManifestDelta(root, _integer(given, "size"), _digests(given, "chunks"))
-
-
 def _spans(name: str, size: int, chunks: tuple[Hash32, ...], chunk_bytes: int) -> list[ChunkSpan]:
     offsets = range(0, size, chunk_bytes)
     places = zip(chunks, offsets, strict=True)
     return [ChunkSpan(d, name, at, min(chunk_bytes, size - at)) for d, at in places]
-
-
-def _json_of(value: Any) -> Any:
-    """Return a manifest, or a part of it, as JSON values: its fields by name, digests as text."""
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, tuple):
-        return [_json_of(item) for item in value]
-    if isinstance(value, Manifest | ManifestFile | ManifestDelta):
-        return {field.name: _json_of(getattr(value, field.name)) for field in fields(value)}
-    return value
-
-
-def _digests(given: dict[str, Any], name: str) -> tuple[Hash32, ...]:
-    return tuple(_digest(item) for item in _list(given, name, MAX_MANIFEST_BYTES))
-
-
-def _fields(value: Any, kind: type[Manifest | ManifestFile | ManifestDelta], what: str) -> Any:
-    """Return a JSON object that has the fields of a part of the manifest, and no others."""
-    keys = sorted(field.name for field in fields(kind))
-    if not isinstance(value, dict) or sorted(value) != keys:
-        raise EncodingError(f"a {what} is an object with exactly the keys {keys}")
-    return value
-
-
-def _list(given: dict[str, Any], name: str, limit: int) -> list[Any]:
-    value = given[name]
-    if not isinstance(value, list) or len(value) > limit:
-        raise EncodingError(f"{name} must be a list of at most {limit} entries")
-    return value
-
-
-def _integer(given: dict[str, Any], name: str) -> int:
-    value = given[name]
-    # bool is an int to Python, not to JSON.
-    if type(value) is not int:
-        raise EncodingError(f"{name} must be an integer, got {_shown(value)}")
-    return value
-
-
-def _digest(value: Any) -> Hash32:
-    digest = parse_digest(value) if isinstance(value, str) else None
-    if digest is None:
-        raise EncodingError(f"not 64 lower-case hexadecimal digits: {_shown(value)}")
-    return digest
-
-
-def _shown(value: object) -> str:
-    return repr(value)[:80]

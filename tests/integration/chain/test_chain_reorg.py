@@ -31,7 +31,7 @@ from muster.chain.reader import LAG_POLLS
 from muster.protocol.errors import ChainInconsistent, ContractRevert
 from muster.protocol.ids import PolicyVersion
 from muster.shardcast import ChunkStore
-from muster.trainer.chain_ports import ChainAnchor, ChainLedger
+from muster.trainer.ports import ChainAnchor, ChainLedger
 from muster.trainer.publish.publisher import Publisher
 
 

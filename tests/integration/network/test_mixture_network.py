@@ -26,7 +26,7 @@ from muster.protocol.messages import Reason, Ticket
 from muster.protocol.mixture import PartRecipe
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
-from muster.trainer.chain_ports import ChainLedger
+from muster.trainer.ports import ChainLedger
 from muster.trainer.stream.reader import Cursor, StepInput, StreamReader
 from muster.trainer.stream.submissions import parts_of
 

@@ -18,9 +18,9 @@ from muster.protocol.errors import ConfigError, ContractRevert
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.seeds import ticket_seed
 from muster.shardcast import ChunkStore
-from muster.trainer.chain_ports import ChainLedger
 from muster.trainer.measure.figures import UNREPEATABLE
 from muster.trainer.measure.pass_rates import count_passes, read_run
+from muster.trainer.ports import ChainLedger
 from muster.wallet import save_wallet
 
 LAST = RECIPE.training.steps

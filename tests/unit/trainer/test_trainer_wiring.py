@@ -22,9 +22,9 @@ from muster.protocol.seeds import ticket_seed
 from muster.tasks import TaskSet
 from muster.tasks.toys import make_sort
 from muster.trainer.base_model import LESSONS, Lesson
-from muster.trainer.chain_ports import ChainAnchor, ChainLedger
 from muster.trainer.cli import run_base_model
 from muster.trainer.config import TrainerSettings
+from muster.trainer.ports import ChainAnchor, ChainLedger
 from muster.trainer.process import _announce, _Assembly, _load_recipe, _run_config
 
 RUN = RunId(2)

@@ -29,9 +29,9 @@ from muster.tasks import TaskSet, dialogue_of, identities
 from muster.tasks.admission import Trial, admit
 from muster.toploc import Calibration
 from muster.toploc.wire import chunk_shapes
-from muster.trainer.chain_ports import ChainAnchor
 from muster.trainer.config import TrainerSettings, load_recipe
 from muster.trainer.economics import cheats_of, read_fixed, refuse_unsafe, terms_of
+from muster.trainer.ports import ChainAnchor
 from muster.trainer.publish.policies import BASE, policy_files
 from muster.trainer.publish.publisher import Publisher
 

@@ -1,34 +1,17 @@
-"""The trainer's needs of the outside, as protocols; test fakes fit them, too."""
+"""The trainer's ports on what is outside: the training stream, files, the anchor, figures."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from muster.protocol.ids import Hash32, PolicyVersion
+from muster.chain import Chain, ChainView, Event, StreamItem
+from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ContractRevert
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord
-
-
-class StreamItem(Protocol):
-    """An accepted record at its place in the training stream."""
-
-    @property
-    def position_in_stream(self) -> int:
-        """From 0, without gaps."""
-
-    @property
-    def record(self) -> OutcomeRecord:
-        """The accepted outcome."""
-
-
-class Ledger(Protocol):
-    """The run's accepted records, as far as the chain has been read; grows, shrinks in a reorg."""
-
-    def stream(self) -> Sequence[StreamItem]:
-        """Return the training stream."""
-
-    async def changed(self) -> None:
-        """Return after the next change."""
+from muster.protocol.seeds import ticket_seed
 
 
 class FileSource(Protocol):
@@ -38,21 +21,88 @@ class FileSource(Protocol):
         """Return a submission's file; raises ApiError."""
 
 
-class Anchor(Protocol):
-    """The run's published versions on chain, and the right to add one."""
-
-    async def root_of(self, version: PolicyVersion) -> Hash32 | None:
-        """Return the manifest root of a published version, None before it is published."""
-
-    async def newest(self) -> PolicyVersion | None:
-        """Return the newest published version."""
-
-    async def publish(self, version: PolicyVersion, root: Hash32) -> None:
-        """Publish a version; raises ChainError."""
-
-
 class MetricsSink(Protocol):
     """Somewhere figures are shown."""
 
     async def post_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Report the figures of a step; raises ApiError."""
+
+
+class ChainLedger:
+    """A run's training stream in the chain view; told of every change by `on_change`."""
+
+    def __init__(self, view: ChainView, run_id: RunId) -> None:
+        self._view = view
+        self._run_id = run_id
+        self._stream: Sequence[StreamItem] | None = None
+        self._event = asyncio.Event()
+
+    def stream(self) -> Sequence[StreamItem]:
+        """Return the training stream."""
+        if self._stream is None:
+            is_known = self._run_id in self._view.runs
+            self._stream = self._view.training_stream(self._run_id) if is_known else ()
+        return self._stream
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the run's owner closed it."""
+        run = self._view.runs.get(self._run_id)
+        return run is not None and bool(run.closed_at)
+
+    def seed_of(self, record: OutcomeRecord) -> Hash32 | None:
+        """Return the seed of a record's ticket; None when the chain does not show what it is of."""
+        run = self._view.runs.get(self._run_id)
+        checkpoint = run and run.checkpoints.get(record.policy_version)
+        worker = self._view.worker_by_id.get(record.worker_id)
+        member = run.members.get(worker.address) if run and worker else None
+        if not checkpoint or not member:
+            return None
+        beacon = member.beacon_under(checkpoint)
+        return ticket_seed(self._run_id, beacon, member.address, record.step, record.index)
+
+    async def changed(self) -> None:
+        """Return after the next change."""
+        await self._event.wait()
+
+    async def on_change(self, _events: list[Event]) -> None:
+        """Note that the view has taken in events, or taken some back."""
+        self._stream = None
+        self._event.set()
+        self._event = asyncio.Event()
+
+
+class ChainAnchor:
+    """A run's checkpoints in RunRegistry."""
+
+    def __init__(self, chain: Chain, run_id: RunId) -> None:
+        self._chain = chain
+        self._run_id = run_id
+
+    async def root_of(self, version: PolicyVersion) -> Hash32 | None:
+        """Return the manifest root of a published version, None when there is none."""
+        try:
+            checkpoint = await self._chain.runs.checkpoint_of(self._run_id, version)
+        except ContractRevert as revert:
+            if revert.name != "RunVersionUnknown":
+                raise
+            return None
+        return checkpoint.manifest_root if any(checkpoint.manifest_root) else None
+
+    async def newest(self) -> PolicyVersion | None:
+        """Return the newest published version."""
+        return await self._chain.runs.latest_version(self._run_id)
+
+    async def recent_roots(self, versions: int) -> dict[PolicyVersion, Hash32]:
+        """Return the roots of the newest published version and those up to `versions` before it."""
+        newest = await self.newest()
+        if newest is None:
+            return {}
+        wanted = [PolicyVersion(v) for v in range(max(0, newest - versions), newest + 1)]
+        roots = {version: await self.root_of(version) for version in wanted}
+        return {version: root for version, root in roots.items() if root is not None}
+
+    async def publish(self, version: PolicyVersion, root: Hash32) -> None:
+        """Publish a version, once however often it is asked for; raises ChainError."""
+        chain = self._chain.once(f"publish run {self._run_id} version {version} {hex0x(root)}")
+        await chain.runs.publish_checkpoint(self._run_id, version, root)

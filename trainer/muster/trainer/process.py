@@ -24,7 +24,6 @@ from muster.protocol.recipe import Recipe
 from muster.shardcast import ChunkStore, ShardServer
 from muster.tasks import TaskSet, check_task_set, document_root
 from muster.tasks.document import MAX_TASK_SET_BYTES
-from muster.trainer.chain_ports import ChainAnchor, ChainLedger
 from muster.trainer.config import TrainerSettings
 from muster.trainer.learn.follow import follow as follow_leader
 from muster.trainer.learn.learner import Learner
@@ -47,6 +46,7 @@ from muster.trainer.measure.metrics import (
     serve_prometheus,
 )
 from muster.trainer.measure.throughput import measure_peak_flops
+from muster.trainer.ports import ChainAnchor, ChainLedger
 from muster.trainer.publish.policies import BASE, PolicyShelf, eos_token_ids, open_shelf, vocab_size
 from muster.trainer.publish.publisher import Publisher, Unpublished, hand_over
 from muster.trainer.recover.checkpoint import Checkpoints, Identity

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import ctypes
 import multiprocessing
 import multiprocessing.util
 import os
@@ -23,6 +22,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Self
 
+from muster.lifecycle import die_with_parent
 from muster.protocol.errors import ConfigError
 
 PRELOADED = (
@@ -34,7 +34,6 @@ PRELOADED = (
     "transformers.models.qwen3.modeling_qwen3",
 )
 """What is imported once."""
-_PR_SET_PDEATHSIG = 1
 
 
 class WarmProcess:
@@ -95,12 +94,6 @@ def _kill_warm_children() -> None:
     for child in multiprocessing.active_children():
         if isinstance(child, ForkServerProcess):
             child.kill()
-
-
-def die_with_parent() -> None:
-    """Have this process ended when its parent ends, even by SIGKILL."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _become(command: list[str], log: Path, environment: dict[str, str]) -> None:

@@ -26,7 +26,7 @@ import click
 from muster.app.demo.keys import CHEATS, PASSWORD
 from muster.protocol.errors import ConfigError, StorageError
 from muster.settings import DEPLOYMENTS
-from muster.settings.options import RECIPE
+from muster.settings.options import FOLDER, RECIPE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FILE = click.Path(dir_okay=False, path_type=Path)
-FOLDER = click.Path(file_okay=False, path_type=Path)
 STATUS_S = 0.5
 """Seconds between two looks at the orchestrator."""
 ABSENT_S = 1.0
@@ -113,13 +111,13 @@ class DemoOptions:
 @click.option(
     "--out",
     "folder",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     default=Path("runs/demo"),
     help="Where everything is written.",
 )
 @click.option(
     "--deployments",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     default=DEPLOYMENTS,
     help="Where the contracts' addresses are written.",
 )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import platform
 import shutil
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from muster.chain.rpc import Rpc
-from muster.lifecycle import free_port
+from muster.lifecycle import die_with_parent, free_port
 from muster.protocol.errors import ChainUnreachable, ConfigError
 from muster.protocol.ids import Address
 
@@ -32,7 +31,6 @@ READY_TIMEOUT_S = 10.0
 """Anvil answers within 0.1 s on an idle machine."""
 STOP_TIMEOUT_S = 5.0
 """It writes its state file in this time."""
-_PR_SET_PDEATHSIG = 1
 
 
 class Anvil:
@@ -123,7 +121,7 @@ class Anvil:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=die_with_parent,
         )
 
     def _open_log(self) -> IO[bytes]:
@@ -191,11 +189,6 @@ def _is_taken(port: int) -> bool:
         except OSError:
             return True
     return False
-
-
-def _die_with_parent() -> None:
-    # Runs between fork and exec: even if the parent is killed outright, no chain stays behind.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 # The program

@@ -1,1 +1,75 @@
-"""What events change in a ChainView, by subject: `on_worker_joined` takes in `WorkerJoined`."""
+"""What events change in a ChainView, by subject: `on_worker_joined` takes in `WorkerJoined`.
+
+Here are the tables that they fill and queries read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.chain.abi import Event
+from muster.chain.view_parts import (
+    BatchView,
+    CaseView,
+    PaymentView,
+    RunView,
+    SlashView,
+    StakeView,
+    WorkerView,
+)
+from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.jury import BenchPlace
+
+Arguments = dict[str, Any]
+"""An event's arguments, by the names that the contract gives them."""
+
+
+class ChainTables:
+    """What events said so far, and what of it does not follow from the events before."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.workers: dict[Address, WorkerView] = {}
+        """By staking wallet, in order of registration; a run's `members` say what each is there."""
+        self.worker_by_id: dict[int, WorkerView] = {}
+        """By number."""
+        self.worker_by_node: dict[Address, WorkerView] = {}
+        """By the hot key that serves now."""
+        self.stakes: dict[tuple[RunId, Address], StakeView] = {}
+        """By run and owner; run 0 is the jurors' bench."""
+        self.runs: dict[RunId, RunView] = {}
+        """By run id."""
+        self.batches: dict[int, BatchView] = {}
+        """By batch id."""
+        self.own_work: dict[tuple[RunId, Address], dict[Hash32, BatchView]] = {}
+        """By run and worker: the batches that it committed or took out of others, by their leaf."""
+        self.newest_batch: dict[RunId, int] = {}
+        """By run."""
+        self.slashes: list[SlashView] = []
+        """In chain order."""
+        self.payments: list[PaymentView] = []
+        """In chain order."""
+        self.cases: dict[Hash32, CaseView] = {}
+        """By outcome leaf, or `summons_of` a batch that its run left unjudged."""
+        self.bench: list[BenchPlace] = []
+        """The places of the network's jurors."""
+        self.contradictions: list[str] = []
+        """Events that do not follow from those before them."""
+        self.slash_by_id: dict[Hash32, SlashView] = {}
+        """By escrow id."""
+        self.slots: set[tuple[int, int, int, int]] = set()
+        """Slots with an outcome: run, worker, step, index."""
+
+    def contradict(self, event: Event, problem: str) -> None:
+        """Note that an event does not follow from those before it."""
+        self.contradictions.append(
+            f"{event.contract}.{event.name} in transaction {event.tx_hash}: {problem}"
+        )
+
+    def expect(self, event: Event, what: str, ours: object, theirs: object) -> None:
+        """Note where an event says something else than the events before it."""
+        if ours != theirs:
+            self.contradict(event, f"{what} should be {ours}, the event says {theirs}")

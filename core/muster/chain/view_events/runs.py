@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from muster.chain.abi import Event
 from muster.chain.structs import PauseCause
-from muster.chain.view_events.tables import Arguments, ChainTables
+from muster.chain.view_events import Arguments, ChainTables
 from muster.chain.view_parts import CheckpointView, PauseView, PaymentView, RunView
 from muster.protocol.ids import PolicyVersion, RunId
 

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from muster.api import OrchestratorApi
 from muster.chain import Chain, ChainView, Event, EventReader, RunView, find_run, follow
@@ -68,13 +68,6 @@ class Wish:
     """Seconds between looks at the chain."""
 
 
-class Measures(Protocol):
-    """An evaluator, as the follower knows it."""
-
-    def evaluate(self, folder: Path, version: PolicyVersion) -> Evaluation:
-        """Return how a policy does; blocking."""
-
-
 @dataclass(frozen=True, slots=True)
 class Follower:
     """Evaluates versions of one run, the oldest first."""
@@ -87,7 +80,7 @@ class Follower:
     """Every so many versions are evaluated, and the last."""
     fetch: Callable[[PolicyVersion, Hash32], Awaitable[Path]]
     """Returns a version's files; raises PolicyUnavailable."""
-    evaluator: Measures
+    evaluator: Evaluator
     report: Callable[[PolicyVersion, Hash32, Mapping[str, float]], Awaitable[None]]
     """Brings figures to the orchestrator; raises ApiError when they are refused."""
     log: MetricsLog

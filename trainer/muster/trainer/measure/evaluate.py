@@ -14,6 +14,7 @@ from muster.inference import InferenceEngine, Request
 from muster.inference.dialogue import Played, play
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import PolicyVersion
+from muster.protocol.intervals import score_interval
 from muster.protocol.prompts import render_prompt
 from muster.protocol.recipe import Recipe
 from muster.tasks import Graded, Problem, TaskSet, Undecided, verify_all
@@ -22,8 +23,6 @@ logger = logging.getLogger(__name__)
 
 PASSING = 1.0
 """Score from which a sample counts as passed."""
-_Z = 1.959964
-"""Normal quantile of a two-sided 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,12 +240,4 @@ def share_over_problems(values: Sequence[float]) -> Estimate:
     spread = variance(values) / len(values) if len(values) > 1 else 0.0
     if spread and 0 < mean < 1:
         trials = mean * (1 - mean) / spread
-    return Estimate(mean, *_wilson(mean, trials))
-
-
-def _wilson(share: float, trials: float) -> tuple[float, float]:
-    spread = _Z * _Z / trials
-    middle = share + spread / 2
-    width = math.sqrt(share * (1 - share) * spread + spread * spread / 4)
-    low, high = (middle - width) / (1 + spread), (middle + width) / (1 + spread)
-    return (0.0 if share == 0 else low), (1.0 if share == 1 else high)
+    return Estimate(mean, *score_interval(mean, trials))

@@ -31,7 +31,7 @@ from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast import ChunkStore, Manifest
 from muster.shardcast.download import RelayFault, ShardClient
 from muster.shardcast.trust import sign_root
-from muster.trainer.ports import Anchor
+from muster.trainer.ports import ChainAnchor
 from muster.trainer.publish.policies import published_files
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Publisher:
     def __init__(
         self,
         store: ChunkStore,
-        anchor: Anchor,
+        anchor: ChainAnchor,
         *,
         run_id: RunId,
         domain: Domain,

@@ -21,7 +21,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from blake3 import blake3
@@ -31,6 +31,7 @@ from torch import Tensor
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import PolicyVersion, Step, to_hash32
 from muster.protocol.rollouts import Rollout
+from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.persistence import below
 from muster.trainer.measure.figures import StepFigures
 from muster.trainer.publish.policies import BASE, PolicyShelf
@@ -58,43 +59,12 @@ HEAD_BYTES = 64 << 20
 """Room for what the flow carries from step to step, and for names."""
 
 
-class Inner(Protocol):
-    """A learner as the flow knows it."""
-
-    def step(self, step: Step, groups: Sequence[Sequence[Rollout]]) -> StepFigures:
-        """Take the optimiser steps of a training step."""
-
-    def weights(self) -> dict[str, Tensor]:
-        """Return the policy's weights."""
-
-    def pieces(self, formats: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Tensor]]:
-        """Return what gives the weights in these formats, some rows at a time."""
-
-    def hold(self) -> Callable[[], None]:
-        """Leave the tensors as they are until what this returns is called."""
-
-    def start(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the state, without optimiser, of version 0."""
-
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over weights."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Return all that the next step depends on."""
-
-    def like(self, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """Return tensors to read a state into."""
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a state."""
-
-
 class SiteLearner:
     """A learner that trains with those of other sites."""
 
     def __init__(
         self,
-        inner: Inner,
+        inner: Learner,
         meeting: Meeting,
         outer: OuterStep,
         checkpoints: Checkpoints,

@@ -20,12 +20,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from muster.chain import StreamItem
 from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.errors import ApiError, ChainError, EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, Step
 from muster.protocol.messages import OutcomeRecord
 from muster.protocol.recipe import PartRules, Recipe
-from muster.trainer.ports import FileSource, Ledger, StreamItem
+from muster.trainer.ports import ChainLedger, FileSource
 from muster.trainer.stream.filters import DifficultyPools, Drop, Group, PartTally, Sieve, named
 from muster.trainer.stream.submissions import parts_of, read_submission
 
@@ -165,7 +166,7 @@ class StreamReader:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: ChainLedger,
         files: FileSource,
         recipe: Recipe,
         *,

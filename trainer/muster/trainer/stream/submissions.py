@@ -20,7 +20,7 @@ from muster.protocol.messages import OutcomeRecord
 from muster.protocol.recipe import PartRules, Recipe
 from muster.protocol.rollouts import Bounds, Rollout, decode_rollouts
 from muster.protocol.seeds import target_length
-from muster.trainer.ports import FileSource, Ledger
+from muster.trainer.ports import ChainLedger, FileSource
 from muster.trainer.stream.filters import Group
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 class FileBuffer:
     """A file source that remembers what it handed over."""
 
-    def __init__(self, folder: Path, source: FileSource, ledger: Ledger) -> None:
+    def __init__(self, folder: Path, source: FileSource, ledger: ChainLedger) -> None:
         self._folder = folder
         self._source = source
         self._ledger = ledger
