@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pyarrow
 
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain import (
     Chain,
     ChainView,

@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 from benchmarks.report import HERE, machine, print_table, write
 
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain import Chain, ChainView, EventReader, apply_poll
 from muster.chain.abi import contract_abi
 from muster.chain.rpc import Rpc, from_hex

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.report import machine, print_table, write
 
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain import (
     Chain,
     ChainView,

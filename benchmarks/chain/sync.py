@@ -27,7 +27,7 @@ from random import Random
 from benchmarks.chain import index
 from benchmarks.report import HERE, machine, print_table, write
 
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain import (
     Chain,
     ChainView,

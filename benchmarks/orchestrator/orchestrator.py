@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from postgres_server import PostgresServer
 
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain import Chain
 from muster.deploy import DeployParameters, deploy_contracts
 from muster.protocol.messages import Ticket

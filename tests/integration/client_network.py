@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from worlds import client_world as world
 
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain import Chain, ChainView, RunConfig, RunTerms, read_view
 from muster.client.connections import EngineFactory
 from muster.client.juror.duty import run_juror

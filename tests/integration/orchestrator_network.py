@@ -17,8 +17,8 @@ from eth_account import Account
 
 from muster.api import Lease, OrchestratorApi
 from muster.api.answers import SubmissionState
+from muster.app.anvil import Anvil
 from muster.app.demo.processes import WarmProcess
-from muster.app.devnet.anvil import Anvil
 from muster.chain import Chain, Deployment, LeasedWork, RunConfig, RunTerms
 from muster.client.stake import join_run, take_seat
 from muster.deploy import DeployParameters, deploy_contracts

@@ -24,7 +24,7 @@ from typing import Any
 
 import aiohttp
 
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain import SendJournal, SendPolicy, TransactionSender
 from muster.chain.rpc import Rpc, from_hex
 from muster.protocol.eip712 import address_of

@@ -136,7 +136,7 @@ With its default of 700 that is a fifth of the time in which torch and transform
 
 COMMANDS = {
     "demo": Lazy("muster.app.demo.story:demo", "See the whole network learn and catch a cheater."),
-    "devnet": Lazy("muster.app.devnet.command:devnet", "Start a local chain with the contracts."),
+    "devnet": Lazy("muster.app.devnet:devnet", "Start a local chain with the contracts."),
     "init": Lazy("muster.client.cli.keys:init", "Create the keys of a worker and its node."),
     "doctor": Lazy("muster.client.doctor.command:doctor", "Is this machine fit for a run?"),
     "join": Lazy("muster.client.cli.network:join", "Learn a run's network from its orchestrator."),

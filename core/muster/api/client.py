@@ -37,7 +37,7 @@ from muster.api.answers import (
     SubmissionState,
     WatchedValidators,
 )
-from muster.api.requests import (
+from muster.api.routes import (
     MAX_FILE_BYTES,
     Body,
     CheckingBody,

@@ -40,12 +40,8 @@ class KeyValueFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-class _JsonFormatter(logging.Formatter):
+class _JsonFormatter(KeyValueFormatter):
     """One JSON object per line."""
-
-    def __init__(self, process: str) -> None:
-        super().__init__()
-        self.process = process
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {

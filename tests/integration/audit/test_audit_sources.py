@@ -15,7 +15,7 @@ import pytest_asyncio
 from chain_scenario import CHEATER, HONEST, OWNER, TOKEN, Scenario, accepted, network, play
 from lying_rpc import Lie, endpoint, honest
 
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain.abi import contract_abi
 from muster.client.audit.contradictions import Kind, ProofLevel
 from muster.client.audit.history import ChainHistory, HistorySource, read

@@ -33,7 +33,7 @@ from chain_scenario import (
     play,
 )
 
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain import (
     ZERO_ADDRESS,
     Chain,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain import Chain, SendPolicy
 from muster.client.stake import take_from_faucet
 from muster.deploy import DeployParameters, deploy_contracts

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from chain_scenario import CHALLENGER, OWNER, PARAMETERS
 
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain import Chain, Deployment
 from muster.deploy import deploy_contracts
 from muster.protocol.errors import ConfigError, ContractRevert

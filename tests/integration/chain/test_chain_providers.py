@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from web3.middleware import Web3Middleware
 
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain.rpc import Rpc
 from muster.protocol.errors import ChainUnreachable, ConfigError, RpcError
 

@@ -25,7 +25,7 @@ from chain_scenario import (
 )
 from safetensors.torch import save_file
 
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain import Chain, ChainView, Event, EventReader, Poll, apply_poll
 from muster.chain.reader import LAG_POLLS
 from muster.protocol.errors import ChainInconsistent, ContractRevert

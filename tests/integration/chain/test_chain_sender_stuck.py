@@ -27,7 +27,7 @@ from sending import (
     until,
 )
 
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain import SendPolicy, TransactionSender
 from muster.chain.outgoing import Fees, UnsignedTransaction
 from muster.chain.rpc import Rpc, from_hex

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from muster.app.anvil import Anvil
 from muster.app.cli import muster
-from muster.app.devnet.anvil import Anvil
 from muster.chain import Chain, load_deployment
 from muster.chain.rpc import Rpc
 from muster.client.cli.contracts import receiver_of

@@ -20,7 +20,7 @@ from contracts_story import tell
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain.abi import CONTRACTS as EVERY_CONTRACT, contract_abi
 from muster.chain.rpc import Rpc
 from muster.deploy import DeployParameters, deploy_contracts

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from muster.app.anvil import Anvil
 from muster.app.cli import main
 from muster.app.demo import story as demo
 from muster.app.demo.story import prepare_folder
-from muster.app.devnet.anvil import Anvil
 from muster.protocol.errors import ConfigError, StorageError
 from muster.wallet import create_wallet
 

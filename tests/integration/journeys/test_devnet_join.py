@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from muster.app.devnet.anvil import Anvil
-from muster.app.devnet.command import open_keys, prepare
+from muster.app.anvil import Anvil
+from muster.app.devnet import open_keys, prepare
 from muster.chain import Chain, RunConfig, RunTerms, WorkerStatus, save_deployment
 from muster.client import stake
 from muster.deploy import DeployParameters, deploy_contracts

@@ -27,8 +27,8 @@ from client_network import (
     world,
 )
 
+from muster.app.anvil import Anvil
 from muster.app.demo.adversary import ForgedReward
-from muster.app.devnet.anvil import Anvil
 from muster.chain import Chain, Offence, PauseCause, SlashState, SlashView, WorkerStatus
 from muster.client.cli.dispute import dispute
 from muster.client.settings import WorkerSettings

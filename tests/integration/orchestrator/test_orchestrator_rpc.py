@@ -15,7 +15,7 @@ import pytest
 from orchestrator_network import NODES, OWNER, TRAINER, Network, eventually, open_network, running
 
 from muster.api import Lease
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain import Chain, ChainView, EventReader, apply_poll
 from muster.lab.endpoints.proxy import (
     RpcProxy,

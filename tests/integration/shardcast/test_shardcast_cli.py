@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain import Chain, Deployment, RunConfig, RunTerms
 from muster.client import relay
 from muster.client.relay import RelaySettings, serve_relay

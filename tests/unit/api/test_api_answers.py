@@ -5,7 +5,7 @@ from hypothesis import given, strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from muster.api.answers import BatchContents, BatchEntry, HexBytes, Lease, RunInfo, SubmissionState
-from muster.api.requests import MAX_FILE_BYTES
+from muster.api.routes import MAX_FILE_BYTES
 from muster.protocol import rollouts
 from muster.protocol.eip712 import address_of
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.app.devnet import anvil
-from muster.app.devnet.anvil import VERSION, Anvil, fetch_anvil, find_anvil
+from muster.app import anvil
+from muster.app.anvil import VERSION, Anvil, fetch_anvil, find_anvil
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ConfigError
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self
 
+from muster.app.anvil import Anvil
 from muster.app.demo.keys import PASSWORD, Cast, DemoAccount, DemoWorker, Role
 from muster.app.demo.processes import DemoProcess, Processes
-from muster.app.devnet.anvil import Anvil
 from muster.chain import Chain, save_deployment
 from muster.chain.structs import ZERO_ADDRESS
 from muster.client.stake import (

@@ -132,7 +132,7 @@ def demo(cheat: tuple[str, ...], as_json: bool, **options: Any) -> None:
     Example:
       muster demo --cheat forged-reward --seed 7 --keep
     """
-    from muster.app.devnet.anvil import fetch_anvil
+    from muster.app.anvil import fetch_anvil
 
     for module in NEEDED:
         if find_spec(module) is None:

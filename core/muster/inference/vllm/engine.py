@@ -10,9 +10,8 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
@@ -48,6 +47,7 @@ from muster.protocol.set_aside import SetAside
 
 logger = logging.getLogger(__name__)
 
+S = TypeVar("S")
 T = TypeVar("T")
 Dtype = Literal["float32", "bfloat16"]
 """Arithmetic of a model."""
@@ -187,28 +187,40 @@ class ProcessEngine:
         due: int = 0,
     ) -> list[Completion]:
         """Return the completions in the order asked."""
+
+        def over(made: Progress, before: Collection[Completion]) -> None:
+            if watch is not None:
+                tokens = sum(len(each.tokens) for each in before)
+                ended, ended_tokens = len(before) + made.ended, tokens + made.ended_tokens
+                watch(Progress(tokens + made.tokens, ended, ended_tokens))
+
         with self._weights.used():
             self._facts()
             for request in requests:
                 require_samplable(request)
                 self._require_fits(request.prompt_tokens, request.max_new_tokens)
-            made: dict[int, Completion] = {}
-            if requests:
-                self._retrying(lambda: self._generate(requests, proof, made, watch, due))
-        return [made[i] for i in range(len(requests))]
+            return self._answers(
+                requests,
+                lambda asked: frames.generate_frame(asked, proof.chunk_tokens, proof.topk, due),
+                lambda frame, asked: frames.completion_of(
+                    frame, [request.max_new_tokens for request in asked]
+                ),
+                over,
+            )
 
     def examine(
         self, samples: Sequence[Sample], *, proof: ProofRecipe, temperature: float
     ) -> list[Examined]:
         """Return what the policy shows of every sample."""
+        sizes = proof.chunk_tokens, proof.topk
         with self._weights.used():
-            pairs = [(sample.prompt_tokens, sample.completion_tokens) for sample in samples]
             made: list[Examined] = []
-            for part in self._parts(pairs):
-                found: dict[int, Examined] = {}
-                ask = partial(self._examine, samples[part], proof, temperature, found)
-                self._retrying(ask)
-                made += [found[place] for place in range(len(found))]
+            for part in self._parts([(s.prompt_tokens, s.completion_tokens) for s in samples]):
+                made += self._answers(
+                    samples[part],
+                    lambda asked: frames.examine_frame(asked, *sizes, temperature),
+                    frames.examined_of,
+                )
         return made
 
     def prove(
@@ -216,12 +228,14 @@ class ProcessEngine:
     ) -> list[list[bytes]]:
         """Return the TOPLOC proofs of every (prompt, completion)."""
         with self._weights.used():
-            made: list[list[bytes]] = []
+            made: list[Completion] = []
             for part in self._parts(samples):
-                found: dict[int, Completion] = {}
-                self._retrying(partial(self._prove, samples[part], proof, found))
-                made += [found[place].proofs for place in range(len(found))]
-        return made
+                made += self._answers(
+                    samples[part],
+                    lambda asked: frames.prove_frame(asked, proof.chunk_tokens, proof.topk),
+                    lambda frame, asked: frames.completion_of(frame, [len(c) for _, c in asked]),
+                )
+        return [each.proofs for each in made]
 
     def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
         """Return the token ids of a prompt, or of one within a sequence."""
@@ -264,78 +278,36 @@ class ProcessEngine:
         self._hold()
         return self._last(question, self._patience.silence_s)
 
-    def _generate(
+    def _answers(
         self,
-        requests: Sequence[Request],
-        proof: ProofRecipe,
-        made: dict[int, Completion],
-        watch: Watch | None,
-        due: int,
-    ) -> None:
-        """Add the completions that `made` lacks to it."""
-        self._hold()
-        places = [place for place in range(len(requests)) if place not in made]
-        asked = [requests[place] for place in places]
-        limits = [request.max_new_tokens for request in asked]
-        question = frames.generate_frame(asked, proof.chunk_tokens, proof.topk, due)
-        self._take(question, limits, places, made, watch)
-        _require_all(len(made), len(requests))
+        samples: Sequence[S],
+        ask: Callable[[Sequence[S]], Frame],
+        read: Callable[[Frame, Sequence[S]], tuple[int, T]],
+        over: Callable[[Progress, Collection[T]], None] = lambda _made, _before: None,
+    ) -> list[T]:
+        """Return the answer about every sample; what a lost process answered is not asked again.
 
-    def _examine(
-        self,
-        samples: Sequence[Sample],
-        proof: ProofRecipe,
-        temperature: float,
-        made: dict[int, Examined],
-    ) -> None:
-        """Add the findings that `made` lacks to it."""
-        self._hold()
-        places = [place for place in range(len(samples)) if place not in made]
-        asked = [samples[place] for place in places]
-        question = frames.examine_frame(asked, proof.chunk_tokens, proof.topk, temperature)
-        for frame in self._current.ask(question, self._patience.silence_s):
-            if frame.kind == "examined":
-                place, found = frames.examined_of(frame, asked)
-                made[places[place]] = found
-        _require_all(len(made), len(samples))
+        `over` is told how far the process is, and of the answers that were there before.
+        """
+        made: dict[int, T] = {}
 
-    def _prove(
-        self,
-        samples: Sequence[tuple[Tokens, Tokens]],
-        proof: ProofRecipe,
-        made: dict[int, Completion],
-    ) -> None:
-        """Add the proven completions that `made` lacks to it."""
-        self._hold()
-        places = [place for place in range(len(samples)) if place not in made]
-        asked = [samples[place] for place in places]
-        question = frames.prove_frame(asked, proof.chunk_tokens, proof.topk)
-        self._take(question, [len(completion) for _, completion in asked], places, made)
-        _require_all(len(made), len(samples))
+        def work() -> None:
+            self._hold()
+            before = list(made.values())
+            places = [place for place in range(len(samples)) if place not in made]
+            asked = [samples[place] for place in places]
+            for frame in self._current.ask(ask(asked), self._patience.silence_s):
+                if frame.kind in ("completion", "examined"):
+                    place, found = read(frame, asked)
+                    made[places[place]] = found
+                elif progress := frames.progress_of(frame):
+                    over(progress, before)
+            if len(made) != len(samples):
+                raise ProcessLost(f"{len(made)} of {len(samples)} samples were answered")
 
-    def _take(
-        self,
-        question: Frame,
-        limits: Sequence[int],
-        places: Sequence[int],
-        made: dict[int, Completion],
-        watch: Watch | None = None,
-    ) -> None:
-        """Add the completions that answer a question, each at its place."""
-        before = len(made), sum(len(each.tokens) for each in made.values())
-        for frame in self._current.ask(question, self._patience.silence_s):
-            if frame.kind == "completion":
-                place, completion = frames.completion_of(frame, limits)
-                made[places[place]] = completion
-            elif watch is not None and (progress := frames.progress_of(frame)):
-                ended, tokens = before
-                watch(
-                    Progress(
-                        tokens + progress.tokens,
-                        ended + progress.ended,
-                        tokens + progress.ended_tokens,
-                    )
-                )
+        if samples:
+            self._retrying(work)
+        return [made[place] for place in range(len(samples))]
 
     def _last(self, question: Frame, silence_s: float) -> Frame:
         *_, done = self._current.ask(question, silence_s)
@@ -450,11 +422,6 @@ class _CurrentProcess:
                 return
             self.process, self.has_policy = None, False
         process.close(within_s=within_s)
-
-
-def _require_all(answered: int, asked: int) -> None:
-    if answered != asked:
-        raise ProcessLost(f"{answered} of {asked} samples were answered")
 
 
 def _files(folder: Path) -> list[tuple[str, int, int]]:

@@ -16,9 +16,9 @@ from typing import Any, Self
 
 import click
 
+from muster.app.anvil import Anvil
 from muster.app.demo.keys import CHEATS
 from muster.app.demo.story import DemoOptions, run_demo
-from muster.app.devnet.anvil import Anvil
 from muster.client.cli.printing import print_table
 from muster.lab.endpoints.faults import PROFILES, Faults, PublicEndpoint, play
 from muster.lab.endpoints.proxy import RpcProxy

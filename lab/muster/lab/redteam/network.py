@@ -19,9 +19,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from muster.app.anvil import Anvil
 from muster.app.demo.adversary import KINDS
 from muster.app.demo.network import FRAUD_PPM, PARAMETERS, PRICE_PER_UNIT
-from muster.app.devnet.anvil import Anvil
 from muster.chain import (
     BatchView,
     Chain,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from random import Random
 
-from muster.app.devnet.anvil import Anvil
+from muster.app.anvil import Anvil
 from muster.chain import Chain, ChainView, EventReader, Poll, apply_poll
 from muster.client.stake import take_from_faucet
 from muster.deploy import DeployParameters, deploy_contracts

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from muster.api.answers import HeartbeatAnswer, Lease, Received, SubmissionState
 from muster.api.client import REASON_HEADER
-from muster.api.requests import MAX_FILE_BYTES, MAX_HEADER_JSON_BYTES, HeartbeatBody, LeaseBody
+from muster.api.routes import MAX_FILE_BYTES, MAX_HEADER_JSON_BYTES, HeartbeatBody, LeaseBody
 from muster.api.signing import SUBMISSION_HEADER, SUBMISSION_SIGNATURE_HEADER, signature_bytes
 from muster.orchestrator.db import Database
 from muster.orchestrator.db.statements import SubmissionRow, by_file

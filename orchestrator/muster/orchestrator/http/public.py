@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from muster.api.answers import RunDocuments, RunInfo, RunStatus, SignedNetwork
 from muster.api.network import NetworkPage, sign_network
-from muster.api.requests import EvaluationBody, MetricsBody
+from muster.api.routes import EvaluationBody, MetricsBody
 from muster.orchestrator.dashboard.status import to_json
 from muster.orchestrator.http.errors import refuse
 from muster.orchestrator.http.feed import StatusFeed

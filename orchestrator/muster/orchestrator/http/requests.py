@@ -17,7 +17,7 @@ from fastapi import Depends, Request
 from pydantic import ValidationError
 from starlette.types import Message
 
-from muster.api.requests import MAX_JSON_BYTES, Body
+from muster.api.routes import MAX_JSON_BYTES, Body
 from muster.api.signing import EMPTY_BODY_HASH, SignedHeaders, verify_request
 from muster.chain import MemberView
 from muster.orchestrator.http.crowd import subnet_of

@@ -15,7 +15,7 @@ from muster.api.answers import (
     OutcomesTaken,
     WatchedValidators,
 )
-from muster.api.requests import (
+from muster.api.routes import (
     MAX_FINGERPRINTS_BODY_BYTES,
     MAX_RECORDS_BYTES,
     CheckingBody,

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from muster.api.answers import BatchEntry
-from muster.api.requests import MAX_FILE_BYTES
+from muster.api.routes import MAX_FILE_BYTES
 from muster.chain import MemberView
 from muster.orchestrator.db import Database, statements
 from muster.orchestrator.db.group import GroupedCalls

@@ -21,8 +21,7 @@ from orchestrator_fakes import RUN
 from postgres_server import PostgresServer
 from pydantic import ValidationError
 
-from muster.api.requests import HeartbeatBody
-from muster.api.routes import PARAMETERS, ROUTES, Route
+from muster.api.routes import PARAMETERS, ROUTES, HeartbeatBody, Route
 from muster.api.signing import EMPTY_BODY_HASH, SignedHeaders, sign_request
 from muster.lab.redteam.hostile.strings import SPOILED, send_spoiled, spoil
 from muster.orchestrator.db import group as group_commit

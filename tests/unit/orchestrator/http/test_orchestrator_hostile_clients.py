@@ -26,7 +26,7 @@ from orchestrator_fakes import NOW, Network
 from served_process import KEYS, serving
 
 from muster.api.answers import ErrorAnswer
-from muster.api.requests import MAX_FINGERPRINTS_BODY_BYTES, MAX_JSON_BYTES
+from muster.api.routes import MAX_FINGERPRINTS_BODY_BYTES, MAX_JSON_BYTES
 from muster.api.signing import sign_request
 from muster.orchestrator.http.connections import (
     LINGER_S,

@@ -13,7 +13,7 @@ from orchestrator_fakes import FRAUD, RUN
 
 from muster.api import RunInfo
 from muster.api.answers import BatchEntry
-from muster.api.requests import MAX_FIGURES, MAX_JSON_BYTES
+from muster.api.routes import MAX_FIGURES, MAX_JSON_BYTES
 from muster.api.signing import sign_request
 from muster.orchestrator.dashboard.figures import panels
 from muster.orchestrator.http.errors import CODES

@@ -17,7 +17,7 @@ from orchestrator_bench import client, open_bench, served
 from orchestrator_fakes import RUN, submission_for
 
 from muster.api import Lease, OrchestratorApi
-from muster.api.requests import MAX_FILE_BYTES
+from muster.api.routes import MAX_FILE_BYTES
 from muster.orchestrator.db.query import plain
 from muster.orchestrator.http.connections import MOST_PIPELINED
 from muster.orchestrator.process import serve_until_stopped

@@ -11,7 +11,7 @@ from orchestrator_bench import Bench
 from orchestrator_fakes import RUN, submission_for
 
 from muster.api import Lease
-from muster.api.requests import MAX_FILE_BYTES
+from muster.api.routes import MAX_FILE_BYTES
 from muster.api.signing import SUBMISSION_HEADER, SUBMISSION_SIGNATURE_HEADER, sign_request
 from muster.chain import WorkerStatus
 from muster.orchestrator.db.query import plain

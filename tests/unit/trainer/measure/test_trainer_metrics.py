@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from trainer_fakes import make_recipe, make_rollouts
 
-from muster.api.requests import MAX_FIGURES
+from muster.api.routes import MAX_FIGURES
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.mixture import MOST_PARTS, PartFilters, PartRecipe, TasksRecipe

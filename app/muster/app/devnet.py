@@ -51,7 +51,7 @@ def devnet(context: click.Context, port: int, deployments: Path, state: Path | N
     """
     if context.invoked_subcommand is not None:
         return
-    from muster.app.devnet.anvil import fetch_anvil
+    from muster.app.anvil import fetch_anvil
     from muster.lifecycle import run_until_stopped
 
     fetch_anvil(lambda text: click.echo(text, err=True))
@@ -61,7 +61,7 @@ def devnet(context: click.Context, port: int, deployments: Path, state: Path | N
 async def _serve(port: int, deployments: Path, state: Path | None) -> None:
     import asyncio
 
-    from muster.app.devnet.anvil import Anvil
+    from muster.app.anvil import Anvil
     from muster.chain import save_deployment
     from muster.client.stake import FAUCET_CHAIN_ID
     from muster.deploy import DeployParameters, deploy_contracts
@@ -101,7 +101,7 @@ def fund(keystores: tuple[Path, ...], **options: Any) -> None:
 
 
 async def _fund(rpc: str, deployments: Path, accounts: list[Address]) -> None:
-    from muster.app.devnet.anvil import Anvil
+    from muster.app.anvil import Anvil
     from muster.chain import Chain
     from muster.client.stake import GAS_MONEY
 

@@ -1,1 +1,0 @@
-"""`muster devnet`: a local chain with the contracts."""
