@@ -14,12 +14,15 @@ from muster.lab.redteam.network import (
     EXPECTED,
     HONEST,
     PLAYED,
+    STALLED_CPU_S,
+    STALLED_S,
     Member,
+    Patience,
     Session,
+    Starts,
     _wallet,
     outcome_on_chain,
 )
-from muster.lab.redteam.patience import STALLED_CPU_S, STALLED_S, Patience, Starts
 from muster.lab.redteam.stage import Stage
 from muster.protocol.errors import ChainError
 from muster.protocol.messages import Reason, Verdict

@@ -22,7 +22,7 @@ from served_process import KEYS, serving
 
 from muster.api import Lease, OrchestratorApi
 from muster.api.signing import sign_request
-from muster.lab.redteam.hostile.sockets import ask_once, body, hold, silence, stream
+from muster.lab.redteam.hostile.together import ask_once, body, hold, silence, stream
 from muster.protocol.eip712 import address_of
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict

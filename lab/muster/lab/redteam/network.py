@@ -5,13 +5,18 @@ stake, works beside the others and an honest one, and is caught when the chain s
 that is not Accepted, for the reason expected, and for fraud a slash. The time is from the
 commitment to the posted outcome. No clock decides: deadlines on this chain are hours, and a session
 goes on for as long as its members get ahead.
+
+On a busy machine a session may be given a tenth of a processor; then everything in it is ten times
+as slow, and no number of seconds is right. So what is counted is the processor time that the
+session itself was given since something last got ahead.
 """
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -38,7 +43,6 @@ from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.process import run_worker
 from muster.deploy import deploy_contracts
 from muster.inference.transformers_engine import TransformersEngine
-from muster.lab.redteam.patience import Patience, Starts
 from muster.lab.redteam.stage import Stage
 from muster.lab.redteam.trials import Outcome, PlayMany, Variant
 from muster.lifecycle import free_port
@@ -46,6 +50,7 @@ from muster.orchestrator.process import serve
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
+from muster.protocol.errors import MusterError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Checkpoint, OutcomeRecord, Reason, Verdict
 from muster.shardcast import ChunkStore, ShardServer
@@ -375,3 +380,61 @@ def play_network(stage: Stage, kinds: Sequence[str]) -> list[Outcome]:
     """Return how a member of each kind fares in a network of its own."""
     with tempfile.TemporaryDirectory(dir=stage.folder) as folder:
         return stage.run(Session(stage, Path(folder).resolve()).play(kinds))
+
+
+# ----------------------------------------------------- progress decides, not the clock
+
+STALLED_CPU_S = 30.0
+"""Processor time without progress after which there will be none; a whole session takes 10."""
+STALLED_S = 900.0
+"""The same in seconds, for members that wait without computing."""
+RESTART_S = 1.0
+"""Until what ended is started again."""
+
+
+class Patience:
+    """Says when waiting is over."""
+
+    def __init__(
+        self,
+        *,
+        cpu: Callable[[], float] = time.process_time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cpu = cpu
+        self._clock = clock
+        self._seen: object = None
+        self._since = cpu(), clock()
+
+    def is_over(self, progress: object) -> bool:
+        """Return whether what grows with progress has been the same for too long."""
+        now = self._cpu(), self._clock()
+        if progress != self._seen:
+            self._seen, self._since = progress, now
+        cpu_s, wall_s = (b - a for a, b in zip(self._since, now, strict=True))
+        return cpu_s > STALLED_CPU_S or wall_s > STALLED_S
+
+
+class Starts:
+    """Starts again what ended, as an operating system's services are."""
+
+    def __init__(self, *, pause_s: float = RESTART_S) -> None:
+        self._pause_s = pause_s
+        self.ended: dict[str, str] = {}
+        """Why who ended the last time."""
+
+    async def keep(
+        self,
+        name: str,
+        start: Callable[[], Coroutine[Any, Any, None]],
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Run something until it is over; what ends with another error than MusterError raises."""
+        while True:
+            try:
+                await start()
+            except MusterError as error:
+                if is_over():
+                    return
+                self.ended[name] = str(error)
+            await asyncio.sleep(self._pause_s)

@@ -8,8 +8,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from muster.client.juror.duty import JurorPlace, VoteJournal
+from muster.chain import CaseView
+from muster.client.chain_facts import HistoryView
+from muster.client.disputes.rerun import claim_of, recompute
+from muster.client.juror.duty import JurorDuty, JurorPlace, VoteJournal
 from muster.client.validator.calls import Windows
+from muster.client.validator.judging import Rules
 from muster.client.validator.place import ValidatorPlace
 from muster.client.validator.records import OutcomeJournal
 from muster.client.worker.place import WorkerPlace
@@ -22,15 +26,17 @@ from muster.lab.simulator.actors import (
     engine_for,
 )
 from muster.lab.simulator.clock import KIND
+from muster.lab.simulator.connection import domain_of
 from muster.lab.simulator.court import CourtConnection, court_terms
 from muster.lab.simulator.desk import Desk, SimulatedApi
-from muster.lab.simulator.jurors import SimulatedJudge, SimulatedJuror
 from muster.lab.simulator.machines import InlineDecoder, SimulatedEngine, SimulatedFetcher
 from muster.lab.simulator.scenario import CALIBRATION, RUN
 from muster.lab.simulator.world import Person
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import MusterError
 from muster.protocol.ids import Address
+from muster.protocol.jury import Ruling
+from muster.protocol.messages import Reason, Verdict
 
 if TYPE_CHECKING:
     from muster.lab.simulator.network import Stage
@@ -224,3 +230,45 @@ class Nodes:
             return SimulatedJuror(place)
 
         return build
+
+
+# ---------------------------------------------------------------------- the bench
+
+PURCHASED = Ruling(Verdict.FRAUD, Reason.TOPLOC_MISMATCH)
+"""What a dishonest juror votes, whatever it sees."""
+
+
+class SimulatedJudge:
+    """Judges a case with what the run's orchestrator shows."""
+
+    def __init__(
+        self, api: SimulatedApi, view: HistoryView, rules: Rules, *, seconds: float, conduct: str
+    ) -> None:
+        self._api, self._view, self._rules = api, view, rules
+        self._seconds, self._conduct = seconds, conduct
+
+    async def judge(self, case: CaseView) -> tuple[Ruling, dict[str, Any]]:
+        """Return what it finds; raises ApiError while the orchestrator does not answer."""
+        if self._conduct == "purchased":
+            return PURCHASED, {}
+        contents = await self._api.batch(case.batch_id)
+        entry = contents.submissions[case.position]
+        data = await self._api.file(entry.submission.file_hash)
+        await asyncio.sleep(self._seconds)
+        engine = SimulatedEngine()
+        engine.policy_version = entry.submission.policy_version
+        batch = self._view.batches[case.batch_id]
+        claim = claim_of(self._view, batch, entry, case.position, domain_of("ContributionLedger"))
+        found = await recompute(claim, data, self._rules, engine, InlineDecoder())  # type: ignore[arg-type]
+        return Ruling(found.record.verdict, found.record.reason), {"detail": found.detail}
+
+
+class SimulatedJuror(JurorDuty):
+    """A juror's program, which can be killed."""
+
+    async def on_change(self, _events: object) -> None:
+        """Look at nothing: it looks by itself."""
+
+    def close(self) -> None:
+        """Let go of the journal."""
+        self.place.journal.close()
