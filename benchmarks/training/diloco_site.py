@@ -29,10 +29,8 @@ from muster.trainer.publish.policies import BASE, PolicyShelf
 from muster.trainer.publish.publisher import Unpublished
 from muster.trainer.recover.checkpoint import Checkpoints, Identity
 from muster.trainer.sites.meeting import Meeting, MeetingPlace
-from muster.trainer.sites.outer import OuterStep
-from muster.trainer.sites.site_learner import SiteLearner
-from muster.trainer.stream.reader import StreamReader
-from muster.trainer.stream.submissions import FileBuffer
+from muster.trainer.sites.site_learner import OuterStep, SiteLearner
+from muster.trainer.stream.reader import FileBuffer, StreamReader
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from muster.tasks.chat_template import ChatTemplate
+from muster.inference.framing import ChatTemplate
 
 TEMPLATES = Path(__file__).with_name("chat_templates")
 

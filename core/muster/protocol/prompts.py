@@ -3,7 +3,7 @@
 Workers, validators, calibration and evaluation call these functions with the pinned recipe, so that
 they come to the same text. A chat prompt is a frame around texts, and the frame is pinned in the
 recipe: nobody runs a stranger's template, and no text changes what surrounds it. What finds the
-frame is `muster.tasks.chat_template`, what makes token ids of a prompt `muster.inference.prompts`.
+frame is `muster.inference.framing`, what makes token ids of a prompt `muster.inference.prompts`.
 """
 
 from __future__ import annotations

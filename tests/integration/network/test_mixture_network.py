@@ -27,8 +27,7 @@ from muster.protocol.mixture import PartRecipe
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
 from muster.trainer.ports import ChainLedger
-from muster.trainer.stream.reader import Cursor, StepInput, StreamReader
-from muster.trainer.stream.submissions import parts_of
+from muster.trainer.stream.reader import Cursor, StepInput, StreamReader, parts_of
 
 STEP, PROBLEMS = 3, 8
 """Submissions of a training step, problems of each."""

@@ -17,13 +17,12 @@ from worlds.chat_world import (
     template_of,
 )
 
-from muster.inference.framing import pin_prompt
+from muster.inference.framing import frame_of, pin_prompt
 from muster.inference.prompts import after_last, encode_prompt
 from muster.inference.vllm.frames import prompt_frame, prompt_of
 from muster.protocol.errors import ConfigError
 from muster.protocol.prompts import Part, render_prompt, render_reply, text_of
 from muster.protocol.recipe import PromptRecipe, Recipe, SamplingRecipe, TrainingRecipe
-from muster.tasks.chat_template import frame_of
 
 TEXTS = ["the sum of 3 and 4", " begins with a blank", "two\n\nlines\n", "ünï ☃", ""]
 

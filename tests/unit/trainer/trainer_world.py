@@ -24,8 +24,7 @@ from muster.trainer.measure.metrics import MetricsLog, MetricsPoster
 from muster.trainer.publish.policies import BASE, PolicyShelf
 from muster.trainer.publish.publisher import Publisher
 from muster.trainer.recover.checkpoint import Checkpoints, Identity
-from muster.trainer.stream.reader import StreamReader
-from muster.trainer.stream.submissions import FileBuffer
+from muster.trainer.stream.reader import FileBuffer, StreamReader
 
 RUN = RunId(1)
 

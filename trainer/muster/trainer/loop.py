@@ -67,8 +67,7 @@ from muster.trainer.recover.guard import Guard
 from muster.trainer.sites.site_learner import SiteLearner
 from muster.trainer.stream.filters import DifficultyPools, named
 from muster.trainer.stream.listing import Lists
-from muster.trainer.stream.reader import Cursor, StepInput, StreamReader
-from muster.trainer.stream.submissions import FileBuffer
+from muster.trainer.stream.reader import Cursor, FileBuffer, StepInput, StreamReader
 
 logger = logging.getLogger(__name__)
 

@@ -53,11 +53,9 @@ from muster.trainer.recover.checkpoint import Checkpoints, Identity
 from muster.trainer.recover.guard import AlarmLimits, Guard
 from muster.trainer.recover.recovery import catch_up, provide_base_model
 from muster.trainer.sites.meeting import Meeting, MeetingPlace, site_secret
-from muster.trainer.sites.outer import OuterStep
-from muster.trainer.sites.site_learner import SiteLearner
+from muster.trainer.sites.site_learner import OuterStep, SiteLearner
 from muster.trainer.stream.listing import Lists
-from muster.trainer.stream.reader import StreamReader
-from muster.trainer.stream.submissions import FileBuffer
+from muster.trainer.stream.reader import FileBuffer, StreamReader
 
 logger = logging.getLogger(__name__)
 

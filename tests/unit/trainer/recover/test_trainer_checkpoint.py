@@ -23,8 +23,7 @@ from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.persistence import restore_state, training_state
 from muster.trainer.recover import checkpoint as checkpoint_module
 from muster.trainer.recover.checkpoint import STATE_FILE, Checkpoints, Identity, Saved, TrainerState
-from muster.trainer.stream.reader import Cursor
-from muster.trainer.stream.submissions import FileBuffer
+from muster.trainer.stream.reader import Cursor, FileBuffer
 
 IDENTITY = Identity(RunId(3), keccak(b"recipe"), 31337)
 WEIGHT = torch.arange(6, dtype=torch.float32)

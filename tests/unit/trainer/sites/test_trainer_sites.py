@@ -35,11 +35,12 @@ from muster.trainer.sites.meeting import (
     SiteLost,
     site_secret,
 )
-from muster.trainer.sites.outer import (
+from muster.trainer.sites.site_learner import (
     BLOCK,
     Mean,
     OuterHistory,
     OuterStep,
+    SiteLearner,
     byte_size,
     joined,
     mean_of,
@@ -47,7 +48,6 @@ from muster.trainer.sites.outer import (
     restored,
     split,
 )
-from muster.trainer.sites.site_learner import SiteLearner
 from muster.trainer.stream.reader import Cursor
 
 # -------------------------------------------------------------------------------- outer step

@@ -26,7 +26,7 @@ from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import SCHEMA, Rollout, encode_rollouts
 from muster.trainer.publish.policies import PolicyShelf, eos_token_ids
 from muster.trainer.stream.filters import Drop
-from muster.trainer.stream.submissions import read_submission
+from muster.trainer.stream.reader import read_submission
 
 
 def _file(rows: list[Rollout], **changes: Any) -> bytes:

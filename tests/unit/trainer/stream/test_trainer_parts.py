@@ -16,8 +16,7 @@ from muster.protocol.mixture import CurriculumPoint, PartFilters, PartRecipe, Ta
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout, encode_rollouts
 from muster.trainer.stream.filters import DifficultyPools, Drop, PartTally, Pool, Sieve
-from muster.trainer.stream.reader import Cursor, StepInput, StreamReader
-from muster.trainer.stream.submissions import parts_of, read_submission
+from muster.trainer.stream.reader import Cursor, StepInput, StreamReader, parts_of, read_submission
 
 SUMS = PartRecipe(
     name="sums", target_lengths=(4,), filters=PartFilters(pool_window=4, pool_easy=0.5)

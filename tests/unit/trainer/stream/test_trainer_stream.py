@@ -18,8 +18,7 @@ from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout, encode_rollouts
 from muster.protocol.seeds import target_length
 from muster.trainer.stream.filters import Drop
-from muster.trainer.stream.reader import Cursor, StepInput, StreamReader, is_stale
-from muster.trainer.stream.submissions import read_submission
+from muster.trainer.stream.reader import Cursor, StepInput, StreamReader, is_stale, read_submission
 
 BASE = PolicyVersion(0)
 START = Cursor()

@@ -1,6 +1,6 @@
 """A process that renders a chat template: bounded, without clock, chance and files.
 
-Executed by its path with a JSON request on standard input, see `muster.tasks.chat_template`; it
+Executed by its path with a JSON request on standard input, see `muster.inference.framing`; it
 imports nothing of Muster's, which would take a second. Request: source, variables of each text,
 limits. Answer: the texts, or what went wrong.
 """

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from worlds.chat_world import template_of
 
+from muster.inference import framing
+from muster.inference.framing import ChatTemplate, frame_of
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import ChatFrame, PromptRecipe
-from muster.tasks import chat_template
-from muster.tasks.chat_template import ChatTemplate, frame_of
 
 ON = {"thinking": "on", "answer_after": "</think>"}
 HEADER = "<|start_header_id|>{}<|end_header_id|>\n\n"
@@ -166,7 +166,7 @@ def test_what_could_hang_differ_or_reach_out_is_refused(source: str, reason: str
 def test_endless_work_is_ended_by_its_cpu_time(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat_template, "CPU_S", 1)
+    monkeypatch.setattr(framing, "CPU_S", 1)
     with pytest.raises(ConfigError, match="more than 1 s of CPU time"):
         made_of(source + EACH)
 
