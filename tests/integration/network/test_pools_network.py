@@ -33,7 +33,7 @@ from muster.protocol.recipe import FilterRecipe, Recipe
 from muster.protocol.rollouts import Rollout, decode_rollouts
 from muster.protocol.seeds import problem_indices, revisits
 from muster.protocol.set_aside import FILE_NAME, NOTHING, SetAside, most_listed
-from muster.trainer.chain_ports import ChainLedger
+from muster.trainer.ports import ChainLedger
 from muster.trainer.stream.listing import Lists
 from muster.trainer.stream.reader import Cursor, StepInput, StreamReader
 
