@@ -5,10 +5,10 @@
 
 Every process is real: a trainer, a relay, an orchestrator, one worker, two validators. The run is
 over when the trainer has taken all its steps, each from what the validators accepted; the weights
-are random, so nothing is learned. `sized_network_s` is the time from the first lease to the end of
-the last step; `sized_network_rejected` and `sized_network_late` are submissions of the honest
-worker that were not accepted, and those that came after their deadline. The detail has what each
-version takes to broadcast. Without --calibration the limits are calibrated first, on the device.
+are random, so little is learned. `sized_network_s` is the time from the worker's start to the end
+of the last step; `sized_network_rejected` are submissions of the honest worker that were not
+accepted, late ones too. The detail has each step's figures and what each version takes to download.
+Limits are calibrated first, on the device, unless --calibration has them.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from transformers import PreTrainedTokenizerFast
 from muster.app.demo.keys import cast
 from muster.app.demo.network import PARAMETERS, Network, NetworkOptions
 from muster.protocol.messages import Verdict
+from muster.shardcast.manifest import Manifest
 
 PATIENCE_S = 900
 """Of deadlines: two cores of a CPU generate a submission in minutes."""
@@ -96,6 +97,7 @@ class Size:
     shape: str = "q06"
     """Of `benchmarks.training.export.SHAPES`."""
     calibration: Path | None = None
+    """Where limits are kept: measured and written there unless they are."""
 
 
 class SizedNetwork(Network):
@@ -135,10 +137,13 @@ class SizedNetwork(Network):
             rows.write_text("".join(problem(first + i) for i in range(count)))
             out = ["--out", str(self.folder / f"{name}.jsonl")]
             await self._run(f"{name}-import", ["tasks", "import", str(rows), *out])
-        if self._size.calibration is None:
-            await self.calibrate()
-        else:
-            shutil.copy(self._size.calibration, self.folder / "calibration.json")
+        own, kept = self.folder / "calibration.json", self._size.calibration
+        if kept is not None and kept.exists():
+            shutil.copy(kept, own)
+            return
+        await self.calibrate()
+        if kept is not None:
+            shutil.copy(own, kept)
 
     async def calibrate(self) -> None:
         """Calibrate the limits of bfloat16 on the device."""
@@ -197,10 +202,10 @@ async def measure(size: Size) -> tuple[dict[str, float], dict[str, Any]]:
             verdicts = await run_to_the_end(network, run_id)
             seconds = time.monotonic() - prepared
             log = (network.trainer_state / "metrics.jsonl").read_text().splitlines()
-            manifests = {
-                path.parent.name: path.stat().st_size
-                for path in sorted((network.folder / "origin").rglob("manifest*"))
-            }
+            store = network.folder / "origin" / "runs" / str(run_id)
+            manifests = [
+                Manifest.from_bytes(path.read_bytes()) for path in store.glob("*/manifest.json")
+            ]
     metrics = {
         "sized_network_s": seconds,
         "sized_network_accepted": float(verdicts.count(Verdict.ACCEPTED)),
@@ -213,7 +218,17 @@ async def measure(size: Size) -> tuple[dict[str, float], dict[str, Any]]:
         "prepared_s": prepared - began,
         "others": [verdict.name for verdict in verdicts if verdict is not Verdict.ACCEPTED],
         "steps": [json.loads(line) for line in log],
-        "manifests": manifests,
+        "versions": [_sizes(manifest) for manifest in sorted(manifests, key=lambda m: m.version)],
+    }
+
+
+def _sizes(manifest: Manifest) -> dict[str, int]:
+    """Return what a version holds, and what a node that has the one before downloads."""
+    total = manifest.total_bytes
+    return {
+        "version": manifest.version,
+        "bytes": total,
+        "downloaded": manifest.delta.size if manifest.delta else total,
     }
 
 
@@ -225,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=256, help="longest completion")
     parser.add_argument("--steps", type=int, default=3, help="training steps")
     parser.add_argument("--shape", default="q06", help="of the model")
-    parser.add_argument("--calibration", type=Path, help="limits measured before")
+    parser.add_argument("--calibration", type=Path, help="where limits are kept")
     parser.add_argument("--results", type=Path, default=report.RESULTS)
     args = parser.parse_args(arguments)
     size = Size(args.weights, args.device, args.tokens, args.steps, args.shape, args.calibration)

@@ -227,7 +227,7 @@ async def holders(chain: Chain, plan: DeployPlan) -> list[Holder]:
 
 COMPILER = "v0.8.30+commit.73712a01"
 """What explorers call the compiler that npm's `solc` is."""
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 """Of a checkout; in an installed wheel there are no sources below it."""
 OUTPUTS = ["abi", "evm.bytecode.object", "evm.deployedBytecode"]
 _IMPORT = re.compile(r'^import\s[^;]*?"([^"]+)";', re.M)
