@@ -212,6 +212,7 @@ async def measure(size: Size) -> tuple[dict[str, float], dict[str, Any]]:
         "sized_network_rejected": float(len(verdicts) - verdicts.count(Verdict.ACCEPTED)),
     }
     return metrics, {
+        "shape": size.shape,
         "weights": size.weights,
         "device": size.device,
         "tokens": size.tokens,
