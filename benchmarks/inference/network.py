@@ -45,8 +45,8 @@ WORDS = ("system", "user", "assistant", *"0123456789= \n")
 """What prompts are spelled with."""
 SHARE = 256
 """One token in so many ends a completion, and one is read as 1, which is the answer to every
-problem: random weights write just one of them in a third of their completions. Other tokens that no
-prompt has are read as nothing.
+problem: random weights are right when they write just one of them. Other tokens that no prompt has
+are read as nothing.
 """
 TEMPLATE = (
     "{%- for message in messages %}"

@@ -3,7 +3,7 @@
 Imported by `muster.inference.sampler` alone, and only where there is a CUDA device. The arithmetic
 is that of docs/protocol.md section 5, as torch does it there: integers, and the same library's
 logarithm in float64. Two such logarithms of every token would take most of the time, so the first
-kernel finds a score of float32 that is off by less than SLACK, and the second computes exactly the
+kernel finds a score of float32 that is off by less than _SLACK, and the second computes exactly the
 few tiles that can hold the best token. Nothing of [R, V] is written. The sampler compares both with
 torch before it uses this.
 """
@@ -17,14 +17,13 @@ import triton.language as tl
 TILE = 1024
 """Tokens that one program looks at."""
 
-SLACK = 1e-2
-"""How far below the best approximate score of a row an exact one can be the best; the approximation
-is off by less than a hundredth of it (`_near_noise`)."""
-
-_SLACK = tl.constexpr(SLACK)
+_SLACK = tl.constexpr(1e-2)
+"""How far below a row's best approximate score the exact best may be; the approximate noise is off
+by less than a thousandth of it (`_near_noise`)."""
 _ROUNDING = tl.constexpr(2.0**-20)
 """The same of large scores, relative to them: sixteen roundings of float32."""
 _SERIES = tl.constexpr(2.0**-6)
+"""Below this a series is nearer than the logarithm."""
 
 
 @triton.jit

@@ -104,6 +104,12 @@ def verify_chosen(
     """Return how far such chunks of one shape, of which `shape.compared` entries were chosen, are
     from their proofs; raises ProofError.
     """
+    if (chosen.elements, chosen.points) != (shape.elements, shape.compared):
+        # The kernel would read beyond the rows.
+        raise ProofError(
+            f"{chosen.points} entries of chunks of {chosen.elements} were chosen, proofs of "
+            f"{shape.elements} are compared at {shape.compared}"
+        )
     wire.require_lengths(proofs, [shape.proof_bytes] * len(chosen.packed_BN))
     return _backend().verify_chosen(chosen, proofs, shape.points)
 

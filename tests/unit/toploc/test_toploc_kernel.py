@@ -18,6 +18,8 @@ from muster.toploc import kernel
 from muster.toploc.chunks import ChunkResult, Chunks, Patterns, cut
 from muster.toploc.kernel import Kernel
 from muster.toploc.portable import Portable, choose
+from muster.toploc.proofs import prove_chosen, verify_chosen
+from muster.toploc.wire import ChunkShape
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +120,15 @@ def test_entries_chosen_elsewhere_are_refused_like_others(backend: str, compiled
         proves.build_chosen(broken)
     with pytest.raises(ProofError, match="NaN or infinity"):
         proves.verify_chosen(broken, proofs, 16)
+
+
+@pytest.mark.parametrize("points", [15, 17])
+def test_more_or_fewer_chosen_entries_than_are_compared_are_refused(points: int) -> None:
+    rows = np.random.default_rng(0).integers(0, 0x7F80, (2, 600)).astype(np.uint16)
+    proofs, shape = prove_chosen(choose(rows, 16)), ChunkShape(600, 16)
+    assert len(verify_chosen(choose(rows, 16), proofs, shape)) == 2
+    with pytest.raises(ProofError, match=f"{points} entries of chunks of 600"):
+        verify_chosen(choose(rows, points), proofs, shape)
 
 
 interesting = st.sampled_from([0, 1, 15, 16, 128, 65496, 65497, 65498, 65535])
