@@ -15,7 +15,7 @@ BENCHES := adapter asynchrony audit blobs calibration dashboard data delta diloc
 
 setup: $(VENV)/.installed node_modules/.installed
 
-# What the build hook compiles: a change there installs again.
+# Sources of the build hook: a change there installs again.
 KERNEL := $(wildcard tools/build_kernel.py core/muster/*/native/*.[ch])
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(KERNEL)
@@ -25,18 +25,18 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(KERNEL)
 	@touch $@
 
 NPM_INSTALL := npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error
-# npm 9 leaves Foundry's binaries out: optional parts that want Node.js 20, which they do not need.
+# npm 9 skips Foundry's binaries: optional packages that declare Node.js 20 without needing it.
 FOUNDRY = linux-$(subst aarch64,arm64,$(subst x86_64,amd64,$(shell uname -m)))@$(shell sed -n 's/.*foundry-rs.forge": "\(.*\)".*/\1/p' package.json)
 
-# Not `npm ci`: it wants lock entries for every platform's binaries, which not every registry has.
+# Not `npm ci`: it needs lock entries for every platform's binaries, which not every registry has.
 node_modules/.installed: package.json package-lock.json
 	@PYTHON='$(PYTHON)' tools/prerequisites
 	$(NPM_INSTALL)
 	@ls node_modules/@foundry-rs/*-*/bin/* >/dev/null 2>&1 || $(NPM_INSTALL) @foundry-rs/anvil-$(FOUNDRY) @foundry-rs/forge-$(FOUNDRY)
 	@touch $@
 
-# The newest versions that pyproject.toml allows, of all that `make setup` installs, for every Python and platform.
-# They are constraints: pip takes of them what it needs here, and a build of the same torch that it finds.
+# The newest versions that pyproject.toml allows, of everything that `make setup` installs, for every Python and platform.
+# They are constraints: pip takes those that it needs here, and any build of the same torch version.
 lock: .envs/uv/.installed
 	.envs/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --extra dev --extra gpu --upgrade --no-header \
 	  --no-annotate --no-emit-index-url --no-emit-find-links --output-file constraints.txt pyproject.toml
@@ -70,16 +70,16 @@ fmt: setup
 	$(BIN)/ruff format .
 	tools/forge fmt
 
-# All parts side by side, or some: `make test ARGS=networks`. What each prints is in runs/tests/.
+# All parts side by side, or some: `make test ARGS=networks`. The output of each is in runs/tests/.
 test: setup
 	@$(BIN)/python tools/run_tests.py $(ARGS)
 
-# The engine on vLLM against the one on transformers, alone and in a network.
+# Compares the engine on vLLM with the one on transformers, alone and in a network.
 test-vllm: setup vllm
 	$(BIN)/python -m pytest -q tests/vllm_engine
 	$(BIN)/python -m pytest -q -m vllm tests/conformance/engines tests/redteam
 
-# What one GPU can tell: yes or no, and with figures. Parts alone: ARGS="noise replay"; without a GPU: DEVICE=cpu.
+# Tests and figures for one GPU. Some parts: ARGS="noise replay"; without a GPU: DEVICE=cpu.
 DEVICE ?= cuda
 
 test-gpu: setup
@@ -99,7 +99,7 @@ audit: setup
 coverage-contracts: setup
 	contracts/script/coverage.sh
 
-# Half an hour for 200 mutants of the Python that money and proofs depend on.
+# Half an hour for 200 mutants of the Python code that money and proofs depend on.
 mutate: setup
 	$(BIN)/python tools/mutate.py $(ARGS)
 
@@ -117,17 +117,17 @@ example-length: setup
 example-calculator: setup
 	$(BIN)/python -m benchmarks.training.lessons calculator $(ARGS)
 
-# Half an hour of two cores: texts, pretraining, a data run, fine-tuning, reinforcement; docs/runs/reasoning.md. A toy
-# of it in a minute: ARGS=--small. With ARGS="--out DIR" it goes on where it was interrupted.
+# 43 minutes of two cores: texts, pretraining, a data run, fine-tuning, reinforcement; docs/runs/reasoning.md. A toy
+# of it in a minute: ARGS=--small. With ARGS="--out DIR" it resumes after an interruption.
 example-reasoning: setup
 	$(BIN)/python -m benchmarks.reasoning $(ARGS)
 
 # The claims of the papers behind Muster, measured again: docs/claims.md. Seven minutes of one core, or some of the
-# studies: ARGS="clip filters"; ARGS=page writes the page of the figures that there are.
+# studies: ARGS="clip filters"; ARGS=page writes the page from existing figures.
 claims: setup
 	$(BIN)/python -m benchmarks.claims $(ARGS)
 
-# Pages that are made of the code, and the site: open runs/site/index.html.
+# Pages that are generated from the code, and the site: open runs/site/index.html.
 docs: setup
 	$(BIN)/python tools/write_reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -164,7 +164,7 @@ bench-rpc-faults: setup
 bench-sync: setup
 	$(BIN)/python -m benchmarks.chain.sync $(ARGS)
 
-# Half an hour of one core; goes on with what runs/redteam/trials.jsonl holds.
+# Half an hour of one core; resumes from runs/redteam/trials.jsonl.
 bench-redteam: setup
 	$(BIN)/python -m benchmarks.proofs.redteam $(ARGS)
 
@@ -213,14 +213,14 @@ bench-diloco: setup
 bench-export: setup
 	$(BIN)/python -m benchmarks.training.export $(ARGS)
 
-# A million made-up rows as a data set, exported and checked; 5 GB of disk, some ten minutes.
+# A million synthetic rows as a data set, exported and checked; 5 GB of disk, some ten minutes.
 bench-data: setup
 	$(BIN)/python -m benchmarks.training.data_set $(ARGS)
 
 bench-delta: setup
 	$(BIN)/python -m benchmarks.training.delta
 
-# The reference's wheel is linked to an old torch, so it is built here, against the one of this project.
+# The reference's wheel is linked to an old torch, so it is built here with this project's torch.
 benchmarks/.envs/toploc/.installed:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 numpy setuptools wheel ninja
@@ -247,7 +247,7 @@ bench-sft: setup benchmarks/.envs/trl/.installed
 bench-inference: setup benchmarks/.envs/trl/.installed
 	$(BIN)/python -m benchmarks.inference.inference
 
-# What losses and speed of trainer and fine-tuning are compared with. torch first: see docs/decisions/0002.
+# TRL, with which losses and speed of trainer and fine-tuning are compared. torch first: see docs/decisions/0002.
 benchmarks/.envs/trl/.installed:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0

@@ -1,4 +1,4 @@
-"""What every benchmark ends with: a table for people, and a JSON file with the figures by id."""
+"""Output of every benchmark: a table for people, and a JSON file with the figures by id."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESULTS = HERE / "results"
 
 
 def machine() -> str:
-    """Return what the figures were measured on."""
+    """Return a description of this machine."""
     cores = len(os.sched_getaffinity(0))
     model = platform.processor() or platform.machine()
     with open("/proc/cpuinfo", encoding="utf-8") as described:
@@ -45,7 +45,7 @@ def drawing(name: str, panels: int = 1) -> Iterator[Any]:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    # Else the same curves would give other bytes every time.
+    # Makes the file reproducible.
     matplotlib.rcParams["svg.hashsalt"] = "muster"
     figure, axes = pyplot.subplots(1, panels, figsize=(8 if panels == 1 else 5 * panels, 4.5))
     for each in [axes] if panels == 1 else axes:

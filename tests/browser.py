@@ -15,7 +15,7 @@ from playwright.async_api import Browser, Page, async_playwright
 
 ROOT = Path(__file__).parents[1]
 SCREENSHOTS = ROOT / "runs" / "screenshots"
-"""Where pages are kept as pictures, for people to look at."""
+"""Folder of the pages' pictures, for people to look at."""
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
 _UNPACKED = ROOT / "node_modules" / ".cache" / "chromium"
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -78,7 +78,7 @@ async def open_browser(locale: str = "en_US") -> AsyncIterator[Browser]:
 
 
 class Watched:
-    """A page that remembers what it complained about and which hosts it asked."""
+    """A page that records its console errors and the hosts that it asked."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -93,7 +93,7 @@ class Watched:
         self.complaints.append(text)
 
     async def violations(self) -> list[str]:
-        """Return what axe finds that keeps people out."""
+        """Return the accessibility faults that axe finds."""
         # Evaluated by the debugger, so the page's policy need not allow it.
         await self.page.evaluate(AXE.read_text())
         found = await self.page.evaluate("axe.run().then((result) => result.violations)")

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from secret_scan import SecretScan
 from skips import SkipList
 
-# Neither the networks of who runs the tests, nor a devnet of this machine.
+# Use neither the user's networks nor a devnet of this machine.
 os.environ["XDG_CONFIG_HOME"] = mkdtemp(prefix="muster-tests-")
 atexit.register(rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
@@ -27,7 +27,7 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
-    max_examples=40,  # each time others; `make test-all` has the wide profile
+    max_examples=40,  # other examples at each run; `make test-all` has the wide profile
 )
 settings.register_profile("wide", parent=settings.get_profile("default"), max_examples=200)
 settings.register_profile("deep", parent=settings.get_profile("default"), max_examples=2000)
@@ -35,7 +35,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the network take its time, see slow_network.py, and engines compute on a GPU."""
+    """Add the options for a slow network (slow_network.py) and for engines on a GPU."""
     parser.addoption(
         "--latency-s",
         type=float,
@@ -60,6 +60,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the collector what was imported: looking through it took a fifth of all tests' time."""
+    """Keep imports out of garbage collection, which took a fifth of all tests' time."""
     gc.collect()
     gc.freeze()

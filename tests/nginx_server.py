@@ -39,8 +39,8 @@ def serving(folder: Path, configuration: Path, replaced: Mapping[str, str]) -> I
 
 
 async def answering(port: int) -> None:
-    """Wait until somebody listens on a port of this machine."""
-    async with asyncio.timeout(10):
+    """Wait until a server listens on a port of this machine."""
+    async with asyncio.timeout(180):
         while True:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -96,7 +96,7 @@ class PostgresServer:
 
     def _command(self, name: object, *arguments: object) -> list[str]:
         command = [str(self._binaries / str(name)), *map(str, arguments)]
-        # PostgreSQL refuses to run as root, which tests may be: there it is told another number.
+        # PostgreSQL refuses to run as root, as tests may: then another user id is used.
         return command if os.geteuid() else ["unshare", "--user", "--map-user=1000", *command]
 
 

@@ -45,7 +45,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells a client where it is, and who we are."""
+        """The variables that give a client the address and the credentials."""
         return {**KEYS, "AWS_ENDPOINT_URL": self.url}
 
     def create(self, bucket: str) -> str:

@@ -1,4 +1,4 @@
-"""Scripts of the tree, imported by tests: they are in no package."""
+"""Imports scripts of the tree, which are in no package, for tests."""
 
 from __future__ import annotations
 

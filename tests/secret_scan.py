@@ -28,11 +28,11 @@ _FORMS = {
 }
 _LOG_FILES = ("*.log", "*.err", "*.out", "stderr*", "stdout*")
 LONGEST_FILE = 64 << 20
-"""Of a larger log file the beginning is searched."""
+"""Bytes that are searched; of a larger log file only the beginning."""
 SHORTEST_PASSWORD = 10
 """Shorter ones may be words that logs use."""
 FEWEST_DISTINCT_BYTES = 6
-"""A key of fewer is a test's placeholder, which stands for hashes as well."""
+"""A shorter key is a test's placeholder, which may also stand for a hash."""
 
 
 class SecretScan:
@@ -86,7 +86,7 @@ class SecretScan:
         self._wrap(muster.api.signing, "sign", self._on_signature)
 
     def pytest_unconfigure(self) -> None:
-        """Note nothing any more."""
+        """Stop noting secrets."""
         while self._undo:
             self._undo.pop()()
 

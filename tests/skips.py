@@ -23,7 +23,7 @@ ALLOWED = {
     "the guide's ports are in use: ": "the guides name their ports, and another program has them",
     "no vLLM: ": "the engine is installed by `make vllm`, 2.5 GB (slow tests)",
 }
-"""The beginnings of reasons, and what is behind each."""
+"""The beginnings of allowed reasons, and the cause of each."""
 
 
 class SkipList:

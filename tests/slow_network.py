@@ -22,11 +22,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SPIKE = 20
-"""One way in this many takes up to this many times as long as usual."""
+"""One message in this many takes up to this many times as long as usual."""
 
 
 class SlowNetwork:
-    """Delays both ways of what this process sends, at random."""
+    """Delays this process's requests and their answers at random."""
 
     def __init__(self, usual_s: float) -> None:
         self._usual_s = usual_s

@@ -1,8 +1,8 @@
 """Compiles the C kernels: hatchling's build hook, and `python tools/build_kernel.py` by hand.
 
-Each of FOLDERS has one C file and its headers, and gets a library of the C file's name beside it.
-Without a C compiler, or with one that fails, the installation goes on: the package then computes in
-Python. Libraries are bound by ctypes, so one serves every Python.
+Each of FOLDERS has one C file and its headers, and gets a library with the C file's name beside it.
+Without a working C compiler the installation continues, and the package computes in Python.
+Libraries are loaded by ctypes, so one library works with every Python version.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ FOLDERS = {
     PROTOCOL: "Keccak hashes",
     INFERENCE: "choices of tokens",
 }
-"""What is computed in Python where a folder's library is missing."""
+"""Folders, and what is computed in Python if a folder's library is missing."""
 DATA = {
     "configs": "muster/settings/presets",
 }
-"""Where a wheel has what a checkout has elsewhere; an editable installation would copy it."""
+"""Folders of a checkout and their places in a wheel; an editable installation needs no copy."""
 FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"]
 LIBRARIES = ["-lm"]
 PLAIN = ["-DWIDEST_VECTORS="]
-"""For compilers that cannot make code for several instruction sets at once."""
+"""Options for compilers that cannot make code for several instruction sets at once."""
 
 
 class KernelError(Exception):
@@ -76,7 +76,7 @@ def compile_kernel(folder: Path) -> Path:
     compiler = find_compiler()
     library = main_source(folder).with_suffix(".so")
     try:
-        # A library of other sources must not outlive a failure.
+        # After a failure, a library made of other sources must not stay.
         library.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / library.name
@@ -91,7 +91,7 @@ def compile_kernel(folder: Path) -> Path:
 
 
 def try_compiler(command: list[str], folder: Path, made: Path) -> str | None:
-    """Make a library that loads; return what failed, None for nothing."""
+    """Compile a library and load it; return what failed, None if nothing did."""
     digest = f'-DSOURCE_DIGEST="{source_digest(folder)}"'
     asked = [*command, digest, str(main_source(folder)), "-o", str(made), *LIBRARIES]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
@@ -121,7 +121,7 @@ def main_source(folder: Path) -> Path:
 
 
 def source_digest(folder: Path) -> str:
-    """Return what identifies the C sources in `folder`; the package compares it."""
+    """Return a digest of the C sources in `folder`, which the package compares."""
     sources = sorted(folder.glob("*.[ch]"))
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()
 

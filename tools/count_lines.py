@@ -1,4 +1,4 @@
-"""`make check`'s count of the code: what a reader has to read, folder by folder.
+"""`make check`'s count of the lines of code, folder by folder.
 
 A line of code holds a token that is neither a comment nor part of a docstring. A string that stands
 alone as a statement counts as a docstring, as those of attributes do.
@@ -20,9 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("core", "client", "orchestrator", "trainer", "app")
-"""Folders of what is installed."""
+"""Folders of the installed packages."""
 LAB = ("lab",)
-"""What studies the product and is not installed."""
+"""Folder of the studies, which are not installed."""
 _NO_CODE = frozenset(
     {
         tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

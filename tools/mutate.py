@@ -34,7 +34,7 @@ PACKAGES = {
     "muster/chain": ("tests/unit/chain", "tests/conformance"),
     "muster/client/validator": ("tests/unit/client",),
 }
-"""Each drilled package with the tests that ought to notice."""
+"""Each drilled package with the tests that should notice its mutants."""
 OPERATORS: dict[type[ast.AST], Any] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -42,9 +42,9 @@ OPERATORS: dict[type[ast.AST], Any] = {
     ast.Mod: ast.Mult, ast.Div: ast.Mult, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
     ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
-"""Which operator stands in the place of which."""
+"""The replacement of each operator."""
 TESTS_TIMEOUT_S = 300.0
-"""A mutant that takes longer never ends: it is killed."""
+"""Timeout of a mutant's tests: a mutant that exceeds it counts as killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +56,23 @@ class Mutant:
     line: int
     """First line of the change, from 1."""
     start: int
-    """First byte of what is replaced."""
+    """Offset of the first replaced byte."""
     end: int
-    """First byte after it."""
+    """Offset after the last replaced byte."""
     text: str
-    """What stands there instead."""
+    """The replacement."""
 
     def of(self, source: bytes) -> bytes:
         """Return the changed module."""
         return source[: self.start] + self.text.encode() + source[self.end :]
 
     def describe(self, source: bytes) -> str:
-        """Return the place and both texts on one line."""
+        """Return the place, the old and the new text on one line."""
         before = " ".join(source[self.start : self.end].decode().split())
         return f"{self.module}:{self.line}: {before}  ->  {self.text}"
 
 
-# Which mutants there are
+# The mutants
 
 
 def mutants_of(module: Path, source: bytes) -> Iterator[Mutant]:
@@ -94,7 +94,7 @@ def mutants_of(module: Path, source: bytes) -> Iterator[Mutant]:
 
 
 def _behaviour(tree: ast.AST) -> Iterator[ast.AST]:
-    """Walk what a module does: no annotations, no decorators, no texts."""
+    """Yield the nodes that determine a module's behaviour: no annotations, decorators or texts."""
     for name, value in ast.iter_fields(tree):
         if name in ("annotation", "returns", "decorator_list"):
             continue
@@ -105,7 +105,7 @@ def _behaviour(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _changed(node: ast.AST) -> str | None:
-    """Return a node's changed text; None for a node that stays as it is."""
+    """Return a node's changed text; None for a node without a mutant."""
     match node:
         case ast.Compare(ops=[first, *rest]) if type(first) in OPERATORS:
             changed: ast.AST = ast.Compare(
@@ -128,7 +128,7 @@ def _changed(node: ast.AST) -> str | None:
     return f"({ast.unparse(changed)})"
 
 
-# Which tests execute a line
+# The tests that execute a line
 
 
 def tests_by_line(copy: Path, package: str) -> dict[tuple[str, int], set[str]]:
@@ -152,7 +152,7 @@ def tests_by_line(copy: Path, package: str) -> dict[tuple[str, int], set[str]]:
 
 
 def tests_of(mutant: Mutant, lines: Mapping[tuple[str, int], set[str]]) -> set[str]:
-    """Return the tests that execute a mutant: of a line run by the import, all of its module."""
+    """Return the tests that execute a mutant; for a line run at import, all tests of its module."""
     module = str(mutant.module)
     own = lines.get((module, mutant.line))
     if own is None or own:
@@ -178,7 +178,7 @@ def _environment(copy: Path) -> dict[str, str]:
 
 
 def copy_tree(folder: Path) -> Path:
-    """Copy what the tests need; the environment's packages are shared."""
+    """Copy the files that the tests need; installed packages are shared."""
     copy = folder / "tree"
     left_out = shutil.ignore_patterns(
         ".venv", ".envs", ".git", "node_modules", "runs", "out", "cache", ".*_cache", ".hypothesis"
@@ -189,7 +189,7 @@ def copy_tree(folder: Path) -> Path:
 
 
 def is_killed(copy: Path, mutant: Mutant, tests: set[str]) -> bool:
-    """Tell whether a test that executes the mutant's line fails."""
+    """Return whether a test that executes the mutant's line fails."""
     path = copy / mutant.module
     source = path.read_bytes()
     path.write_bytes(mutant.of(source))
@@ -211,7 +211,7 @@ def is_killed(copy: Path, mutant: Mutant, tests: set[str]) -> bool:
 
 
 def draw(count: int, seed: int) -> list[Mutant]:
-    """Return mutants of all drilled packages, every one as likely as every other."""
+    """Return random mutants of all drilled packages, each with the same probability."""
     found = [
         mutant
         for package in PACKAGES
@@ -239,7 +239,7 @@ def main() -> None:
 
 
 def drill(copy: Path, mutants: list[Mutant]) -> int:
-    """Return how many mutants are killed, and print the others."""
+    """Return the number of killed mutants, and print the others."""
     lines: dict[tuple[str, int], set[str]] = {}
     for package in PACKAGES:
         if any(f"/{package}/" in str(mutant.module) for mutant in mutants):

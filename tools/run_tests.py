@@ -1,8 +1,8 @@
-"""`make test`: parts side by side, a line of progress now and then, one line at the end.
+"""`make test`: runs parts in parallel, with a line of progress now and then and one at the end.
 
-Tests of networks wait for windows of time to pass more than they compute, so more parts run at once
-than there are cores: those that wait first, those that compute beside them one after the other.
-What a part prints is in runs/tests/PART.log; of one that fails, the end is shown.
+Tests of networks mostly wait for time windows to pass, so more parts run at once than there are
+cores.
+The output of a part is in runs/tests/PART.log; if a part fails, the end of its log is shown.
 
     python tools/run_tests.py                  all parts
     python tools/run_tests.py networks -x      one part, with options for pytest
@@ -27,7 +27,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / "runs" / "tests"
 SERVICES = ("tests/unit/client", "tests/unit/app", "tests/unit/orchestrator")
-MODELS = ("tests/unit/inference", "tests/unit/trainer")
+ENGINES = ("tests/unit/inference", "tests/conformance")
+LEARNERS = "tests/unit/trainer"
 NETWORKS = "tests/integration/network"
 CHAINS = tuple(
     f"tests/integration/{name}" for name in ("orchestrator", "chain", "contracts", "shardcast")
@@ -39,32 +40,35 @@ TRAINERS = tuple(
 
 
 def without(paths: tuple[str, ...]) -> list[str]:
-    """Return pytest's options that leave out paths."""
+    """Return pytest's options that exclude paths."""
     return [f"--ignore={path}" for path in paths]
 
 
 PARTS = {
-    "networks": (NETWORKS,),
     "stories": ("tests/e2e", *TRAINERS),
-    "journeys": ("tests/integration", *without((NETWORKS, *TRAINERS, *CHAINS))),
-    "chains": CHAINS,
+    "networks": (NETWORKS,),
     "services": (*SERVICES, "tests/redteam"),
-    "packages": ("tests/unit", *without(SERVICES), *without(MODELS)),
-    "models": (*MODELS, "tests/conformance"),
+    "learners": (LEARNERS,),
+    "journeys": ("tests/integration", *without((NETWORKS, *TRAINERS, *CHAINS))),
+    "packages": ("tests/unit", *without((*SERVICES, *ENGINES, LEARNERS))),
+    "chains": CHAINS,
+    "engines": ENGINES,
 }
-"""Parts of pytest's tests, and what each consists of: those that wait first, then those that
-compute, which keep the cores busy to the end.
+"""Parts of pytest's tests, with pytest's arguments: those that wait between those that compute, the
+longest first.
 """
 CONTRACTS = "contracts"
-"""The part that is forge's."""
-AT_ONCE = 5
+"""The part that forge runs."""
+AT_ONCE = len(os.sched_getaffinity(0)) + 1
+"""Parts that run at once. On two cores, five made programs so late that tests of deadlines failed.
+"""
 LOOK_S, PROGRESS_S = 0.2, 15.0
 SHOWN_LINES = 60
-"""Of the log of a part that failed."""
-SILENT_S = 600.0
-"""A part that prints nothing for longer is stuck: it is ended, and says where its threads are."""
+"""Lines shown of the log of a failed part."""
+SILENT_S = 1800.0
+"""A part that prints nothing for longer is stuck: it dumps its threads' stacks and is ended."""
 DUMP_S = 5.0
-"""What writing that down may take."""
+"""Time limit of that dump."""
 _FORGE_RESULT = re.compile(r"(\d+) tests? passed, (\d+) failed, (\d+) skipped")
 _PYTEST_PROGRESS = re.compile(r"\[ *(\d+)/(\d+)\]")
 
@@ -86,7 +90,7 @@ class Part:
         return now - self.printed_at > SILENT_S
 
     def abort(self) -> None:
-        """End it, with all that it started; pytest's process dumps the stacks of its threads."""
+        """End the part and its child processes; pytest dumps its threads' stacks first."""
         self.process.send_signal(signal.SIGABRT)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(DUMP_S)
@@ -98,23 +102,23 @@ class Part:
 
     @property
     def progress(self) -> str:
-        """How far it is, in a few words."""
+        """Its progress, in a few words."""
         found = _PYTEST_PROGRESS.findall(self.log.read_text(errors="replace"))
         return f"{self.name} {found[-1][0]}/{found[-1][1]}" if found else f"{self.name} begins"
 
 
 @dataclass
 class Result:
-    """What the tests of a part, or of all, came to."""
+    """The results of the tests of one part or of all."""
 
     passed: int = 0
     failed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    """How many were skipped, by reason."""
+    """Number of skipped tests, by reason."""
 
 
 def command_of(name: str, options: list[str]) -> list[str]:
-    """Return what runs a part."""
+    """Return the command that runs a part."""
     if name == CONTRACTS:
         return [str(ROOT / "tools" / "forge"), "test"]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *PARTS[name]]
@@ -145,7 +149,7 @@ def start(name: str, options: list[str]) -> Part:
 
 
 def result_of(part: Part) -> Result:
-    """Return what an ended part reported; one without a report failed."""
+    """Return the result that an ended part reported; without a report, the part failed."""
     if part.name == CONTRACTS:
         found = _FORGE_RESULT.findall(part.log.read_text(errors="replace"))
         passed, failed, skipped = map(int, found[-1]) if found else (0, 1, 0)
@@ -172,9 +176,9 @@ def summary(results: list[Result]) -> str:
 
 
 def watch(waiting: list[str], options: list[str], running: list[Part], out: TextIO) -> list[Result]:
-    """Run parts, telling how far they are; returns their results.
+    """Run parts and print their progress; returns their results.
 
-    `running` holds those that run now, also when this is interrupted.
+    `running` always holds the running parts, also after an interrupt.
     """
     began = shown = time.monotonic()
     cpu_s = cpu_time_s()
@@ -188,7 +192,7 @@ def watch(waiting: list[str], options: list[str], running: list[Part], out: Text
             part.abort()
         for part in [part for part in running if part.process.poll() is not None]:
             running.remove(part)
-            # A part's processes count when it has ended: what came since the one before is its own.
+            # CPU time counts when a part has ended: the increase since the last one is this part's.
             spent_s, cpu_s = cpu_s, cpu_time_s()
             results.append(finish(part, now - began, cpu_s - spent_s, out))
         if now - shown > PROGRESS_S and running:
@@ -198,16 +202,16 @@ def watch(waiting: list[str], options: list[str], running: list[Part], out: Text
 
 
 def cpu_time_s() -> float:
-    """Return the CPU time of all ended parts, with the processes that they started and awaited."""
+    """Return the CPU time of all ended parts, with the child processes that they waited for."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime
 
 
 def finish(part: Part, took_s: float, cpu_s: float, out: TextIO) -> Result:
-    """Tell how a part ended, and of one that failed what it printed last."""
+    """Print a part's result and, if it failed, the end of its log; return the result."""
     result = result_of(part)
     if part.process.returncode != 0:
-        # A part may fail without a failed test, as for a secret in a log file.
+        # A part may fail without a failed test, for example for a secret in a log file.
         result.failed = max(result.failed, 1)
         said = part.log.read_text(errors="replace").splitlines()
         print(*said[-SHOWN_LINES:], sep="\n", file=out)
@@ -217,14 +221,14 @@ def finish(part: Part, took_s: float, cpu_s: float, out: TextIO) -> Result:
 
 
 def stop(parts: list[Part]) -> None:
-    """End parts, with all that they started."""
+    """End parts and their child processes."""
     for part in parts:
         if part.process.poll() is None:
             os.killpg(part.process.pid, signal.SIGTERM)
 
 
 def main(words: list[str]) -> int:
-    """Run the parts that are named first, or all; what follows them is for pytest."""
+    """Run the parts named by the first words, or all; the other words are pytest's options."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     names = [word for word in words if word in (CONTRACTS, *PARTS)]
     options = [word for word in words if word not in names]
@@ -242,6 +246,6 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # Parts are process groups of their own: who ends this must end them, too.
+    # Parts are process groups of their own, so a signal that ends this process must end them, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(sys.argv[1:]))

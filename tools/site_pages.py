@@ -1,8 +1,8 @@
-"""Pages of the documentation's site that no file of docs/ holds; mkdocs.yml names this as its hook.
+"""Generates the site's pages that are not files of docs/; mkdocs.yml names this as its hook.
 
-Made here are the Python API's pages, the contracts' from their natspec, the HTTP API's from
-docs/reference/openapi.json, and those of files at the top of the tree. Files that pages link to
-outside docs/ are copied beside them.
+These are the pages of the Python API, of the contracts (from their natspec), of the HTTP API (from
+docs/reference/openapi.json), and of files at the top of the tree. Files outside docs/ that pages
+link to are copied beside them.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ PROJECT = {
 """Pages of the project, and their files at the top of the tree."""
 
 PACKAGES = ("api", "chain", "deploy", "inference", "shardcast", "tasks", "toploc")
-"""Packages that a program may build on: what they export is their API."""
+"""Packages that programs may use: their API is what they export."""
 
 MODULES = ("protocol.messages", "protocol.ids", "protocol.reasons", "protocol.errors", "wallet")
-"""Modules beside them, whole."""
+"""Further modules, whose whole content is API."""
 
 SCRIPTS = {
     "mermaid.tiny.js": "@mermaid-js/tiny/dist/mermaid.tiny.js",
     "iframe-worker.js": "iframe-worker/shim/index.js",
 }
-"""Scripts of the site, and where npm puts them: to draw diagrams, to search without a server."""
+"""Scripts of the site (diagrams, search without a server), and their places under npm."""
 
 SOLC_TIMEOUT_S = 60
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the made pages, the scripts, and what pages link to outside docs/."""
+    """Add the generated pages, the scripts, and the files outside docs/ that pages link to."""
     for name, script in SCRIPTS.items():
         source = str(ROOT / "node_modules" / script)
         files.append(File.generated(config, f"assets/{name}", abs_src_path=source))
@@ -60,7 +60,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Let links that leave docs/ lead to the copies."""
+    """Return the page with links that leave docs/ changed to the copies."""
     if page.file.generated_by:
         return markdown
     uri = page.file.src_uri
@@ -77,7 +77,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def made_pages() -> Iterator[tuple[str, str]]:
-    """Yield path and Markdown of every page that is made here."""
+    """Yield path and Markdown of every generated page."""
     for name, source in PROJECT.items():
         text = (ROOT / source).read_text()
         yield f"project/{name}.md", LINK.sub(_from_project, text)
@@ -94,7 +94,7 @@ def made_pages() -> Iterator[tuple[str, str]]:
 
 
 def linked_outside() -> set[Path]:
-    """Return the files outside docs/ that its pages link to, and that have no page of their own."""
+    """Return the files outside docs/ that its pages link to and that have no page."""
     found = {
         (page.parent / link).resolve()
         for page in DOCS.rglob("*.md")
@@ -112,7 +112,7 @@ def _place_of(path: Path) -> str:
 
 
 def _from_project(match: re.Match[str]) -> str:
-    """Return a link of a file at the top of the tree, as its page in project/ has it."""
+    """Return a link of a file at the top of the tree, changed for its page in project/."""
     path = (ROOT / match[2]).resolve()
     inside = path.is_relative_to(DOCS)
     return f"{match[1]}../{path.relative_to(DOCS).as_posix() if inside else _place_of(path)}"
@@ -129,7 +129,7 @@ def decisions_page() -> str:
 
 
 def exported(init: Path) -> list[str]:
-    """Return the names that a package offers: imported as themselves, or assigned."""
+    """Return the names that a package exports: imported as themselves, or assigned."""
     names: list[str] = []
     for node in ast.parse(init.read_text()).body:
         match node:
@@ -256,13 +256,13 @@ KINDS = {
     "StructDefinition": "struct",
     "EnumDefinition": "enum",
 }
-"""What pages show, by its node in solc's tree."""
+"""Kinds of declarations that pages show, by their node in solc's tree."""
 
 
 def _declared(node: dict[str, Any], source: str) -> Iterator[str]:
     _, notes = natspec(node)
     start, size, _ = map(int, node["src"].split(":"))
-    # solc counts bytes.
+    # solc's offsets count bytes.
     text = source.encode()[start : start + size].decode()
     yield f"### {KINDS[node['nodeType']]} `{node['name']}`"
     yield f"```solidity\n{re.sub(r'^    ', '', text, flags=re.M)}\n```"
@@ -299,7 +299,7 @@ def _named(nav: Any) -> set[str]:
 
 
 def _expanded(nav: list[Any], named: set[str], paths: list[str]) -> list[Any]:
-    """Return the navigation with each `folder/*` replaced by what no other entry names."""
+    """Return the navigation with each `folder/*` replaced by pages that no other entry names."""
     entries: list[Any] = []
     for entry in nav:
         if isinstance(entry, dict):

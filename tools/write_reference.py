@@ -2,7 +2,7 @@
 
     make docs
 
-The pages are made of the code alone, so they say what it does; a test fails when they are older.
+The pages are generated from the code alone; a test fails when they are out of date.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pydantic_core import PydanticUndefined
 
 from muster.app.run_file import VARIABLES, RunFile
 from muster.client.audit.contradictions import Kind
-from muster.client.audit.export import TABLES
+from muster.client.audit.write_tables import TABLES
 from muster.client.network_file import AMOUNTS
 from muster.client.quantities import format_duration, format_tokens
 from muster.client.relay import RelaySettings
@@ -88,7 +88,7 @@ SETTINGS: dict[str, tuple[type[BaseModel], str]] = {
     "muster trainer run": (TrainerSettings, "MUSTER_TRAINER_"),
     "muster run create": (RunFile, VARIABLES),
 }
-"""Settings of each process and of a run's file, and the prefix of their environment variables."""
+"""Settings of each process and of a run's file, with the prefix of their environment variables."""
 
 
 def config_page() -> str:
@@ -160,7 +160,7 @@ def _table(model: type[BaseModel]) -> str:
 
 
 def _sentences(model: type) -> Iterator[tuple[str, str]]:
-    """Yield each field and the text under it, of the class and those that it extends."""
+    """Yield each field of a class and its base classes, with the docstring under it."""
     for owner in reversed(model.__mro__):
         if owner in (object, dict, BaseModel):
             continue
@@ -173,7 +173,7 @@ def _sentences(model: type) -> Iterator[tuple[str, str]]:
 
 
 def type_name(annotation: Any) -> str:
-    """Return a type as people write it: bounds left out, literals spelled."""
+    """Return a type as people write it: without bounds, with literals spelled out."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return type_name(arguments[0])
@@ -227,7 +227,7 @@ def _escaped(text: str) -> str:
 
 
 def audit_page() -> str:
-    """Return the page of what an audit finds and exports."""
+    """Return the page about the contradictions and tables of an audit."""
     kinds = "\n".join(f"| `{kind}` | {_escaped(kind.rule)} |" for kind in Kind)
     tables = "\n".join(
         f"\n### {name}\n\n| column | meaning |\n|---|---|\n"
@@ -251,16 +251,16 @@ stable.
 
 ## Tables
 
-`muster audit run ID --export FOLDER --format csv|parquet|json` writes one file per table (`json`:
-one object per line). Columns keep their names and order. Wei are decimal text, for they do not fit
-64 bits; hashes and addresses are `0x` hexadecimal; times are Unix seconds of the chain's clock;
-what does not apply is null, empty in CSV.
+`muster audit run ID --export FOLDER --format csv|parquet` writes one file per table. Columns keep
+their names and order. Wei are decimal text, for they do not fit 64 bits; hashes and addresses are
+`0x` hexadecimal; times are Unix seconds of the chain's clock; what does not apply is null, empty in
+CSV.
 {tables}
 """
 
 
 def deployment_page() -> str:
-    """Return the page of what a network's contracts are fixed to."""
+    """Return the page about the contracts' deployment parameters."""
     about = "\n".join(f"* `{name}`: {profile.about}." for name, profile in PROFILES.items())
     sentences = dict(_sentences(DeployParameters))
     profiles = {
@@ -343,7 +343,7 @@ PAGES = {
     "deployment.md": deployment_page,
     "openapi.json": openapi_page,
 }
-"""What is written, by file name."""
+"""The generated pages, by file name."""
 
 
 def main() -> None:

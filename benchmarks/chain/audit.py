@@ -1,4 +1,4 @@
-"""What an audit of a million submissions takes, without running verdicts again.
+"""Time and memory of an audit of a million submissions, without recomputing verdicts.
 
     make bench-audit                                   a million submissions, three times
     make bench-audit ARGS="--submissions 20000 --rounds 1"
@@ -6,9 +6,10 @@
  1. A dump of a synthetic run is written: real Merkle roots, real signatures of two validators under
     every batch, slashes, claims (`audit_history.py`).
  2. `muster audit run 1 --dump FILE --json` reads and checks it in its own process. It must find
-    nothing. `audit_1m_s` is the median CPU time of that process: it has one thread, so this is the
-    wall time on a machine that does nothing else. `audit_1m_rss_mb` is its largest resident memory.
- 3. The same dump with one outcome's units changed must be contradicted: what is fast must check.
+    no fault. `audit_1m_s` is the median CPU time of that process: it has one thread, so this is the
+    wall time on an idle machine. `audit_1m_rss_mb` is its largest resident memory.
+ 3. The same dump with one outcome's units changed must be found faulty, to prove that the audit
+    checks.
 
 Writes results/audit.json.
 """
@@ -41,7 +42,7 @@ class Round:
     cpu_s: float
     """User and system time."""
     wall_s: float
-    """Time that passed, whatever else the machine did."""
+    """Wall-clock seconds, including the machine's other work."""
     rss_mb: float
     """Largest resident memory, in units of 2^20 bytes."""
 
@@ -67,7 +68,7 @@ def main() -> None:
 
 
 def audit(dump: Path) -> tuple[Round, dict[str, Any]]:
-    """Return what an audit took and found."""
+    """Return the cost and the report of an audit."""
     began = time.perf_counter()
     with subprocess.Popen(
         [MUSTER, "audit", "run", "1", "--dump", dump, "--json"], stdout=subprocess.PIPE
@@ -85,7 +86,7 @@ def require_clean(report: dict[str, Any], submissions: int) -> None:
     """Exit unless everything was audited and nothing contradicts."""
     (run,) = report["runs"]
     if report["contradictions"] or run["submitted"] != submissions:
-        sys.exit(f"the synthetic run is contradicted: {report['contradictions'][:3]}")
+        sys.exit(f"error: the audit of the synthetic run fails: {report['contradictions'][:3]}")
 
 
 def tampered(dump: Path, to: Path) -> Path:

@@ -1,8 +1,8 @@
 """A synthetic history of a run, valid to the last hash: what `make bench-audit` audits.
 
 Every root is the Merkle root of its leaves, every batch is signed by two of three validators, every
-slash takes the run's share of the stake it finds, every payment is due. Only headers and receipts
-are not there: logs as `eth_getLogs` gives them, in a dump.
+slash takes the run's share of the stake, every payment is due. The dump has logs as from
+`eth_getLogs`, but no headers or receipts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ EXACT_PPM = 250_000
 WINDOW_S, DEADLINE_S, BLOCK_S = 30, 600, 2
 WORKERS, ROLLOUTS = 1_000, 128
 CLAIM_EVERY = 100
-"""Accepted outcomes of a worker that it claims together."""
+"""Accepted outcomes that a worker claims together."""
 STEPS_PER_VERSION = 64
 """Batches between two policy versions."""
 REJECTED_SHARE, FRAUD_EVERY = 0.02, 2_000
@@ -110,7 +110,7 @@ class EventEncoder:
 
 @dataclass
 class History:
-    """A run of so many submissions, block by block."""
+    """A synthetic run, block by block."""
 
     submissions: int
     batch: int = 64
@@ -129,7 +129,7 @@ class History:
     """Numbers of the workers whose fraud was executed."""
     encoder: EventEncoder = field(default_factory=EventEncoder)
     pending: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """Claims to come: when, worker id, slots, units."""
+    """Future claims: time, worker id, slots, units."""
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
@@ -142,12 +142,12 @@ class History:
         return write_dump(path, DEPLOYMENT, self.blocks(), self.end)
 
     def end(self) -> DumpEnd:
-        """Return what the dump closes with, once all blocks were made."""
+        """Return the end of the dump, after all blocks."""
         head = BlockId(self.number, keccak(b"block %d" % self.number))
         return DumpEnd(head, self.observed())
 
     def observed(self) -> Observed:
-        """Return what the contracts would say."""
+        """Return the state that the contracts would show."""
         stake = sum(self.stakes.values()) + self.slashed_wei
         left = self.funded_wei - self.paid_wei
         return Observed(
@@ -163,7 +163,7 @@ class History:
         )
 
     def accounts(self) -> dict[tuple[RunId, Address], StakeAccount]:
-        """Return what the vault holds, with the verdicts whose slash waits to be final."""
+        """Return the vault's accounts, with slashes that are not final yet."""
         cheaters = {_account(f"worker {number}") for number in self.slashed}
         return {
             (RUN, who): StakeAccount(wei, 0, 0, int(who in cheaters))
@@ -295,7 +295,8 @@ class History:
         )
 
     def _called(self, batch_id: int, root: Hash32) -> list[bytes]:
-        """Return the keys of those drawn first by the block just made, ascending by address."""
+        """Return the keys of the validators drawn first by the newest block, ascending by
+        address."""
         seed = batch_seed(_hash_of(self.number), RUN, batch_id, root)
         first = draw_order(seed, CONFIG.validators)[: CONFIG.terms.quorum]
         return [key for key in VALIDATORS if address_of(key) in first]
@@ -339,7 +340,7 @@ class History:
         )
 
     def _claims(self) -> Iterator[DumpedBlock]:
-        """Yield claims whose outcomes' window is over; those that filled up since wait for it."""
+        """Yield claims of outcomes whose window is over."""
         due = [claim for claim in self.pending if claim[0] <= self.now + BLOCK_S]
         self.pending = [claim for claim in self.pending if claim not in due]
         for _, worker_id, slots, units in due:

@@ -1,12 +1,12 @@
-"""Outcome records as calldata, as the ledger takes them, and as blobs (EIP-4844), as it could.
+"""Outcome records as calldata, as the ledger takes them, compared with blobs (EIP-4844).
 
     make bench-blobs
 
 Calldata: real batches on Anvil, with three signatures, by the clients that the programs use. Blobs:
 the same records in a real blob transaction to contracts/test/BlobOutcomes.sol, whose versioned hash
-the contract reads; one record is then proven by point evaluation, as a dispute about a root that is
-not the blob's would have to. A posting without records is taken to cost what one of a single record
-does. Gas is exact: one run is enough; times are medians of five.
+the contract reads; one record is then proven by point evaluation, as a dispute would require. A
+posting without records is assumed to cost as much as one with a single record. Gas is exact, so one
+run is enough; times are medians of five.
 
 A record is 56 bytes: two field elements of 28, so that two evaluations prove it, and 2,048 records
 fill a blob. EIP-7918 bounds what a blob costs: not less than 8,192 gas at the block's base fee.
@@ -51,7 +51,7 @@ GAS_PER_BLOB = 1 << 17
 LEAST_GAS_PER_BLOB = 1 << 13
 """EIP-7918: BLOB_BASE_COST."""
 MODULUS = 0x73EDA753299D7D483339D80809A1D80553BDA402FFFE5BFEFFFFFFFF00000001
-"""Of the scalar field of BLS12-381."""
+"""Modulus of the scalar field of BLS12-381."""
 GENERATOR = 7
 SHOWN = 77
 """The record that is proven."""
@@ -66,9 +66,9 @@ class Posting:
     submissions: int
     """Their number."""
     gas: int
-    """What posting them as calldata took."""
+    """Gas of posting them as calldata."""
     calldata_bytes: int
-    """All of the transaction's calldata."""
+    """Bytes of the transaction's calldata."""
 
     @property
     def blobs(self) -> int:
@@ -117,14 +117,15 @@ def texts(row: dict[str, Any]) -> list[str]:
 
 
 def break_even(postings: list[Posting]) -> float:
-    """Return from how many submissions a blob at its least price costs less than calldata."""
+    """Return the number of submissions from which a blob at its lowest price is cheaper than
+    calldata."""
     one, sixteen = postings[0], postings[1]
     each = (sixteen.gas - one.gas) / (sixteen.submissions - one.submissions)
     return 1 + LEAST_GAS_PER_BLOB / each
 
 
 async def measure() -> tuple[list[Posting], dict[str, float]]:
-    """Return what postings took, and what blobs and their proofs do."""
+    """Return the costs of postings, and of blobs and their proofs."""
     async with opened() as network:
         postings = [await _post(network, count) for count in COUNTS]
         return postings, await _blobs(network)
@@ -171,7 +172,7 @@ def blob_of(records: bytes) -> bytes:
 
 
 def evaluation(blob: bytes, place: int, commitment: bytes, setup: Any) -> bytes:
-    """Return the input of point evaluation that shows one field element."""
+    """Return the input of point evaluation that proves one field element."""
     reversed_place = int(f"{place:012b}"[::-1], 2)
     point = pow(pow(GENERATOR, (MODULUS - 1) // ELEMENTS, MODULUS), reversed_place, MODULUS)
     proof, value = ckzg.compute_kzg_proof(blob, point.to_bytes(32, "big"), setup)

@@ -1,15 +1,15 @@
-"""What every operation costs in gas, beside the goal and what the reference protocol takes.
+"""The gas of every operation, beside the goal and the reference protocol's gas.
 
     make bench-gas
 
-Every figure is the gas of a mined transaction on Anvil, sent by the clients that the programs use:
-base cost and calldata included, so what it takes to have every verdict on the chain is counted.
-The reference's figures were measured in the same way on its own contracts, by one submission at a
-time, because it has no batches and records rejections only. Gas is exact: one run is enough.
+Every figure is the gas of a mined transaction on Anvil, sent by the clients that the programs use,
+including base cost and calldata. The reference's figures were measured in the same way on its own
+contracts, one submission at a time, because it has no batches and records only rejections. Gas is
+exact, so one run is enough.
 
-Beside its gas every transaction has the sizes that fees for data go by, for `muster economics
---chain`: bytes of calldata that are zero and that are not, and the length of the signed transaction
-under FastLZ (OP stack) and under Brotli at level 1 (Nitro; of Arrow's Brotli, Nitro has its own).
+For `muster economics --chain`, every transaction also has the sizes that decide data fees: zero and
+nonzero bytes of calldata, and the length of the signed transaction under FastLZ (OP stack) and
+Brotli level 1 (for Nitro, which has its own Brotli; here Arrow's is used).
 
 Writes results/gas.json.
 """
@@ -28,13 +28,13 @@ class Operation:
     """One line of the table."""
 
     name: str
-    """As `gas_network` calls it."""
+    """Name in `gas_network`."""
     what: str
-    """As people call it."""
+    """Description."""
     goal: int | None = None
     """The most it should cost."""
     reference: int | None = None
-    """What the same takes in the reference protocol."""
+    """Gas of the same operation in the reference protocol."""
 
 
 OPERATIONS = (

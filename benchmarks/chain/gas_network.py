@@ -1,8 +1,8 @@
 """A network on a real Anvil whose every operation is a transaction of `muster.chain`'s clients.
 
-`measure` returns what each operation took: its gas, calldata and the 21,000 of a transaction
-included, and the sizes that fees for data go by. The network is in use already. The operations are
-those of contracts/test/Gas.t.sol, and what else a run sends.
+`measure` returns each operation's gas, including calldata and the 21,000 of a transaction, and the
+sizes that decide data fees. The network is already in use, so storage is warm. The operations are
+those of contracts/test/Gas.t.sol and the other transactions of a run.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def key_of(name: str) -> bytes:
 
 
 def node_of(worker: str) -> str:
-    """Return what a worker's node is called."""
+    """Return the name of a worker's node."""
     return f"node of {worker}"
 
 
@@ -89,12 +89,12 @@ ALICE, BOB, CAROL = "alice", "bob", "carol"
 WORKERS = (ALICE, BOB, CAROL)
 PEOPLE = ("owner", "orchestrator", "trainer", "claimant", *VALIDATORS, *JURORS, *WORKERS)
 SOURCES = ["https://files.example.org"]
-"""Where a worker or claimant says that the file is."""
+"""Sources that workers and claimants name."""
 
 
 @dataclass
 class Network:
-    """Everybody's connection, and the gas of what they did."""
+    """Everybody's connection, and the gas of their transactions."""
 
     deployment: Deployment
     chains: dict[str, Chain]
@@ -115,7 +115,7 @@ class Network:
         return self.deployment.contracts.get(name) or address_of(key_of(name))
 
     def note(self, operation: str, receipt: Receipt) -> Receipt:
-        """Keep what an operation cost."""
+        """Store the gas of an operation."""
         self.gas[operation] = receipt.gas_used
         self.transactions[operation] = receipt.tx_hash
         return receipt
@@ -127,7 +127,7 @@ class Network:
         return footprint_of(bytes.fromhex(raw[2:]), self.gas[operation])
 
     async def pass_time(self, seconds: int) -> None:
-        """Mine a block so much later."""
+        """Mine a block `seconds` later."""
         rpc = self.of("owner").rpc
         await rpc.call("evm_increaseTime", seconds)
         await rpc.call("evm_mine")
@@ -145,14 +145,14 @@ class Network:
         for name in PEOPLE:
             await self.of(name).token.faucet(self.address(name), 100_000 * TOKEN)
         await self._create_run()
-        # Twice what is required: one is fined below, and stays.
+        # Twice the required stake: a validator that is fined below must keep its seat.
         stake = 2 * PARAMETERS.required_validator_stake
         for name in VALIDATORS:
             self.note("take_seat", await take_seat(self.of(name), self.run, TERMS, stake))
         for name in JURORS:
             stake = PARAMETERS.required_juror_stake
             self.note("join_bench", await join_bench(self.of(name), stake))
-        # A case draws whoever was on the bench in an earlier second.
+        # A case draws only jurors that joined the bench in an earlier second.
         await self.pass_time(1)
         for name in (ALICE, BOB):
             await self.onboard(name)
@@ -341,7 +341,7 @@ class Network:
     # ----------------------------------------------------------------- measurement
 
     async def measure(self) -> None:
-        """Do everything once, and keep what it cost."""
+        """Do every operation once, and store its gas."""
         self.note("onboard", await self.onboard(CAROL))
         for count in (1, 16, BATCH, 256):
             await self._measure_batch(count)
@@ -364,7 +364,8 @@ class Network:
             self.note("commit_batch", committed)
 
     async def _measure_unjudged(self) -> None:
-        """Work that the run leaves unjudged: one is split off and void, one is judged after all."""
+        """Measure work that the run leaves unjudged: one submission is split off and void, one is
+        judged in the end."""
         works = self.works(ALICE, BATCH)
         batch_id, _ = await self.commit(works)
         direct = await self.direct(CAROL)
@@ -447,7 +448,7 @@ def record_of(work: Submission, number: int, *, fraud: bool) -> OutcomeRecord:
 
 
 def footprint_of(raw: bytes, gas: int) -> Footprint:
-    """Return what a signed transaction takes."""
+    """Return the footprint of a signed transaction."""
     calldata = UnsignedTransaction.from_raw(raw).data
     zeros = calldata.count(0)
     brotli = pyarrow.Codec("brotli", compression_level=BROTLI_LEVEL)

@@ -1,15 +1,15 @@
-"""How long the chain's events take to become records.
+"""Time to index the chain's events.
 
     make bench-index
 
  1. A real Anvil gets the contracts, and 100,000 deposits into the stake vault, made by 1,000 owners
-    through a contract that repeats a call: so every event is one that the real vault emitted.
+    through a contract that repeats a call, so that the real vault emits every event.
  2. `EventReader` reads them all by `eth_getLogs` in ranges, verifies that the head still stands,
     decodes them and `ChainView` takes them in, from nothing, three times. `index_100k_s` is the
     median CPU time of this process and of Anvil together: they take turns, so this is the wall time
-    on a machine that does nothing else, and does not move when it does. Wall time is beside it.
+    on an idle machine, and does not depend on other load. Wall time is also reported.
  3. The reference is web3.py, its documented way: `contract.events.Deposited.get_logs` in ranges of
-    the same length, without making anything of the events. It reads a share of the blocks, once.
+    the same length, without processing the events. It reads a share of the blocks, once.
 
 Writes results/index.json.
 """
@@ -41,11 +41,11 @@ EVENTS = 100_000
 OWNERS = 1_000
 PER_OWNER = EVENTS // OWNERS
 REFERENCE_SHARE = 10
-"""The reference reads one of so many owners' deposits: all of them would take minutes."""
+"""The reference reads the deposits of one owner in this many: all would take minutes."""
 ROUNDS = 3
 KEY = Anvil.key(0)
 RUN = RunId(1)
-"""For which stake is deposited: whether there is such a run is no matter."""
+"""Run of the deposits; it need not exist."""
 
 # calldata: how often, whom, then what to call it with; a call that fails fails all of them.
 REPEATER = bytes.fromhex(
@@ -111,7 +111,7 @@ async def main() -> None:
 
 
 async def deposit_all(chain: Chain) -> tuple[int, int]:
-    """Have every owner's deposits made; return the blocks of the first and last transaction."""
+    """Make every owner's deposits; return the blocks of the first and last transaction."""
     repeater = await deploy_repeater(chain)
     vault = chain.deployment.contracts["StakeVault"]
     await chain.token.faucet(repeater, EVENTS)
@@ -152,11 +152,11 @@ async def send(rpc: Rpc, requests: list[tuple[str, list[Any]]]) -> None:
     for nonce, (_, (fields,)) in enumerate(requests, count):
         fields["nonce"] = hex(nonce)
     hashes = await rpc.batch(requests)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while None in (
             receipts := await rpc.batch([("eth_getTransactionReceipt", [tx]) for tx in hashes])
         ):
-            # What does not fit into one block waits for the next.
+            # Transactions that do not fit into one block wait for the next.
             await rpc.call("evm_mine")
     assert {receipt["status"] for receipt in receipts} == {"0x1"}
 

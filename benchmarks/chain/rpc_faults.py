@@ -1,11 +1,11 @@
-"""What each fault of an RPC endpoint costs: how long who depends on it stands still.
+"""The cost of each fault of an RPC endpoint: how long its clients make no progress.
 
     make bench-rpc-faults
 
-A real Anvil, in front of it an endpoint that does one thing wrong. For ten seconds one account
-deposits again and again, and a follower takes the events in, both through that endpoint. Printed is
-the longest time without progress of each, and how many deposits were followed. In the end every
-deposit that was made must have been followed, each once.
+A proxy with one fault stands in front of a real Anvil. For ten seconds one account makes deposits
+and a follower reads the events, both through that proxy. The table shows the longest time without
+progress of each, and the number of followed deposits. In the end every deposit must have been
+followed exactly once.
 
 Writes results/rpc_faults.json.
 """
@@ -79,7 +79,7 @@ class Chance:
 
 @dataclass
 class Fault:
-    """One thing that an endpoint does wrong."""
+    """One fault of an endpoint."""
 
     weather: Weather | None = None
     faults: Faults | None = None
@@ -126,7 +126,7 @@ FAULTS = {
 
 @dataclass
 class Seen:
-    """What was seen of one fault."""
+    """Measurements under one fault."""
 
     sent: int
     followed: int
@@ -139,7 +139,9 @@ class Seen:
 async def main() -> None:
     """Play all faults, print and write."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", metavar="WORD", default="", help="Faults with this in their name")
+    parser.add_argument(
+        "--only", metavar="WORD", default="", help="only faults with WORD in their name"
+    )
     asked = parser.parse_args()
     found = {}
     for name, fault in FAULTS.items():
@@ -159,7 +161,7 @@ async def main() -> None:
 
 
 async def watch(fault: Fault) -> Seen:
-    """Return what a sender and a follower do behind an endpoint with a fault."""
+    """Measure a sender and a follower behind an endpoint with a fault."""
     async with AsyncExitStack() as stack:
         block_s = Anvil.STILL_S if fault.faults else 1.0
         anvil = await stack.enter_async_context(Anvil(block_time_s=block_s))
@@ -187,7 +189,7 @@ async def watch(fault: Fault) -> Seen:
 
 
 async def deposit_and_follow(urls: list[str], deployment: Deployment) -> Seen:
-    """Deposit for as long as a fault lasts, and follow until all is seen."""
+    """Make deposits while the fault lasts, and follow until all are seen."""
     view, sent, seen, began = ChainView(), list[float](), list[float](), time.monotonic()
     account = address_of(KEY)
 
@@ -224,7 +226,7 @@ async def connected(urls: list[str], deployment: Deployment) -> Chain:
 
 
 def longest_gap(began: float, times: Sequence[float]) -> float:
-    """Return the longest time without any of these."""
+    """Return the longest gap between these times."""
     pairs = zip([began, *times], [*times, max([began + LASTS_S, *times])], strict=True)
     return max(after - before for before, after in pairs)
 

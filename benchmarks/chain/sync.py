@@ -1,4 +1,4 @@
-"""A first sync through a public endpoint, killed again and again.
+"""A first sync through a public endpoint, with repeated kills.
 
     make bench-sync                                        a million events, killed ten times
     make bench-sync ARGS="--events 20000 --kills 3"
@@ -6,9 +6,9 @@
  1. A real Anvil gets the contracts, and deposits into the stake vault, as in `index.py`.
  2. The reference reads them all in one go, from Anvil itself.
  3. A process of its own reads them through `muster.lab.endpoints.faults`: ranges of 500 blocks and
-    10,000 logs at most, rates refused, answers lost, nodes that lag. It is killed with SIGKILL at
-    random moments and started again, and goes on after what it has kept on disk.
- 4. Both must have seen the same. Printed is how much was asked for more than once.
+    10,000 logs at most, rate limits, lost answers, lagging nodes. It is killed with SIGKILL at
+    random moments and restarted, and resumes from its files on disk.
+ 4. Both must have read the same events. The table shows how much was requested more than once.
 
 Writes results/sync.json.
 """
@@ -96,7 +96,7 @@ async def main() -> None:
 async def killed_again_and_again(
     proxy: RpcProxy, folder: Path, head: int, asked: argparse.Namespace
 ) -> tuple[int, str]:
-    """Return how often a sync was killed before it was done, and what it saw in the end."""
+    """Return the number of kills before a sync was done, and a digest of its events."""
     chance, killed = Random(SEED), 0
     while True:
         child = await asyncio.create_subprocess_exec(
@@ -114,7 +114,7 @@ async def killed_again_and_again(
             stdout=asyncio.subprocess.PIPE,
         )
         done = asyncio.ensure_future(child.communicate())
-        # All that a killed process may ask for is a part of what there is.
+        # A killed process must not need all requests again.
         portion = asked.events // 10_000 // asked.kills
         last = proxy.asked["eth_getLogs"] + chance.randint(1, max(1, portion))
         while killed < asked.kills and not done.done() and proxy.asked["eth_getLogs"] < last:
@@ -129,7 +129,7 @@ async def killed_again_and_again(
 
 
 async def read(url: str, folder: Path, head: int, *, keeps: bool = True) -> str:
-    """Read all events, whatever the endpoint does; return what says what was seen.
+    """Read all events despite faults; return a digest of them.
 
     A node that lags ends before the head; the next poll goes on.
     """

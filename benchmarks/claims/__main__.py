@@ -30,7 +30,7 @@ STUDIES: Mapping[str, Callable[[], Study]] = {
 
 
 def main() -> None:
-    """Run what is asked for, and write the page."""
+    """Run the chosen studies, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("studies", nargs="*", choices=[*STUDIES, "page"], metavar="STUDY")
     asked = parser.parse_args().studies or list(STUDIES)

@@ -1,10 +1,10 @@
-"""Two-sided clipping against one-sided, when some rollouts do not fit the policy that they name.
+"""Two-sided against one-sided clipping, when some rollouts come from another policy than they name.
 
 INTELLECT-2 bounds the ratio of tokens with negative advantage, which plain GRPO leaves free, and
 says that this prevents spikes of the gradient. Spikes are injected here: in every fourth step a
-quarter of the groups name a policy version with disturbed weights, so that the behaviour
-log-probabilities which the trainer recomputes are wrong, as those of a faulty engine or file would
-be. Demo model, task and recipe, rollouts two versions old; the losses differ in `clip_delta` alone.
+quarter of the groups name a policy version with disturbed weights, so that the trainer recomputes
+wrong behaviour log-probabilities, as for a faulty engine or file. Demo model, task and recipe;
+rollouts two versions old; the losses differ only in `clip_delta`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from muster.trainer.base_model import build_base_model
 SEEDS = (0, 1, 2)
 STEPS, AGE, PROBLEMS = 20, 2, 32
 FIRST, EVERY = 8, 4
-"""The first step with a spike, and how many steps it is from one to the next."""
+"""The first step with a spike, and the steps from one spike to the next."""
 SPIKED = PROBLEMS // 4
 """Groups of such a step that name the disturbed version."""
 NOISE = 0.3
-"""Standard deviation of what its weights are off by, relative to each."""
+"""Standard deviation of the disturbance, relative to each weight."""
 DISTURBED = PolicyVersion(1000)
 LOSSES: dict[str, dict[str, Any]] = {
     "two-sided": {},
@@ -46,7 +46,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What one training did."""
+    """Course of one training."""
 
     points: list[Point]
     """Held-out reward every few versions."""
@@ -57,7 +57,7 @@ class Course:
 
 
 def train(folder: Path, base: Path, recipe: Recipe, sets: tuple[TaskSet, TaskSet]) -> Course:
-    """Train with spikes and return how it went; `folder` has whether there are any in its name."""
+    """Train and return the course; the name of `folder` tells whether there are spikes."""
     training_set, held_out = sets
     run = OneProcess(folder, base, recipe, held_out)
     _disturb(run)
@@ -94,7 +94,7 @@ def _misnamed(group: Sequence[Rollout]) -> list[Rollout]:
 
 
 def train_all(seeds: Sequence[int]) -> dict[str, list[Course]]:
-    """Return how every loss does with and without spikes, a course per seed."""
+    """Return the courses of every loss with and without spikes, one per seed."""
     courses: dict[str, list[Course]] = {}
     for seed in seeds:
         with tempfile.TemporaryDirectory() as name:

@@ -2,9 +2,9 @@
 
 INTELLECT-2 keeps problems of which a model solves 12.5 % to 50 % (offline), and goes on sampling
 until a batch consists of samples with an advantage (online). Here a quarter of the problems are
-solved always, half of them never, because their answers do not fit into the token limit, and a
-quarter now and then. Every training step takes 32 groups; online it takes so many that have an
-advantage. What is counted besides: tokens and CPU time of sampling and of training.
+always solved, half of them never, because their answers exceed the token limit, and a quarter
+sometimes. Every training step takes 32 groups; with the online filter, 32 groups with an advantage.
+Tokens and CPU time of sampling and training are also counted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEPS, GROUPS, AGE, EVERY = 12, 32, 2, 4
 KEPT = (0.125, 0.5)
 """Pass rates that the offline filter keeps."""
 PASSES = 8
-"""Samples of each problem by which it decides."""
+"""Samples of each problem for the offline filter."""
 WAYS = {"none": (False, False), "offline": (True, False), "online": (False, True),
         "both": (True, True)}  # fmt: skip
 """Whether problems are filtered before the run, and groups during it."""
@@ -42,7 +42,7 @@ WAYS = {"none": (False, False), "offline": (True, False), "online": (False, True
 
 @dataclass(slots=True)
 class Course:
-    """What one training did and took."""
+    """Course and cost of one training."""
 
     points: list[Point] = field(default_factory=list)
     """Held-out reward every few versions."""
@@ -59,7 +59,7 @@ class Course:
 
 
 def mixed_set(training_set: TaskSet, seed: int) -> list[Problem]:
-    """Return problems that are solved now and then, and three times as many that teach nothing."""
+    """Return problems that are sometimes solved, and three times as many that teach nothing."""
     learnable = list(training_set.problems)
     always = [
         Problem(
@@ -87,7 +87,7 @@ def offline(run: OneProcess, problems: list[Problem]) -> list[Problem]:
 
 
 def train(run: OneProcess, problems: list[Problem], *, is_online: bool) -> Course:
-    """Train and return how it went."""
+    """Train and return the course."""
     draw, course = random.Random(0), Course(points=[run.point(0)])
     for step in range(1, STEPS + 1):
         groups: list[list[Rollout]] = []
@@ -109,7 +109,7 @@ def train(run: OneProcess, problems: list[Problem], *, is_online: bool) -> Cours
 
 
 def train_all(seeds: Sequence[int]) -> dict[str, list[Course]]:
-    """Return how a run goes in every way, a course per seed."""
+    """Return the courses of every way, one per seed."""
     courses: dict[str, list[Course]] = {name: [] for name in WAYS}
     for seed in seeds:
         with tempfile.TemporaryDirectory() as name:

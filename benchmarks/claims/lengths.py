@@ -24,7 +24,7 @@ from muster.trainer.measure.evaluate import Evaluation
 SEEDS = (0,)
 STEPS, AGE, PROBLEMS, EVERY = 32, 2, 32, 8
 BUDGETS = {"short": (8, 10, 12, 14), "long": (12, 14, 16, 18, 20)}
-"""As many as TARGET-SHORT and TARGET-LONG have."""
+"""Budgets in tokens, as many as in TARGET-SHORT and TARGET-LONG."""
 REWARDS = {"joint": "joint", "apart": "std"}
 """Values of `length_advantage`."""
 
@@ -42,7 +42,7 @@ def train(run: OneProcess, seed: int) -> list[Evaluation]:
 
 
 def course_of(size: str, reward: str, seed: int) -> list[Evaluation]:
-    """Return how a run goes with some budgets and a reward."""
+    """Return the evaluations of a run with these budgets and this reward."""
     recipe = changed(
         load_recipe(ROOT / "configs" / "example-length.toml"),
         sampling={"target_lengths": BUDGETS[size]},
@@ -67,7 +67,7 @@ def measure() -> Study:
 
 
 def study_of(courses: dict[str, list[list[Evaluation]]]) -> Study:
-    """Print and draw how runs went, and return their figures."""
+    """Print and draw the runs, and return their figures."""
     _draw(courses)
     metrics = {}
     for name, each in courses.items():

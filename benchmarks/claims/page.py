@@ -16,8 +16,8 @@ PAGE = ROOT / "docs" / "claims.md"
 HEAD = """# Claims, measured again
 
 Made by `make claims` of [benchmarks/claims](../benchmarks/claims/rows.py). Each row is a claim of
-INTELLECT-2 or of a work behind it, in our words: where it stands, what is measured here that
-corresponds to it, how large that is, and whether it holds *here*. Nothing here has the size of the
+INTELLECT-2 or of a work behind it, in our words: its source, what is measured here that
+corresponds to it, the figure, and whether the claim holds *here*. Nothing here has the size of the
 papers: models have 0.1 to 600 million parameters, and everything runs on two CPU cores. A claim
 that holds at this size may fail at theirs, and the reverse.
 
@@ -29,15 +29,15 @@ that holds at this size may fail at theirs, and the reverse.
 | S2 | SYNTHETIC-2, release post |
 | I1 | INTELLECT-1, arXiv 2412.01152, abstract, and its release post |
 
-The full text of I2 was not at hand: its claims are those of its abstract, its posts and digests
-written from it, and its sections go by their subjects. A verdict is *holds*, *in part* (where, says
-the row), *does not hold*, or *cannot be tried* on this machine.
+The full text of I2 was not available: its claims are from its abstract, its posts and digests
+of it, and its sections are named by their subjects. A verdict is *holds*, *in part* (the row says
+where), *does not hold*, or *cannot be tried* on this machine.
 """
 
 
 class Figures(dict[str, Any]):
-    """A result file's metrics by id; `1/ID` is the inverse, `detail/KEY/…` is of the detail, where
-    `KEY=VALUE` picks the element of a list that has it.
+    """A result file's metrics by id. `1/ID` is the inverse; `detail/KEY/…` reads the detail, where
+    `KEY=VALUE` selects the element of a list with this value.
     """
 
     def __missing__(self, key: str) -> Any:
@@ -55,7 +55,7 @@ class Figures(dict[str, Any]):
         return value
 
     detail: Any = None
-    """What the metrics are made of."""
+    """Details behind the metrics."""
 
 
 @cache

@@ -1,11 +1,11 @@
-"""How large proofs are, and whether they hold when a model is spread over several devices.
+"""The size of proofs, and their validity when a model is spread over several devices.
 
 TOPLOC's paper gives 258 bytes for 32 tokens, a thousandth of the hidden states, and robustness
 across tensor-parallel layouts. Sizes are those of proofs that are built here. There are no two GPUs
 here, so a layout is emulated by its arithmetic: each device multiplies its part of every layer,
 partial sums are rounded to the number format of the weights and added in order, as an all-reduce
-does. A worker with each layout is judged by a validator with each other one, under limits made as a
-calibration makes them, of work on one device alone.
+does. A worker with each layout is judged by a validator with each layout, under limits calibrated
+on work of one device.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _SUMMED = ("o_proj", "down_proj")
 
 
 def bytes_per_token(width: int, tokens: int) -> float:
-    """Return what proofs of so many tokens take, by building them."""
+    """Return the bytes of proofs per token, by building them."""
     hidden = np.random.default_rng(width).standard_normal((tokens, width)).astype(np.float32)
     return sum(map(len, build_proofs(torch.from_numpy(hidden).bfloat16()))) / tokens
 
 
 @contextmanager
 def spread_over(engine: TransformersEngine, devices: int) -> Iterator[None]:
-    """Compute as if every layer were spread over so many devices; 1 for as it is."""
+    """Compute as if every layer were spread over `devices` devices; 1 changes nothing."""
     if devices == 1:
         yield
         return

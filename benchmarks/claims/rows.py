@@ -1,7 +1,8 @@
 """The rows of docs/claims.md: each claim with its source, what corresponds to it, and what came out.
 
-A figure is a format text whose fields name a result file and an id in it, so that the page cannot
-say what no file holds. A verdict is a person's: who measures again looks whether it still fits.
+A figure is a format text whose fields name a result file and an id in it, so that the page shows
+only figures from files. A verdict is written by a person, who must check it after a new
+measurement.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What the measurement says of the claim."""
+    """Verdict of the measurement on the claim."""
 
     HOLDS = "holds"
     IN_PART = "in part"
@@ -31,14 +32,14 @@ class Claim:
     source: str
     """Which work, and where in it."""
     measured: str
-    """What corresponds to it here, and its size."""
+    """The corresponding measurement here, and its size."""
     figure: str
     """The figure, as a format text over result files and ids; words alone where there is none."""
     command: str
     """What measures it."""
     verdict: Verdict
     why: str = ""
-    """What the verdict rests on; never empty unless the claim holds."""
+    """Reason for the verdict; required unless the claim holds."""
 
     @property
     def files(self) -> set[str]:
@@ -89,7 +90,7 @@ CLAIMS: tuple[Claim, ...] = (
         "{toploc[1/validate_over_generate]:.0f} times; {toploc[1/validate_over_generate_16]:.1f} times; {size[1/examine_over_generate_8x64]:.1f} times; {gpu-examination[1/gpu_examine_over_generate]:.1f} times",
         "make bench-toploc",
         Verdict.FAILS,
-        "a CPU is bound by arithmetic in both, and batches share what a token costs; the factor is of GPUs that generate with small batches; here steps are replayed as CUDA graphs, which makes generation three times as fast",
+        "a CPU is bound by arithmetic in both, and a batch shares each token's overhead; the factor holds for GPUs that generate with small batches; here steps are replayed as CUDA graphs, which makes generation three times as fast",
     ),
     Claim(
         "proofs",
@@ -131,7 +132,7 @@ CLAIMS: tuple[Claim, ...] = (
         + " pass",
         "make bench-redteam",
         Verdict.IN_PART,
-        "a token early in a prompt moves a small model's hidden states less than bfloat16 rounds. A ticket pins the prompt, so nothing rests on it",
+        "a token early in a prompt moves a small model's hidden states less than bfloat16 rounding does. A ticket pins the prompt, so nothing depends on this",
     ),
     Claim(
         "proofs",
@@ -203,7 +204,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "honesty",
-        "Who generates with a small model and proves with the large one is found by the probabilities of its tokens",
+        "A worker that generates with a small model and proves with the large one is found by the probabilities of its tokens",
         "I2, infrastructure (token sampling check)",
         "Submissions with a cheaper model's text and the policy's own proofs (A4), and of lax speculative decoding (A5), that were caught. The check here is stronger: each token follows from the ticket's seed",
         "{redteam[detail/attack=A4/caught]} of {redteam[detail/attack=A4/trials]}, {redteam[detail/attack=A5/caught]} of {redteam[detail/attack=A5/trials]}",
@@ -212,7 +213,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "honesty",
-        "Problems and seeds that are fixed per worker and step prevent that a worker chooses what suits it",
+        "Problems and seeds that are fixed per worker and step prevent a worker from choosing favourable ones",
         "I2, infrastructure (fixed data sampling)",
         "Caught: problems chosen (A12), samples drawn again and again (A14), of those tried",
         "{redteam[detail/attack=A12/caught]} of {redteam[detail/attack=A12/trials]}, {redteam[detail/attack=A14/caught]} of {redteam[detail/attack=A14/trials]}",
@@ -256,7 +257,7 @@ CLAIMS: tuple[Claim, ...] = (
         "{simulator[verdict_median_s]:.0f} s",
         "make bench-simulator",
         Verdict.HOLDS,
-        "with that time for a check; a check of 32B takes longer, and validators are then the more",
+        "with that time for a check; a check of 32B takes longer, and then more validators are needed",
     ),
     # ---------------------------------------------------------------------------- broadcast
     Claim(
@@ -306,7 +307,7 @@ CLAIMS: tuple[Claim, ...] = (
         "{claims[weights_wait_level_0]:.1%}, {claims[weights_wait_level_1]:.1%}, {claims[weights_wait_level_2]:.1%}, {claims[weights_wait_level_4]:.1%}; {claims[steps_per_hour_level_0]:.2f}, {claims[steps_per_hour_level_1]:.2f}, {claims[steps_per_hour_level_2]:.2f}, {claims[steps_per_hour_level_4]:.2f} steps",
         'make claims ARGS="swarm"',
         Verdict.IN_PART,
-        "two steps of delay double the steps an hour and leave no worker without work, but a quarter of the time is waiting for weights: tickets name the newest version, so that of a fetch only the work under way is overlapped",
+        "two steps of delay double the steps an hour and leave no worker without work, but a quarter of the time is waiting for weights: tickets name the newest version, so that only the work under way overlaps a fetch",
     ),
     # ------------------------------------------------------------------------------- recipe
     Claim(
@@ -346,7 +347,7 @@ CLAIMS: tuple[Claim, ...] = (
         "{claims[filters_reward_online]:.3f} and {claims[filters_reward_both]:.3f}; {claims[filters_groups_none]:.0f}, {claims[filters_groups_online]:.0f}, {claims[filters_groups_both]:.0f} groups",
         'make claims ARGS="filters"',
         Verdict.HOLDS,
-        "for each training step, at three times the samples. The offline filter gives more for none",
+        "for each training step, at three times the samples. The offline filter gains more without extra samples",
     ),
     Claim(
         "recipe",
@@ -451,11 +452,11 @@ CLAIMS: tuple[Claim, ...] = (
         "data",
         "Verified reasoning data and fine-tuning on them come first, reinforcement with verifiable rewards second",
         "S1, two steps as in DeepSeek-R1",
-        "Held-out accuracy of a student of 2.3M parameters that has read texts of mixed quality, after fine-tuning on what a teacher made in a data run, and after reinforcement on a network; and the teacher's. Three tasks, temperature 1",
+        "Held-out accuracy of a student of 2.3M parameters that has read texts of mixed quality, after fine-tuning on a teacher's data run, and after reinforcement on a network; and the teacher's. Three tasks, temperature 1",
         "{reasoning[reward_pretrained]:.2f}, {reasoning[reward_fine_tuned]:.2f}, {reasoning[reward_reinforced]:.2f}; {reasoning[reward_teacher]:.2f}",
         "make example-reasoning",
         Verdict.IN_PART,
-        "both raise what is sampled, in programs alone; fine-tuning makes greedy answers worse, and reinforcement is sure to better them in programs only ([the lesson](runs/reasoning.md))",
+        "both raise the accuracy of samples, most in programs; fine-tuning lowers it in mathematics, where reinforcement raises it again; in words and for nearly greedy answers neither stage surely adds anything ([the lesson](runs/reasoning.md))",
     ),
     Claim(
         "data",
@@ -465,7 +466,7 @@ CLAIMS: tuple[Claim, ...] = (
         "{sft[tokens_ratio_8_a_problem_long]:.1f} and {sft[tokens_ratio_1_a_problem_long]:.1f} times; {sft[loss_difference]:.1e}",
         "make bench-sft",
         Verdict.IN_PART,
-        "speed and numbers on a CPU, 3.3M parameters; what the traces teach a model of billions is not tried",
+        "speed and numbers on a CPU, 3.3M parameters; the effect of the traces on a model of billions was not tried",
     ),
     # ------------------------------------------------------------------------------ results
     Claim(

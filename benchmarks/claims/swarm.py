@@ -1,4 +1,4 @@
-"""Unreliable and unequal workers, and broadcasts beside work: production programs, virtual time.
+"""Unreliable and unequal workers, and broadcasts during work: production programs, virtual time.
 
 Two networks of `muster.lab.simulator` (docs/scale.md):
 

@@ -1,9 +1,9 @@
-"""A device beside this CPU, of the same numbers: choices, replays and proofs.
+"""A device compared with this CPU on the same numbers: choices, replays and proofs.
 
-* noise, `gpu_noise_wrong_ids`: of 10^6 rows, those whose choice differs; logits are flat, ordinary,
-  wide and peaked, and some rows have Qwen3's vocabulary. Scores may differ in a last bit, as two
-  libraries' logarithms do: the detail counts them. `gpu_choice_us`: microseconds of a row of
-  151,936.
+* noise, `gpu_noise_wrong_ids`: number of rows, of 10^6, whose choice differs; logits are flat,
+  ordinary, wide and peaked, and some rows have Qwen3's vocabulary. Scores may differ in a last bit,
+  as two libraries' logarithms do: the detail counts them. `gpu_choice_us`: microseconds to choose
+  one of 151,936 tokens.
 * replay, `gpu_replay_wrong_ids`, `gpu_replay_margin_error`: claimed tokens of the same logits,
   replayed on both; half of the claims are right.
 * toploc, `gpu_toploc_differing`: proofs and comparisons of the same hidden states that differ.
@@ -32,7 +32,7 @@ from muster.toploc.projections import project_rows
 
 VOCAB, NARROW = 151_936, 1_024
 DRAWS, ROWS = 1_000_000, 4_096
-"""Choices that are compared, and those of one call."""
+"""Number of compared choices, and choices per call."""
 TEMPERATURE = 0.7
 PROOF = ProofRecipe()
 
@@ -44,7 +44,7 @@ def logits_of(rows: int, vocab: int, kind: str, seed: int) -> torch.Tensor:
 
 
 class Compared:
-    """Choices of both sides, counted."""
+    """Counts of choices, and of those that differ between the two sides."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -88,7 +88,7 @@ def measure_noise(setup: Setup) -> Figures:
 
 
 def choice_us(setup: Setup, calls: int = 20) -> float:
-    """Return the microseconds of one row's choice, of many rows at a time."""
+    """Return the microseconds of one row's choice when many rows are chosen at a time."""
     rows = setup.pick(2, 256)
     logits = logits_of(rows, VOCAB, "ordinary", 0).to(setup.device)
     warmth = np.ones(rows, np.float32)
@@ -100,7 +100,7 @@ def choice_us(setup: Setup, calls: int = 20) -> float:
 
 
 def measure_replay(setup: Setup) -> Figures:
-    """Compare what both sides find in claimed tokens of the same logits."""
+    """Compare both sides' replays of claimed tokens on the same logits."""
     rows, wrong, errors, likelier = setup.pick(4, 512), 0, [0.0], 0
     for turn, kind in enumerate(KINDS):
         logits = logits_of(rows, VOCAB, kind, turn)

@@ -2,11 +2,11 @@
 
 * conformance, vllm: `tests/conformance/engines` with the device as an option; vLLM has its CUDA
   graphs there.
-* margins, `gpu_margins_rejected_float32`: samples made on the device and examined on the CPU, and
-  the other way round, that the least limits of any calibration would reject; the detail has flips,
-  margins and the errors of proofs, in both number formats.
-* generation, `gpu_generation_overhead`: the share of the time of generating that verifiable
-  sampling and proofs take; without them tokens are those of the largest logits.
+* margins, `gpu_margins_rejected_float32`: number of samples, made on the device and examined on the
+  CPU or the other way round, that the tightest limits of any calibration would reject; the detail
+  has flips, margins and the errors of proofs, in both number formats.
+* generation, `gpu_generation_overhead`: the share of generation time that verifiable sampling and
+  proofs take; the reference takes the tokens of the largest logits.
 * vllm-speed, `gpu_vllm_overhead`: the share by which Muster's engine on vLLM is slower than vLLM.
 * examination, `gpu_examine_over_generate`: time of examining over that of generating.
 
@@ -73,7 +73,7 @@ def measure_vllm(setup: Setup) -> Figures:
 
 def _suite(setup: Setup, name: str, marks: str) -> Figures:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(SUITE)]
-    # A library's warning about a device is no finding.
+    # A library's warning about a device is not a failure.
     command += ["-W", "default", "-m", marks, "--device", setup.device]
     command += ["-k", "knows_its_policy and 3-rows"] if setup.is_tiny else []
     done = subprocess.run(command, cwd=HERE.parents[2], stdout=subprocess.PIPE, text=True)
@@ -135,7 +135,7 @@ def _engine(model: Path, device: str, dtype: Any, threads: int = 1) -> Transform
 def _judged(
     maker: TransformersEngine, judge: TransformersEngine, dtype: str, setup: Setup
 ) -> dict[str, Any]:
-    """Return what becomes of one engine's samples in another's examination."""
+    """Return the figures of one engine's samples in another's examination."""
     asked = [
         Request((10 + i % 4, 11, 12), i, WARMTH, setup.pick(12, 128))
         for i in range(setup.pick(4, 32))
@@ -176,12 +176,12 @@ def _passes(chunk: ChunkResult, limits: ChunkLimits) -> bool:
 
 
 def greedy(logits: torch.Tensor, *_: object) -> torch.Tensor:
-    """Return the ids of the largest logits: what choosing costs without noise."""
+    """Return the ids of the largest logits: the choice without noise."""
     return logits.argmax(dim=1)
 
 
 class NoProofs:
-    """Stands in for what builds proofs, and builds none."""
+    """Replaces the builder of proofs, and builds none."""
 
     def close(self) -> None:
         """End nothing."""
@@ -198,7 +198,7 @@ class NoProofs:
 
 
 def requests(setup: Setup) -> list[Request]:
-    """Return what is generated to measure how fast."""
+    """Return the requests for measuring the speed of generation."""
     prompt = tuple(range(10, 10 + setup.pick(4, 64)))
     tokens = setup.pick(8, 256)
     return [Request(prompt, seed, 1.0, tokens) for seed in range(setup.pick(2, 64))]

@@ -1,12 +1,12 @@
 """A whole small network whose engines and trainer compute on a device, and `muster doctor` for it.
 
-Every process is real: the processes of the demo, told where to compute by the variables that stand
-for `--device`. The calibration is the CPU's, so whatever a GPU computes otherwise must be inside
-limits that no GPU was measured for.
+Every process is real: these are the demo's processes, and environment variables tell them where to
+compute, as `--device` would. The calibration is the CPU's, so a GPU's different results must stay
+within limits that were not measured on a GPU.
 
-* doctor, `gpu_doctor_failed`: questions of `muster doctor --device` that are answered by fail.
-* network, `gpu_network_rejected`: submissions of honest workers that are not accepted, until the
-  trainer has taken all its steps from them; an audit agrees with the chain.
+* doctor, `gpu_doctor_failed`: number of checks of `muster doctor --device` that fail.
+* network, `gpu_network_rejected`: number of submissions of an honest worker that are not accepted
+  before the trainer has taken all its steps.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ async def _doctor(setup: Setup) -> list[dict[str, Any]]:
 
 
 async def _until_up(url: str) -> None:
-    """Return once somebody listens there."""
+    """Return once a server listens at the URL."""
     while True:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
@@ -90,7 +90,7 @@ async def _until_up(url: str) -> None:
 
 
 def measure_network(setup: Setup) -> Figures:
-    """Let one worker make all that some training steps need."""
+    """Let one worker generate everything that some training steps need."""
     return asyncio.run(_network(setup, steps=setup.pick(1, 3)))
 
 
@@ -106,14 +106,15 @@ async def _network(setup: Setup, steps: int) -> Figures:
 
 
 async def run_to_the_end(network: Network, run_id: RunId) -> list[Verdict]:
-    """Let the one worker of a network make all that training needs; return what became of it."""
+    """Let the one worker of a network generate everything that training needs; return the
+    verdicts."""
     (member,) = network.cast.members
     assert member.role is Role.RESTARTED
     await network.start_worker(run_id, member)
     trainer = network.processes.children["trainer"]
     while trainer.exit_code is None:
         for child in network.processes.children.values():
-            # What is over ends with 0, the worker's part before the trainer's.
+            # Finished processes exit with 0; the worker ends before the trainer.
             if child.exit_code:
                 network.processes.require_running(child)
         await asyncio.sleep(LOOK_S)

@@ -2,7 +2,7 @@
 
     plain_vllm.py MODEL DEVICE SAMPLES PROMPT TOKENS CALLS
 
-Sampling at temperature 1 by vLLM's own sampler, no proofs; otherwise as Muster's engine opens it.
+vLLM's own sampler at temperature 1, without proofs; the other options are those of Muster's engine.
 Prints a line per call, the first of which warms up.
 """
 
@@ -19,7 +19,7 @@ def main() -> None:
     model, device, *numbers = sys.argv[1:]
     samples, prompt, tokens, calls = map(int, numbers)
     is_cpu = device == "cpu"
-    # Models say 40,960 positions; the cache must hold one sample at least.
+    # Models allow 40,960 positions; the cache must have room for at least one sample.
     room = {"kv_cache_memory_bytes": 1 << 30} if is_cpu else {"gpu_memory_utilization": 0.9}
     llm = LLM(
         model,

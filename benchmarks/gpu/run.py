@@ -1,12 +1,12 @@
-"""Everything that one GPU can tell about Muster, unattended, in less than 40 minutes.
+"""All measurements on one GPU, unattended, in less than 40 minutes.
 
     make test-gpu                           the parts that answer yes or no
     make bench-gpu                          all parts
     make bench-gpu ARGS="noise replay"      some
     make test-gpu DEVICE=cpu                the same code on tiny shapes, without a GPU
 
-Each part is a process of its own with a limit on its time. One that fails, takes too long or lacks
-something stops no other. What a part prints is in runs/gpu/PART.log; its figures go into
+Each part is a separate process with a time limit. A part that fails, takes too long or lacks
+something does not stop the others. Its output is in runs/gpu/PART.log; its figures go into
 results/gpu-PART.json, those of a CPU into runs/gpu. The last thing printed is a table of all parts.
 Ends with 0 if no part failed and no figure missed its bound, with 2 where there is no GPU.
 """
@@ -42,7 +42,7 @@ SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing that a GPU can tell."""
+    """One measurement on a GPU."""
 
     measured_by: str
     """Module and function that measure it."""
@@ -53,7 +53,7 @@ class Part:
     most: Mapping[str, float] = field(default_factory=dict)
     """Largest values of metrics, on every device."""
     most_on_gpu: Mapping[str, float] = field(default_factory=dict)
-    """The same where the shapes are those of users."""
+    """Largest values of metrics on a GPU, with users' shapes."""
 
     def missed(self, metrics: Mapping[str, float], setup: Setup) -> list[str]:
         """Return the bounds that a part's metrics miss; NaN misses every bound."""
@@ -67,7 +67,7 @@ class Part:
 
 HERE = "benchmarks.gpu"
 PARTS: dict[str, Part] = {
-    "noise": Part(f"{HERE}.choices:measure_noise", 240, most={"gpu_noise_wrong_ids": 0}),
+    "noise": Part(f"{HERE}.choices:measure_noise", 120, most={"gpu_noise_wrong_ids": 0}),
     "toploc": Part(f"{HERE}.choices:measure_toploc", 60, most={"gpu_toploc_differing": 0}),
     "replay": Part(
         f"{HERE}.choices:measure_replay",
@@ -79,7 +79,7 @@ PARTS: dict[str, Part] = {
     ),
     "vllm": Part(f"{HERE}.engines:measure_vllm", 420, most={"gpu_vllm_failed": 0}),
     "margins": Part(
-        f"{HERE}.engines:measure_margins", 240, most={"gpu_margins_rejected_float32": 0}
+        f"{HERE}.engines:measure_margins", 180, most={"gpu_margins_rejected_float32": 0}
     ),
     "generation": Part(
         f"{HERE}.engines:measure_generation",
@@ -101,6 +101,7 @@ PARTS: dict[str, Part] = {
         most_on_gpu={"gpu_examine_over_generate": 1 / 50},
     ),
     "trainer": Part(f"{HERE}.training:measure_trainer", 180, is_check=False),
+    "host": Part(f"{HERE}.training:measure_host", 180, most={"gpu_host_difference": 0.01}),
     "nccl": Part(f"{HERE}.training:measure_one_rank", 60, most={"gpu_one_rank_difference": 0.01}),
     "doctor": Part(f"{HERE}.network:measure_doctor", 120, most={"gpu_doctor_failed": 0}),
     "network": Part(f"{HERE}.network:measure_network", 180, most={"gpu_network_rejected": 0}),
@@ -110,7 +111,7 @@ PARTS: dict[str, Part] = {
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a part."""
+    """Outcome of a part."""
 
     state: str
     """ok, missed, failed or not run."""
@@ -123,7 +124,7 @@ class Outcome:
 
     @property
     def is_bad(self) -> bool:
-        """Whether somebody should look at it."""
+        """Whether it failed or missed a bound."""
         return self.state in ("missed", "failed")
 
 
@@ -138,13 +139,13 @@ def measure(part: str, setup: Setup) -> Figures:
 
 
 def measure_alone(part: str, setup: Setup) -> int:
-    """Measure a part in this process, and print what came of it as the last line."""
+    """Measure a part in this process, and print the outcome as the last line."""
     try:
         metrics, detail = measure(part, setup)
     except Missing as missing:
         print(json.dumps({"missing": str(missing)}))
         return 0
-    except Exception as error:  # Whatever a part raises is what it found out.
+    except Exception as error:  # Any exception is the part's outcome.
         traceback.print_exc()
         print(json.dumps({"failure": f"{type(error).__name__}: {error}"}))
         return 1
@@ -179,7 +180,7 @@ def run_part(part: str, setup: Setup, results: Path) -> Outcome:
 
 
 def _ask(part: str, setup: Setup, limit_s: float) -> tuple[dict[str, Any], str]:
-    """Return what a part's process said, and what became of the process if it said nothing."""
+    """Return the answer of a part's process and, if there is none, how the process ended."""
     RUNS.mkdir(parents=True, exist_ok=True)
     path = RUNS / f"{part}.log"
     command = [sys.executable, "-m", f"{HERE}.run", "--alone", part, "--device", setup.device]
@@ -215,12 +216,12 @@ def _commit() -> str | None:
 
 
 def device_name(device: str) -> str:
-    """Return what a device is called."""
+    """Return the name of a device."""
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
 
 
 def why_no_gpu(device: str) -> str | None:
-    """Return a sentence when torch cannot compute on a device."""
+    """Return why torch cannot compute on a device; None if it can."""
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -250,8 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure parts, print, write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--checks", action="store_true", help="only what answers yes or no")
-    parser.add_argument("--device", default="cuda", help="as torch names it")
+    parser.add_argument("--checks", action="store_true", help="run only checks, which pass or fail")
+    parser.add_argument("--device", default="cuda", help="device, as torch names it")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, as on a CPU")
     parser.add_argument("--results", type=Path, help="folder of the figures' files")
     parser.add_argument("--models", type=Path, help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""Where the parts compute, with which models, and how they take time."""
+"""Shared setup of the parts: device, models, and clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TINY_VOCAB = 1_024
 
 
 class Missing(Exception):
-    """What a part needs is not here; no fault of what is measured."""
+    """A requirement of a part is missing on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Setup:
     device: str
     """As torch names it."""
     is_tiny: bool
-    """Whether everything is so small that a CPU takes seconds."""
+    """Whether sizes are so small that a CPU needs only seconds."""
     models: Path
     """Folder of models that parts share, each written by the first that needs it."""
 
@@ -44,13 +44,13 @@ class Setup:
         return tiny if self.is_tiny else real
 
     def now(self) -> float:
-        """Return the time in seconds at which the device has done all that was asked of it."""
+        """Return the time in seconds, once the device has done all queued work."""
         if self.device.startswith("cuda"):
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
     def memory_gb(self) -> float:
-        """Return the most memory of the device that torch has held; 0 on a CPU."""
+        """Return the peak device memory of torch in 10^9 bytes; 0 on a CPU."""
         if not self.device.startswith("cuda"):
             return 0.0
         return torch.cuda.max_memory_allocated(self.device) / 1e9

@@ -1,10 +1,13 @@
-"""Training on a device: a step with a row of 16,384 tokens, and the ranks' way with one rank.
+"""Training on a device: a step with a row of 16,384 tokens, and a team of one rank.
 
 * trainer, `gpu_train_s`, `gpu_train_tokens_per_s`, `gpu_train_gb`: time and memory of a training
   step of two optimiser steps of Qwen3-0.6B's shape, computed in bfloat16.
-* nccl, `gpu_one_rank_difference`: what a step of a team of one rank, sharded and joined by NCCL (by
-  gloo on a CPU), changes otherwise than the same step without a team, over what that changes; both
-  are norms over all weights.
+* host, `gpu_full_s`, `gpu_full_gb`, `gpu_host_s`, `gpu_host_gb`: time and memory of such a step
+  with whole blocks computed again, whose inputs stay on the device or wait on the host;
+  `gpu_host_difference`: norm of the difference of Adam's first moments over their norm.
+* nccl, `gpu_one_rank_difference`: difference between the weights after a step of a team of one rank
+  (sharded, over NCCL; over gloo on a CPU) and after the same step without a team, over the change
+  that the step makes; both are norms over all weights.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from muster.protocol.ids import Step
 from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.parallel import Team
 from muster.trainer.learn.plan import Choices, Planner
+from muster.trainer.learn.recompute import Recompute
 from muster.trainer.publish.policies import MappedWeights
 
 ROW = 16_384
@@ -60,6 +64,36 @@ def measure_trainer(setup: Setup) -> Figures:
         "loss": figures.loss,
         "row": max(setting.lengths),
     }
+
+
+def measure_host(setup: Setup) -> Figures:
+    """Take a step with a long row, blocks' inputs on the device, and one with them on the host."""
+    (full_s, full_gb, full), (host_s, host_gb, host) = (
+        _long_step(setup, kind) for kind in ("full", "host")
+    )
+    metrics = {
+        "gpu_full_s": full_s,
+        "gpu_full_gb": full_gb,
+        "gpu_host_s": host_s,
+        "gpu_host_gb": host_gb,
+        "gpu_host_difference": float((host - full).norm() / full.norm()),
+    }
+    return metrics, {"norm": float(full.norm()), "row": setup.pick(96, ROW)}
+
+
+def _long_step(setup: Setup, kind: Recompute) -> tuple[float, float, torch.Tensor]:
+    """Return seconds and GB of a model's second step, and Adam's first moments of its first."""
+    setting = Setting("q06", (setup.pick(96, ROW), 8), 2, stale=False)
+    learner = _learner(setup, recipe(setting), micro_batch_tokens=ROW, recomputed=kind)
+    learner.step(Step(1), rollouts(setting))
+    state = learner.optimizer.state
+    moments = [state[p]["exp_avg"].flatten().cpu() for p in learner.model.parameters()]
+    if setup.device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(setup.device)
+    began = setup.now()
+    if learner.step(Step(2), rollouts(setting)).skipped:
+        raise RuntimeError("loss or gradient were not finite")
+    return setup.now() - began, setup.memory_gb(), torch.cat(moments)
 
 
 def _choices(setup: Setup) -> Choices:

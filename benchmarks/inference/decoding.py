@@ -60,7 +60,7 @@ def _timed(
 
 
 def measure_generation(engine: TransformersEngine, folder: Path, width: int) -> dict[str, float]:
-    """Return tokens per CPU second up to so many positions, of both sides, and their ratio."""
+    """Return tokens per CPU second of both sides, up to `width` positions, and their ratio."""
     prompt = tuple(range(10, 10 + width - TOKENS))
     asked = [Request(prompt, seed, 1.0, TOKENS) for seed in range(SAMPLES)]
     started = time.process_time()

@@ -45,8 +45,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "16 rows": {"max_rows": 16},
     "own forward pass": {"lean": False},
 }
-"""Ours with room for all samples, with places that finished rows leave to the next samples, and
-through the forward pass of transformers, as architectures that are not known are decoded."""
+"""Ours with room for all samples, with rows that are refilled when samples finish, and with the
+forward pass of transformers, which decodes unknown architectures."""
 
 
 def measure_ours(request: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ def measure_ours(request: dict[str, Any]) -> None:
         started = cpu_s()
         made = engine.generate(asked, proof=ProofRecipe())
         seconds = cpu_s() - started
-        # A random model ends a few completions early: the time counts per token of the work.
+        # A random model ends a few completions early, so time is counted per generated token.
         share = sum(len(c.tokens) for c in made) / sum(len(row["completion"]) for row in rows)
         print(f"step_s {seconds / share}", flush=True)
 
@@ -80,7 +80,7 @@ Found = dict[str, list[float]]
 
 
 def take_turns(sides: dict[str, Side], work: list[Any]) -> Found:
-    """Return the rates of all calls but the first; ends the sides."""
+    """Return the rates of all calls except the first; ends the sides."""
     found: Found = {name: [] for name in sides}
     for i, step in enumerate(work):
         for side, process in sides.items():

@@ -3,12 +3,12 @@
     python -m benchmarks.inference.network [--weights adapter] [--device cpu] [--tokens 256]
         [--calibration FILE]
 
-Every process is real: a trainer, a relay, an orchestrator, one worker, two validators. The run is
-over when the trainer has taken all its steps, each from what the validators accepted; the weights
-are random, so little is learned. `sized_network_s` is the time from the worker's start to the end
-of the last step; `sized_network_rejected` are submissions of the honest worker that were not
-accepted, late ones too. The detail has each step's figures and what each version takes to download.
-Limits are calibrated first, on the device, unless --calibration has them.
+Every process is real: a trainer, a relay, an orchestrator, one worker, two validators. The run ends
+when the trainer has taken all its steps on accepted work; the weights are random, so little is
+learned. `sized_network_s` is the time from the worker's start to the end of the last step;
+`sized_network_rejected` counts submissions of the honest worker that were not accepted, including
+late ones. The detail has each step's figures and each version's download size. Limits are
+calibrated first, on the device, unless --calibration names a file of them.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from muster.protocol.messages import Verdict
 from muster.shardcast.manifest import Manifest
 
 PATIENCE_S = 900
-"""Of deadlines: two cores of a CPU generate a submission in minutes."""
+"""Deadlines in seconds: two CPU cores generate a submission in minutes."""
 PATIENT = {"outcome_deadline_s": PATIENCE_S, "unbonding_s": 3_600, "change_delay_s": 3_600}
-"""Parameters of contracts to which that is little."""
+"""Contract parameters that are long compared with that."""
 WORDS = ("system", "user", "assistant", *"0123456789= \n")
-"""What prompts are spelled with."""
+"""Tokens of prompts."""
 SHARE = 256
-"""One token in so many ends a completion, and one is read as 1, which is the answer to every
-problem: random weights are right when they write just one of them. Other tokens that no prompt has
-are read as nothing.
+"""One token in this many ends a completion, and one is decoded as 1, the answer to every problem:
+random weights are right when they write exactly one of the latter. Other tokens that do not occur
+in prompts are decoded as nothing.
 """
 TEMPLATE = (
     "{%- for message in messages %}"
@@ -86,7 +86,7 @@ alpha = 16.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What is measured."""
+    """Options of the measurement."""
 
     weights: str
     """"adapter" or "full"."""
@@ -95,13 +95,13 @@ class Size:
     """Longest completion."""
     steps: int
     shape: str = "q06"
-    """Of `benchmarks.training.export.SHAPES`."""
+    """Name in `benchmarks.training.export.SHAPES`."""
     calibration: Path | None = None
-    """Where limits are kept: measured and written there unless they are."""
+    """File of the limits. If it does not exist, the limits are measured and written to it."""
 
 
 class SizedNetwork(Network):
-    """A network whose base model has a size of users."""
+    """A network whose base model has a realistic size."""
 
     def __init__(self, folder: Path, size: Size) -> None:
         recipe = folder / "recipe.toml"
@@ -122,7 +122,7 @@ class SizedNetwork(Network):
         environment = {
             **{f"MUSTER_{name}_DEVICE": size.device for name in ("WORKER", "VALIDATOR", "TRAINER")},
             **{f"MUSTER_{name}_DTYPE": "bfloat16" for name in ("WORKER", "VALIDATOR")},
-            # One device is everybody's.
+            # All processes share one device.
             **{f"MUSTER_{name}_MEMORY_SHARE": "0.2" for name in ("WORKER", "VALIDATOR")},
             "MUSTER_ORCHESTRATOR_CALL_TIMEOUT_S": str(PATIENCE_S),
         }
@@ -224,7 +224,7 @@ async def measure(size: Size) -> tuple[dict[str, float], dict[str, Any]]:
 
 
 def _sizes(manifest: Manifest) -> dict[str, int]:
-    """Return what a version holds, and what a node that has the one before downloads."""
+    """Return the bytes of a version, and of the download for a node that has the version before."""
     total = manifest.total_bytes
     return {
         "version": manifest.version,
@@ -237,11 +237,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", choices=("adapter", "full"), default="adapter")
-    parser.add_argument("--device", default="cpu", help="as torch names it")
+    parser.add_argument("--device", default="cpu", help="device, as torch names it")
     parser.add_argument("--tokens", type=int, default=256, help="longest completion")
     parser.add_argument("--steps", type=int, default=3, help="training steps")
-    parser.add_argument("--shape", default="q06", help="of the model")
-    parser.add_argument("--calibration", type=Path, help="where limits are kept")
+    parser.add_argument("--shape", default="q06", help="shape of the model")
+    parser.add_argument("--calibration", type=Path, help="file of the measured limits")
     parser.add_argument("--results", type=Path, default=report.RESULTS)
     args = parser.parse_args(arguments)
     size = Size(args.weights, args.device, args.tokens, args.steps, args.shape, args.calibration)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.inference.size [--parts long q06 mid choices hf100 hf800] [--again]
 
-Random weights. One thread, CPU time. Each part runs in a process of its own, for an hour at most,
-and adds its figures to results/size.json when it ends. A part that the file has of this commit is
-not measured again.
+Random weights. One thread, CPU time. Each part runs in a separate process, for an hour at most, and
+adds its figures to results/size.json when it ends. A part that was already measured at this commit
+is skipped.
 
 * long, `examine_gb_16k`: memory above the loaded model while one sample of 16,000 tokens is
   examined. The model has 2 layers of the shape: what a layer computes is dropped before the next,
@@ -17,8 +17,8 @@ not measured again.
 * choices, `choice_ratio`; hf100, `generate_ratio_hf`; hf800, `generate_ratio_hf_800`:
   `benchmarks.inference.decoding`.
 
-Generating and examining are the same products where a CPU multiplies bfloat16 as float32. So the
-detail has what of such products a second of each does, beside what a second of nothing else does.
+A CPU that multiplies bfloat16 as float32 computes the same matrix products for both. So the detail
+has the products per second of generating and of examining, beside the CPU's maximum.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Figures = tuple[dict[str, float], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Examination:
-    """Samples, and what they show."""
+    """Results of examining samples."""
 
     samples: list[Sample]
     found: list[Examined]
@@ -73,11 +73,11 @@ class Examination:
     wrong: int
     """Tokens that the examination does not expect."""
     largest_margin: float
-    """How far the worst of them is off, in units of logit / T."""
+    """Largest margin of a token, in units of logit / T."""
 
     @property
     def ratio(self) -> float:
-        """Time of examining over generating."""
+        """Time of examining divided by time of generating."""
         return self.examine_s / self.generate_s
 
 
@@ -116,7 +116,7 @@ def engine_on(folder: Path) -> TransformersEngine:
 
 
 class Run(NamedTuple):
-    """What a part measures in: a folder with a model, and an engine that loaded it."""
+    """Inputs of a part: a folder with a model, and an engine that loaded it."""
 
     folder: Path
     engine: TransformersEngine
@@ -145,9 +145,7 @@ def examination(
     tokens: int,
     clock: Callable[[], float] = time.process_time,
 ) -> Examination:
-    """Return what samples of one prompt show, and what that costs beside generating them; by
-    default in CPU time.
-    """
+    """Generate and examine samples of one prompt; return results and times by `clock`."""
     prompt = tuple(range(10, 10 + PROMPT))
     asked = [Request(prompt, seed, 1.0, tokens) for seed in range(samples)]
     started = clock()
@@ -185,7 +183,7 @@ def detail_of(done: Examination, engine: TransformersEngine) -> dict[str, Any]:
 
 
 def float32_gflop_per_s() -> float:
-    """Return what this CPU does in products of large float32 matrices."""
+    """Return this CPU's speed in products of large float32 matrices."""
     left, right = torch.randn(1024, 1024), torch.randn(1024, 3072)
     taken = []
     for _ in range(5):
@@ -226,7 +224,7 @@ def measure_choices(_run: Run) -> Figures:
 
 
 def measure_generation(run: Run, width: int, name: str) -> Figures:
-    """Measure generating up to so many positions beside Hugging Face's."""
+    """Measure generating up to `width` positions, compared with Hugging Face's."""
     found = decoding.measure_generation(run.engine, run.folder, width)
     return {name: found["ratio"]}, found
 
@@ -262,7 +260,7 @@ def main() -> int:
     """Measure parts, print, add them to results/size.json; return how many failed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--again", action="store_true", help="measure what the file has already")
+    parser.add_argument("--again", action="store_true", help="measure again what the file holds")
     parser.add_argument("--alone", choices=PARTS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.alone:

@@ -1,20 +1,20 @@
-"""From `muster worker run` to the first accepted submission, and what an idle worker costs.
+"""Time from `muster worker run` to the first accepted submission, and the cost of an idle worker.
 
     make bench-worker
 
-A network like the demo's, every process real. Validators are up and have judged before; then one
-machine after the other comes for the first time: no policy at hand, nothing imported. Measured is
-the time until the chain records its first acceptance. When the run has made all its steps, the
-last worker has nothing to do: measured is the CPU time that it takes in half a minute, and that of
-a worker with the command's own settings.
+A network like the demo's, with real processes. Validators are running and have judged before; then
+new machines arrive one after the other, without a policy or imported modules. The first figure is
+the time until the chain records a machine's first acceptance. When the run has made all its steps,
+the last worker is idle: the second figure is its CPU time in half a minute, and that of a worker
+with default settings.
 
-Then a run that never has enough, with one validator: measured is the share of the engine's time in
-which it neither generates nor checks, of a worker with one ticket at hand and of one with two,
-after the first tickets, by which the second is earned, and its tickets a CPU second.
+Then a run with endless work and one validator: measured are the share of time in which the engine
+neither generates nor checks, and the tickets per CPU second, for workers with one and with two
+tickets at a time. The first tickets, which earn the second one, are not counted.
 
-Last the rows of an engine that hold a sample, on average over its steps: tickets one after the
-other, and two at a time, of which one takes the rows that the other leaves. The decode is the
-engine's own, on rows that compute nothing. Writes results/worker.json.
+Last, the mean number of engine rows that hold a sample: with tickets one after the other, and with
+two at a time, where one fills rows that the other frees. The decode loop is the engine's own, on
+rows that compute nothing. Writes results/worker.json.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from muster.protocol.recipe import ProofRecipe
 RECIPE = Path(__file__).parents[2] / "configs" / "demo.toml"
 STEPS = 20
 ARRIVALS = 3
-"""Machines that come, one after the other."""
+"""Number of new machines, one after the other."""
 IDLE_S = 30.0
 """How long an idle worker is watched."""
 SETTLED_S = 5.0
-"""Pause before that, for what the last step set off."""
+"""Pause before that, until the work of the last step is done."""
 TARGET_S, TARGET_SHARE = 20.0, 0.01
 EARNING, WATCHED = 6, 24
-"""Tickets before an engine is watched, and those between whose ends it is."""
+"""Tickets before the measurement of an engine, and during it."""
 TICKETS = (1, 2)
-"""Tickets at hand of an engine."""
+"""Tickets per engine."""
 LOOK_S = 0.1
 FILLING = 24
 """Tickets that rows are filled with."""
@@ -93,7 +93,7 @@ def cpu_s(child: DemoProcess) -> float:
 
 
 def marks(child: DemoProcess, started: float) -> dict[str, float]:
-    """Return when a worker first said each thing, in seconds since its start."""
+    """Return the time of a worker's first log line of each kind, in seconds since its start."""
     found: dict[str, float] = {}
     for line in child.log.read_text().splitlines():
         entry = json.loads(line)
@@ -104,7 +104,7 @@ def marks(child: DemoProcess, started: float) -> dict[str, float]:
 async def arrive(
     network: Network, run_id: RunId, member: DemoWorker
 ) -> tuple[DemoProcess, dict[str, Any]]:
-    """Start a worker on a machine without anything; return it and how long its acceptance took."""
+    """Start a worker on a fresh machine; return it and the time to its first acceptance."""
     began, started = time.monotonic(), time.time()
     child = await network.start_worker(run_id, member)
     await until_accepted(network, child, member)
@@ -126,7 +126,7 @@ async def idle_share(child: DemoProcess) -> float:
 
 
 async def start_plain(network: Network, run_id: RunId, member: DemoWorker) -> DemoProcess:
-    """Start a worker with no setting but what it cannot do without."""
+    """Start a worker with only the required settings."""
     return await network.processes.start(
         f"{member.name}-plain",
         [
@@ -168,7 +168,7 @@ async def measure(folder: Path) -> dict[str, Any]:
 
 
 def endless_recipe(folder: Path) -> Path:
-    """Write the demo's recipe with steps that take more than anybody makes."""
+    """Write the demo's recipe with steps so large that they never fill."""
     text = RECIPE.read_text()
     changed = re.sub(r"(?m)^submissions_per_step = .*$", "submissions_per_step = 1000", text)
     assert changed != text
@@ -178,8 +178,8 @@ def endless_recipe(folder: Path) -> Path:
 
 
 def between(ends: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Return what an engine does from the end of its first ticket to that of its last, given when
-    each was generated and for how many seconds the engine was at work for it.
+    """Return an engine's figures from the end of its first ticket to that of its last. `ends` has
+    each ticket's end and the engine's seconds of work on it.
     """
     whole_s = ends[-1][0] - ends[0][0]
     gaps_s = [end - busy_s - before for (before, _), (end, busy_s) in itertools.pairwise(ends)]
@@ -192,14 +192,14 @@ def between(ends: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 def generated(child: DemoProcess) -> list[tuple[float, float]]:
     """Return when each ticket of a worker was generated, and how long its engine took."""
-    # The log appears with the first line, and its last one may be half there.
+    # The log appears with its first line, and its last line may be incomplete.
     whole = child.log.read_text().rpartition("\n")[0] if child.log.exists() else ""
     entries = [json.loads(line) for line in whole.splitlines()]
     return [(e["time"], e["busy_s"]) for e in entries if e["message"] == "ticket generated"]
 
 
 async def measure_between(folder: Path, tickets: int) -> dict[str, float]:
-    """Return what an engine with so many tickets at hand does between them."""
+    """Return the figures of an engine that works on `tickets` tickets at a time."""
     folder.mkdir()
     people = cast(0, honest=1, cheats=(), validators=1, jurors=0)
     options = NetworkOptions(
@@ -224,7 +224,7 @@ async def measure_between(folder: Path, tickets: int) -> dict[str, float]:
 async def until_generated(
     network: Network, child: DemoProcess, count: int
 ) -> list[tuple[float, float]]:
-    """Return what `generated` does, once there are so many tickets."""
+    """Wait for `count` tickets and return the result of `generated`."""
     while len(ends := generated(child)) < count:
         network.processes.require_running(child)
         await asyncio.sleep(LOOK_S)
@@ -266,8 +266,8 @@ def _predicted(rows: int) -> Predicted:
 
 
 def filled(samples: int, rows: int, at_a_time: int) -> float:
-    """Return the share of rows that hold a sample, of tickets with so many samples each, whose
-    lengths spread as a lognormal of 0.5.
+    """Return the share of rows that hold a sample, for tickets of `samples` samples with lognormal
+    lengths of sigma 0.5.
     """
     lengths = np.random.default_rng(0).lognormal(5, 0.5, (FILLING, samples)).astype(int) + 1
     counted, is_eos = CountedRows(rows), np.zeros(2, bool)

@@ -1,4 +1,4 @@
-"""What the dashboard's pages cost with 10,000 workers and 1,000,000 submissions in the database.
+"""The cost of the dashboard's pages with 10,000 workers and 1,000,000 submissions in the database.
 
     make bench-dashboard
 
@@ -45,7 +45,7 @@ LIMIT_PAINT_MS = 1000.0
 
 
 def arguments() -> argparse.Namespace:
-    """Return what was asked for."""
+    """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=10_000)
     parser.add_argument("--submissions", type=int, default=1_000_000)
@@ -80,7 +80,7 @@ async def report_training(database: Database) -> None:
 
 
 def pages(projection: Projection) -> dict[str, str]:
-    """Return the pages to measure: the lists at both ends, and the longest of what has one."""
+    """Return the pages to measure: lists at both ends, and the longest page of each other kind."""
     accepted = projection.judged_with(Verdict.ACCEPTED)
     busiest = max(
         projection.view.workers.values(), key=lambda w: projection.tally(w.worker_id).units
@@ -111,7 +111,7 @@ async def measure(fetch: Callable[[], Awaitable[httpx.Response]]) -> tuple[float
     """Return median wall and CPU milliseconds of a page, and its bytes."""
     walls, costs, size = [], [], 0
     for _ in range(ROUNDS):
-        # Caches of a fraction of a second must not hide what a page costs.
+        # Wait until short-lived caches expire, so that they do not hide the cost of a page.
         await asyncio.sleep(0.25)
         started, cpu = time.perf_counter(), time.process_time()
         response = await fetch()
@@ -145,7 +145,7 @@ async def run(folder: Path, options: argparse.Namespace) -> None:
     history = History(Network(training=training))
     history.register(options.workers)
     started = time.process_time()
-    # Nothing of a history is garbage; looking for some takes longer than writing it.
+    # A history has no garbage, and collection would take longer than writing it.
     gc.disable()
     await fill(folder, history, options.submissions)
     history.fund_and_pay()

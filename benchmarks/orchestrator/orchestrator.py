@@ -1,4 +1,4 @@
-"""What one orchestrator process holds, on SQLite and on PostgreSQL.
+"""The load that one orchestrator process can serve, on SQLite and on PostgreSQL.
 
     make bench-orchestrator
 
@@ -7,14 +7,13 @@
     that waits for its disk. Signatures, nonces, limits and files are all as in service.
  2. This process loads it over loopback with requests signed beforehand: heartbeats at rates that
     rise, leases, uploads of 100 kB, pages. A request's time counts from when it was due.
- 3. What was answered must be in the database afterwards, or the bench stops.
+ 3. Every answered request must be in the database afterwards, or the benchmark fails.
  4. 100,000 contract events are indexed as in `index.py`.
 
 `heartbeats_per_s` is the highest rate at which the median of the rounds' 99th percentiles stays
-below 100 ms; `heartbeat_p99_ms` is that median at 1,000 per second. Each rate stands beside the
-server's CPU time, which moves less when the machine does other things too, and beside what the
-machine's host and its disk took away meanwhile.
-Writes results/orchestrator.json.
+below 100 ms; `heartbeat_p99_ms` is that median at 1,000 per second. Each rate is shown with the
+server's CPU time, which depends less on other load, and with the CPU time lost to the machine's
+host and disk. Writes results/orchestrator.json.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ FILE_BYTES = 100_000
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return what was asked for."""
+    """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=10_000)
     parser.add_argument("--submissions", type=int, default=1_000_000)
@@ -105,7 +104,7 @@ def places(folder: str, server: PostgresServer) -> dict[str, Place]:
 async def load(stage: Stage, options: argparse.Namespace) -> dict[str, list[Measured]]:
     """Load a stage with everything nodes ask."""
     before, seconds = stage.stored(), options.seconds
-    # Everybody's first lease walks the history once; a process in service has done that long ago.
+    # Everybody's first lease reads the history once, which a running process did long ago.
     await measure(stage, stage.leases(stage.keys()[:1]), None)
     found: dict[str, list[Measured]] = {"heartbeats": []}
     sent = 0
@@ -133,7 +132,7 @@ async def load(stage: Stage, options: argparse.Namespace) -> dict[str, list[Meas
     stored = {name: number - before[name] for name, number in stage.stored().items()}
     wanted = {"heartbeats": sent, "leases": len(slots), "uploads": uploaded}
     if stored != wanted:
-        raise SystemExit(f"error: {wanted} were answered, the database holds {stored}")
+        raise SystemExit(f"error: {wanted} requests were answered, but the database holds {stored}")
     return found
 
 

@@ -1,10 +1,10 @@
-"""What an orchestrator needs as workers grow, from what its bench measured.
+"""The resources of an orchestrator by number of workers, computed from its benchmark.
 
     .venv/bin/python -m benchmarks.orchestrator.orchestrator_growth
 
 Writes the tables of docs/scale-orchestrator.md, between its markers, and draws
-docs/images/scale-orchestrator.svg, all from results/orchestrator.json, which one run wrote. On
-paper: requests per worker times what each was measured to cost.
+docs/images/scale-orchestrator.svg, all from results/orchestrator.json. It multiplies the requests
+per worker by the measured cost of each.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Costs:
         )
 
     def cores(self, workers: int) -> dict[str, float]:
-        """Return the cores that so many workers keep busy, by what they do."""
+        """Return the cores that this many workers keep busy, by kind of request."""
         beats, slots = workers / HEARTBEAT_S, workers / SUBMISSION_S
         return {
             "heartbeats": beats * self.heartbeat / 1000,
@@ -83,8 +83,8 @@ class Costs:
         }
 
     def lease_lock(self, workers: int) -> float:
-        """Return the most of the time in which some replica can hold the lock of leases: as if
-        all that a lease costs were done while it is held. Waiting for the disk is shared.
+        """Return an upper bound of the share of time in which the lock of leases is held, assuming
+        that the whole cost of a lease falls under the lock. Waiting for the disk is shared.
         """
         return workers / SUBMISSION_S * (self.lease + self.lease_database) / 1000
 
@@ -189,7 +189,7 @@ def replace_table(page: str, name: str, header: Sequence[str], rows: list[list[s
     pattern = f"({re.escape(opening)}[^\n]*\n).*?({re.escape(closing)})"
     written, count = re.subn(pattern, lambda m: f"{m[1]}{table}\n{m[2]}", page, flags=re.DOTALL)
     if count != 1:
-        raise SystemExit(f"error: {PAGE} has {count} places for the table {name!r}")
+        raise SystemExit(f"error: {PAGE} has {count} marks of the table {name!r}, not one")
     return written
 
 

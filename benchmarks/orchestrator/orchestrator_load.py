@@ -1,4 +1,4 @@
-"""Load on an HTTP server that costs the machine little: requests are signed and written beforehand.
+"""A load generator with little CPU cost: requests are signed and encoded beforehand.
 
 Requests come due at a fixed rate, whether or not earlier ones are answered, and each one's time
 counts from when it was due: a server that stalls is charged for everybody who had to wait.
@@ -32,7 +32,7 @@ def wire(method: str, path: str, headers: Mapping[str, str], body: bytes = b"") 
 
 @dataclass
 class Outcome:
-    """What became of a set of requests."""
+    """Results of a set of requests."""
 
     wall_s: float = 0.0
     """From the first that was due to the last answer."""
@@ -140,7 +140,7 @@ class _Load:
         return self.outcome
 
     def go_on(self, free: _Connection | None) -> None:
-        """Give a connection that is free again what waits."""
+        """Give a free connection the next waiting request."""
         if free is not None:
             self._free.append(free)
         if len(self.outcome.seconds) == len(self._requests):

@@ -1,4 +1,4 @@
-"""The requests of the bench's nodes, signed and written out, and what is in the database after."""
+"""The signed requests of the benchmark's nodes, and queries of the database afterwards."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Stage:
     server_pid: int | None
     """The database's first process, if that is a server."""
     domain: Domain
-    """What signatures are valid in."""
+    """EIP-712 domain of signatures."""
     audience: Address
     """Its account."""
     workers: int
@@ -59,7 +59,7 @@ class Stage:
 
     @classmethod
     def read(cls, folder: Path, number: int, **known: Any) -> Stage:
-        """Return what the stage's process wrote down."""
+        """Read the description written by the stage's process."""
         said = json.loads((folder / "stage.json").read_text())
         return cls(
             url=(folder / f"{number}.ready").read_text().strip(),

@@ -45,9 +45,9 @@ class Measured:
     load_cpu_ms: float
     """CPU time of the load itself per request."""
     stolen_percent: float
-    """Of the machine's CPU time, what its host took away."""
+    """Share of the machine's CPU time stolen by its host."""
     disk_percent: float
-    """Of the machine's CPU time, what stood idle because of the disk."""
+    """Share of the machine's CPU time spent waiting for the disk."""
 
     @property
     def per_cpu_s(self) -> float:
@@ -59,7 +59,7 @@ class Measured:
 def staged(
     folder: Path, options: argparse.Namespace, databases: Mapping[str, Place]
 ) -> Iterator[Iterator[tuple[str, Stage]]]:
-    """Yield an orchestrator on each database in turn, each until the next is asked for.
+    """Yield an orchestrator on each database in turn; each one runs until the next is requested.
 
     `options` say how many workers and submissions it has.
     """
@@ -101,7 +101,7 @@ async def measure(
     of_machine = [now - then for now, then in zip(psutil.cpu_times(), times, strict=True)]
     passed = dict(zip(times._fields, of_machine, strict=True))
     if set(outcome.statuses) - {200, 202}:
-        raise SystemExit(f"error: not every request was taken: {dict(outcome.statuses)}")
+        raise SystemExit(f"error: the orchestrator refused some requests: {dict(outcome.statuses)}")
     measured = Measured(
         rate=rate,
         per_s=outcome.per_s,
@@ -125,6 +125,6 @@ async def measure_pages(stage: Stage, rounds: int) -> dict[str, float]:
                 started = time.perf_counter()
                 (await http.get(path)).raise_for_status()
                 times[name].append(1000 * (time.perf_counter() - started))
-            # Caches of a fraction of a second must not hide what a page costs.
+            # Wait until short-lived caches expire, so that they do not hide the cost of a page.
             await asyncio.sleep(0.5)
     return {name: statistics.median(each) for name, each in times.items()}

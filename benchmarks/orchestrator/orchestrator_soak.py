@@ -3,8 +3,8 @@
     .venv/bin/python -m benchmarks.orchestrator.orchestrator_soak --seconds 1800
 
 Windows of ten seconds of heartbeats, leases, uploads and pages, on SQLite. Resident memory is read
-after each. What may grow is stated: nonces until their five minutes are over, and what the chain
-says of each upload.
+after each. Only two things may grow: nonces until they expire after five minutes, and the chain's
+data about each upload.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ FILE_BYTES = 20_000
 UPLOADS = 10
 """Leases and uploads per window."""
 UPLOAD_BYTES = 4_000
-"""What an upload may leave in memory: its outcome, its batch, and who did it."""
+"""Bytes that an upload may leave in memory: its outcome, its batch, and its worker."""
 NOISE_MB = 5.0
-"""What an allocator may keep or give back: twice of what eleven minutes left unexplained."""
+"""Tolerance for the allocator: twice the unexplained change in eleven minutes."""
 
 
 @dataclass
 class Soak:
-    """How memory went."""
+    """Course of the memory."""
 
     rate: float
     """Heartbeats per second."""
@@ -46,7 +46,7 @@ class Soak:
 
     @property
     def settled(self) -> list[float]:
-        """The windows once nonces are forgotten as fast as they come, or the second half."""
+        """The windows after nonces expire as fast as they arrive, or the second half."""
         return self.memory_mb[min(int((NONCE_LIFE_S + 60) / WINDOW_S), len(self.memory_mb) // 2) :]
 
     @property
@@ -63,7 +63,7 @@ class Soak:
 
     @property
     def allowed_mb(self) -> float:
-        """Growth that has a reason."""
+        """Explained growth."""
         windows = len(self.settled)
         is_settled = len(self.memory_mb) * WINDOW_S > 2 * NONCE_LIFE_S
         nonces = 0.0 if is_settled else windows * WINDOW_S * self.rate * 150

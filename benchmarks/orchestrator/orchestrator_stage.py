@@ -49,7 +49,7 @@ def node_of(number: int) -> Address:
 
 
 def arguments() -> argparse.Namespace:
-    """Return what was asked for."""
+    """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("databases", nargs="+", help="a file's name in the folder, or a URL")
@@ -64,7 +64,7 @@ async def main(options: argparse.Namespace) -> None:
     history = History(Network(training=training))
     history.register(options.workers, node_of)
     places = [_place(options.folder, name) for name in options.databases]
-    # Nothing of a history is garbage; looking for some takes longer than writing it.
+    # A history has no garbage, and collection would take longer than writing it.
     gc.disable()
     await fill(places, history, options.submissions)
     history.fund_and_pay()
@@ -92,7 +92,7 @@ async def fill(places: list[Path | str], history: History, submissions: int) -> 
         if database.is_shared:
             await database.search(plain("CHECKPOINT"))
         await database.close()
-    # In service the disk has long had the past; here it would still be written beside the load.
+    # Flush the history to disk now, so that it is not written during the load.
     os.sync()
 
 
@@ -126,7 +126,7 @@ async def serve(folder: Path, number: int, place: Path | str, network: Network) 
 
 
 def _describe(folder: Path, services: Services) -> None:
-    """Write what a node must know to sign, and which pages there are."""
+    """Write the data that nodes need for signing, and the list of pages."""
     described = {
         "chain_id": services.domain.chain_id,
         "ledger": services.domain.verifying_contract,

@@ -1,4 +1,4 @@
-"""How far a worker that picks its tickets bends what is learned: the real services on a fake chain.
+"""The influence on training of a worker that picks its tickets: the real services on a fake chain.
 
     python -m benchmarks.orchestrator.shopping
 
@@ -9,12 +9,12 @@ share its stake:
 
     honest      hands in all of them
     lapses      lets tickets with bad results lapse, and changes its node
-    rotates     the same, and each identity with a bad result asks no more: a fresh one does
-    fills       uploads nothing for them
-    foresees    generates what its next tickets may be, and asks only when most of that is good
+    rotates     the same, and an identity with a bad result is replaced by a fresh one
+    fills       uploads empty files for tickets with bad results
+    foresees    generates its possible next tickets, and asks only when most results are good
 
-`held` is the most tickets that it had at once and that kept others from work, of 48; `data` its
-share of accepted submissions; `shift` what it adds to the mean reward of the others.
+`held` is the most tickets of the 48 that it held at once; `data` its share of accepted submissions;
+`shift` the change that it makes to the mean reward of the others.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ class World:
     ends_s: int
     second: int = 0
     busy: list[tuple[int, int, Ticket]] = field(default_factory=list)
-    """When a machine is done, of which worker, with which ticket."""
+    """End time, worker and ticket of each busy machine."""
     uploads: deque[tuple[Submission, bool]] = field(default_factory=deque)
     data: Counter[tuple[bool, bool]] = field(default_factory=Counter)
     """Accepted submissions by (is the attacker's, is good)."""
     most: int = 0
     """Tickets that the attacker held at once."""
     ready_at: dict[int, int] = field(default_factory=dict)
-    """When it has generated what an identity's next tickets may be."""
+    """Time at which an identity's possible next tickets are generated."""
     foreseen: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
-    """Which those are, by step and index."""
+    """Possible next tickets, by step and index."""
     retired: set[int] = field(default_factory=set)
     """Identities that ask no more."""
     mine: dict[tuple[str, int, int], Ticket] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class World:
 
     async def _ask(self, number: int) -> Ticket | None:
         worker = self.bench.network.worker(number)
-        # What it does not name it would be given again.
+        # Tickets that it does not name would be given to it again.
         mine = (each for each in self.mine.values() if each.worker == worker.address)
         holding = frozenset((each.step, each.index) for each in mine)
         answer = await self.bench.services.leases.lease(worker, holding)
@@ -256,7 +256,7 @@ async def simulate(strategy: str, identities: int, ends_s: int = 3600) -> World:
 
 
 def measure(strategy: str, identities: int) -> dict[str, float]:
-    """Return what an hour of an attack comes to."""
+    """Return the figures of an hour of an attack."""
     world = asyncio.run(simulate(strategy, identities))
     data, whole = world.data, world.data.total()
     theirs = data[True, True] + data[True, False]

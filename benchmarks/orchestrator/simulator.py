@@ -1,4 +1,4 @@
-"""What a network of up to 10,000 workers and 100 validators costs, and how long its verdicts take.
+"""The cost of networks of up to 10,000 workers and 100 validators, and the latency of verdicts.
 
 Each size is played in a process of its own on the simulator (docs/scale.md): production programs,
 virtual time. Every worker makes about one submission. Writes results/simulator.json and the chart
@@ -47,8 +47,8 @@ def scenario_of(workers: int, validators: int) -> Scenario:
         submissions_per_step=workers,
         lease_s=1200,
         batch_limit=128,
-        # Who has not judged a batch after an eighth of it counts as silent, and others are called;
-        # in the largest network a validator has several batches waiting.
+        # A validator that has not judged a batch after an eighth of the deadline counts as silent,
+        # and others are called; in the largest network a validator has several batches waiting.
         outcome_deadline_s=600 if workers <= 3000 else 3600,
         commit_interval_s=2.0,
         checks_blocks=False,
@@ -65,7 +65,7 @@ async def look(world: World) -> None:
 def play(workers: int, validators: int) -> dict[str, Any]:
     """Play one size in this process and return its figures."""
     logging.disable(logging.CRITICAL)
-    # Nearly all of what a large network holds it holds to its end.
+    # Nearly all objects of a large network live until its end, so collection is pointless.
     gc.set_threshold(200_000, 20, 50)
     began, cpu = time.perf_counter(), time.process_time()
     figures = figures_of(simulate(scenario_of(workers, validators), look))

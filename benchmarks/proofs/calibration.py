@@ -1,4 +1,4 @@
-"""Calibrations of trained models in two number formats: what forgers and cheats achieve.
+"""Calibrations of trained models in two number formats: detection of forgers and cheats.
 
     make bench-calibration                      all of them, about an hour of one core
     python -m benchmarks.proofs.calibration 2x64:float32
@@ -126,7 +126,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for case in given.cases:
         found = measure(case, given.samples)
-        # Read again: cases may run side by side.
+        # Read the file again: cases may run in parallel.
         known = {**_known(), case: found}
         write("calibration", _metrics(known), known, measured_on=machine())
     header = ["case", "cheat", "samples noticed", "submissions noticed, at least"]

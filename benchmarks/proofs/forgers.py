@@ -57,7 +57,7 @@ def channel_means(width: int, random: np.random.Generator) -> Values:
 
 
 def constant_of(draw: Callable[[np.random.Generator], Values]) -> bytes:
-    """Return the proof that says everywhere what is typical of the largest entries."""
+    """Return a constant proof, with a typical value of the largest entries."""
     random = np.random.default_rng(99)
     largest = [np.sort(np.abs(draw(random)).ravel())[-TOPK:] for _ in range(16)]
     pattern = int(np.float32(np.median(largest)).view(np.uint32) >> 16)
@@ -67,7 +67,7 @@ def constant_of(draw: Callable[[np.random.Generator], Values]) -> bytes:
 def trial(
     draw: Callable[[np.random.Generator], Values], forge: Callable[[Values], bytes]
 ) -> list[ChunkResult]:
-    """Return how far proofs of `forge` are from freshly drawn chunks."""
+    """Compare proofs of `forge` with freshly drawn chunks."""
     random = np.random.default_rng(1)
     found = []
     for _ in range(CHUNKS):

@@ -43,14 +43,15 @@ from muster.toploc.history import (
 )
 
 LIMITS = HistoryLimits(honest_strain=0.1, honest_loss=0.01, honest_lean=0.25, false_alarm=0.99)
-"""A bound that a simulation can see; the default of 1e-6 needs a million times the evidence."""
+"""A false-alarm bound that a simulation can verify; the default of 1e-6 would need far more
+runs."""
 WORKERS, SUBMISSIONS, GROUPS, SAMPLES = 100, 500, 8, 16
 PROMPTS, PATHS, TOKENS = 16, 4, 128
 CASES = ("4x256:bfloat16", "8x512:bfloat16", "2x64:float32", "4x256:float32", "8x512:float32")
 REFUSED = ("2x64:bfloat16",)
 BIASES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.25, 0.5, 0.8, 1.78)
 TRIES, LEAST = 2, 6
-"""Workers of each kind, and submissions of each at least."""
+"""Workers of each kind, and fewest submissions of each."""
 
 Logits = npt.NDArray[np.float32]
 
@@ -69,7 +70,7 @@ def alarms(conducts: list[Conduct]) -> bool:
 
 
 def worst_honest(together: float, random: np.random.Generator) -> list[Conduct]:
-    """Return submissions whose means are the bounds; all flips of a group are one coin."""
+    """Return submissions whose means equal the bounds; all flips of a group follow one coin."""
     spread = (1 - together) / together
     mean, loss = LIMITS.honest_strain, LIMITS.honest_loss
     strains = random.beta(mean * spread, (1 - mean) * spread, SUBMISSIONS)
@@ -237,7 +238,7 @@ class Played:
 
 
 def play(case: Case, token: int, bias: float, share: float = 1.0) -> Played:
-    """Return what becomes of workers with a bias in a share of their submissions."""
+    """Simulate workers with a bias in a share of their submissions."""
     random = np.random.default_rng(4)
     alarms: list[int | None] = []
     lengths, said = [], []
@@ -258,7 +259,8 @@ def play(case: Case, token: int, bias: float, share: float = 1.0) -> Played:
 
 
 def survivor(case: Case, token: int, sign: int) -> tuple[Played, Played]:
-    """Return workers that bias by the whole margin, and those with the most that is not found."""
+    """Return workers with a bias of the whole margin, and those with the largest undetected
+    bias."""
     whole = play(case, token, sign * case.margin)
     if whole.find() == "never":
         return whole, whole

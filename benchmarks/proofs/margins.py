@@ -1,4 +1,4 @@
-"""Where margins come from, and the bias that a calibrated margin leaves to one submission.
+"""The origin of margins, and the bias that a calibrated margin allows in one submission.
 
     python -m benchmarks.proofs.margins                   all cases of results/calibration.json
     python -m benchmarks.proofs.margins 2x64:bfloat16     one of them
@@ -74,7 +74,7 @@ def compute(size: str, dtype: str) -> tuple[Logits, dict[str, Logits], int]:
 
 
 def replayed(own: Logits, other: Logits) -> dict[str, float]:
-    """Return what becomes of one party's choices in another's replay."""
+    """Replay one party's choices with another's logits; return the figures."""
     random = np.random.default_rng(3)
     found = []
     for _ in range(DRAWS):
@@ -142,7 +142,7 @@ def biases(limits: SamplerLimits) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def left(worker: Logits, eos: int, limits: SamplerLimits) -> dict[str, Any]:
-    """Return mean lengths of the honest, and of those who use up the limits."""
+    """Return mean lengths of honest submissions, and of those that exhaust the limits."""
     honest = mean_length(worker, eos, np.zeros(submission_size(RECIPE)))
     found: dict[str, Any] = {"honest_length": honest}
     for name, bias_S in biases(limits).items():

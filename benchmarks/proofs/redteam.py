@@ -101,12 +101,12 @@ def _detail(result: AttackResult) -> dict[str, Any]:
 def main() -> None:
     """Play, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, help="of each attack; the attacks' own by default")
-    parser.add_argument("--honest", type=int, default=WANTED, help="rollouts")
+    parser.add_argument("--trials", type=int, help="trials of each attack [the attacks' own]")
+    parser.add_argument("--honest", type=int, default=WANTED, help="honest rollouts")
     given = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("muster").setLevel(logging.CRITICAL)
-    # Before anything is written: what this run leaves behind is no change of the code it ran.
+    # Read before anything is written: files of this run must not mark its commit as changed.
     commit = code()
     stage, results, honest = play(given.trials, given.honest)
     detail = [_detail(result) for result in results]

@@ -1,4 +1,4 @@
-"""TOPLOC against its reference library, and what proofs and their checks cost a worker.
+"""TOPLOC against its reference library, and the cost of proofs and their checks.
 
     make bench-toploc
 
@@ -140,7 +140,7 @@ def measure(hidden: int, tokens: int, folder: Path, ask: Callable[..., dict[str,
 
 
 def figures(results: list[ChunkResult]) -> list[list[float]]:
-    """Return what the reference measures too."""
+    """Return the figures that the reference also measures."""
     return [
         [r.exponent_mismatches, r.mantissa_error_mean, r.mantissa_error_median] for r in results
     ]
@@ -174,7 +174,7 @@ def show(rows: list[Row]) -> None:
 def main() -> None:
     """Measure everything, print it, write it."""
     measured_on = machine()
-    # One core for both sides: neither gains by threads, and the reference starts some.
+    # One core for both sides, because the reference starts threads.
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch, reference() as ask:

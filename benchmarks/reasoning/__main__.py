@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        help="a folder that is kept: the same command goes on there [a temporary one]",
+        help="folder to keep; the same command resumes in it [a temporary one]",
     )
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Exercises of three kinds, with worked solutions that are right, or wrong as people are wrong.
+"""Exercises of three kinds, with worked solutions that are right or have typical human errors.
 
     math    sums, differences and comparisons; the answer in \\boxed{}
     code    functions of one number, as Python programs
@@ -21,7 +21,7 @@ BUDGETS = (30, 42)
 THOUGHT_END = "\n</think>\n\n"
 LONGEST_WORD = 5
 INPUTS = (-3, 4, 11, 60)
-"""With which a function is tested."""
+"""Arguments with which a function is tested."""
 
 Solve = Callable[[random.Random, bool], tuple[str, str]]
 """Draws a thought and an answer, right or wrong."""
@@ -32,7 +32,7 @@ class Exercise:
     """A problem, and how it is solved."""
 
     problem: Problem
-    """As a task set has it."""
+    """Problem in the form of a task set."""
     solve: Solve
     """Draws a solution."""
 
@@ -137,7 +137,7 @@ RULES = (
     ("the larger of x and {a}, plus {b}", "max(x, {a}) + {b}", "max(x, {a} + {b})"),
     ("x modulo {a}, minus {b}", "x % {a} - {b}", "x // {a} - {b}"),
 )
-"""What a function returns: in words, as an expression, and as people get it wrong."""
+"""Rules of functions: in words, as an expression, and as a typical wrong expression."""
 CONSTANTS = range(2, 30)
 
 
@@ -203,7 +203,7 @@ def _misspelled(letters: list[str], rng: random.Random) -> list[str]:
 
 
 def short_words(count: int, seed: int) -> Iterator[Exercise]:
-    """Yield the exercises of `spell_backward` whose words are short, of so many that it makes."""
+    """Yield the exercises with short words among `count` of `spell_backward`."""
     for problem in make_problems("spell_backward", count, seed):
         if len(problem.verification_info["entry"]["metadata"]["word"]) <= LONGEST_WORD:
             yield spelling(problem)

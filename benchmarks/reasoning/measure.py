@@ -22,7 +22,7 @@ from muster.trainer.config import load_recipe
 from muster.trainer.measure.evaluate import Evaluator
 
 TEMPERATURES = {"sampled": 1.0, "greedy": 0.05}
-"""Ways to ask. What a stage gains in the first alone is certainty, not knowledge."""
+"""Ways of sampling. A gain only in the first one is certainty, not knowledge."""
 
 
 def measure(model: Path, tasks: Path, recipe: Path, samples: int) -> dict[str, Any]:

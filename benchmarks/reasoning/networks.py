@@ -1,7 +1,7 @@
 """The lesson's two networks: of the data run, and of the reinforcement.
 
 Each is a chain, an orchestrator, three validators, a juror, a relay and four workers, of whom one
-cheats; every process is real. Knows what they are given and what came out, nothing of tables.
+cheats; every process is real. Knows the networks' inputs and results, but no tables.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from muster.trainer.config import load_recipe
 LOOK_S = 2.0
 SETTLE_S = 600.0
 LEASE_S = 120
-"""Two cores for a dozen processes: a ticket takes its time."""
+"""Seconds of a lease: a dozen processes share two cores."""
 TIMEOUT_S = 1800.0
 NOT_PROMISED = {"the policy learned"}
-"""Of the demo's checks: what the model learned is the lesson's own question."""
+"""Checks of the demo that are skipped: the lesson itself measures what the model learned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a run is made of."""
+    """Inputs of a run."""
 
     folder: Path
     """Everything is written below it."""
@@ -54,7 +54,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """What a network did, as its chain says."""
+    """Results of a network, from its chain."""
 
     verdicts: dict[str, int]
     """Submissions by verdict."""
@@ -69,12 +69,12 @@ class Happened:
 
 
 def people(seed: int, cheat: str = CHEATS[0]) -> Cast:
-    """Return who takes part in a network: two honest workers, one that is killed, a cheater."""
+    """Return the cast of a network: two honest workers, one that is killed, a cheater."""
     return cast(seed, honest=2, cheats=(cheat,))
 
 
 class LessonNetwork(Network):
-    """A network whose model and problems are at hand."""
+    """A network with a given model and problems."""
 
     def __init__(self, given: Given) -> None:
         recipe = load_recipe(given.recipe)
@@ -121,7 +121,7 @@ class DataNetwork(LessonNetwork):
     """A network that makes data: where a trainer would be, a relay serves the base model."""
 
     async def start_trainer(self, run_id: RunId) -> DemoProcess:
-        """Serve policy version 0, which is all that there is."""
+        """Serve policy version 0, the only one."""
         return await self._start(
             "origin",
             ["relay", "run", "--run", str(run_id), "--store", str(self._store)],
@@ -135,7 +135,7 @@ class DataNetwork(LessonNetwork):
 async def make_data(
     given: Given, out: Path, least_reward: float, progress: DemoDisplay
 ) -> tuple[Happened, dict[str, Any]]:
-    """Let a network sample the model, and write what is right as a data set that was verified.
+    """Let a network sample the model, and write the right samples as a verified data set.
 
     Returns what happened, and the figures of the data set.
     """
@@ -153,7 +153,7 @@ async def make_data(
 
 
 async def _accepted(network: Network, run_id: RunId, wanted: int, progress: DemoDisplay) -> None:
-    """Wait until the chain has recorded so many accepted submissions."""
+    """Wait until the chain has recorded `wanted` accepted submissions."""
     seen = -1
     async with await network.connect() as chain:
         while seen < wanted:
@@ -193,7 +193,7 @@ async def _export(
 
 
 async def reinforce(given: Given, out: Path, progress: DemoDisplay) -> tuple[Happened, list[Any]]:
-    """Train the model on a network, and take it from the relay as anybody may.
+    """Train the model on a network, and fetch it from the relay.
 
     One worker is killed and comes back. Returns what happened, and the trainer's figures.
     """

@@ -2,8 +2,8 @@
 
 1. read        a tokenizer and two models of random weights learn from generated texts: the
                student from solutions of mixed quality, the teacher from right ones
-2. make data   the teacher solves problems on a network; what is right becomes a data set
-3. fine-tune   the student learns from the data set, and says so in its lineage
+2. make data   the teacher solves problems on a network; right solutions become a data set
+3. fine-tune   the student learns from the data set, which its lineage records
 4. reinforce   the student practises on a network: mathematics, programs and words, mixed
 """
 
@@ -38,11 +38,11 @@ MEASURE = "benchmarks.reasoning.measure"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Sizes of everything."""
+    """Sizes of the lesson."""
 
     shape: Shape = field(default_factory=Shape)
     exercises: int = 1500
-    """Of each part, in the texts."""
+    """Exercises of each part in the texts."""
     practised: int = 400
     """Problems of each part, in both runs."""
     held_out: int = 160
@@ -50,29 +50,29 @@ class Plan:
     texts: int = 20_000
     """Worked solutions that each of the two models reads."""
     right: float = 0.5
-    """Share of right ones in the student's."""
+    """Share of right solutions in the student's texts."""
     batch_tokens: int = 512
-    """Of an optimiser step of a fine-tuning, reading included."""
+    """Tokens of an optimiser step in fine-tunings and in reading."""
     data: Sampling = field(default_factory=partial(Sampling, 8, 4))
-    """Of the data run."""
+    """Sampling of the data run."""
     data_submissions: int = 36
     least_reward: float = 1.0
-    """Of a sample that the student learns from."""
+    """Smallest reward of a sample for the student."""
     epochs: int = 2
-    """Of the fine-tuning."""
+    """Epochs of the fine-tuning."""
     practice: Sampling = field(default_factory=partial(Sampling, 8, 8))
-    """Of the reinforcement."""
+    """Sampling of the reinforcement."""
     submissions: int = 8
-    """Of a training step."""
+    """Submissions of a training step."""
     steps: int = 30
     eval_every: int = 10
     samples: int = 2
-    """Of each held-out problem."""
+    """Samples of each held-out problem."""
 
 
 @dataclass(slots=True)
 class Lesson:
-    """What was measured."""
+    """Measurements of the lesson."""
 
     plan: Plan
     parameters: int = 0
@@ -85,7 +85,7 @@ class Lesson:
     lineage: str = ""
     """What `muster trainer lineage` said of the fine-tuned model."""
     data_run: dict[str, Any] = field(default_factory=dict)
-    """What its network did, see `Happened`."""
+    """Results of its network, see `Happened`."""
     practice_run: dict[str, Any] = field(default_factory=dict)
     curve: list[dict[str, Any]] = field(default_factory=list)
     """The trainer's evaluations during the reinforcement."""
@@ -97,11 +97,13 @@ class Lesson:
             return cls(plan)
         held = json.loads(path.read_text())
         if held.pop("plan") != json.loads(json.dumps(asdict(plan))):
-            raise ConfigError(f"{path} is of a lesson of another size", hint="choose another --out")
+            raise ConfigError(
+                f"{path} is of a lesson of another size", hint="choose another folder with --out"
+            )
         return cls(plan, **held)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as it is written to the result file."""
+        """Return the lesson in the form of the result file."""
         return asdict(self)
 
 
@@ -116,9 +118,9 @@ class Story:
         self._progress = DemoDisplay(Console(), names)
 
     async def play(self) -> Lesson:
-        """Play what is left of it: a step that was played before is not played again."""
+        """Play the remaining steps; finished ones are not repeated."""
         environment = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        # What an interrupted try said is not what this one says.
+        # Remove the output of an interrupted try.
         shutil.rmtree(self._folder / "logs", ignore_errors=True)
         async with Processes(self._folder / "logs", environment) as processes:
             steps = {

@@ -1,4 +1,4 @@
-"""What the lesson's models read: problem sets in three parts, and texts of mixed quality.
+"""The texts of the lesson's models: problem sets in three parts, and solutions of mixed quality.
 
 Held-out problems share no prompt with what is trained on, at any stage.
 """
@@ -24,7 +24,7 @@ from muster.tasks.document import SetPart
 
 PARTS = ("math", "code", "words")
 FAMILY_SHARE = 24
-"""So many words of the family are drawn for each short one that is wanted."""
+"""Words of the family drawn for each short word needed."""
 
 Exercises = Mapping[str, list[Exercise]]
 """By part."""
@@ -35,15 +35,15 @@ class Split:
     """Exercises by what they are for."""
 
     read: Exercises
-    """Of the texts."""
+    """Exercises of the texts."""
     practised: Exercises
-    """Of the data run and the reinforcement: no text has a solution of these."""
+    """Exercises of the data run and the reinforcement; no text has their solutions."""
     held_out: Exercises
-    """Of all measurements."""
+    """Exercises of all measurements."""
 
 
 def split_exercises(read: int, practised: int, held_out: int, seed: int) -> Split:
-    """Return so many exercises of each part, no prompt twice."""
+    """Return these numbers of exercises of each part, no prompt twice."""
     rng = random.Random(seed)
     found: dict[str, list[Exercise]] = {}
     wanted = read + practised + held_out
@@ -78,7 +78,7 @@ def task_set(name: str, exercises: Exercises) -> TaskSet:
 
 
 def write_texts(path: Path, exercises: Exercises, count: int, right: float, seed: int) -> list[str]:
-    """Write so many worked solutions as a data set, and return them as texts.
+    """Write `count` worked solutions as a data set, and return them as texts.
 
     Each is right with probability `right`. Half of the mathematics asks for a length, which says
     nothing about that of the solution.

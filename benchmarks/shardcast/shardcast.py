@@ -32,7 +32,7 @@ KEY = "00" * 31 + "01"
 LONGEST_S = 120.0
 """A contestant that is silent for longer than this has given up."""
 PEER_FAILURES = 1
-"""Further tries for the peer: now and then one of its clients waits for ever."""
+"""Further tries for the peer: sometimes one of its clients waits forever."""
 MIB_OF_MANY = 512
 """Files above this are broadcast three times at most: they cost a minute each."""
 TREES = {"2 relays, 2 clients": (2, 2), "3 layers of 7": (2, 4)}
@@ -78,7 +78,7 @@ class Node:
         self._process.stdin.write(f"{line}\n".encode())
 
     def hear(self) -> dict[str, Any]:
-        """Return what it says next; raises Silent."""
+        """Return its next line; raises Silent."""
         assert self._process.stdout is not None
         while b"\n" not in self._heard:
             if not select.select([self._process.stdout], [], [], LONGEST_S)[0]:
@@ -91,7 +91,7 @@ class Node:
         return heard
 
     def hear_version(self, version: int) -> float:
-        """Return when it held that version."""
+        """Return the time at which it held that version."""
         while (heard := self.hear())["version"] < version:
             continue
         return float(heard["time_s"])
@@ -253,7 +253,7 @@ def _measure_peer(
 
 
 def say(line: str) -> None:
-    """Show how far the benchmark is."""
+    """Show the progress of the benchmark."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -287,11 +287,13 @@ def hop_ratio(found: dict[str, Any]) -> float:
 def main() -> None:
     """Measure, print, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[64, 512, 2048], help="MiB")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[64, 512, 2048], help="sizes in MiB"
+    )
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--peer-repeat", type=int, default=1)
-    parser.add_argument("--peer-most", type=int, default=512, help="MiB the peer is given")
-    parser.add_argument("--folder", type=Path, help="where files lie; a temporary one by default")
+    parser.add_argument("--peer-most", type=int, default=512, help="largest size for the peer, MiB")
+    parser.add_argument("--folder", type=Path, help="folder of the files [a temporary one]")
     parser.add_argument("--dry", action="store_true", help="write no result")
     options = parser.parse_args()
     detail = {}

@@ -1,5 +1,5 @@
-"""What grading costs: exact math, math-verify under hostile answers, sandboxed programs; and what
-sets of a million problems cost (`task_sets.py`).
+"""The cost of grading: exact math, math-verify under hostile answers, sandboxed programs; and the
+cost of sets of a million problems (`task_sets.py`).
 
 `make bench-tasks`. Exact math is counted per second of CPU time of one core. math-verify runs in
 two processes under a flood in which every third answer is hostile; sandboxed programs run two at a
@@ -77,7 +77,7 @@ ADD = "```python\na, b = map(int, input().split())\nprint(a + b)\n```"
 
 def main() -> None:
     """Measure, print a table and write `results/tasks.json`."""
-    # What bubblewrap leaves behind is then reaped, and counted, here.
+    # Orphans of bubblewrap are then reaped, and counted, by this process.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     level = shared_sandbox()
     math_rates = [_math_verify() for _ in range(REPEATS)]

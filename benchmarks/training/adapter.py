@@ -1,4 +1,4 @@
-"""Bytes of a policy version by what is trained: all weights, broadcast whole or as deltas, or LoRA.
+"""Bytes of a policy version: all weights, broadcast whole or as deltas, or a LoRA adapter.
 
 Real steps of the trainer's learner on random rollouts, published by the real store; a client then
 rebuilds the last version from the base. The model is a Qwen3 of some million weights in bfloat16.
@@ -47,7 +47,7 @@ RUN = RunId(1)
 
 
 def recipe(rank: int, learning_rate: float) -> Recipe:
-    """As many optimiser steps per version as INTELLECT-2's."""
+    """Return a recipe with as many optimiser steps per version as INTELLECT-2's."""
     return Recipe(
         name="adapter",
         sampling=SamplingRecipe(

@@ -5,8 +5,8 @@
 The demo's model, task and recipe; the trainer's own learner and the workers' own engine, in one
 process, so that every training step gets rollouts of exactly version step - 1 - k (the base model
 until there is one). Behaviour log-probabilities are recomputed at that version. Writes
-results/asynchrony.json and docs/images/asynchrony.svg, unless seeds, levels, steps or anything of
-the recipe's training section are others: those are printed only. What mends a level is found with
+results/asynchrony.json and docs/images/asynchrony.svg, but only for the default seeds, levels,
+steps and training section. To try a change of the recipe:
 
     python -m benchmarks.training.asynchrony --seeds 0 1 2 --levels 0 4 --training loss=cispo
 """
@@ -69,7 +69,7 @@ def measure(seed: int, recipe: Recipe, levels: tuple[int, ...]) -> dict[int, lis
 
 
 def draw_plot(found: dict[int, dict[int, list[Point]]]) -> None:
-    """Draw the mean over seeds of every level, with all seeds between their extremes."""
+    """Draw the mean over seeds of every level, with the range of all seeds."""
     with drawing("asynchrony") as axes:
         for level in LEVELS:
             draw_curves(axes, [found[seed][level] for seed in found], f"{level} versions old")
@@ -77,7 +77,7 @@ def draw_plot(found: dict[int, dict[int, list[Point]]]) -> None:
 
 
 def _values(changes: list[str]) -> dict[str, Any]:
-    """Return fields of a recipe's training section that are written as FIELD=TOML-VALUE."""
+    """Return fields of a recipe's training section from texts of the form FIELD=TOML-VALUE."""
     found: dict[str, Any] = {}
     for change in changes:
         name, _, text = change.partition("=")

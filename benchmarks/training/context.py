@@ -3,10 +3,10 @@ plan; part of `make bench-size`.
 
     python -m benchmarks.training.context [--shape small] [--tokens 32768] [--ranks 4]
 
-A model with a bfloat16 base takes two training steps with whole blocks computed again: a short one,
-after which Adam's moments are there, and one of a group of two completions, of which one fills the
-row. One process takes them, then ranks that meet by gloo. The learning rate is as good as none and
-Adam's first moment forgets at once, so that a checkpoint after the second step has its gradient.
+A model with a bfloat16 base takes two training steps with recomputation of whole blocks: a short
+one, after which Adam's moments exist, and one of a group of two completions, one of which fills the
+row. One process takes them, then ranks connected by gloo. The learning rate is almost zero and
+Adam's beta1 is zero, so a checkpoint after the second step contains its gradient.
 
 * `context_gradient_distance`: norm of the difference of the gradients over the norm of one
   process's.
@@ -47,24 +47,24 @@ from muster.trainer.recover.checkpoint import Checkpoints, Identity, TrainerStat
 from muster.trainer.stream.reader import Cursor
 
 WAIT_S = 7200.0
-"""How long a rank waits for others, on a machine that others use as well."""
+"""Seconds that a rank waits for others, on a shared machine."""
 STILL = {"learning_rate": 1e-12, "adam_beta1": 0.0, "max_grad_norm": 1e9}
-"""Training that moves nothing and keeps the last gradient."""
+"""Training settings that change no weights and keep the last gradient."""
 DEFAULT = ("small", 32_768, 4)
-"""Shape, tokens and ranks whose figures have ids of the design."""
+"""Shape, tokens and ranks whose figures become metrics."""
 IDS = ("context_gradient_distance", "context_rank_share")
 IDENTITY = Identity(RunId(1), keccak(b"context"), 31337)
 
 
 def still(setting: Setting) -> Recipe:
-    """A recipe of one optimiser step that changes next to nothing."""
+    """Return a recipe of one optimiser step that changes almost nothing."""
     made = recipe(setting)
     training = made.training.model_copy(update={**STILL, "optimizer_steps": 1})
     return made.model_copy(update={"training": training})
 
 
 def lead(team: Team | None, shape: str, tokens: int, folder: Path) -> dict[str, Any]:
-    """Take both steps and write a checkpoint; returns what was planned and measured, in bytes."""
+    """Take both steps and write a checkpoint; returns planned and measured bytes."""
     ranks = team or ONE_PROCESS
     setting = Setting(shape, (tokens, 8), 1, stale=False)
     made = still(setting)
@@ -119,7 +119,7 @@ def of_a_process(shape: str, tokens: int, folder: Path) -> dict[str, Any]:
 
 
 def in_processes(ranks: int, shape: str, tokens: int, folder: Path) -> list[dict[str, Any]]:
-    """Return the figures of so many ranks, each a process of its own."""
+    """Return the figures of `ranks` ranks, each in a separate process."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.training.context"]
     command += ["--shape", shape, "--tokens", str(tokens), "--child", str(folder)]
     place = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
@@ -137,14 +137,14 @@ def in_processes(ranks: int, shape: str, tokens: int, folder: Path) -> list[dict
 
 
 class _Moments:
-    """What a checkpoint is read for: the optimiser's first moments."""
+    """Template for reading only the optimiser's first moments from a checkpoint."""
 
     def like(self, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         return {n: torch.zeros(size) for n, size in sizes.items() if n.endswith(".exp_avg")}
 
 
 def gradient(folder: Path, ranks: int) -> Tensor:
-    """Return the gradient in the checkpoint of so many ranks."""
+    """Return the gradient in the checkpoint of `ranks` ranks."""
     checkpoints = Checkpoints(folder / f"state-{ranks}", IDENTITY)
     read = checkpoints.read(folder / f"state-{ranks}" / "2", _Moments())
     checkpoints.close()
@@ -152,7 +152,7 @@ def gradient(folder: Path, ranks: int) -> Tensor:
 
 
 def measure(shape: str, tokens: int, ranks: int) -> dict[str, Any]:
-    """Return the figures of one process and of ranks, and put them into results/size.json."""
+    """Measure one process and the ranks, and put the figures into results/size.json."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         build_base(folder / "base", SHAPES[shape])

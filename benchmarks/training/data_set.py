@@ -1,7 +1,7 @@
 """`make bench-data`: a million rows exported as a data set, and checked: time and memory.
 
-Submissions of 64 rows and 100 tokens a row in the mean, lognormal, made up: the file hashes are
-those that a ledger would hold, and the ledger's own reading is `make bench-audit`'s. Each
+The submissions are made up: 64 rows each, with lognormal lengths of 100 tokens on average. The file
+hashes are those that a ledger would hold; `make bench-audit` measures the reading of a ledger. Each
 measurement is a process of its own, with one thread; `ARGS=--rows N` makes it smaller.
 """
 
@@ -46,7 +46,7 @@ from muster.protocol.rollouts import SCHEMA
 from muster.tasks import Problem, TaskSet
 
 PROBLEMS, SAMPLES = 8, 8
-"""Of a submission."""
+"""Problems of a submission, and samples of each."""
 MEAN_TOKENS = 100
 WORDS = 8000
 TASKS = 20_000
@@ -79,7 +79,7 @@ class MadeUp:
         return Accepted(place, place // 64, place % 64, WORKER, self.records[place], ROOT)
 
     def overturned(self) -> set[int]:
-        """Return none."""
+        """Return the empty set."""
         return set()
 
     async def find_file(self, wanted: Hash32) -> bytes:
@@ -87,7 +87,7 @@ class MadeUp:
         return (self.folder / wanted.hex()).read_bytes()
 
     def make(self, rows: int) -> None:
-        """Write the files of so many rows."""
+        """Write the files of `rows` rows."""
         rng = np.random.default_rng(0)
         size = PROBLEMS * SAMPLES
         for place in range(-(-rows // size)):
@@ -98,7 +98,7 @@ class MadeUp:
         (self.folder / "hashes").write_text("\n".join(r.file_hash.hex() for r in self.records))
 
     def load(self) -> MadeUp:
-        """Take up what `make` wrote."""
+        """Load the files of `make`."""
         names = (self.folder / "hashes").read_text().split()
         size = PROBLEMS * SAMPLES
         self.records = [_record(i, Hash32(bytes.fromhex(n)), size) for i, n in enumerate(names)]
@@ -193,7 +193,7 @@ def _verify_ledger(folder: Path) -> dict[str, Any]:
 def _verify_files(folder: Path) -> dict[str, Any]:
     stream: Any = MadeUp(folder / "files").load()
     out = DataFolder.open(folder / "traces")
-    check = asyncio.run(check_rows(out, stream, _maker(folder), stream.find_file))
+    check = asyncio.run(check_rows(out, stream, _maker(folder), stream.find_file, HeldOut()))
     return {"passed": check.passed and not check.is_open}
 
 

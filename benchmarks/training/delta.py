@@ -6,8 +6,8 @@
     write the delta of every step, apply it, and compare the files byte by byte. The ratio is full
     copy over delta, files as published; the median over the steps counts.
  2. The references code the same weights: gaps and new values of what changed (32 and 16 bits) and
-    the XOR of old and new, both through zstd at level 1. The bounds are the entropy of positions
-    and steps, over all weights and under the exponent of the old weight, its odds known beforehand.
+    the XOR of old and new, both through zstd at level 1. The bounds are entropies of positions and
+    steps, over all weights and given the exponent of the old weight, with known probabilities.
  3. Speed: the last step's files, its tensors repeated to 200 MB, from disk cache to disk cache;
     megabytes of weights per CPU second of one thread, best of five, since the machine is shared.
 

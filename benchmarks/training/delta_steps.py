@@ -1,6 +1,6 @@
 """Real training steps to measure deltas on: GRPO on the demo task, published in bfloat16.
 
-A model of 4 layers, width 256 (3.2 million parameters) is warmed up as the demo's is, then trained
+A model of 4 layers, width 256 (3.2 million parameters) is warmed up like the demo's, then trained
 by the project's own learner with INTELLECT-2's recipe: AdamW with betas 0.9 and 0.99, weight decay
 0.01, gradient clip 0.1, KL and entropy terms, 32 problems x 16 samples per step. Samples come from
 the project's engine, on-policy. Learning rate and optimiser steps per training step vary.
@@ -39,7 +39,7 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As metrics call it."""
+        """Its name in metrics."""
         rate = f"{self.learning_rate:.0e}".replace("-0", "")
         return rate + (f"_{self.optimizer_steps}" if self.optimizer_steps > 1 else "")
 

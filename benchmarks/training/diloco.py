@@ -1,9 +1,10 @@
 """Two trainer sites far apart: bytes to reach the demo task's reward, one site killed and healed.
 
-Both sites are real processes with the trainer's own flow, over gloo; every byte they hand over to
-it is counted. Rollouts are sampled by the project's engine from the newest policy. The reference is
-one trainer that takes the same optimiser steps on all samples: what two sites would compute if they
-all-reduced every gradient in float32, 4 (K - 1) / K * 2 bytes per weight, site and optimiser step.
+Both sites are real processes with the trainer's own flow, over gloo; every byte that they pass to
+gloo is counted. Rollouts are sampled by the project's engine from the newest policy. The reference
+is one trainer that takes the same optimiser steps on all samples: what two sites would compute if
+they all-reduced every gradient in float32, 4 (K - 1) / K * 2 bytes per weight, site and optimiser
+step.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ GOAL = 0.7
 
 
 class Result(NamedTuple):
-    """A run's course."""
+    """Course of a run."""
 
     rewards: list[float]
-    """Mean task reward of the samples of each step: of the policy before it."""
+    """Mean task reward of the samples of each step, which the policy before it made."""
     sent_bytes: list[int]
     """Bytes sent so far by all sites when the step was done, healing included."""
     healed_bytes: int
-    """Of them, for a site that came back."""
+    """Bytes of these that healed the restarted site."""
     inner_steps: int
     """Optimiser steps that site 0 took while both sites were there."""
     shared: list[bool]
@@ -60,7 +61,7 @@ class Result(NamedTuple):
 
 
 def recipe(steps: int, inner_steps: int) -> Recipe:
-    """The demo's task, with many optimiser steps between policies."""
+    """Return a recipe for the demo's task, with many optimiser steps between policies."""
     return Recipe(
         name="diloco",
         sampling=SamplingRecipe(
@@ -86,7 +87,7 @@ def recipe(steps: int, inner_steps: int) -> Recipe:
 
 
 class Course:
-    """A run in a folder: samples for its sites as their policy changes, kills and restarts."""
+    """A run in a folder: samples with each new policy for its sites, kills and restarts them."""
 
     def __init__(self, folder: Path, model: Path, wanted: Recipe, sites: int) -> None:
         self.folder = folder
@@ -115,7 +116,7 @@ class Course:
         self._processes[site].wait()
 
     def run(self, at_step: Callable[[int], None], timeout_s: float) -> list[float]:
-        """Sample for every step; returns the rewards. `at_step` is told before each."""
+        """Sample for every step; returns the rewards. `at_step` is called before each."""
         engine, rng = TransformersEngine("float32"), random.Random(5)
         rewards = []
         until = time.monotonic() + timeout_s
@@ -145,12 +146,12 @@ class Course:
             time.sleep(0.02)
 
     def traffic(self, site: int) -> list[dict[str, int]]:
-        """Return what a site wrote about its traffic, over all its lives."""
+        """Return what a site wrote about its traffic, before and after restarts."""
         path = self.folder / f"site-{site}" / "traffic.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def weights(self, site: int, version: int) -> dict[str, torch.Tensor]:
-        """Return a version as a site has it."""
+        """Return a site's weights of a version."""
         shelf = PolicyShelf(self.folder / f"site-{site}" / "policies")
         return dict(shelf.weights(PolicyVersion(version)))
 
@@ -179,7 +180,7 @@ def alone(folder: Path, model: Path, wanted: Recipe) -> list[float]:
 
 
 def together(folder: Path, model: Path, wanted: Recipe) -> Result:
-    """Return how two sites did, of which one is killed after a third and started again later."""
+    """Return the course of two sites, one of which is killed after a third and restarted later."""
     course = Course(folder, model, wanted, 2)
     for site in (0, 1):
         course.start(site)
@@ -189,7 +190,7 @@ def together(folder: Path, model: Path, wanted: Recipe) -> Result:
         if number == steps // 3:
             course.kill(1)
         if number == steps // 3 + 2:
-            # Sampling pauses while the process starts: real steps take longer than that.
+            # Sampling waits while the process starts, because real steps take longer than a start.
             asks = course.folder / "site-1" / "asks"
             asks.unlink()
             course.start(1)
@@ -210,7 +211,7 @@ def together(folder: Path, model: Path, wanted: Recipe) -> Result:
 
 
 def _sent_until(lines: list[dict[str, int]], step: int) -> int:
-    """Return a site's bytes up to a step; its counters begin again with each life."""
+    """Return a site's bytes up to a step; its counters begin again after a restart."""
     total, last = 0, 0
     for line in lines:
         if line["step"] > step:
@@ -222,7 +223,7 @@ def _sent_until(lines: list[dict[str, int]], step: int) -> int:
 
 
 def _reached(rewards: list[float]) -> int:
-    """Return after how many steps the policy had the goal's reward, as its samples showed."""
+    """Return the number of steps after which the policy's samples reached the goal's reward."""
     return next((i for i, reward in enumerate(rewards) if reward >= GOAL), -1)
 
 

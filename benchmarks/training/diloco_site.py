@@ -1,7 +1,7 @@
 """One trainer site of the DiLoCo benchmark: the trainer's own flow, fed from a folder.
 
-FOLDER/stream.jsonl has a line per accepted file, FOLDER/files the files. Chain and orchestrator are
-left out: what is measured is what sites send to one another.
+FOLDER/stream.jsonl has a line per accepted file, FOLDER/files the files. There is no chain or
+orchestrator: only the traffic between sites is measured.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class CountingLearner(SiteLearner):
     """Receives a line per step."""
 
     def step(self, step: Step, groups: Any) -> Any:
-        """As a site does."""
+        """Take a site's step."""
         figures = super().step(step, groups)
         steps = int(max(v for n, v in self.state().items() if n.endswith(".step")))
         line = {

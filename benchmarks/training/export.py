@@ -1,12 +1,12 @@
-"""Memory and time of a training step's end: checkpoint, policy and broadcast, above training.
+"""Additional memory and time at the end of a training step: checkpoint, policy and broadcast.
 
     python -m benchmarks.training.export [--shapes mid q06]
 
-Each shape runs in a process of its own: a model of that shape with a bfloat16 base, float32 master
-weights and Adam's moments, of which one optimiser step was taken at a learning rate of 1e-6. Then
-version 1 is written, checkpointed and published as a delta of version 0; and once more beside a
-training step, to see for how long that waits. The peak is the growth of the largest resident size,
-files that are mapped included.
+Each shape runs in a separate process: a model of that shape with a bfloat16 base, float32 master
+weights and Adam's moments, after one optimiser step at a learning rate of 1e-6. Then version 1 is
+written, checkpointed and published as a delta of version 0; and again during a training step, to
+measure that step's delay. The peak is the growth of the largest resident size, including mapped
+files.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ VOCABULARY = 151_936
 RATE = 1e-6
 """Learning rate."""
 WITH_STEP = {"small", "mid"}
-"""Shapes that a training step goes on beside; q06's gradient alone takes 2.4 GB more."""
+"""Shapes that are also measured during a training step; q06's gradient alone would take 2.4 GB
+more."""
 SAMPLES, TOKENS = 4, 32
-"""Made-up rollouts of the training step that goes on beside."""
+"""Made-up rollouts of the parallel training step."""
 
 
 def resident_bytes(field: str) -> int:
@@ -60,7 +61,7 @@ def resident_bytes(field: str) -> int:
 
 
 def forget_peak() -> None:
-    """Let the largest resident size begin anew at what it is now."""
+    """Reset the largest resident size to the current one."""
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
@@ -88,7 +89,7 @@ def build_base(folder: Path, shape: dict[str, int]) -> None:
 
 
 def recipe() -> Recipe:
-    """A recipe at the learning rate of large models."""
+    """Return a recipe with the learning rate of large models."""
     return Recipe(
         name="export",
         sampling=SamplingRecipe(
@@ -102,7 +103,7 @@ def recipe() -> Recipe:
 
 
 def rollouts() -> list[list[Rollout]]:
-    """One group of made-up samples by version 0."""
+    """Return one group of made-up samples of version 0."""
     return [
         [
             Rollout(
@@ -123,7 +124,7 @@ def rollouts() -> list[list[Rollout]]:
 
 
 def take_step(learner: Learner) -> None:
-    """Give weights and moments what Adam's first step does, for one random gradient at a time."""
+    """Apply Adam's first step to weights and moments, one random gradient at a time."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in learner.model.parameters():
@@ -176,7 +177,7 @@ def publish(store: ChunkStore, shelf: PolicyShelf, version: PolicyVersion) -> Ma
 
 
 def measure(shape: str, folder: Path, *, is_staged: bool = False) -> dict[str, Any]:
-    """Return the figures of one shape; with `is_staged`, of copies that are made first."""
+    """Return the figures of one shape; with `is_staged`, copies of the tensors are made first."""
     build_base(folder / "base", SHAPES[shape])
     shelf, store = PolicyShelf(folder / "policies"), ChunkStore(folder / "store")
     shelf.adopt(folder / "base")
@@ -184,7 +185,7 @@ def measure(shape: str, folder: Path, *, is_staged: bool = False) -> dict[str, A
     checkpoints = Checkpoints(folder / "checkpoints", Identity(RUN, keccak(b"export"), 1))
     take_step(learner)
     publish(store, shelf, BASE)
-    # What writes is loaded and warm before the peak begins anew.
+    # The code that writes is loaded and warm before the peak is reset.
     few = {"w": torch.ones(8)}
     checkpoints.save(TrainerState(BASE, Cursor(), 0, 0), few).result()
     tensors, weights = learner.state(), learner.weights()
@@ -224,7 +225,7 @@ def measure(shape: str, folder: Path, *, is_staged: bool = False) -> dict[str, A
 def beside_a_step(
     learner: Learner, shelf: PolicyShelf, checkpoints: Checkpoints
 ) -> dict[str, float]:
-    """Return how long a step takes alone and beside the writing of the one before."""
+    """Return a step's duration alone and during the writing of the step before."""
     alone_s = timed(lambda: learner.step(Step(2), rollouts()))
     two = PolicyVersion(2)
     with counted_waits(learner) as waits:
@@ -246,7 +247,7 @@ def beside_a_step(
 
 
 def in_a_process(shape: str, *, is_staged: bool = False) -> dict[str, Any]:
-    """Return `measure`, of a process of its own."""
+    """Return the result of `measure` in a process of its own."""
     options = ["--child", shape, *(["--staged"] if is_staged else [])]
     found = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "benchmarks.training.export", *options],

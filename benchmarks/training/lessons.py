@@ -1,7 +1,7 @@
 """Examples that are trained on a whole network: chain, orchestrator, validators, trainer, workers.
 
     make example-length         obey a length budget
-    make example-calculator     call a tool, use what it answers
+    make example-calculator     call a tool, use its answer
 
 Every process is real and separate, as in `make demo`; held-out problems are evaluated every few
 versions. Writes results/NAME.json and docs/images/NAME.svg, unless `--steps` makes it a shorter
@@ -34,7 +34,7 @@ from muster.trainer.config import load_recipe
 EVERY = 4
 """Versions between evaluations."""
 LEASE_S = 60
-"""A worker whose model calls tools is slower."""
+"""Seconds of a lease; a worker whose model calls tools is slower."""
 TIMEOUT_S = 1500.0
 
 
@@ -43,11 +43,11 @@ class Example:
     """One of the examples."""
 
     lesson: str
-    """What its base model was warmed up on."""
+    """The lesson on which its base model was warmed up."""
     title: str
-    """What the plot is called."""
+    """Title of the plot."""
     has_budgets: bool
-    """Whether it is also measured by how it keeps length budgets."""
+    """Whether the adherence to length budgets is also measured."""
     problems: int
     """Training problems; a program that was run before is not run again."""
 
@@ -65,12 +65,12 @@ EXAMPLES = {
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a network did."""
+    """Results of a network."""
 
     evaluations: list[dict[str, Any]]
     """The trainer's evaluations, by version."""
     verdicts: dict[str, int]
-    """Outcomes on chain."""
+    """Number of outcomes on chain by verdict."""
     is_audit_clean: bool
     """Whether the auditor could rebuild everything from the chain."""
     wall_s: float

@@ -1,4 +1,4 @@
-"""CPU seconds and extra memory of one way to log-probabilities, in a process of its own.
+"""CPU seconds and extra memory of one way to compute log-probabilities, in a separate process.
 
     python -m benchmarks.training.logprob_memory request.json
 

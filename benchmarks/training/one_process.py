@@ -1,7 +1,7 @@
-"""A run in one process: sampled, learned and evaluated in turn by the programs of a network.
+"""A run in one process: sampling, training and evaluation in turn, with a network's code.
 
-The workers' engine, the trainer's learner and its evaluator, without chain, files and validators.
-So a study decides which policy a training step's rollouts are from, and of which problems.
+It has the workers' engine, the trainer's learner and its evaluator, but no chain, files or
+validators. So a study can choose the policy and the problems of a training step's rollouts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Point:
 
 
 class OneProcess:
-    """A policy in training, and everybody who works on it."""
+    """A policy in training, with sampler, learner and evaluator."""
 
     def __init__(self, folder: Path, base: Path, recipe: Recipe, held_out: TaskSet) -> None:
         self.recipe = recipe
@@ -126,7 +126,7 @@ def demo_recipe(**training: Any) -> Recipe:
 
 
 def changed(recipe: Recipe, **sections: dict[str, Any]) -> Recipe:
-    """Return a recipe with other fields of some sections; what was not set follows the loss."""
+    """Return a recipe with other fields of some sections; unset fields follow the loss."""
     value = recipe.model_dump(mode="json")
     for name, fields in sections.items():
         given = {field: value[name][field] for field in getattr(recipe, name).model_fields_set}
@@ -135,7 +135,7 @@ def changed(recipe: Recipe, **sections: dict[str, Any]) -> Recipe:
 
 
 def draw_curves(axes: Any, curves: list[list[Point]], label: str) -> None:
-    """Draw the mean of curves, and the range that they are in."""
+    """Draw the mean of curves, and their range."""
     versions = [point.version for point in curves[0]]
     by_version = list(zip(*[[p.reward for p in curve] for curve in curves], strict=True))
     (line,) = axes.plot(versions, [fmean(r) for r in by_version], label=label)

@@ -1,4 +1,4 @@
-"""kill -9 of the trainer process at random moments: is the run it leaves the undisturbed one?
+"""kill -9 of the trainer process at random moments: is the result equal to an undisturbed run?
 
 A real chain, real files, the real `muster trainer run`. One run is trained undisturbed, one under
 kills: the versions' weights and all figures must be the same bit by bit, and every accepted record

@@ -4,14 +4,14 @@
 
  1. Tokens (prompt and completion of every row) per CPU second of whole optimiser steps, one thread,
     float32: `SftLearner.step` against `SFTTrainer`. Both count passes, loss, clip and AdamW; ours
-    packing as well. Each side is a process of its own; they take their steps in turn, of each kind
-    of data one to warm up and three counted. Ratios are of medians. TRL pads rows to the longest of
-    a micro-batch of 8, its defaults; beside it, the same with the rows of a step sorted by length.
-    Its rows without padding want flash attention, which a CPU has not.
+    also counts packing. Each side is a process of its own; they take their steps in turn: for each
+    kind of data, one step warms up and three are counted. Ratios are of medians. TRL pads rows to
+    the longest of a micro-batch of 8, its defaults; a second TRL process gets the rows of a step
+    sorted by length. TRL's rows without padding need flash attention, which a CPU does not have.
  2. Log-probabilities of the first step's tokens before any step, and the losses of all steps.
 
-Data: 8 rows a problem that come together, as a data run makes them, by `training.order` "problems";
-and one row a problem, as after `--per-problem 1`.
+Data: 8 rows a problem in the same step, as `training.order` "problems" gives them from the rows of
+a data run; and one row a problem, as after `--per-problem 1`.
 
 Writes results/sft.json.
 """
@@ -50,7 +50,7 @@ OURS = [sys.executable, "-m", "benchmarks.training.sft"]
 ROWS = 32
 """Rows of an optimiser step."""
 STEPS = 4
-"""Of each kind of data; the first warms up."""
+"""Steps of each kind of data; the first warms up."""
 MICRO = 8
 """TRL's micro-batch, its default."""
 TRAINING = {
@@ -112,7 +112,7 @@ def measure_ours(request: dict[str, Any]) -> None:
 
 
 def samples_of(rows: list[Row]) -> list[Sample]:
-    """Return rows as the learner takes them."""
+    """Return the learner's samples of rows."""
     return [Sample(tuple(row["prompt"]), tuple(row["completion"])) for row in rows]
 
 
@@ -128,7 +128,9 @@ def logprobs(learner: SftLearner, rows: list[Row]) -> list[list[float]]:
 
 
 def measure(scratch: Path) -> tuple[dict[str, dict[str, list[float]]], dict[str, Any]]:
-    """Return tokens per CPU second by data and side, a value per step; and how numbers differ."""
+    """Return tokens per CPU second by data and side, a value per step; and how far the numbers
+    differ.
+    """
     kinds = [kind for kind in KINDS for _ in range(STEPS)]
     work = [draw_rows(step, *KINDS[kind]) for step, kind in enumerate(kinds)]
     by_length = [sorted(rows, key=lambda row: -len(row["completion"])) for rows in work]
@@ -164,7 +166,7 @@ def measure(scratch: Path) -> tuple[dict[str, dict[str, list[float]]], dict[str,
 
 
 def _furthest(ours: list[list[float]], theirs: list[list[float]]) -> float:
-    """Return the largest difference of two log-probabilities, of the larger one's size."""
+    """Return the largest difference of two log-probabilities, over our one's size if above 1."""
     return max(
         abs(one - two) / max(1.0, abs(one))
         for row, other in zip(ours, theirs, strict=True)

@@ -1,11 +1,11 @@
-"""The memory that training takes, measured beside what was planned; part of `make bench-size`.
+"""The memory of training, measured and planned; part of `make bench-size`.
 
     python -m benchmarks.training.size [--settings mid q06]
 
-Each setting runs in a process of its own: a model with a bfloat16 base, float32 master weights and
-Adam's moments that are there already, and a training step of two optimiser steps on made-up
-rollouts. All of them are of version 0, which is stale by then, and the loss has a KL term. The peak
-is the largest resident size, the process and mapped files included.
+Each setting runs in a separate process: a model with a bfloat16 base, float32 master weights and
+existing Adam moments, and a training step of two optimiser steps on made-up rollouts. All rollouts
+are of version 0, which is stale by then, and the loss has a KL term. The peak is the largest
+resident size, including the process and mapped files.
 
 * `train_bytes_per_parameter`: the peak of `mid` above the process before anything was loaded, per
   parameter, with 16 samples of 128 tokens and whole blocks computed again.
@@ -56,13 +56,13 @@ class Setting(NamedTuple):
     lengths: tuple[int, ...]
     """Tokens of each sample of a group, prompt included."""
     groups: int
-    """Groups of a step, at most one per optimiser step's half."""
+    """Groups of a step."""
     rank: int = 0
-    """Of the adapter; 0 for all weights."""
+    """Rank of the adapter; 0 for all weights."""
     stale: bool = True
-    """Whether samples are of another version than the one in training."""
+    """Whether samples come from another version than the one in training."""
     choices: Mapping[str, Any] = MappingProxyType({})
-    """Of `Choices`."""
+    """Fields of `Choices`."""
 
 
 FULL: dict[str, Any] = {"recompute": "full", "micro_batch_tokens": 1024}
@@ -91,11 +91,11 @@ SETTINGS: dict[str, Setting] = {
 }
 """What is measured, by name; those of q06 take 12 GB and some minutes each."""
 LOADS = {"optimizer_steps": 8, "kl_coefficient": 0.01}
-"""The step whose reads of policies are counted."""
+"""Training settings of the step whose reads of policies are counted."""
 
 
 def recipe(setting: Setting) -> Recipe:
-    """Two optimiser steps with a KL term where samples are stale."""
+    """Return a recipe of two optimiser steps, with a KL term if samples are stale."""
     return Recipe(
         name="size",
         sampling=SamplingRecipe(
@@ -115,7 +115,7 @@ def recipe(setting: Setting) -> Recipe:
 
 
 def rollouts(setting: Setting, versions: tuple[int, ...] = (0,)) -> list[list[Rollout]]:
-    """Groups of made-up samples, half of them right, of these versions in turn."""
+    """Return groups of made-up samples, half of them right, of these versions in turn."""
     return [
         [
             Rollout(
@@ -144,7 +144,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     shelf.adopt(folder / "base")
     before = resident_bytes("VmRSS")
     config = AutoConfig.from_pretrained(shelf.path(BASE))
-    # Rows are as long as the samples here, and not a prompt longer.
+    # Rows are exactly as long as the samples.
     config.max_position_embeddings = max(setting.lengths)
     choices = Choices(memory_gb=1000.0, **setting.choices)
     plan = Planner(config, made, choices).plan()
@@ -195,7 +195,7 @@ def policy_loads(folder: Path) -> int:
 
 
 def in_a_process(name: str, folder: Path) -> Any:
-    """Return what a setting takes, measured in a process of its own."""
+    """Return a setting's figures, measured in a separate process."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.training.size"]
     found = subprocess.run(
         [*command, "--child", name, "--folder", str(folder)],

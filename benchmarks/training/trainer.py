@@ -45,9 +45,9 @@ from muster.trainer.learn.learner import Learner
 OURS = [sys.executable, "-m", "benchmarks.training.trainer"]
 LOGPROB = [sys.executable, "-m", "benchmarks.training.logprob_memory"]
 ROUNDS = 3
-"""Of the log-probabilities."""
+"""Rounds in which the log-probabilities are measured."""
 STEPS = 6
-"""Of each side, in turn; the first warms up."""
+"""Steps of each side, in turn; the first warms up."""
 SETTINGS = {
     "lognormal, float32": {"dtype": "float32", "is_fixed": False},
     "lognormal, bfloat16": {"dtype": "bfloat16", "is_fixed": False},
@@ -59,7 +59,7 @@ FORMS = ("full", "recompute", "one_pass")
 
 
 def recipe() -> Recipe:
-    """Return what TRL does by default: DAPO's loss, no KL term, one optimiser step."""
+    """Return TRL's defaults as a recipe: DAPO's loss, no KL term, one optimiser step."""
     return Recipe(
         name="bench",
         sampling=SamplingRecipe(
@@ -106,12 +106,12 @@ def rollouts(step: list[list[dict[str, list[int]]]], version: int) -> list[list[
 
 
 STALE = 1_000_000
-"""Versions from here on are other policies than the one in training."""
+"""Versions from this number on stand for other policies than the one in training."""
 
 
 def measure_ours(request: dict[str, Any]) -> None:
-    """Take a step for every line of input and print its CPU seconds: with samples of the policy
-    itself, or of another, whose log-probabilities take a pass of their own.
+    """Take a step for every line of input and print its CPU seconds: with samples of the current
+    policy, or of another policy, whose log-probabilities take a pass of their own.
     """
     torch.set_num_threads(1)
     learner: Learner

@@ -4,9 +4,9 @@
 
 Takes a step for every line of input and prints its CPU seconds as `step_s SECONDS`.
 
-* "train": GRPOTrainer takes the steps of the request. Their completions are given to it in place
-  of what it would generate, so both sides train on the same tokens. CPU seconds of a step without
-  the time in `_prepare_inputs`: generation, rewards and advantages count for nothing.
+* "train": GRPOTrainer takes the steps of the request. It gets their completions instead of
+  generating any, so both sides train on the same tokens. CPU seconds of a step without the time in
+  `_prepare_inputs`: generation, rewards and advantages are not counted.
 * "sft": SFTTrainer takes the steps of the request, rows padded to the longest of a micro-batch. It
   prints the log-probabilities of the first step's rows before any step, and each step's loss.
 * "sample": GRPOTrainer's own generation, CPU seconds of `_generate_single_turn`. A logits processor
@@ -37,7 +37,7 @@ EOS = 1
 
 
 class Measured(GRPOTrainer):
-    """The trainer, with its own parts timed."""
+    """TRL's trainer with given completions; its parts are timed."""
 
     work: list[list[list[dict[str, list[int]]]]]
     prepare_s = 0.0
@@ -62,7 +62,7 @@ class Measured(GRPOTrainer):
 
 
 class Sampling(Measured):
-    """Generation as it is, timed."""
+    """TRL's trainer with its own generation, which is timed."""
 
     def _generate_single_turn(self, prompt_ids: Any, *rest: Any, **named: Any) -> Any:
         rows = [row for group in self.work[self.state.global_step] for row in group]
@@ -81,7 +81,7 @@ class EndAt(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
         self.lengths, self.prompt = torch.tensor(lengths), prompt
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return scores that leave each row no choice but to go on or to end."""
+        """Return scores that forbid EOS before a row's length and allow nothing else there."""
         last = self.lengths <= ids.shape[1] - self.prompt + 1
         scores[:, EOS] = -torch.inf
         scores[last] = -torch.inf
@@ -90,7 +90,7 @@ class EndAt(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
 
 
 class SftClock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed there
-    """Waits for a line of input before each step; prints what it took, and its loss."""
+    """Waits for a line of input before each step; prints the step's time and loss."""
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Start the clock."""
@@ -102,14 +102,14 @@ class SftClock(TrainerCallback):  # type: ignore[misc]  # transformers is not ty
         self.step_s = time.process_time() - self.started
 
     def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
-        """Say what the step's loss was."""
+        """Print the step's loss."""
         if "loss" in logs:
             print(json.dumps({"loss": logs["loss"]}), flush=True)
             print(f"step_s {self.step_s}", flush=True)
 
 
 def tune(request: dict[str, Any], folder: str) -> None:
-    """Fine-tune on the rows of a request; what is measured first is the model as it is."""
+    """Fine-tune on the rows of a request; the untrained model is measured first."""
     steps, training = request["work"], request["training"]
     rows = [row for step in steps for row in step]
     config = SFTConfig(
@@ -164,7 +164,7 @@ def logprobs(model: Any, row: dict[str, list[int]]) -> list[float]:
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed there
-    """Waits for a line of input before each step, and prints what the step took."""
+    """Waits for a line of input before each step, and prints the step's time."""
 
     trainer: Measured
 

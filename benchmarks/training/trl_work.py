@@ -1,4 +1,4 @@
-"""The work that Muster and TRL share in benchmarks: a model, prompts, lengths drawn by a law."""
+"""The work that Muster and TRL share in benchmarks: a model, prompts, random lengths."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def draw_length(rng: random.Random, median: int = 28, longest: int = LONGEST) ->
 
 
 class Side:
-    """A process that takes a step each time it is asked, and says how many CPU seconds it took."""
+    """A process that takes a step on request, and reports its CPU seconds."""
 
     said: list[dict[str, Any]]
-    """What else it has said, line by line of JSON."""
+    """Its other output, parsed from lines of JSON."""
 
     def __init__(self, command: list[str], request: dict[str, Any], scratch: Path) -> None:
         scratch.mkdir(exist_ok=True)
@@ -104,7 +104,9 @@ class Side:
                 return float(line.split()[1])
             if line.startswith('{"'):
                 self.said.append(json.loads(line))
-        raise SystemExit(f"a side ended: {self._process.args}; run it by hand to see why")
+        raise SystemExit(
+            f"error: this command ended: {self._process.args}; run it by hand to see why"
+        )
 
     def close(self) -> None:
         """End the process."""
@@ -113,7 +115,7 @@ class Side:
 
 
 def measured_apart(command: list[str], request: dict[str, Any], scratch: Path) -> dict[str, Any]:
-    """Return what a process of its own measured: its last line of output, as JSON."""
+    """Measure in a separate process; return its last line of output, as JSON."""
     path = scratch / "request.json"
     path.write_text(json.dumps(request), encoding="utf-8")
     done = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)

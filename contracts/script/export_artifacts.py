@@ -1,11 +1,11 @@
-"""Writes what Python needs of the contracts: ABI and creation bytecode, and typed methods.
+"""Writes the contracts' artifacts for Python: ABI, creation bytecode, and typed methods.
 
     export_artifacts.py          compile, then write core/muster/chain/artifacts/<Contract>.json
                                  and core/muster/chain/contracts.py
     export_artifacts.py --check  compile, then fail when what is committed differs
 
-Running Muster needs the artifacts only, never a compiler. They are made of the document that
-explorers are given, and leave out metadata: the same source gives the same bytes everywhere.
+Running Muster needs the artifacts only, never a compiler. They are compiled from the document that
+block explorers get, without metadata: the same source gives the same bytes everywhere.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def main() -> int:
 
 
 def compiled() -> dict[str, Any]:
-    """Return what solc makes of the sources; exits with its message when that fails."""
+    """Return solc's output for the sources; exits with its message when it fails."""
     document = standard_json(CONTRACTS, ROOT)
-    # The syntax trees name the immutables that the bytecode has places for.
+    # The syntax trees name the immutables, for which the bytecode has places.
     document["settings"]["outputSelection"]["*"][""] = ["ast"]
-    # What is said of functions becomes the docstrings of the typed methods.
+    # The functions' natspec becomes the docstrings of the typed methods.
     document["settings"]["outputSelection"]["*"]["*"] += ["userdoc", "devdoc"]
     done = subprocess.run(
         [str(ROOT / "tools" / "solc"), "--standard-json"],
@@ -81,7 +81,7 @@ def render(output: dict[str, Any], contract: str) -> str:
     """Return the artifact of one contract: sorted keys, so equal content is equal text."""
     built = output["contracts"][f"contracts/src/{contract}.sol"][contract]
     code, runtime = built["evm"]["bytecode"]["object"], built["evm"]["deployedBytecode"]
-    # Creation code ends with what it returns, the immutables still zero.
+    # Creation code ends with the runtime code that it returns, with immutables still zero.
     assert code.endswith(runtime["object"])
     artifact = {
         "contract": contract,
@@ -96,7 +96,7 @@ def render(output: dict[str, Any], contract: str) -> str:
 def immutables(
     references: dict[str, list[dict[str, int]]], names: dict[int, str]
 ) -> dict[str, list[int]]:
-    """Return at which bytes of the runtime code each immutable is put, a word at a time."""
+    """Return the byte offsets in the runtime code at which each immutable's word is placed."""
     found: dict[str, list[int]] = {}
     for identifier, places in references.items():
         assert all(place["length"] == 32 for place in places)
@@ -107,7 +107,7 @@ def immutables(
 
 
 def names_of(output: dict[str, Any]) -> dict[int, str]:
-    """Return the names of all contracts' variables by their number in the syntax tree."""
+    """Return the names of all contracts' variables by their id in the syntax tree."""
     return {
         member["id"]: member["name"]
         for source in output["sources"].values()

@@ -31,7 +31,7 @@ SRC = ROOT / "contracts" / "src"
 REPORT = ROOT / "contracts" / "mutation.json"
 
 COPIED = ("foundry.toml", "tools", "contracts/src", "contracts/test", "tests/conformance/vectors")
-"""What forge needs of the tree; node_modules is linked."""
+"""Files of the tree that forge needs; node_modules is linked."""
 
 OPERATORS = {
     " < ": (" <= ",),
@@ -55,7 +55,7 @@ OPERATORS = {
     "true": ("false",),
     "false": ("true",),
 }
-"""What stands in place of what."""
+"""The replacements of each operator."""
 
 SKIPPED = (
     "import ",
@@ -70,7 +70,7 @@ SKIPPED = (
     "contract ",
     "library ",
 )
-"""Lines that hold no behaviour begin with these."""
+"""Beginnings of lines without behaviour."""
 
 TESTS = {
     "StakeVault": "StakeVault*",
@@ -88,10 +88,10 @@ TESTS = {
     "SeedLib": "Libraries*",
     "JuryPool": "Jury*",
 }
-"""The unit tests of a file, which are run first."""
+"""The unit tests of each file, which run first."""
 
 OPTIMISED = ("--no-match-contract", "GasTest", "--no-match-test", "test_deployment")
-"""Leaves out what holds for optimised code only: its gas, and the factory's address."""
+"""Options that exclude tests for optimised code only: its gas, and the factory's address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +101,19 @@ class Mutant:
     path: str
     """The file, relative to contracts/src."""
     line: int
-    """From 1."""
+    """Line number, from 1."""
     kind: str
-    """What was done."""
+    """Kind of change."""
     before: str
-    """The statement as it is."""
+    """The original statement."""
     after: str
-    """The statement as it is in the mutant; empty when dropped."""
+    """The statement in the mutant; empty when dropped."""
     start: int
-    """Offset in the file."""
+    """Offset in the file of the replaced text."""
     end: int
-    """Offset after what is replaced."""
+    """Offset after the replaced text."""
     text: str
-    """What is put there."""
+    """The replacement."""
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
@@ -183,7 +183,7 @@ def _statement_end(source: str, start: int) -> int:
 
 
 class Workshop:
-    """A copy of the tree in which one mutant after the other is built and tested."""
+    """A copy of the tree in which mutants are built and tested one after the other."""
 
     def __init__(self, place: Path) -> None:
         """Copy what forge needs to `place`, an empty folder."""
@@ -218,14 +218,14 @@ class Workshop:
         if tests != "*":
             command += ["--match-path", tests]
         environment = os.environ | {
-            # Compiling is what takes the time. Tests refer to bytecode on disk, so that only what
-            # changed is compiled again, and the optimizer changes no behaviour.
+            # Compiling takes most of the time. Tests load bytecode from disk, so that only changed
+            # files are compiled again. The optimizer is off: it changes no behaviour.
             "FOUNDRY_OPTIMIZER": "false",
             "FOUNDRY_DYNAMIC_TEST_LINKING": "true",
             "FOUNDRY_FUZZ_RUNS": "16",
             "FOUNDRY_FUZZ_SEED": "0x1",
             "FOUNDRY_INVARIANT_RUNS": "1",
-            # A mutant may leave a variable unused, which is no reason to call it killed.
+            # A mutant may leave a variable unused; such a warning must not count as killed.
             "FOUNDRY_DENY": "never",
         }
         done = subprocess.run(
@@ -235,7 +235,7 @@ class Workshop:
 
 
 def main() -> int:
-    """Run the mutants asked for; return 0 when at least 90 % were killed."""
+    """Run the chosen mutants; return 0 when at least 90 % were killed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

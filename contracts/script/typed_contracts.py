@@ -1,7 +1,7 @@
-"""Writes the typed contracts of `muster.chain.contracts` from what the compiler knows of them.
+"""Writes the typed contracts of `muster.chain.contracts` from the compiler's output.
 
-A method is made for each function in CALLED, which Muster's own programs call. Whoever needs
-another one has `Chain.read` and `Chain.write`, or web3.py's contracts by `Chain.contract`.
+Each function in CALLED, which Muster's own programs call, gets a method. Other functions are called
+with `Chain.read` and `Chain.write`, or with web3.py's contracts from `Chain.contract`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ CALLED = {
     "FaultCourt": "proveDoubleOutcome proveDoubleSubmission",
     "RewardEscrow": "claim claimPeriod fund fundsOf isPaid reclaim recover",
 }
-"""What Muster's programs call; `test_chain_contracts.py` finds what nobody calls any more."""
+"""Functions that Muster's programs call; `test_chain_contracts.py` finds those no longer called."""
 
 NUMBERED_BY = {"createRun": "RunCreated", "commitBatch": "BatchCommitted"}
-"""Of a transaction that makes something: the event that carries the number which it returns."""
+"""By function that creates something: the event that holds the new number, to be returned."""
 
 NUMBERS = {"runid": "RunId", "version": "PolicyVersion", "step": "Step", "verdict": "Verdict"}
-"""Types of numbers, by the end of their names in small letters."""
+"""Types of numbers, by the end of their names in lower case."""
 
 PYTHON_NAMES = {
     "IContributionLedger.Standing": "StandingOutcome",
@@ -52,10 +52,10 @@ PYTHON_NAMES = {
     "IStakeVault.Account": "StakeAccount",
     "IStakeVault.Verdict": "SlashSubject",
 }
-"""What Python calls structs whose name says too little outside their contract."""
+"""Python names of structs whose Solidity name says too little outside their contract."""
 
 Built = dict[str, dict[str, Any]]
-"""What solc says of each contract, by name."""
+"""solc's output for each contract, by name."""
 
 HEADER = '''"""The nine contracts: a declaration of each function that Muster calls.
 
@@ -70,14 +70,14 @@ from __future__ import annotations
 
 
 def render_module(output: dict[str, Any]) -> str:
-    """Return the module's text, formatted as the project formats Python, from what solc says."""
+    """Return the module's text from solc's output, formatted as the project formats Python."""
     built = {name: part for file in output["contracts"].values() for name, part in file.items()}
     classes = "".join(_class(built, name, called.split()) for name, called in CALLED.items())
     return _formatted(HEADER + _imports(classes) + classes)
 
 
 def snake_case(name: str) -> str:
-    """Return a Solidity name the way Python writes it; `muster.chain` may not import here yet."""
+    """Return a Solidity name in Python's style; `muster.chain` may not be importable here yet."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
@@ -124,7 +124,7 @@ def _method(built: Built, contract: str, function: dict[str, Any]) -> str:
 
 
 def _view(function: dict[str, Any]) -> str:
-    """Return the type of a view: of a value, of one that may not exist, or of two."""
+    """Return a view's type: one value, a value that may not exist, or two values."""
     kind, *others = [_type(part, "tuple[{}, ...]") for part in function["outputs"]]
     if not others:
         return kind
@@ -135,7 +135,7 @@ def _view(function: dict[str, Any]) -> str:
 
 
 def _type(part: dict[str, Any], sequence: str) -> str:
-    """Return the Python type of a parameter: by its struct or enum, its name or its ABI type."""
+    """Return a parameter's Python type, from its struct or enum, its name or its ABI type."""
     declared: str = part.get("internalType", part["type"])
     if declared.endswith("[]"):
         return sequence.format(_type({**part, "internalType": declared[:-2]}, sequence))
@@ -149,7 +149,7 @@ def _type(part: dict[str, Any], sequence: str) -> str:
 
 
 def _docstring(built: Built, contract: str, function: str) -> str:
-    """Return the function's `@notice`; of inherited ones, the first sentence of their `@dev`."""
+    """Return a function's `@notice`; for inherited ones, the first sentence of `@dev`."""
     notices = _said(built[contract]["userdoc"], "notice")
     details = _said(built[f"I{contract}"]["devdoc"], "details")
     said = notices.get(function) or re.split(r"(?<=\.) ", details[function])[0]

@@ -101,7 +101,7 @@ BEACON = keccak(b"beacon")
 
 
 def deployment() -> dict[str, Any]:
-    """Return where a factory is made, and where it makes the contracts."""
+    """Return the addresses of a factory and of the contracts that it makes."""
     account, salt = address_of(key("deployer")), keccak(b"a network")
     factory = factory_address(salt, account)
     created = list(created_addresses(factory).values())
@@ -143,7 +143,7 @@ SAMPLING_CASES = (
 
 
 def sampling_case(seed: int, position: int, token: int) -> dict[str, Any]:
-    """Return the integer that a token's noise is made of."""
+    """Return the integer from which a token's noise is computed."""
     word = int(token_hashes([seed], [position], token + 1)[0, token])
     return {"seed": uint(seed), "position": position, "token": token, "hash": word}
 
@@ -163,14 +163,14 @@ LENGTHS = (1000, 2000, 3000, 4000, 6000)
 WEIGHTS, PART_SIZES = (5, 0, 3, 1_000_000, 600_000), (40, 9, 12, 8, 285_000)
 SMALL_SIZES, REVISIT = (40, 27, 27, 40, 100), (0, 2, 3, 4, 1000)
 LISTED = tuple(i for i in range(40, sum(SMALL_SIZES)) if i * 7 % 3)
-"""Set aside: two of three problems, but none of the first part, which skips none."""
+"""Problems set aside: two of three, but none of the first part, which skips none."""
 SAMPLES = 16
 
 
 def seed_case(
     *, run_id: int, beacon: bytes, worker: str, step: int, index: int, set_size: int
 ) -> dict[str, Any]:
-    """Return all that follows from one ticket; small sets are drawn empty, so repeats occur."""
+    """Return everything derived from one ticket; small sets are drawn empty, so repeats occur."""
     seed = ticket_seed(RunId(run_id), Hash32(beacon), to_address(worker), Step(step), index)
     count = min(set_size, 8)
     parts = [part_of(seed, j, WEIGHTS) for j in range(count)]

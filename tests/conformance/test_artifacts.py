@@ -1,6 +1,6 @@
 """The committed artifacts are what the source compiles to, and say all that can go wrong.
 
-`make check` compiles and compares, too; what takes solc here is for `make test-all`.
+`make check` compiles and compares, too; tests here that need solc run in `make test-all`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What explorers are given compiles to the committed artifacts, for each contract alone."""
+"""The input for explorers compiles to the committed artifacts, for each contract alone."""
 
 from __future__ import annotations
 

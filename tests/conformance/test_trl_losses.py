@@ -1,4 +1,4 @@
-"""The losses are TRL's where both have them: values and gradients, to float64's precision."""
+"""Losses that TRL has too equal TRL's: values and gradients, to float64's precision."""
 
 from __future__ import annotations
 
@@ -63,6 +63,6 @@ def test_loss_and_gradient_are_those_of_trl(name: str) -> None:
 
 
 def test_cases_differ_from_one_another() -> None:
-    """A comparison that every loss would pass would say nothing."""
+    """The comparison fails for a wrong loss: otherwise it would prove nothing."""
     losses = [case["loss"] for case in VECTORS["cases"].values()]
     assert len({round(loss, 9) for loss in losses}) == len(losses)

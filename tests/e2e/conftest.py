@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of a copy of what git has, so that nothing else gets into it."""
+    """The wheel of a copy of git's files, so that nothing else gets into it."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     subprocess.run(["git", "clone", "--quiet", "--depth=1", ROOT.as_uri(), source], check=True)
@@ -44,7 +44,7 @@ def install(wheel: Path, folder: Path) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def complete(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheel with every extra: all that these tests have, but for the links to the checkout."""
+    """The wheel with every extra: these tests' packages without the links to the checkout."""
     folder = tmp_path_factory.mktemp("complete")
     program, packages = install(wheel, folder / "env")
     (packages / "others.pth").write_text("\n".join(site.getsitepackages()) + "\n")
@@ -77,7 +77,7 @@ def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 @pytest.fixture
 def bringing_npm(tmp_path: Path) -> str:
-    """A PATH on which npm brings the Anvil that is here: tests use no network."""
+    """A PATH whose npm installs the local Anvil: tests use no network."""
     (anvil,) = ROOT.glob("node_modules/@foundry-rs/anvil-*/bin/anvil")
     place = "node_modules/@foundry-rs/anvil-here/bin"
     programs = tmp_path / "bin"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOO_MUCH = 120
-"""Seconds that no command here takes to begin or to refuse."""
+"""Seconds after which a command that neither started nor refused has failed."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Installed:
 
     @property
     def environment(self) -> dict[str, str]:
-        """A bare one: nothing on the PATH, an empty home."""
+        """A bare environment: nothing on the PATH, an empty home."""
         return {"PATH": "/nowhere", "HOME": str(self.folder / "home"), "OMP_NUM_THREADS": "1"}
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:

@@ -71,7 +71,7 @@ def run_script(folder: Path, blocks: list[str]) -> str:
         output, _ = shell.communicate(timeout=TIMEOUT_S)
     finally:
         os.killpg(shell.pid, signal.SIGTERM)
-        # The next guide needs the ports, which what this one started gives back as it ends.
+        # The next guide needs the ports: wait until this one's processes have ended.
         ends_by = time.monotonic() + ENDING_S
         while any(map(_is_taken, PORTS)) and time.monotonic() < ends_by:
             time.sleep(0.1)
@@ -116,7 +116,7 @@ def test_a_newcomer_is_proven_staked_paid_and_leaves(empty: Path) -> None:
     network = blocks_of("devnet.md")
     until = next(i for i, block in enumerate(network) if "wait $trainer" in block)
     started = [block.replace("--steps 2", "--steps 100000") for block in network[:until]]
-    # The newcomer is in another folder, with the orchestrator's URL alone, as on another machine.
+    # The newcomer is in another folder and knows only the orchestrator's URL.
     moved = "mkdir ../newcomer; cd ../newcomer; unset MUSTER_PASSWORD MUSTER_DEPLOYMENTS\n"
     moved += "until (: < /dev/tcp/127.0.0.1/8600) 2> /dev/null; do sleep 0.2; done\n"
     output = run_script(empty, [*started, moved, *blocks_of("worker.md")])

@@ -33,7 +33,7 @@ LEARNED = {"the policy learned"}
 """Three steps are too few for this promise; all others must hold."""
 FIRST_PAY = ROOT / "docs" / "guides" / "first-pay.md"
 FIVE = ["init", "doctor", "stake", "worker", "rewards"]
-"""What a contributor says, in this order, until it is paid."""
+"""The contributor's commands, in order, until it is paid."""
 GUIDES = {ROOT / "docs" / "guides" / "model.md": 5, ROOT / "docs" / "guides" / "data.md": 3}
 """Guides to a run's model and data, in the order in which they are walked, with their commands."""
 SAYS = {
@@ -44,8 +44,8 @@ SAYS = {
     "data export": "next         muster data verify traces",
     "data verify": "ok   outcomes: ",
 }
-"""What the guides' commands print."""
-STORY_TIMEOUT_S = 560
+"""Output that the guides' commands must print."""
+STORY_TIMEOUT_S = 1200
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ async def test_network_keeps_its_promises_when_the_orchestrator_loses_its_databa
 
 
 async def _walk_guides(network: Network, folder: Path) -> None:
-    """Give every command of the guides, in a folder of their own."""
+    """Run every command of the guides in a folder of their own."""
     (folder / "walk").mkdir()
     environment = {
         "MUSTER_RPC": network.rpc,
@@ -154,7 +154,7 @@ async def _join(line: str, folder: Path) -> None:
 
 
 async def _walk_first_pay(network: Network, folder: Path) -> None:
-    """Give the five commands of a contributor, in a folder that has the addresses alone."""
+    """Run the five commands of a contributor, in a folder with only the addresses."""
     shutil.copytree(network.options.deployments, folder / "deployments")
     blocks = re.findall(r"^( *)```sh\n(.*?)^\1```", FIRST_PAY.read_text(), re.M | re.S)
     script = "".join(textwrap.dedent(block) for _, block in blocks)

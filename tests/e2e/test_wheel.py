@@ -65,7 +65,7 @@ def test_data_is_found(complete: Installed) -> None:
 
 
 def is_sound(done: subprocess.CompletedProcess[str]) -> bool:
-    """Tell whether a command did what it does, or said in one line what it needs."""
+    """Tell whether a command succeeded, or said in one line what it needs."""
     if done.returncode == 0 or (done.returncode == 2 and "Usage:" in done.stderr):
         return "Traceback" not in done.stderr
     said = [line for line in done.stderr.splitlines() if re.match("(error|hint): ", line)]
@@ -111,12 +111,12 @@ def test_every_command_works_or_says_what_it_needs(
     assert unsound == []
     helpless = {words[0]: said for words, code, said in results if words[-1] == "--help" and code}
     assert set(helpless) == set(STUDIES)
-    assert all("run it from there" in said for said in helpless.values())
+    assert all("run this command there" in said for said in helpless.values())
 
 
 STUDIES = SECTIONS["Study, from a checkout"]
 LONG = {("completion",), ("init",), ("relay", "run")}
-"""Begin to work as they are: hours of it, questions at a terminal, a server."""
+"""Commands that start without options: long work, a dialogue at a terminal, a server."""
 
 
 def test_missing_extra_is_named(base: Installed) -> None:
@@ -136,7 +136,7 @@ def test_demo_without_node_names_it(complete: Installed) -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         "error: anvil, the local chain, is not installed",
-        "hint: install Node.js 18 or newer with npm, which fetches it, or set MUSTER_ANVIL to one",
+        "hint: install Node.js 18 or newer with npm, or set MUSTER_ANVIL to the path of anvil",
     ]
 
 

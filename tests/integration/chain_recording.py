@@ -20,7 +20,7 @@ from muster.protocol.ids import RunId
 
 @dataclasses.dataclass
 class Recording:
-    """The events of a played network, and what its contracts say."""
+    """The events of a played network, and the results of its contracts' views."""
 
     events: list[Event]
     chain: Chain

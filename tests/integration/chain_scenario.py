@@ -214,7 +214,7 @@ class Scenario:
         return sign(digest(domain, submission.struct_hash()), node_of(worker).key)
 
     async def work(self, submission: Submission, worker: Person) -> LeasedWork:
-        """Return a submission with all that proves it."""
+        """Return a submission with everything that proves it."""
         ticket = Ticket(
             run_id=submission.run_id,
             worker=submission.worker,
@@ -239,7 +239,7 @@ class Scenario:
     async def split_off(
         self, batch_id: int, submissions: Sequence[Submission], position: int, worker: Person
     ) -> int:
-        """Take a submission out of a batch that is due; return its own batch."""
+        """Split off a submission from a batch that is due; return its own batch."""
         await self.put_up_bond(worker)
         header = (await self.view()).batches[batch_id].header()
         proof = merkle_proof([s.leaf() for s in submissions], position)
@@ -276,7 +276,7 @@ class Scenario:
     async def judge_by_jury(
         self, batch_id: int, submission: Submission, worker: Person, ruling: Ruling
     ) -> None:
-        """Have a jury of the network judge what the run left unjudged."""
+        """Have a jury of the network judge work that the run left unjudged."""
         case_id = await self.summon(batch_id, submission, worker)
         await self.vote(case_id, dict.fromkeys(await self.draw(case_id), ruling))
         header = (await self.view()).batches[batch_id].header()
@@ -342,7 +342,7 @@ def rejected(worker_id: int, submission: Submission) -> OutcomeRecord:
 
 
 _BUILT: dict[bool, tuple[str, Deployment, RunId]] = {}
-"""Chains without and with a run: the state to load, and what is on them."""
+"""Chains without and with a run: the state to load, and their content."""
 
 
 @contextlib.asynccontextmanager
@@ -357,7 +357,7 @@ async def network(*, with_run: bool = True, block_time_s: float = 1) -> AsyncIte
         async with _connected(anvil, deployment) as scenario:
             scenario.run_id = run_id
             if with_run:
-                # Workers are active in the block after next, and jurors judge what opens a second
+                # Workers are active in the block after next; jurors judge cases that open a second
                 # later.
                 await scenario.pass_time(1)
                 await scenario.pass_time(1)

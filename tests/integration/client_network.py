@@ -63,7 +63,7 @@ NODES, JURORS = (
 VALIDATOR_STAKE, WORKER_STAKE, JUROR_STAKE = 500 * TOKEN, 100 * TOKEN, 500 * TOKEN
 V0 = PolicyVersion(0)
 POLL_S = 0.1
-"""What a test waits for takes seconds; who asks more often computes all the time."""
+"""Tests wait for seconds; shorter intervals would keep the processor busy."""
 PARAMETERS = DeployParameters(
     activation_delay_blocks=0,
     challenge_window_s=2,
@@ -87,7 +87,7 @@ def hashed_policy(folder: Path, version: PolicyVersion) -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run is of."""
+    """The documents of a run, and the maker of its policies' files."""
 
     recipe: Recipe = RECIPE
     calibration: Calibration = CALIBRATION
@@ -135,7 +135,7 @@ class Network:
                 **common,
                 worker=WORKERS[number].address,
                 heartbeat_s=0.5,
-                # What replaces a part of the loop is for one ticket at a time.
+                # Replacements of a part of the loop handle one ticket at a time.
                 **{"tickets_per_engine": 2 if loop_class is WorkerLoop else 1, **settings},
             ),
             NODES[number],
@@ -231,7 +231,7 @@ async def running(*mains: Coroutine[Any, Any, None]) -> AsyncIterator[list[async
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float = 30) -> None:
+async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float = 180) -> None:
     async with asyncio.timeout(timeout_s):
         while not await condition():
             await asyncio.sleep(POLL_S)
@@ -315,7 +315,7 @@ async def _orchestrator(
     }
     settings = OrchestratorSettings(**given | changes)
     process = asyncio.create_task(serve(settings, ORCHESTRATOR.key))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(180):
         while not ready.exists():
             if process.done():
                 await process
@@ -342,7 +342,7 @@ async def relay_of(network: Network) -> AsyncIterator[str]:
         keep_going=True,
     )
     async with running(serve_relay(settings)) as [task]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(180):
             while not ready.exists():
                 if task.done():
                     task.result()

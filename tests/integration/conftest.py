@@ -1,4 +1,4 @@
-"""Shared by the tests of networks: none of them leaves a process behind."""
+"""Fixtures for tests of networks: no test leaves a process behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_warm_child_is_left() -> Iterator[None]:
-    """Fail the test that leaves one: it would be there for all tests after it."""
+    """Fail a test that leaves a process: all later tests would run beside it."""
     yield
     left = multiprocessing.active_children()
     for child in left:

@@ -157,10 +157,10 @@ async def _block_hash(rpc: Rpc, number: int) -> Any:
     return bytes.fromhex(head["hash"][2:])
 
 
-# ------------------------------------------------------------------ what can be seen
+# ------------------------------------------------------------------ observable state
 
 Observation = tuple[tuple[str, str, Sequence[Any]], tuple[Any, ...]]
-"""A view and what it must return."""
+"""A view and its expected result."""
 
 
 def observations(model: Network, words: Words) -> Iterator[Observation]:
@@ -307,9 +307,9 @@ def _vote(case: Case, words: Words, juror: str) -> Any:
 
 
 class Calls(Duel):
-    """Every call there is, as one that both sides take."""
+    """Every call of the contracts, in a form that both sides take."""
 
-    # What the lambdas below read is bound when they are made; each runs before `act` returns.
+    # The lambdas below bind their values when they are made; each runs before `act` returns.
 
     def deposit(self, caller: str, run: int, owner: str, amount: int) -> bool:
         to = self.words.address[owner]
@@ -666,4 +666,4 @@ SIMPLE = {
     "retire_for_low_stake": ("JuryPool", "retireForLowStake", False),
     "reclaim": ("RewardEscrow", "reclaim", False),
 }
-"""By the model's name: contract, its function, and whether the model asks who calls."""
+"""By the model's name: contract, function, and whether the model takes the caller."""

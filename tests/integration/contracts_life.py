@@ -42,7 +42,7 @@ RULINGS = tuple(
     verdict << 8 | reason
     for verdict, reason in ((ACCEPTED, 0), (FRAUD, 31), (FRAUD, 60), (REJECTED, 13), (REJECTED, 15))
 )
-"""Accepted, an exact fraud, a statistical one, rejected, and a file that could not be had."""
+"""Accepted, an exact fraud, a statistical one, rejected, and an unavailable file."""
 
 
 def record_of(model: Network, work: Submission, verdict: int = ACCEPTED, reason: int = 0) -> Record:
@@ -51,7 +51,7 @@ def record_of(model: Network, work: Submission, verdict: int = ACCEPTED, reason:
 
 
 class Dice:
-    """Choices within a rule; what is simplest comes first and is what failures shrink to."""
+    """Choices within a rule; the simplest comes first, and failures shrink to it."""
 
     def __init__(self, data: st.DataObject) -> None:
         self._data = data
@@ -94,7 +94,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def manage(self, data: st.DataObject) -> None:
-        """What is not about work: stakes, keys, runs."""
+        """Calls that are not about work: stakes, keys, runs."""
         choice = Dice(data)
         kinds = (self.deposit, self.unbond_or_withdraw, self.join, self.change_worker)
         seats = (self.change_seat, self.change_bench)
@@ -191,7 +191,7 @@ class Life(RuleBasedStateMachine):
         self.duel.fund(caller, self.run(choice), choice.pick((5000, 1, 0, WALLET + 1)))
 
     def govern(self, choice: Dice) -> None:
-        """What a run's owner does, or tries to do to another's."""
+        """Calls of a run's owner, also to another's run."""
         run = self.run(choice)
         owner = "stranger" if choice.rarely() else "owner"
         does = choice.pick(("propose", "invite", "dismiss", "pause", "cancel", "key", "close"))
@@ -635,7 +635,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.model.batches)
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
-        """All that is due when a batch's window closes: pay, take back, release."""
+        """Everything due when a batch's window closes: pay, take back, release."""
         batch = self.batch(Dice(data), judged=True)
         self.duel.next_time = batch.header.posted_at + FIXED.challenge_window
         records = batch.records

@@ -1,4 +1,4 @@
-"""The chain's side of the differential test: Anvil, and what the model's words are called there.
+"""The chain's side of the differential test: Anvil, and the model's words in the chain's terms.
 
 `Stage` sends one transaction per block at a time of our choosing, from any account, and returns
 events or the revert. `Words` turns names into addresses, tuples into hashes and signatures.
@@ -61,7 +61,7 @@ def key_of(name: str) -> bytes:
 
 
 class Words:
-    """Says in the chain's words what the model says in its own."""
+    """Translates the model's words into the chain's."""
 
     def __init__(self, names: Sequence[str], deployment: Deployment) -> None:
         self.deployment = deployment
@@ -364,7 +364,7 @@ class Stage:
     async def read_all(
         self, calls: Sequence[tuple[str, str, Sequence[Any]]]
     ) -> list[tuple[Any, ...]]:
-        """Return what many views return."""
+        """Return the results of many views."""
         functions = [contract_abi(contract).functions[name] for contract, name, _ in calls]
         requests = [
             (

@@ -33,7 +33,7 @@ def tell(duel: Calls) -> None:
 
 
 def govern(duel: Calls) -> None:
-    """What an owner does, and who publishes."""
+    """The calls of an owner, and a published policy version."""
     assert duel.fund("owner", 1, 1000)
     assert duel.publish("trainer", 1, 0, "manifest")
     for paused in (True, False):
@@ -188,7 +188,7 @@ def dispute(duel: Calls) -> None:
 
 
 def settle(duel: Calls) -> None:
-    """What is final is paid, taken back, released."""
+    """Final outcomes are paid, unused money is taken back, slashes are released."""
     batch = duel.model.batches[1]
     outcome = proof(duel, batch, 2)
     duel.next_time = duel.model.standing(outcome).closes_at

@@ -1,4 +1,4 @@
-"""What L2s have at fixed addresses to say what data costs, as far as a test needs it."""
+"""The parts of L2s' fee oracles, at their fixed addresses, that tests need."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def code_answering(answers: Mapping[str, Sequence[int]]) -> bytes:
 
 @asynccontextmanager
 async def placed(chain: Chain, code: bytes, *addresses: str) -> AsyncIterator[None]:
-    """Put code at addresses, and take it away again."""
+    """Put code at addresses, and remove it afterwards."""
     for address in addresses:
         await chain.rpc.call("anvil_setCode", address, hex0x(code))
     yield
@@ -55,4 +55,4 @@ OTHERS = (
     (OP_ORACLE, code_answering({OPERATOR_FEE: [COIN]})),
     (NODE_INTERFACE, code_answering({L1_COMPONENT: [COIN]})),
 )
-"""Contracts that are none of these, though they are where these would be."""
+"""Contracts at the oracles' addresses that are no oracles."""

@@ -38,7 +38,7 @@ PEOPLE = (OWNER, ORCHESTRATOR, TRAINER, CHALLENGER, *VALIDATORS, HONEST, CHEATER
 
 @dataclass
 class Stage:
-    """A network and the keystores of those who take part."""
+    """A network and the keystores of its parties."""
 
     folder: Path
     scenario: Scenario
@@ -47,7 +47,7 @@ class Stage:
         return str(self.folder / "keys" / f"{name}.json")
 
     async def run(self, *words: str, chain: bool = True, run_input: str | None = None) -> Result:
-        """Run a command as a user does; nothing is asked for but what `run_input` answers."""
+        """Run a command as a user does; `run_input` holds the answers to its questions."""
         flags = ["--rpc", self.scenario.anvil.rpc_url, "--deployments", str(self.folder)]
         return await asyncio.to_thread(
             CliRunner().invoke,
@@ -58,7 +58,7 @@ class Stage:
         )
 
     async def json(self, *words: str) -> Any:
-        """Return what a command that must succeed prints as JSON."""
+        """Return the JSON output of a command that must succeed."""
         result = await self.run(*words, "--json")
         assert result.exception is None, result.output
         return json.loads(result.stdout)
@@ -91,7 +91,7 @@ async def open_stage(folder: Path) -> AsyncIterator[Stage]:
 
 @asynccontextmanager
 async def undone(stage: Stage) -> AsyncIterator[Stage]:
-    """Give one test the stage, and undo on chain whatever it did."""
+    """Give one test the stage, and undo its changes on chain afterwards."""
     scenario = stage.scenario
     snapshot = await scenario.rpc.call("evm_snapshot")
     before = set(stage.folder.rglob("*"))
@@ -109,12 +109,12 @@ async def undone(stage: Stage) -> AsyncIterator[Stage]:
 
 
 def hint(error: Any) -> str:
-    """Return what an error advises."""
+    """Return the hint of an error."""
     return getattr(error, "hint", "") or ""
 
 
 def command_names(group: click.Group = muster, prefix: str = "") -> list[str]:
-    """Return every command there is, groups left out."""
+    """Return every command, without groups."""
     context, names = click.Context(group), []
     for name in group.list_commands(context):
         command = group.get_command(context, name)

@@ -1,4 +1,4 @@
-"""A submission of a tiny model, judged without a network: what such tests have in common."""
+"""A submission of a tiny model, judged without a network."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def ticket(index: int) -> Ticket:
 def judge(
     rows: Sequence[Rollout], issued: Ticket, rules: Rules, engine: TransformersEngine
 ) -> Judgement:
-    """Return what a validator finds in the rows of a ticket."""
+    """Return a validator's findings about the rows of a ticket."""
     data = encode_rollouts(rows)
     units = count_units(rows, rules.recipe.sampling.max_new_tokens)
     submission = Submission(

@@ -143,7 +143,7 @@ class Network:
         return submission
 
     def claim(self, ticket: Ticket, key: bytes, body: bytes) -> tuple[Submission, bytes]:
-        """Return what a ticket's submission says, and its node's signature."""
+        """Return a ticket's submission and its node's signature."""
         submission = Submission(
             ticket.run_id, ticket.worker, ticket.step, ticket.index, ticket.policy_version,
             file_hash(body), 4, 20,
@@ -151,7 +151,7 @@ class Network:
         return submission, self.sign(submission.struct_hash(), key)
 
     async def publish(self, *versions: int) -> None:
-        """Publish policy versions: the newest says how much work there is."""
+        """Publish policy versions: the newest determines how much work there is."""
         for version in versions:
             root = keccak(b"manifest %d" % version)
             await self.trainer.runs.publish_checkpoint(self.run_id, PolicyVersion(version), root)
@@ -223,7 +223,7 @@ async def open_network(
         (folder / "documents").mkdir()
         for pinned, data in DOCUMENTS.items():
             (folder / "documents" / pinned.hex()).write_bytes(data)
-        # Open to the end: who has closed sends nothing again that a reorganisation takes back.
+        # Open to the end: a closed sender does not repeat transactions that a reorganisation undid.
         trainer = await stack.enter_async_context(await _connect(anvil, deployment, TRAINER))
         config = _config(validators)
         network = Network(folder, anvil, deployment, owner, trainer, RunId(0), config)
@@ -243,7 +243,7 @@ async def running(network: Network, **settings: Any) -> AsyncIterator[str]:
     assert chosen.ready_file is not None
     chosen.ready_file.unlink(missing_ok=True)
     process = asyncio.create_task(serve(chosen, ORCHESTRATOR))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(180):
         while not chosen.ready_file.exists():
             if process.done():
                 await process
@@ -308,7 +308,7 @@ class Process:
             settings.ready_file.with_suffix(".log"),
             {"MUSTER_PASSWORD": "secret"},
         )
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while not settings.ready_file.exists():
                 assert self._process.returncode is None
                 await asyncio.sleep(0.05)
@@ -324,4 +324,4 @@ class Process:
         """End it with SIGTERM; it must be quick and clean."""
         assert self._process is not None
         self._process.terminate()
-        assert await asyncio.wait_for(self._process.wait(), 10) == 0
+        assert await asyncio.wait_for(self._process.wait(), 180) == 0

@@ -48,7 +48,7 @@ POLICY = SendPolicy(
 async def manual_anvil() -> AsyncIterator[tuple[Anvil, Rpc]]:
     """A chain that mines when it is told to."""
     async with Anvil(block_time_s=Anvil.STILL_S) as anvil, Rpc(anvil.rpc_url) as rpc:
-        # Off works from on only, not from mixed mining.
+        # Automine can be switched off only from on, not from mixed mining.
         await rpc.call("evm_setAutomine", True)
         await rpc.call("evm_setAutomine", False)
         yield anvil, rpc
@@ -98,8 +98,8 @@ async def pooled(rpc: Rpc) -> dict[int, str]:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    """Wait until an awaited condition holds, ten seconds at most."""
-    async with asyncio.timeout(10):
+    """Wait until an awaited condition holds, three minutes at most."""
+    async with asyncio.timeout(180):
         while not await condition():
             await asyncio.sleep(0.002)
 
@@ -127,16 +127,16 @@ async def mining(rpc: Rpc, *, pause_s: float = 0.005) -> AsyncIterator[None]:
 
 @dataclass(frozen=True)
 class Order:
-    """What a child does."""
+    """The work of a child."""
 
     first: int
     """The first action; it may have happened before."""
     last: int
-    """The one after the last."""
+    """The action after the last."""
     dies_at: int = 0
     """The request at which it kills itself; 0 for never."""
     dies_after: bool = False
-    """Whether it dies with the answer in hand rather than before it asks."""
+    """Whether it dies after the answer rather than before the request."""
 
 
 class Victims:
@@ -180,7 +180,7 @@ class Victims:
     async def _answer(self) -> int:
         assert self._process is not None
         assert self._process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(180):
             return int(await self._process.stdout.readline())
 
 

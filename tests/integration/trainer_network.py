@@ -36,7 +36,7 @@ RECIPE = Recipe(
     sampling=SamplingRecipe(
         problems_per_submission=2, samples_per_problem=4, temperature=1.0, max_new_tokens=6
     ),
-    # Everything is sampled by the base model, so rollouts may be as old as the run is long.
+    # The base model samples everything, so rollouts may be as old as the run is long.
     training=TrainingRecipe(
         steps=5, submissions_per_step=2, max_async_level=8, optimizer_steps=2, learning_rate=1e-3
     ),
@@ -81,7 +81,7 @@ def rollouts(seed: int) -> list[Rollout]:
 
 @dataclass
 class Files:
-    """What an orchestrator would serve to a trainer."""
+    """Serves a trainer what an orchestrator would."""
 
     stored: dict[str, bytes] = field(default_factory=dict)
     figures: list[tuple[int, dict[str, float]]] = field(default_factory=list)
@@ -227,7 +227,7 @@ class TrainerNetwork:
             )
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """Return what the trainer wrote about its steps and evaluations."""
+        """Return the trainer's lines about its steps and evaluations."""
         path = self.folder / name / "state" / "metrics.jsonl"
         if not path.exists():
             return []
@@ -239,5 +239,5 @@ class TrainerNetwork:
         return (folder / "model.safetensors").read_bytes()
 
     def log(self, name: str) -> str:
-        """Return what the trainer logged."""
+        """Return the trainer's log."""
         return (self.folder / f"{name}.log").read_text()

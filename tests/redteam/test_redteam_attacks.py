@@ -1,7 +1,7 @@
-"""The fast slice: every attack of the catalogue at least five times, against the real checks.
+"""A fast selection: every attack of the catalogue at least five times, against the real checks.
 
-All of a worker's work together, A15, takes hundreds of submissions: `make test-all` plays it, and
-tests/unit/client/validator/test_client_conduct.py has such workers in small.
+Attack A15, on the history of all of a worker's work, takes hundreds of submissions. `make test-all`
+plays it, and tests/unit/client/validator/test_client_conduct.py has small versions of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from muster.lab.redteam.stage import Stage
 
 
 class Claimed(NamedTuple):
-    """What the page says of an attack: trials played and caught, and whether the defence held."""
+    """The page's row of an attack: trials played and caught, and whether the defence held."""
 
     trials: int
     caught: int
@@ -25,7 +25,7 @@ class Claimed(NamedTuple):
 
 
 def claims() -> dict[str, Claimed]:
-    """Return what the page says, by attack."""
+    """Return the page's rows by attack."""
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.read_text().split("\n")
     ]

@@ -1,4 +1,4 @@
-"""A hostile second run on the same contracts: each of its attacks is played, and fails."""
+"""A hostile second run on the same contracts: each of its attacks is played and fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Honest work in every way to compute it: which ways meet, what is counted, and that none fails."""
+"""Honest work in every way to compute it: pairs of ways, counts, and no rejected pair."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def test_all_ways_of_all_workers_meet_those_of_all_validators(engines: tuple[str
 def test_runs_with_vllm_hold_what_vllm_has_a_part_in() -> None:
     cells = [cell for panel in panels(VLLM_RUNS) for cell in panel.cells]
     assert all("vLLM" in f"{cell.worker} {cell.validator}" for cell in cells)
-    # 9 ways before its 3, these before 7 and themselves; one way of it where formats are crossed.
+    # 9 workers without vLLM before 3 validators with it; 3 workers with it before 7 without and 3
+    # with it. Only one way of vLLM takes part where number formats are crossed.
     assert Counter(cell.run for cell in set(cells)) == {
         " + ".join(engines): count for engines, count in zip(VLLM_RUNS, (57, 57, 68), strict=True)
     }
@@ -177,15 +178,15 @@ def test_honest_work_is_not_rejected_and_a_record_is_gone_on_with(stage: Stage) 
 
 
 def test_a_number_format_that_no_calibration_covers_is_noticed(stage: Stage) -> None:
-    """A matrix that cannot fail proves nothing."""
+    """The matrix must fail for work in another format, or its success would prove nothing."""
     exact, coarse = (
         EngineWay(f"transformers:{kind}", WORKERS["full"][0]) for kind in ("float32", "bfloat16")
     )
     panel = Panel(("transformers:float32",), coarse, (exact, coarse), starts_ragged=False)
     judged = HonestMatrix(stage, profile="quick").judge(panel, 0)
     assert judged.strikes[exact.name] > 0.9 * ROLLOUTS
-    # Not 0: a product of few rows is summed in another order than one of many, which limits of
-    # float32 leave no room for.
+    # Not 0: a product of few rows is summed in another order than one of many, and the limits for
+    # float32 do not allow this difference.
     assert judged.strikes[coarse.name] < judged.strikes[exact.name]
     assert judged.rejected == judged.strikes[exact.name]
     assert judged.is_fraud

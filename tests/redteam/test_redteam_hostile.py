@@ -1,7 +1,7 @@
 """A network under attack serves the honest; every hostile client of the page has its test.
 
-The attacks together need a machine of their own: a process of eleven, one that attacks. `make test`
-has those that need sockets only (test_hostile_sockets), and each by itself.
+All attacks together need a machine of their own: eleven processes, one of which attacks. `make
+test` plays those that need sockets only (test_hostile_sockets), and each attack by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def test_honest_are_served_and_judged_while_all_attack_together(tmp_path: 
         story = await play(tmp_path, attack, seconds=15, database_url=server.create())
     assert story.calm.served_min == 1
     assert story.attacked.served_min >= SERVED
-    # Half as much would be the attackers' success; the cores are shared with them.
+    # The attackers use the same cores; they succeed if less than half as much is judged.
     assert story.attacked.judged >= story.calm.judged / 2
     attacks = {name.partition(":")[0] for name, number in story.attacked.answers.items() if number}
     assert attacks == {

@@ -1,5 +1,5 @@
-"""That the suite would notice: each defence is taken out in memory, and its attack must be said to
-come through. The attacks themselves are the catalogue's.
+"""The suite notices a missing defence: each defence is removed in memory, and the suite must report
+that its attack succeeds. The attacks themselves are in the catalogue.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from muster.tasks import Graded
 from muster.toploc.history import WorkerHistory
 
 TRIALS = 4
-"""Of each attack together: what has no defence comes through at once."""
+"""Trials of each attack: without its defence it succeeds at once."""
 Patch = pytest.MonkeyPatch
 TakeOut = Callable[[Patch], None]
-"""Takes a defence out."""
+"""Removes a defence."""
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Find nothing, whatever is asked."""
+    """Find nothing in any submission."""
 
 
 def without(module: object, name: str) -> TakeOut:
-    """Return what leaves one check out."""
+    """Return a function that leaves one check out."""
     return lambda patch: patch.setattr(module, name, nothing)
 
 
@@ -53,7 +53,7 @@ def any_text_is_right(patch: Patch) -> None:
 
 
 def no_memory_of_nonces(patch: Patch) -> None:
-    """Neither in memory nor in the database, which notices it second."""
+    """Remember nonces neither in memory nor in the database, which is the second check."""
 
     async def keep(*_: Any) -> None:
         pass
@@ -63,7 +63,7 @@ def no_memory_of_nonces(patch: Patch) -> None:
 
 
 def no_statistics(patch: Patch) -> None:
-    """Neither of the checks: text of another model fails the second, too."""
+    """Remove both checks: text of another model fails the second one, too."""
     patch.setattr(judging, "check_proofs", nothing)
     patch.setattr(judging, "check_sampling", nothing)
 
@@ -105,7 +105,7 @@ def a_cap_that_grows_less_than_stake(patch: Patch) -> None:
 
 
 def friends_first(patch: Patch) -> None:
-    """Who judges is chosen by the coalition, and nobody looks again."""
+    """Let the coalition choose the validators, without re-audits."""
     patch.setattr(
         judges,
         "_order",
@@ -168,7 +168,7 @@ DEFENCES = {
     "policies by their hash": ("A34", any_chunk_will_do),
     "rewinding": ("A30", no_rewinding),
 }
-"""By name, the attack that must come through without it, and how it is taken out."""
+"""Each defence's attack, which must succeed without it, and the function that removes it."""
 
 
 @pytest.mark.parametrize("defence", list(DEFENCES))
@@ -181,10 +181,10 @@ def test_suite_fails_without(stage: Stage, monkeypatch: pytest.MonkeyPatch, defe
 
 
 def quick(attack: Attack) -> Attack:
-    """Return an attack's ways that pay most, without what forge and whole networks play."""
+    """Return an attack with its most profitable variants, without those of forge and networks."""
     variants = [v for v in attack.variants if v.many is None]
     if attack.id == "A25":
-        variants = variants[-1:]  # a tenth of the validators may be nobody
+        variants = variants[-1:]  # a tenth of few validators may be no validator at all
     if attack.id == "A15":
         variants = list(drifting.VARIANTS)
     return replace(attack, variants=tuple(variants))
@@ -194,8 +194,8 @@ def quick(attack: Attack) -> Attack:
 def test_a_fuzz_test_that_fails_breaks_its_attack(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Which mutants of the contracts the fuzz tests kill is measured by contracts/script/mutate.py;
-    here it is what becomes of forge's answer.
+    """contracts/script/mutate.py measures which mutants of the contracts the fuzz tests kill; this
+    test is about the use of forge's answer.
     """
 
     def answer(_number: int, runs: int) -> dict[str, tuple[bool, int]]:

@@ -1,4 +1,4 @@
-"""What a session in a whole network makes of what it sees. The sessions are in the catalogue."""
+"""How a session in a whole network judges what it sees. The sessions are in the catalogue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from muster.protocol.messages import Reason, Verdict
 
 
 class Seen:
-    """The parts of a chain view that an outcome is read from."""
+    """The parts of a chain view that show a session's outcome."""
 
     def __init__(self, verdict: Verdict, reason: Reason, *, slashed_wei: int = 0) -> None:
         record = _Fields(worker_id=7, verdict=verdict, reason=reason)
@@ -40,7 +40,7 @@ class Seen:
         self.slashed_wei = slashed_wei
 
     def stake(self, run_id: int, owner: str) -> _Fields:
-        """What the member lost in its run; nobody lost anything elsewhere."""
+        """The member's loss in its run; nobody has lost anything in other runs."""
         own = (run_id, owner) == (1, MEMBER.wallet.address)
         return _Fields(slashed_wei=self.slashed_wei if own else 0)
 

@@ -1,4 +1,4 @@
-"""What trials add up to, and that a broken defence is called broken."""
+"""The sums over trials, and the verdict about a broken defence."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_honest_work_passes_on_the_stage(stage: Stage) -> None:
 
 
 def test_a_missing_defence_is_noticed(stage: Stage) -> None:
-    """A suite that cannot fail proves nothing: here the check is left out."""
+    """The suite must fail without the check, or its success would prove nothing."""
 
     def unchecked(stage: Stage, random: Random) -> Outcome:
         delivery = Worker(stage, random).deliver(stage.ticket(random))

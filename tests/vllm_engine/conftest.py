@@ -1,4 +1,4 @@
-"""Real vLLM: skipped where its environment is not installed, which `make test-vllm` does."""
+"""Real vLLM: skipped without its environment, which `make test-vllm` installs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def engine(shared_engine: VllmEngine, policies: list[Path]) -> VllmEngine:
 
 
 def vllm_processes() -> list[psutil.Process]:
-    """The vLLM processes of engines in this process that run."""
+    """The running vLLM processes of this process's engines."""
     children = psutil.Process().children()
     alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
     return [child for child in alive if "inference/vllm/child.py" in " ".join(child.cmdline())]

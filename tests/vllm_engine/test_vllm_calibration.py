@@ -1,4 +1,4 @@
-"""vLLM in the calibration: what it computes is within the limits that honest transformers set."""
+"""vLLM in the calibration: its results are within the limits of honest transformers."""
 
 from __future__ import annotations
 

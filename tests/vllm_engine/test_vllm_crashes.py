@@ -1,4 +1,4 @@
-"""vLLM's own process: killed in the middle of a batch, orphaned, and given what it cannot run."""
+"""vLLM's process: killed in the middle of a batch, orphaned, and given a bad model."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_untied_head_follows_a_swap(tmp_path: Path, engine: VllmEngine) -> None:
 
 
 def weights_of_another_shape(folder: Path, seed: int) -> None:
-    """Give a policy a head of its own."""
+    """Give a policy a head that is not tied to its embeddings."""
     import torch
     from safetensors.torch import load_file, save_file
 

@@ -18,13 +18,13 @@ from muster.client.connections import make_engine
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.messages import Verdict
 
-# Work for everyone, however much earlier one of them is ready.
+# Enough work for all workers, even if one of them is ready much earlier.
 MANY = RECIPE.training.model_copy(update={"submissions_per_step": 1000})
 WORK = RECIPE.model_copy(update={"proof": PROOF, "training": MANY})
 V1, V2 = PolicyVersion(1), PolicyVersion(2)
-# The quicker engine's work is ahead of what waits for the slower one's verdict.
+# The quicker engine's work waits for the slower validator's verdict.
 PATIENCE_S = 600.0
-# vLLM takes its time to start, twice for a killed one, and batches wait for their validator.
+# vLLM starts slowly, and a killed one starts twice; batches wait for their validator.
 PATIENT = PARAMETERS.model_copy(update={"outcome_deadline_s": 1800})
 
 
@@ -42,7 +42,7 @@ async def network(tmp_path: Path, policies: list[Path]) -> AsyncIterator[Network
 
 
 class Parties:
-    """Workers and validators that run; what ends one of them ends the test."""
+    """Running workers and validators; the end of one of them ends the test."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
@@ -61,7 +61,7 @@ class Parties:
                 for task in self._tasks:
                     if task.done():
                         await task
-                # Every look reads all of the chain.
+                # Each check of the condition reads the whole chain.
                 await asyncio.sleep(0.5)
 
     async def stop(self) -> None:
@@ -114,7 +114,7 @@ async def test_workers_and_validators_on_both_engines_accept_each_others_work(
         await network.publish(V1)
         await parties.until(lambda: have(1, V1, 0, 1))
         assert own() == first
-        # Killed processes are replaced; the worker that needs no time for that leaves some work.
+        # Killed processes are replaced; the other worker leaves some work for them.
         await parties.stop_last()
         for process in first:
             process.kill()

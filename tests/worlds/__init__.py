@@ -1,1 +1,1 @@
-"""What tests play in: fakes, stages, dishonest parties. Imported by full name, as `worlds.X`."""
+"""Fakes, stages and dishonest parties for tests. Import each by its full name, as `worlds.X`."""

@@ -1,4 +1,4 @@
-"""Cases before a jury: who takes part, what is recorded, a case and its batch."""
+"""Cases before a jury: the parties, the recorded outcomes, a case and its batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny chat models: templates in the form of known families, tokenizers that know their marks."""
+"""Tiny chat models: templates in the form of known families, tokenizers with their marks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Family:
     bos: str | None
     eos: str
     control: tuple[str, ...]
-    """Special tokens besides those two."""
+    """Special tokens other than BOS and EOS."""
     marks: tuple[str, ...] = ()
-    """Added tokens that are not special: a tokenizer shows them when it decodes."""
+    """Added tokens that are not special: decoding keeps them in the text."""
 
 
 FAMILIES = {
@@ -51,7 +51,7 @@ def source_of(family: str) -> str:
 
 
 def template_of(family: str) -> ChatTemplate:
-    """Return it with the tokens that it calls by name."""
+    """Return the template with the values of the tokens that it names."""
     named = {"bos_token": FAMILIES[family].bos, "eos_token": FAMILIES[family].eos}
     tokens = {name: token for name, token in named.items() if token}
     return ChatTemplate(source_of(family), tokens, (FAMILIES[family].eos,))
@@ -90,7 +90,7 @@ def make_chat_tokenizer(family: str, *, is_byte_level: bool = True) -> Any:
 
 
 WORDS = ("system", "user", "assistant", *"0123456789= \n")
-"""What the smallest chat models can spell."""
+"""Characters that the smallest chat models can spell."""
 
 
 def make_word_tokenizer() -> Any:
@@ -120,7 +120,7 @@ _LETTERS = "".join(map(chr, range(32, 127))) + "\n"
 
 
 def build_chat_model(folder: Path, tokenizer: Any, *, seed: int = 0, context: int = 512) -> None:
-    """Write a model of random weights, whose hidden states have 64 values, with its tokenizer."""
+    """Write a model of random weights with 64 hidden channels, and its tokenizer."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(

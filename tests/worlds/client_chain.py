@@ -1,4 +1,4 @@
-"""A chain view, orchestrator and fetcher for the loops' tests, as far as the loops look at them."""
+"""A fake chain view, orchestrator and fetcher with everything that the clients' loops use."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from muster.api import BatchContents, BatchEntry, HeartbeatAnswer, Lease, NoWork
 from muster.chain import BatchStatus, BatchView, WorkerStatus
 from muster.client.chain_facts import MemberAtBlock
 from muster.client.validator.place import ValidatorPlace
+from muster.protocol.checking import Checking
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ApiError, PolicyUnavailable
@@ -38,7 +39,7 @@ UNREACHABLE = ApiError("no answer", status=503, code="unreachable")
 
 
 class Searched(SimpleNamespace):
-    """A view whose indexes are made anew at each look, from the batches that a test put there."""
+    """A view that rebuilds its indexes at each access from the batches that a test put there."""
 
     @property
     def own_work(self) -> dict[Any, dict[Any, Any]]:
@@ -126,7 +127,7 @@ def make_batch(
 
 
 def make_place(**changes: Any) -> ValidatorPlace:
-    """Return a validator's place as far as a test says what is in it."""
+    """Return a validator's place with the parts that a test gives."""
     values = {each.name: None for each in fields(ValidatorPlace) if each.default is MISSING}
     said = {"run_id": RUN, "key": VALIDATOR_KEY, "domain": DOMAIN, "poll_s": 0.01}
     return ValidatorPlace(**{**values, **said, **changes})
@@ -134,7 +135,7 @@ def make_place(**changes: Any) -> ValidatorPlace:
 
 @dataclass
 class FakeOrchestrator:
-    """Hands out what it is told to, and notes what it gets."""
+    """Gives out what a test put into it, and records what it receives."""
 
     tickets: deque[Ticket] = field(default_factory=deque)
     signatures: dict[Ticket, bytes] = field(default_factory=dict)
@@ -144,11 +145,12 @@ class FakeOrchestrator:
     batches: dict[int, list[BatchEntry]] = field(default_factory=dict)
     files: dict[Hash32, bytes] = field(default_factory=dict)
     outcomes: list[tuple[int, bytes, bytes]] = field(default_factory=list)
+    commitments: list[Checking] = field(default_factory=list)
     calls_told: dict[int, int] = field(default_factory=dict)
     versions: list[PolicyVersion | None] = field(default_factory=list)
 
     def fail(self, call: str, *errors: ApiError) -> None:
-        """Let the next calls of one kind raise."""
+        """Make the next calls of one kind raise."""
         self.errors.setdefault(call, deque()).extend(errors)
 
     def _called(self, call: str) -> None:
@@ -203,8 +205,12 @@ class FakeOrchestrator:
         self._called("post_outcomes")
         self.outcomes.append((batch_id, records, signature))
 
+    async def post_checking(self, message: Checking, _signature: bytes) -> None:
+        self._called("post_checking")
+        self.commitments.append(message)
+
     def commit(self, batch_id: int, entries: list[BatchEntry], *data: bytes) -> Any:
-        """Take in a batch with its files and return it as the chain shows it."""
+        """Add a batch with its files and return it as the chain shows it."""
         self.batches[batch_id] = entries
         self.files |= {file_hash(d): d for d in data}
         return make_batch(batch_id, [entry.submission for entry in entries])
@@ -212,7 +218,7 @@ class FakeOrchestrator:
 
 @dataclass
 class FakeFetcher:
-    """Delivers every policy at once, or fails as told."""
+    """Delivers every policy at once, or fails as a test says."""
 
     fetched: list[tuple[PolicyVersion, Hash32]] = field(default_factory=list)
     failures: int = 0

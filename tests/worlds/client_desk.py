@@ -96,10 +96,10 @@ class Desk:
 
 
 async def run_until(loop: WorkerLoop, check: Check) -> None:
-    """Run the loop until the check holds; fails after 5 s, raises what the loop raises."""
+    """Run the loop until the check is true, three minutes at most; raises what the loop raises."""
     running = asyncio.ensure_future(loop.run())
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(180):
             while not check():
                 if running.done():
                     running.result()

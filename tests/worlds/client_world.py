@@ -70,7 +70,7 @@ RULES = Rules(RECIPE, TASK_SET, CALIBRATION)
 
 
 class HashEngine(SimulatedEngine):
-    """The simulator's engine with logits of another spread, which remembers what it loaded."""
+    """The simulator's engine with another spread of logits; it records the policies it loaded."""
 
     def __init__(self, version: PolicyVersion | None = None) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def make_claim(
 
 
 def as_claimed(submission: Submission, worker_id: int) -> OutcomeRecord:
-    """Return the record of a submission that is accepted as its worker claims it."""
+    """Return the record of a submission that is accepted with its worker's claims."""
     return OutcomeRecord(
         worker_id=worker_id,
         step=submission.step,

@@ -1,7 +1,7 @@
 """Dishonest validators: the real validator with one hook overridden, each for one way of failing.
 
-They sign, hand over, commit and show like any other; only what they say about a submission, and
-what they show as proof of having checked it, is not what checking yields.
+They sign, hand over, commit and show like any other validator; but their verdicts, and their
+proofs of checking, do not come from a check.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from muster.toploc.projections import FINGERPRINT_BYTES
 
 
 class FalseAccuser(ValidatorLoop):
-    """Calls whatever it is shown an exact fraud, so that its worker is slashed and banned."""
+    """Calls every submission an exact fraud, so that its worker is slashed and banned."""
 
     async def judge_claim(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
         """Return an exact fraud."""
@@ -36,9 +36,9 @@ class FalseAccuser(ValidatorLoop):
 
 
 class Lazy(ValidatorLoop):
-    """Accepts whatever it is shown, and shows fingerprints of the right size that it made up.
+    """Accepts every submission, and shows made-up fingerprints of the right size.
 
-    It reads the file, so that units and sizes are right: what it saves is the model.
+    It reads the file, so that units and sizes are right, but does not run the model.
     """
 
     async def judge_claim(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
@@ -60,10 +60,10 @@ class Lazy(ValidatorLoop):
 
 
 class CoinFlip(Lazy):
-    """Accepts or rejects by a coin that it tosses for every file, without its model."""
+    """Tosses a coin for every file to accept or reject it, without running the model."""
 
     async def judge_claim(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
-        """Accept, or reject as the coin falls."""
+        """Accept or reject by the coin."""
         judgement, data = await super().judge_claim(claim)
         if hashlib.sha256(self.place.key + claim.submission.file_hash).digest()[0] % 2:
             finding = FailedCheck(Verdict.REJECTED, Reason.TOPLOC_MISMATCH, "so fell the coin")
@@ -82,10 +82,10 @@ class TenthChecker(Lazy):
 
 
 class Copier(ValidatorLoop):
-    """Says what another validator says, and shows that one's fingerprints as its own.
+    """Copies another validator's outcomes, and shows the other's fingerprints as its own.
 
-    It gets both out of the other's state folder as soon as they are there: more than anybody could
-    who only listens.
+    It reads both from the other's state folder at once: a copier that only listens to the network
+    knows less.
     """
 
     folder: ClassVar[Path]

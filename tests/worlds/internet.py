@@ -1,4 +1,4 @@
-"""An internet of sources: each answers as a test says."""
+"""A fake internet of sources: each answers as a test says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Answer = Callable[[httpx.Request], httpx.Response]
 
 
 class Internet(httpx.AsyncBaseTransport):
-    """Hosts by name; whoever is not there refuses the connection."""
+    """Hosts by name; a name that is missing refuses the connection."""
 
     def __init__(self, **hosts: Answer) -> None:
         self.hosts = hosts
@@ -19,7 +19,7 @@ class Internet(httpx.AsyncBaseTransport):
         self.requests: list[httpx.Request] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        # Whoever is sent elsewhere asks an address, for a name.
+        # A redirected client asks an address; the name is in the SNI.
         name = str(request.extensions.get("sni_hostname") or request.url.host)
         self.asked.append(name)
         await request.aread()

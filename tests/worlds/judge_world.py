@@ -34,7 +34,7 @@ LIMITS = Calibration(
 
 
 def build_judge(folder: Path, *, seed: int = 0) -> Path:
-    """Write a judge's folder: of 7 replies, one is a score and nothing else."""
+    """Write a judge's folder: about one in 7 replies is exactly a score."""
     words = [*CHARACTERS, *SCORES, *ENDS, "<other>"]
     ends = [words.index(end) for end in ENDS]
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""A run of two parts over the hash that is a policy: sorting, and turning round within a budget."""
+"""A run of two parts with the hash policy: sorting, and reversing within a length budget."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def parts_of(ticket: Ticket, recipe: Recipe = RULES.recipe) -> list[str]:
 
 
 def preferring(name: str, rules: Rules = RULES) -> Rules:
-    """Return the rules of somebody who would rather have one part alone."""
+    """Return the rules of a cheat that takes only one part."""
     parts = tuple(PartRecipe(name=each.name, weight=int(each.name == name)) for each in PARTS)
     tasks = TasksRecipe(parts=parts)
     return Rules(rules.recipe.model_copy(update={"tasks": tasks}), TASKS, CALIBRATION)

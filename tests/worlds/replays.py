@@ -1,4 +1,4 @@
-"""The replay of one sample, as tests that hold all its logits make it."""
+"""The replay of one sample, for tests that have all its logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from muster.inference.sampling import Noise, replay_block
 def replay_sample(
     logits_TV: Noise, tokens: Sequence[int], seed: int, temperature: float
 ) -> tuple[Noise, npt.NDArray[np.int64]]:
-    """Return [T] the margins of the tokens and the tokens that sampling yields."""
+    """Return [T] the margins of the tokens, and [T] the tokens that sampling yields."""
     count = len(tokens)
     return replay_block(
         logits_TV,

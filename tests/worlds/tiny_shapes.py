@@ -1,4 +1,4 @@
-"""Shapes of tiny models of any family, for tests of what families have in common."""
+"""Shapes of tiny models of every family, for tests that run on all families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's accepted submissions without a chain: what data sets are made of."""
+"""A run's accepted submissions without a chain, from which data sets are made."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def save_tokenizer(folder: Path) -> Path:
 
 
 def task_set(count: int = 8) -> TaskSet:
-    """Return problems named p0, p1, …, that ask to repeat their number; halves are parts."""
+    """Return problems p0, p1, … that ask to repeat their number; each half is a part."""
     problems = [
         Problem(problem_id=f"p{n}", task_type="exact_match", prompt=f"{n}=") for n in range(count)
     ]
@@ -108,7 +108,7 @@ class Traces:
         self.maker = self.maker_of(RECIPE)
 
     def maker_of(self, recipe: Recipe) -> RowMaker:
-        """Return what makes the rows of a run with this recipe."""
+        """Return the maker of the rows of a run with this recipe."""
         return RowMaker(recipe, task_set(), Texts(save_tokenizer(self.folder / "model")))
 
     def add(self, *rollouts: Rollout) -> Accepted:
@@ -132,7 +132,7 @@ class Traces:
         return made
 
     def add_counting(self, count: int, *, first: int = 0) -> None:
-        """Add `count` submissions of six rows, each completion another."""
+        """Add `count` submissions of six rows with different completions."""
         for n in range(first, first + count):
             texts = [f"{n * 6 + row:05d}"[-5:] for row in range(6)]
             self.add(
@@ -159,7 +159,7 @@ class Traces:
 
     @property
     def stream(self) -> Any:
-        """What code under test takes for the run's stream."""
+        """The run's stream as the code under test sees it."""
         return self
 
     def data_folder(self, settings: SelectionSettings = ALL) -> DataFolder:

@@ -46,7 +46,7 @@ from worlds.client_world import (
 
 
 class PlainDecoder:
-    """Decodes in this process, which only files of these tests may be."""
+    """Decodes in this process, which is safe only for the tests' own files."""
 
     async def decode(self, data: bytes, bounds: Bounds) -> list[Rollout]:
         return decode_rollouts(data, bounds)
@@ -89,7 +89,7 @@ class Bench:
         self.loop.outages = Outages(first_s=0.001, longest_s=0.002)
 
     def change(self, **changes: Any) -> None:
-        """Start the validator again with something else."""
+        """Start the validator again with other parts."""
         self.loop.examiner.close()
         self.start(replace(self.loop.place, **changes))
 
@@ -134,7 +134,7 @@ def honest(ticket: Ticket) -> tuple[BatchEntry, bytes]:
 async def run_until(bench: Bench, check: Callable[[], bool]) -> None:
     running = asyncio.ensure_future(bench.loop.run())
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(180):
             while not check():
                 if running.done():
                     running.result()

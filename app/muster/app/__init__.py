@@ -1,1 +1,1 @@
-"""The composition root: sees all other packages and starts every process on one machine."""
+"""The composition root: imports all other packages and starts every process on one machine."""

@@ -1,6 +1,6 @@
 """A local development chain: starts Anvil, waits until it answers, ends it.
 
-The program is where npm puts it, or is fetched by npm on a machine that has none.
+Uses the program that npm installed; if there is none, npm downloads it.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from muster.protocol.errors import ChainUnreachable, ConfigError
 from muster.protocol.ids import Address
 
 MNEMONIC = "test test test test test test test test test test test junk"
-"""Of the publicly known development accounts. Never for real money."""
+"""Mnemonic of the publicly known development accounts. Never use it for real money."""
 READY_TIMEOUT_S = 10.0
-"""Anvil answers within 0.1 s on an idle machine."""
+"""Deadline for the first answer; on an idle machine Anvil answers within 0.1 s."""
 STOP_TIMEOUT_S = 5.0
-"""It writes its state file in this time."""
+"""Seconds in which Anvil must write its state file and end."""
 
 
 class Anvil:
     """A running Anvil; use as an async context manager.
 
-    Mines a block per transaction and one per second, or the latter only when it is not `instant`.
-    With a state file the chain outlives the process. Port 0 takes any free one.
+    Mines one block per second and, if it is `instant`, also one per transaction. With a state file
+    the chain survives the process. Port 0 takes any free port.
     """
 
     STILL_S = 100_000
-    """The block time of a chain that stands still but for transactions.
+    """The block time of a chain that mines only for transactions.
 
-    Reorganise no other: `anvil_reorg` works in steps, and a block that is mined between them leaves
-    a hole in the chain.
+    Reorganise only such a chain: `anvil_reorg` works in steps, and a block that is mined between
+    them leaves a hole in the chain.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Anvil:
 
     @property
     def rpc_url(self) -> str:
-        """Where it answers."""
+        """URL of its RPC endpoint."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
@@ -114,7 +114,7 @@ class Anvil:
             *(("--state", str(self._state)) if self._state else ()),
             *self._arguments,
         ]
-        # A group and streams of its own: Ctrl-C is ours to handle, and nobody waits for its pipes.
+        # Own process group and streams: Ctrl-C must reach only us, and nobody waits for its pipes.
         return await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -141,7 +141,7 @@ class Anvil:
                                 f"anvil ended with exit code {self._process.returncode}",
                                 hint=f"see {self._log}"
                                 if self._log
-                                else "is the state file whole?",
+                                else "check that the file of --state is complete",
                             )
                         with contextlib.suppress(ChainUnreachable):
                             await rpc.call("eth_chainId")
@@ -195,20 +195,20 @@ def _is_taken(port: int) -> bool:
 
 VERSION = "1.7.1"
 """The release that is tested, the one of package.json."""
-_HINT = "look at the network and at npm's settings, or set MUSTER_ANVIL to an anvil"
+_HINT = "check the network and npm's settings, or set MUSTER_ANVIL to the path of an anvil program"
 FETCH_TIMEOUT_S = 600.0
 """For 15 MB, over a slow connection."""
 
 
 def find_anvil() -> Path:
-    """Return Anvil's binary: $MUSTER_ANVIL's, a checkout's, the PATH's, or what was fetched.
+    """Return Anvil's binary, from $MUSTER_ANVIL, a checkout, the PATH or the download cache.
 
-    Raises ConfigError when it is nowhere.
+    Raises ConfigError when there is none.
     """
     if named := os.environ.get("MUSTER_ANVIL"):
         if os.access(named, os.X_OK):
             return Path(named)
-        raise ConfigError(f"MUSTER_ANVIL names no program: {named}")
+        raise ConfigError(f"MUSTER_ANVIL is not an executable file: {named}")
     for folder in (Path.cwd(), *Path(__file__).resolve().parents):
         if (binary := _binary_of(folder)) is not None:
             return binary
@@ -218,12 +218,12 @@ def find_anvil() -> Path:
         return binary
     raise ConfigError(
         "anvil, the local chain, is not installed",
-        hint="install Node.js 18 or newer with npm, which fetches it, or set MUSTER_ANVIL to one",
+        hint="install Node.js 18 or newer with npm, or set MUSTER_ANVIL to the path of anvil",
     )
 
 
 def fetch_anvil(say: Callable[[str], None]) -> None:
-    """Let npm fetch Anvil into this user's cache if it is nowhere else, and say so before.
+    """Let npm download Anvil into this user's cache if there is none; announces it first.
 
     Blocking, at most FETCH_TIMEOUT_S. Raises ConfigError when npm is not there or fails.
     """
@@ -242,11 +242,11 @@ def fetch_anvil(say: Callable[[str], None]) -> None:
         fresh.mkdir()
         _install(npm, fresh)
         if _binary_of(fresh) is None:
-            raise ConfigError(f"npm brought no Anvil in {_package()}", hint=_HINT)
-        # Whole or not at all; where another process was first, what it fetched is taken.
+            raise ConfigError(f"npm's package {_package()} holds no Anvil", hint=_HINT)
+        # The rename is atomic; if another process was first, its download is used.
         with contextlib.suppress(OSError):
             fresh.rename(cache)
-        if _binary_of(cache) is None:  # a cleaner took it and left the folder
+        if _binary_of(cache) is None:  # a cache cleaner deleted the binary and left the folder
             shutil.rmtree(cache)
             fresh.rename(cache)
 
@@ -274,8 +274,8 @@ def _install(npm: str, folder: Path) -> None:
 def _package() -> str:
     """Return npm's name of the binary for this machine.
 
-    Asked for by itself: as an optional part of `@foundry-rs/anvil` npm 9 leaves it out, because the
-    package wants Node.js 20, which the binary does not need.
+    It is requested directly: as an optional dependency of `@foundry-rs/anvil`, npm 9 skips it,
+    because the package requires Node.js 20, which the binary does not need.
     """
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
     return f"@foundry-rs/anvil-{sys.platform}-{machine}"

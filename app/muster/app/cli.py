@@ -23,7 +23,9 @@ from muster.protocol.errors import (
     MusterError,
     NotYet,
     PolicyUnavailable,
+    StorageFailed,
     TransactionLost,
+    is_disk_failure,
 )
 
 
@@ -37,9 +39,9 @@ class Lazy(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """A group of lazy commands, in the order given; help shows them under titles if there are any.
+    """A group of lazy commands in the given order; help shows them under section titles, if any.
 
-    `sections` names, by title, the commands under it; every command is under one.
+    `sections` maps titles to commands; every command is in one section.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class LazyGroup(click.Group):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._lazy = commands_
-        # Where click looks for what a mistyped command may have meant.
+        # click reads this to suggest a command for a mistyped one.
         self.commands = {name: click.Command(name) for name in commands_}
         self._sections = sections or {"Commands": list(commands_)}
 
@@ -68,7 +70,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands' lines, all titles' in equal columns."""
+        """Write the commands' lines, with the same columns in all sections."""
         width = max(map(len, self._lazy))
         for title, names in self._sections.items():
             with formatter.section(title):
@@ -76,38 +78,52 @@ class LazyGroup(click.Group):
 
 
 RUN_COMMANDS = {
-    "list": Lazy("muster.client.cli.run:runs_list", "Which runs there are, what they pay."),
-    "show": Lazy("muster.client.cli.run:runs_show", "Everything the chain says about a run."),
+    "list": Lazy("muster.client.cli.run:runs_list", "List the runs and what they pay."),
+    "show": Lazy("muster.client.cli.run:runs_show", "Show everything the chain says about a run."),
     "base-model": Lazy("muster.trainer.cli:run_base_model", "Build the demo's base model."),
     "create": Lazy("muster.app.run_create:create", "Create, fund and publish a run."),
     "fund": Lazy("muster.client.cli.run:fund", "Pay tokens into a run."),
-    "change": Lazy("muster.client.cli.run:change", "Announce, apply or drop other terms."),
-    "rotate": Lazy("muster.client.cli.run:rotate", "Replace trainer or orchestrator."),
-    "invite": Lazy("muster.client.cli.run:invite", "Let an account take a validator's seat."),
-    "dismiss": Lazy("muster.client.cli.run:dismiss", "Take a validator's seat."),
-    "pause": Lazy("muster.client.cli.run:pause", "Stop submissions, or slashing."),
-    "resume": Lazy("muster.client.cli.run:resume", "Take submissions again."),
-    "recover": Lazy("muster.client.cli.run:recover", "Free what nobody earned."),
+    "change": Lazy("muster.client.cli.run:change", "Announce, apply or drop new terms."),
+    "rotate": Lazy("muster.client.cli.run:rotate", "Replace the trainer or the orchestrator."),
+    "invite": Lazy("muster.client.cli.run:invite", "Invite an account to be a validator."),
+    "dismiss": Lazy("muster.client.cli.run:dismiss", "Remove a validator."),
+    "pause": Lazy("muster.client.cli.run:pause", "Pause submissions, or slashing."),
+    "resume": Lazy("muster.client.cli.run:resume", "Accept submissions again."),
+    "recover": Lazy(
+        "muster.client.cli.run:recover", "Free the rewards of outcomes that were not accepted."
+    ),
     "close": Lazy("muster.client.cli.run:close", "End a run, for good."),
-    "reclaim": Lazy("muster.client.cli.run:reclaim", "Pay out what is left of a closed run."),
+    "reclaim": Lazy("muster.client.cli.run:reclaim", "Pay out the rest of a closed run's funds."),
 }
 
 
 @click.group(cls=LazyGroup, commands_=RUN_COMMANDS)
 def run() -> None:
-    """Look at runs, create your own, and lead it to its end."""
+    """Look at runs; create, fund and end your own."""
 
 
 TASKS_COMMANDS = {
-    "list": Lazy("muster.client.cli.tasks:tasks_list", "Verifiers and sets there are."),
-    "import": Lazy("muster.client.cli.tasks:tasks_import", "Make a set of rows or families."),
-    "show": Lazy("muster.client.cli.tasks:tasks_show", "Show a set, a problem, its proof."),
-    "check": Lazy("muster.client.cli.tasks:tasks_check", "May a run rely on a set?"),
-    "sample": Lazy("muster.client.cli.tasks:tasks_sample", "What a ticket would draw."),
-    "filter": Lazy("muster.trainer.cli:tasks_filter", "Keep what a model half solves."),
-    "filter-run": Lazy("muster.trainer.cli:tasks_filter_run", "The same, by a run's work."),
-    "pack": Lazy("muster.client.cli.tasks:tasks_pack", "Make one set of several, in parts."),
-    "publish": Lazy("muster.client.cli.tasks:tasks_publish", "Write what a run pins."),
+    "list": Lazy("muster.client.cli.tasks:tasks_list", "List the verifiers and the problem sets."),
+    "import": Lazy(
+        "muster.client.cli.tasks:tasks_import", "Make a set from rows or task families."
+    ),
+    "show": Lazy("muster.client.cli.tasks:tasks_show", "Show a set, or a problem and its proof."),
+    "check": Lazy("muster.client.cli.tasks:tasks_check", "Check whether a run may use a set."),
+    "sample": Lazy(
+        "muster.client.cli.tasks:tasks_sample", "Show the problems that a ticket draws."
+    ),
+    "filter": Lazy(
+        "muster.trainer.cli:tasks_filter", "Keep problems that a model solves sometimes."
+    ),
+    "filter-run": Lazy(
+        "muster.trainer.cli:tasks_filter_run", "Keep problems by the results of a run."
+    ),
+    "pack": Lazy(
+        "muster.client.cli.tasks:tasks_pack", "Combine several sets into one, as its parts."
+    ),
+    "publish": Lazy(
+        "muster.client.cli.tasks:tasks_publish", "Write the set's document, which a run pins."
+    ),
 }
 
 
@@ -118,19 +134,19 @@ def tasks() -> None:
 
 PACKAGE = "muster-rl"
 LAB = "muster.lab"
-"""The studies: a checkout has them, a wheel does not."""
+"""Package of the studies; it is in a checkout, but not in a wheel."""
 _OF_EXTRA = re.compile(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]")
 _DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}
-"""Modules that are called otherwise than what brings them."""
+"""Modules whose distribution has another name."""
 _EXTRAS_OF_EXTRAS = ("demo", "dev")
 REFUSED, LATER, STOPPED = 1, 3, 130
 """Exit codes, see docs/reference/exit-codes.md; wrong usage is click's 2."""
-_LATER = (ChainUnreachable, NotYet, PolicyUnavailable, TransactionLost)
+_LATER = (ChainUnreachable, NotYet, PolicyUnavailable, StorageFailed, TransactionLost)
 COMPLETION_VARIABLE = "_MUSTER_COMPLETE"
-"""What the shell sets when it asks for completions."""
+"""Environment variable that the shell sets to request completions."""
 COLLECT_AFTER = (5_000, 10, 10)
-"""After how many new objects Python looks for cycles, and how often it looks at older ones, too.
-With its default of 700 that is a fifth of the time in which torch and transformers are imported.
+"""Thresholds of Python's garbage collector. With the default of 700 objects, collection takes a
+fifth of the time of importing torch and transformers.
 """
 
 
@@ -138,20 +154,24 @@ COMMANDS = {
     "demo": Lazy("muster.app.demo.story:demo", "See the whole network learn and catch a cheater."),
     "devnet": Lazy("muster.app.devnet:devnet", "Start a local chain with the contracts."),
     "init": Lazy("muster.client.cli.keys:init", "Create the keys of a worker and its node."),
-    "doctor": Lazy("muster.client.doctor.command:doctor", "Is this machine fit for a run?"),
-    "join": Lazy("muster.client.cli.network:join", "Learn a run's network from its orchestrator."),
+    "doctor": Lazy(
+        "muster.client.doctor.command:doctor", "Check whether this machine is fit for a run."
+    ),
+    "join": Lazy(
+        "muster.client.cli.network:join", "Save a run's network as its orchestrator describes it."
+    ),
     "network": Lazy("muster.client.cli.network:network", "Name networks, and choose one."),
     "wallet": Lazy("muster.client.cli.keys:wallet", "Create and show encrypted keystores."),
     "stake": Lazy("muster.client.cli.stake:stake", "Stake for a run, and become its worker."),
     "unstake": Lazy("muster.client.cli.stake:unstake", "Take stake back, or leave."),
     "node": Lazy("muster.client.cli.keys:node", "Replace a worker's hot key."),
     "worker": Lazy("muster.client.cli.worker:worker", "Generate rollouts and be paid."),
-    "explain": Lazy("muster.client.cli.explain:explain", "What became of a submission."),
+    "explain": Lazy("muster.client.cli.explain:explain", "Show what happened to a submission."),
     "rewards": Lazy("muster.client.cli.worker:rewards", "Show and claim what a worker has earned."),
     "validator": Lazy("muster.client.cli.judges:validator", "Check rollouts and sign verdicts."),
     "juror": Lazy("muster.client.cli.judges:juror", "Judge disputes of the whole network."),
     "dispute": Lazy("muster.client.cli.dispute:dispute", "Dispute outcomes before jurors."),
-    "model": Lazy("muster.client.cli.model:model", "Take the model that a run makes."),
+    "model": Lazy("muster.client.cli.model:model", "Fetch the model that a run trains."),
     "data": Lazy("muster.client.cli.data:data", "Make data sets of verified rollouts."),
     "relay": Lazy("muster.client.relay:relay", "Mirror policy weights for others."),
     "shardcast": Lazy(
@@ -161,7 +181,9 @@ COMMANDS = {
         "muster.client.calibration:calibrate", "Measure a model's validation limits."
     ),
     "tasks": Lazy("muster.app.cli:tasks", "Import, check and publish problems."),
-    "economics": Lazy("muster.lab.economics.command:economics", "What cheating is worth in a run."),
+    "economics": Lazy(
+        "muster.lab.economics.command:economics", "Compute what cheating earns in a run."
+    ),
     "contracts": Lazy(
         "muster.client.cli.contracts:contracts", "Deploy a network's contracts, verify them."
     ),
@@ -169,7 +191,9 @@ COMMANDS = {
     "trainer": Lazy("muster.trainer.cli:trainer", "Train the policy and publish it."),
     "evaluate": Lazy("muster.trainer.cli:evaluate", "Measure a run's versions beside training."),
     "orchestrator": Lazy("muster.orchestrator.cli:orchestrator", "Lease work and record outcomes."),
-    "simulate": Lazy("muster.lab.simulator.command:simulate", "Play a network in virtual time."),
+    "simulate": Lazy(
+        "muster.lab.simulator.command:simulate", "Simulate a network in virtual time."
+    ),
     "audit": Lazy(
         "muster.client.audit.command:audit", "Rebuild and check everything from the chain."
     ),
@@ -187,7 +211,7 @@ SECTIONS = {
     "Develop": ["demo", "devnet", "shardcast", "completion"],
     "Study, from a checkout": ["economics", "simulate", "redteam"],
 }
-"""The commands, by what people come for."""
+"""The commands by topic."""
 
 
 @click.group(
@@ -198,7 +222,7 @@ SECTIONS = {
 )
 @click.version_option(package_name=PACKAGE)
 def muster() -> None:
-    """Train language models with strangers' computers, and let only checked work touch the model.
+    """Train language models on strangers' computers; only verified work changes the model.
 
     \b
     Start here:
@@ -206,7 +230,7 @@ def muster() -> None:
       muster init            keys, to contribute a computer to a run
       muster audit           what happened, rebuilt from the chain alone
 
-    Exit codes: 0 done, 1 refused or unfit, 2 wrong usage, 3 not now: the same command may do later,
+    Exit codes: 0 done, 1 refused or unfit, 2 wrong usage, 3 not now: try the same command later,
     130 stopped.
     """
 
@@ -230,7 +254,7 @@ def completion(shell: str) -> None:
 
 
 def exit_code(error: MusterError) -> int:
-    """Return 3 for what may succeed later without anybody's doing, 1 for all else."""
+    """Return 3 for an error after which a later retry may succeed by itself, else 1."""
     if isinstance(error, ApiError):
         return LATER if error.status >= 500 or error.status in (408, 429) else REFUSED
     return LATER if isinstance(error, _LATER) else REFUSED
@@ -238,7 +262,7 @@ def exit_code(error: MusterError) -> int:
 
 def main(command: click.Command | None = None) -> None:
     """Run a command line; a MusterError becomes `error:` and `hint:` lines and an exit code."""
-    # What a process was forked with stays, and nobody need look at it again.
+    # Objects that existed at the fork are permanent; the collector need not scan them.
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
     try:
@@ -252,16 +276,19 @@ def main(command: click.Command | None = None) -> None:
         sys.exit(STOPPED)
     except ModuleNotFoundError as error:
         if error.name == LAB:
-            _fail("the lab is not in the package", "clone the repository, and run it from there")
+            _fail(
+                "the lab is not in the package", "clone the repository and run this command there"
+            )
         if error.name is None or error.name.split(".")[0] == "muster":
             raise
         _fail(f"{error.name} is not installed", f"pip install 'muster-rl[{extra_of(error.name)}]'")
     except OSError as error:
-        _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), _os_hint(error))
+        shown = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
+        _fail(shown, _os_hint(error), LATER if is_disk_failure(error) else REFUSED)
 
 
 def extra_of(module: str) -> str:
-    """Return the extra of this package that brings a module; `demo` for what only others need."""
+    """Return the extra of this package that installs a module; `demo` if no extra names it."""
     name = _DISTRIBUTIONS.get(module, module).split(".")[0].replace("_", "-")
     for requirement in metadata.requires(PACKAGE) or ():
         found = _OF_EXTRA.match(requirement)

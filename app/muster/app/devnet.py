@@ -1,7 +1,7 @@
-"""`muster devnet`: a local chain with the contracts deployed, and what accounts need on it.
+"""`muster devnet`: a local chain with the contracts deployed, and funding for its accounts.
 
-`muster devnet join` does what `init`, `devnet fund`, `stake` and `worker run` do one after the
-other; on a real network each of them is a decision of its own.
+`muster devnet join` does `init`, `devnet fund`, `stake` and `worker run` in one command; on a real
+network each of them is a separate decision.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from muster.wallet import Wallet
 
 TOKENS = 100_000 * 10**18
-"""What `fund` gives each account."""
+"""Tokens in wei that `fund` gives each account."""
 
 
 @click.group(invoke_without_command=True)
@@ -38,7 +38,7 @@ TOKENS = 100_000 * 10**18
     "--deployments",
     type=FOLDER,
     default=DEPLOYMENTS,
-    help="Where the contracts' addresses are written.",
+    help="Folder to write the contracts' addresses to.",
 )
 @click.option("--state", type=FILE, help="File that keeps the chain between two starts.")
 @click.pass_context
@@ -78,7 +78,7 @@ async def _serve(port: int, deployments: Path, state: Path | None) -> None:
                 NetworkProfile(chain_id=FAUCET_CHAIN_ID, rpc=(anvil.rpc_url,), deployments=place)
             )
             click.echo(anvil.rpc_url)
-            click.echo("Ctrl-C ends it.", err=True)
+            click.echo("Press Ctrl-C to stop the chain.", err=True)
             await asyncio.Event().wait()
 
 
@@ -108,7 +108,9 @@ async def _fund(rpc: str, deployments: Path, accounts: list[Address]) -> None:
     async with await Chain.connect(rpc, deployments, key=Anvil.key(0)) as chain:
         for account in accounts:
             await _give(chain, account)
-            click.echo(f"{account} has {GAS_MONEY / 1e18:g} ether, {TOKENS / 1e18:g} tokens more")
+            click.echo(
+                f"{account} received {GAS_MONEY / 1e18:g} ether and {TOKENS / 1e18:g} tokens"
+            )
 
 
 async def _give(chain: Chain, account: Address) -> None:
@@ -122,7 +124,7 @@ async def _give(chain: Chain, account: Address) -> None:
 @click.option("--run", type=click.IntRange(min=1), required=True, help="The run to work for.")
 @orchestrator_option
 @click.option("--home", type=FOLDER, help=f"Keys and state. [default: {HOME / 'devnet'}]")
-@click.option("--plain", is_flag=True, help="Log lines, no live view.")
+@click.option("--plain", is_flag=True, help="Print log lines instead of the live view.")
 @chain_options
 def join(
     run: int, orchestrator: str | None, home: Path | None, *, plain: bool, **options: Any
@@ -144,8 +146,8 @@ def join(
 
     if orchestrator is None:
         raise ConfigError(
-            f"nothing says which orchestrator serves run {run}",
-            hint="is the demo running here with --keep? Else give --orchestrator URL",
+            f"the URL of run {run}'s orchestrator is not known",
+            hint="start muster demo --keep on this machine, or give --orchestrator URL",
         )
     rpc, deployments = endpoint(options)
     folder = (home or HOME / "devnet").expanduser()
@@ -157,7 +159,8 @@ def join(
         orchestrator=orchestrator,
         rpc=rpc,
         deployments=deployments,
-        # A chain that was started anew knows nothing of what was signed on the one before.
+        # State belongs to one chain: a restarted chain does not know the signatures of the last
+        # one.
         state_dir=folder / f"state-{ledger[2:10]}-{run}",
         worker=worker.address,
         plain=plain,
@@ -166,7 +169,7 @@ def join(
 
 
 def open_keys(folder: Path) -> tuple[Wallet, Wallet]:
-    """Return worker and node of a folder, made when there are none."""
+    """Return the worker and node keys of a folder; creates them if there are none."""
     from muster.client.cli.keys import NODE_FILE, WORKER_FILE, create_identity
     from muster.wallet import load_wallet, new_words
 
@@ -177,7 +180,7 @@ def open_keys(folder: Path) -> tuple[Wallet, Wallet]:
 
 
 async def prepare(rpc: str, deployments: Path, worker: Wallet, node: Wallet, run_id: RunId) -> str:
-    """Have the worker join a run, with test tokens, and return the ledger's address.
+    """Let the worker join a run with test tokens, and return the ledger's address.
 
     Raises ConfigError on any chain but a development chain.
     """
@@ -187,15 +190,15 @@ async def prepare(rpc: str, deployments: Path, worker: Wallet, node: Wallet, run
     async with await Chain.connect(rpc, deployments, key=worker.key) as chain:
         if chain.chain_id != FAUCET_CHAIN_ID:
             raise ConfigError(
-                f"chain {chain.chain_id} is no development chain",
-                hint="docs/guides/worker.md has the steps, each of which is a decision there",
+                f"chain {chain.chain_id} is not a development chain",
+                hint="join a run there step by step, as docs/guides/worker.md shows",
             )
         member = await chain.workers.member_of(run_id, worker.address)
         if member.status is WorkerStatus.NONE:
             await take_gas_money(chain, worker.address)
             stake = await chain.workers.required_stake()
             await take_from_faucet(chain, worker.address, stake)
-            # For bonds, should nobody take or judge what it signs.
+            # For bonds, in case nobody accepts or judges its work.
             await take_gas_money(chain, node.address)
             await take_from_faucet(chain, node.address, (await chain.court.terms()).bond)
             _, bound = await chain.workers.worker_of(worker.address)

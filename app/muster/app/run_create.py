@@ -24,27 +24,45 @@ if TYPE_CHECKING:
     Tried = tuple[Evaluation, CheckTime]
 
 PUBLISH_GAS = 100_000
-"""Of publishing version 0, with room to spare."""
+"""Upper bound of the gas for publishing version 0."""
 SAMPLES = 4
-"""How often each problem is tried with the base model."""
+"""Samples of the base model per problem."""
 
 
 @click.command()
 @click.argument("file", metavar="[RUN.toml]", type=FILE, required=False)
 @click.option("--keystore", type=FILE, help="Keystore of the run's owner.")
 @click.option("--password-file", type=FILE, help=PASSWORD_HELP)
-@click.option("--trainer", metavar="ADDR", help="Trainer. [default: --trainer-keystore's]")
-@click.option("--trainer-keystore", type=FILE, help="Publishes version 0. [default: the owner]")
-@click.option("--trainer-password-file", type=FILE, help="Its password; else the owner's.")
-@click.option("--orchestrator", metavar="ADDR", help="Orchestrator account.")
-@click.option("--validator", "validators", metavar="ADDR", multiple=True, help="Repeat for each.")
+@click.option(
+    "--trainer", metavar="ADDR", help="Trainer's account. [default: of --trainer-keystore]"
+)
+@click.option(
+    "--trainer-keystore",
+    type=FILE,
+    help="Keystore that publishes version 0. [default: the owner's]",
+)
+@click.option(
+    "--trainer-password-file",
+    type=FILE,
+    help="Password file of --trainer-keystore. [default: the owner's]",
+)
+@click.option("--orchestrator", metavar="ADDR", help="Orchestrator's account.")
+@click.option(
+    "--validator",
+    "validators",
+    metavar="ADDR",
+    multiple=True,
+    help="Validator's account; repeatable.",
+)
 @click.option("--quorum", type=int, help="Validators that must agree.")
 @click.option("--model", type=FOLDER, help="Base model folder.")
 @click.option("--recipe", help="TOML file or preset.")
 @click.option("--steps", type=int, help="Training steps. [default: the recipe's]")
 @click.option("--task-set", type=FILE, help="The problems.")
 @click.option("--calibration", type=FILE, help="From `muster calibrate`.")
-@click.option("--engine", "engines", multiple=True, help="It must cover this; repeatable.")
+@click.option(
+    "--engine", "engines", multiple=True, help="Engine that the calibration must cover; repeatable."
+)
 @click.option("--price", metavar="AMOUNT", help="Per unit: wei, or '0.001 tokens'.")
 @click.option(
     "--fraud-ppm",
@@ -58,13 +76,19 @@ SAMPLES = 4
     metavar="N",
     help="Exact fraud, in millionths. [default: 500000]",
 )
-@click.option("--fund", metavar="AMOUNT", help="Reward to pay in now. [default: 0]")
+@click.option("--fund", metavar="AMOUNT", help="Rewards to pay into the run now. [default: 0]")
 @click.option("--store", type=FOLDER, help="The trainer's chunk store.")
-@click.option("--documents", type=FOLDER, help="Receives the documents, by hash.")
-@click.option("--sample", type=int, metavar="N", help="Problems to try. [default: 16]")
+@click.option(
+    "--documents", type=FOLDER, help="Folder to write the run's documents to, named by hash."
+)
+@click.option(
+    "--sample", type=int, metavar="N", help="Problems to try the base model on. [default: 16]"
+)
 @click.option("--device", help="Where the model computes. [default: cpu]")
-@click.option("--admit-anyway", is_flag=True, help="Take a refused task set.")
-@click.option("--accept-unsafe-economics", is_flag=True, help="Although cheating pays.")
+@click.option("--admit-anyway", is_flag=True, help="Accept a task set that the checks refuse.")
+@click.option(
+    "--accept-unsafe-economics", is_flag=True, help="Create the run even if cheating pays."
+)
 @acting_options
 def create(file: Path | None, yes: bool, as_json: bool, **flags: Any) -> None:
     """Create and fund a run, and publish its base model as version 0. Prints the run's number.
@@ -120,9 +144,9 @@ async def _show(
     payers: tuple[Address, Address | None],
     found: Tried | None,
 ) -> None:
-    """Say what is about to be created, spent and locked; raises ConfigError without gas money.
+    """Print what will be created, spent and locked; raises ConfigError without gas money.
 
-    `payers` are the owner, and the trainer if it publishes version 0 now.
+    `payers` are the owner and, if it publishes version 0 now, the trainer.
     """
     from muster.client.cli.run import lines_of
     from muster.client.owning import FUND_GAS, STEP_BYTES
@@ -193,6 +217,8 @@ def _check_time(plan: RunPlan, found: Tried | None) -> str:
 
 
 def _pass_rate(found: Evaluation) -> str:
+    if found.reward is None:
+        return f"UNKNOWN: none of {found.ungraded} problems could be graded"
     right, ever = found.reward.value, found.pass_at[SAMPLES].value
     said = (
         f"{right:.0%} right on {found.problems} problems, {SAMPLES} times each; {ever:.0%} of them "
@@ -203,11 +229,13 @@ def _pass_rate(found: Evaluation) -> str:
         said += f"; by part: {', '.join(parts)}"
     dull = [name for name, part in found.parts.items() if part.reward.value in (0, 1)]
     if ever == 0:
-        return f"{said}. NOTHING TO LEARN FROM in this sample: easier problems, or a better model"
+        return (
+            f"{said}. NOTHING TO LEARN FROM in this sample: take easier problems, or a better model"
+        )
     if right == 1:
-        return f"{said}. NOTHING TO LEARN in this sample: harder problems"
+        return f"{said}. NOTHING TO LEARN in this sample: take harder problems"
     if dull:
-        return f"{said}. NOTHING TO LEARN in the sample of {', '.join(dull)}: other problems there"
+        return f"{said}. NOTHING TO LEARN in the sample of {', '.join(dull)}: change those problems"
     return said
 
 

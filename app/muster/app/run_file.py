@@ -1,4 +1,4 @@
-"""RUN.toml: everything that `muster run create` is told, with flags and environment over it."""
+"""RUN.toml: the settings of `muster run create`; flags and environment override it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from muster.wallet import Wallet
 
 VARIABLES = "MUSTER_CREATE_"
-"""What the environment variables of these settings begin with."""
+"""Prefix of the environment variables of these settings."""
 
 
 def _amount(value: Any) -> Any:
-    """Return the wei of `"5 tokens"`; anything else is left to be read as wei."""
+    """Return the wei of text such as `"5 tokens"`; other values are returned unchanged."""
     if isinstance(value, str) and value.endswith(" tokens"):
         return parse_tokens(value.removesuffix(" tokens"))
     return value
@@ -36,30 +36,31 @@ Ppm = Annotated[int, Field(ge=0, le=10**6)]
 
 
 class RunFile(Settings):
-    """What a run is made of. Paths are seen from the folder the command runs in."""
+    """Settings of a new run. Paths are relative to the working directory."""
 
     keystore: Path
     """Keystore of the run's owner, who pays and may end the run."""
     password_file: Path | None = None
-    """Its password; else MUSTER_PASSWORD, else it is asked for."""
+    """Password of that keystore; else MUSTER_PASSWORD, else a prompt."""
     trainer: str | None = None
-    """Account that publishes policies; else that of `trainer_keystore`."""
+    """Account that publishes policies; by default that of `trainer_keystore`."""
     trainer_keystore: Path | None = None
-    """Publishes version 0 at once; else the owner's keystore does, when it is the trainer's."""
+    """Keystore that publishes version 0 at once; by default the owner's, if the owner is the
+    trainer."""
     trainer_password_file: Path | None = None
-    """Its password; else the owner's."""
+    """Password of that keystore; by default the owner's."""
     orchestrator: str
     """Account that signs tickets and commits batches."""
     validators: Annotated[tuple[str, ...], Field(min_length=1, max_length=88)]
-    """Accounts that sign outcomes; each holds the stake that the network asks for."""
+    """Accounts that sign outcomes; each must hold the stake that the network requires."""
     quorum: Annotated[int, Field(ge=1)]
-    """How many of them must agree. The others are the jurors of a dispute."""
+    """How many validators must agree."""
     model: Path
     """Base model folder: config.json, *.safetensors and tokenizer.json."""
     recipe: str
-    """How it is trained: a TOML file, or the name of a preset."""
+    """Training recipe: a TOML file, or the name of a preset."""
     steps: Annotated[int, Field(ge=0)] | None = None
-    """Training steps; else the recipe's."""
+    """Training steps; by default the recipe's."""
     task_set: Path
     """The problems."""
     calibration: Path
@@ -73,17 +74,17 @@ class RunFile(Settings):
     exact_fraud_ppm: Ppm = 500_000
     """Millionths of stake slashed for an exact fraud, which also bans."""
     fund: Annotated[Wei, Field(ge=0)] = 0
-    """Reward that is paid in at once: token wei, or text such as "1000 tokens"."""
+    """Reward paid into the run at once: token wei, or text such as "1000 tokens"."""
     store: Path
     """The trainer's chunk store, which receives version 0."""
     documents: Path
     """Receives recipe, calibration and task set, each named by its hash."""
     sample: Annotated[int, Field(ge=0, le=65_536)] = 16
-    """Problems on which the base model is tried, four times each; 0 does not load it."""
+    """Problems on which the base model is tried, four samples each; 0 skips the trial."""
     device: str = "cpu"
-    """Where it computes, as torch names it."""
+    """Device of the base model, as torch names it."""
     rpc: str = DEFAULT_RPC
-    """Endpoint of the chain; several between commas are compared."""
+    """Endpoint of the chain; several, separated by commas, are compared."""
     deployments: Path = DEPLOYMENTS
     """Folder with the contracts' addresses."""
 
@@ -91,20 +92,22 @@ class RunFile(Settings):
     @classmethod
     def _is_a_recipe(cls, value: str) -> str:
         if not Path(value).is_file() and find_preset(value) is None:
-            raise ValueError(f"no file and no preset ({', '.join(preset_names())})")
+            raise ValueError(
+                f"{value!r} is neither a file nor a preset ({', '.join(preset_names())})"
+            )
         return value
 
     def plan(
         self, trainer: Address, *, admit_anyway: bool = False, accept_unsafe_economics: bool = False
     ) -> RunPlan:
-        """Return what is to be created; `trainer` is whose key there is.
+        """Return the plan of the run; `trainer` is the account of the given trainer key.
 
-        Raises ConfigError that names the value that cannot be.
+        Raises ConfigError that names an invalid value.
         """
         if self.quorum > len(self.validators):
             raise ConfigError(
-                f"a quorum of {self.quorum} of {len(self.validators)} validators cannot be",
-                hint="1 to the number of validators",
+                f"a quorum of {self.quorum} of {len(self.validators)} validators is impossible",
+                hint="lower the quorum, or name more validators",
             )
         if self.fraud_ppm > self.exact_fraud_ppm:
             raise ConfigError(
@@ -117,8 +120,8 @@ class RunFile(Settings):
         named = _account("trainer", self.trainer) if self.trainer else trainer
         if self.trainer_keystore and named != trainer:
             raise ConfigError(
-                f"trainer_keystore is {trainer}'s, the trainer is to be {named}",
-                hint="leave out trainer, or give its own keystore",
+                f"trainer_keystore holds the key of {trainer}, but trainer is {named}",
+                hint="leave out trainer, or give that account's keystore",
             )
         recipe = self.recipe if Path(self.recipe).is_file() else find_preset(self.recipe)
         return RunPlan(
@@ -142,7 +145,7 @@ class RunFile(Settings):
 
 
 def read_run(file: Path | None, flags: dict[str, Any]) -> RunFile:
-    """Return what a run is made of; raises ConfigError that names the setting."""
+    """Return the settings of a new run; raises ConfigError that names an invalid one."""
     return load_settings(RunFile, file=file, flags=flags, env_prefix=VARIABLES)
 
 
@@ -160,7 +163,7 @@ def wallets_of(asked: RunFile) -> tuple[Wallet, Wallet]:
 
 def read_calibration(path: Path) -> Calibration:
     """Return a calibration; raises ConfigError when it cannot be read."""
-    return Calibration.from_bytes(read_file(path, hint="muster calibrate writes it"))
+    return Calibration.from_bytes(read_file(path, hint="write this file with muster calibrate"))
 
 
 def _account(setting: str, text: str) -> Address:
@@ -168,5 +171,5 @@ def _account(setting: str, text: str) -> Address:
         return to_address(text)
     except EncodingError as error:
         raise ConfigError(
-            f"{setting} {text!r}: {error}", hint="an account is 0x and 40 digits"
+            f"{setting} {text!r}: {error}", hint="write an account as 0x and 40 hex digits"
         ) from error

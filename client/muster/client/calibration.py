@@ -1,6 +1,6 @@
-"""`muster calibrate`: the limits inside which validators take work for honest.
+"""`muster calibrate`: the limits within which validators accept work as honest.
 
-Reads a run owner's files, has the limits measured, and shows them as a table and a drawing.
+Reads a run owner's files, measures the limits, and shows them as a table and a plot.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from muster.inference.contributions import Signed
 
 MOST_PROMPTS = 256
-"""Prompts a calibration samples from; more add little."""
+"""Most prompts that a calibration uses; more add little."""
 
 PLAIN_RECIPE = Recipe(
     name="calibration",
@@ -53,7 +53,7 @@ PLAIN_RECIPE = Recipe(
     ),
     training=TrainingRecipe(submissions_per_step=1),
 )
-"""What is measured when no recipe is given: whole chunks, INTELLECT-2's learning rate."""
+"""Recipe when none is given: whole chunks, INTELLECT-2's learning rate."""
 
 
 def read_recipe(file: Path) -> Recipe:
@@ -62,7 +62,7 @@ def read_recipe(file: Path) -> Recipe:
     try:
         if file.suffix != ".toml":
             return Recipe.from_bytes(data)
-        # TOML has no tuples: validated as JSON, strictness is of the JSON kind.
+        # TOML has no tuples, so the recipe is validated with JSON's rules.
         return Recipe.model_validate_json(json.dumps(tomllib.loads(data.decode())))
     except ValidationError as error:
         raise ConfigError(f"{file}: {first_fault(error)}") from error
@@ -79,7 +79,7 @@ def read_task_set(file: Path) -> TaskSet:
 
 
 def prompts_of(task_set: TaskSet, recipe: Recipe) -> list[Prompt]:
-    """Return prompts as tickets would render them, target lengths taken in turn."""
+    """Return prompts as tickets would render them; target lengths are assigned in turn."""
     first = range(min(MOST_PROMPTS, len(task_set)))
     chosen = task_set.spread(MOST_PROMPTS) if task_set.parts else first
     prompts = []
@@ -91,11 +91,12 @@ def prompts_of(task_set: TaskSet, recipe: Recipe) -> list[Prompt]:
 
 
 def engines_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the engines that flags name; raises ConfigError when they name them in two ways."""
+    """Return the engines that the flags name; raises ConfigError when two kinds of flags name
+    them."""
     if options["engines"] is None:
         return (f"{options['engine'] or 'transformers'}:{options['dtype'] or 'float32'}",)
     if options["engine"] or options["dtype"]:
-        raise ConfigError("--engines says engines and number formats", hint="leave --engine out")
+        raise ConfigError("--engines says engines and number formats", hint="leave out --engine")
     return tuple(options["engines"].split(","))
 
 
@@ -117,7 +118,7 @@ def read_contributions(given: Sequence[str]) -> list[Signed]:
 
 
 def machines_table(machines: Sequence[Machine]) -> Table:
-    """Return every machine's figures beside the others'."""
+    """Return a table of all machines' figures."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, title_justify="left", title_style="bold")
@@ -136,7 +137,7 @@ def require_writable(out: Path) -> None:
     """Raise ConfigError when a file could not be written at the end."""
     folder = out.resolve().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK) or out.is_dir():
-        raise ConfigError(f"cannot write {out}", hint="name a file in a folder that is there")
+        raise ConfigError(f"cannot write {out}", hint="give a file in a folder that exists")
 
 
 def parse_others(given: Sequence[str]) -> dict[str, Path]:
@@ -157,21 +158,21 @@ SERIES = {
     "key-value cache": "rounded cache",
     "true proofs": "cheap tokens, true proofs",
 }
-"""What is drawn as one line, by a part of its rows' names."""
+"""Lines of the plot: a part of rows' names, and the line's label."""
 FORGED = "that computed nothing"
-"""What forgers are called together."""
+"""Common label of forgers."""
 ONE_TOKEN = ", one token only"
-"""How the names of cheats on the shortest completions end."""
+"""Suffix of the names of cheats on the shortest completions."""
 WORK_WIDTH = 27
-"""Columns of a way's name."""
+"""Width of the column of names."""
 
 
 def make_table(measured: Sequence[Measurement], recipe: Recipe) -> Table:
     """Return the measurements as a table of 80 columns that fits a screen.
 
     One row for all honest ways, one for all forgers that computed nothing, one for each kind of
-    cheat: of several ways, the one that is noticed least. Shares have 95 % intervals. A submission
-    is noticed when at least one of its samples is.
+    cheat. Each row shows the variant that is detected least. Shares have 95 % intervals. A
+    submission is detected when at least one of its samples is.
     """
     from rich.table import Table
 
@@ -188,7 +189,7 @@ def make_table(measured: Sequence[Measurement], recipe: Recipe) -> Table:
 
 
 def _kinds_of(measured: Sequence[Measurement]) -> list[list[Measurement]]:
-    """Return the cheats by kind, the least noticed of each first."""
+    """Return the cheats by kind, in each the least detected first."""
     kinds: dict[str, list[Measurement]] = {}
     for row in measured:
         if row.kind != "honest":
@@ -225,15 +226,15 @@ def _interval(low: float, high: float) -> str:
 
 
 def save_drawing(path: Path, measured: Sequence[Measurement], recipe: Recipe, title: str) -> None:
-    """Write detection against strength as SVG or PNG, by the file's ending.
+    """Plot detection against the strength of cheats, as SVG or PNG by the file's suffix.
 
-    Left: the share of single samples noticed, against how far the cheat's model is from the policy.
-    Right: the same of whole submissions, per cheat.
+    Left: the share of detected samples, against the distance of the cheat's model from the policy.
+    Right: the share of detected submissions, per cheat.
     """
     import matplotlib
 
     matplotlib.use("Agg")
-    # The same measurements give the same file.
+    # Makes the file reproducible.
     matplotlib.rcParams["svg.hashsalt"] = "muster"
     matplotlib.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot
@@ -333,10 +334,10 @@ def calibrate(
     others: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Measure the limits inside which validators take work for honest. Prints the document's hash.
+    """Measure the limits within which validators accept work as honest. Prints the document's hash.
 
-    Writes nothing and fails for a model on which a forger that computed nothing, or a cheat that
-    saves most of the work, gets through.
+    Fails and writes nothing if a forger that computes nothing, or a cheat that saves most of the
+    work, is not detected on this model.
 
     \b
     Examples:
@@ -370,7 +371,7 @@ def calibrate(
     require_sound(model, plan)
     require_writable(out)
     if options["contribute"] and options["keystore"] is None:
-        raise ConfigError("a contribution is signed", hint="--keystore FILE")
+        raise ConfigError("a contribution is signed", hint="give your key with --keystore FILE")
     from muster.inference.calibrate import calibrate_model, contribute
     from muster.inference.contributions import to_file
     from muster.inference.loading import require_device

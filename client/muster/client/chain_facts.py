@@ -1,6 +1,6 @@
-"""What the chain says about workers, policies, the end of a run and its own clock, for the checks.
+"""Facts on chain that the checks need: workers, policies, the end of a run, the chain's clock.
 
-An orchestrator that is gone changes nothing of it.
+They do not depend on the orchestrator.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class OutcomePlace(NamedTuple):
-    """Where a submission is."""
+    """Place of a submission on chain."""
 
     batch_id: int
     position: int
-    """Its place there."""
+    """Its place in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberAtBlock:
-    """A worker as it stood in a run when a block began."""
+    """A worker's status in a run when a block began."""
 
     worker_id: int
-    """Its number in outcome records."""
+    """Its id in outcome records."""
     node: Address
     """Its node key."""
     status: WorkerStatus
@@ -46,10 +46,10 @@ class MemberAtBlock:
 
 
 class HistoryView(ChainView):
-    """A chain view that knows how workers stood in earlier blocks.
+    """A chain view that knows the status of workers in earlier blocks.
 
-    Validators judge by the block a batch was committed in, so that all of them answer alike
-    whenever they ask: a ban that came since does not touch work that was committed before.
+    Validators judge a batch by the block of its commitment, so that all of them agree at any time:
+    a later ban does not affect work that was committed before.
     """
 
     def clear(self) -> None:
@@ -65,7 +65,7 @@ class HistoryView(ChainView):
             self._activations.setdefault(holder, []).append(change)
 
     def standing(self, run_id: RunId, worker: Address, *, before: int) -> MemberAtBlock | None:
-        """Return how a worker stood in a run when block `before` began; None before it joined."""
+        """Return a worker's status in a run when block `before` began; None before it joined."""
         member = self.member(run_id, worker)
         node = member.node_at(before - 1) if member else None
         changes = self._activations.get((run_id, worker), [])
@@ -76,7 +76,7 @@ class HistoryView(ChainView):
 
 
 def entry_of(work: LeasedWork, committed_at: int) -> BatchEntry:
-    """Return work that is on chain with its proofs as orchestrators show what they committed."""
+    """Return work whose proofs are on chain in the form in which orchestrators show batches."""
     from muster.api import BatchEntry
 
     return BatchEntry(
@@ -96,10 +96,10 @@ def ticket_terms(
     worker: Address,
     orchestrator: Address,
 ) -> TicketTerms:
-    """Return what a ticket for this policy version must be.
+    """Return the terms that a ticket for this policy version must fulfil.
 
-    `worker` holds it; `orchestrator` signs the run's tickets, or did when the batch was committed:
-    its key may be rotated since.
+    `worker` holds it; `orchestrator` is the account that signed the run's tickets when the batch
+    was committed: the key may have been rotated since.
     """
     run = view.runs[run_id]
     checkpoint = run.checkpoints.get(version)
@@ -118,8 +118,8 @@ def ticket_terms(
 
 
 def is_over(run: RunView, steps: int) -> bool:
-    """Return whether nothing more is generated for a run: its owner closed it, or it has the
-    version of its last training step. `steps` is the recipe's number of steps; 0 for no end.
+    """Return whether a run needs no more rollouts: its owner closed it, or it has the version of
+    its last training step. `steps` is the recipe's number of steps; 0 for no end.
     """
     is_trained = bool(steps) and run.latest_version is not None and run.latest_version >= steps
     return is_trained or bool(run.closed_at)
@@ -128,15 +128,15 @@ def is_over(run: RunView, steps: int) -> bool:
 def settled_at(
     view: ChainView, run_id: RunId, *, outcome_deadline_s: int, challenge_window_s: int
 ) -> int | None:
-    """Return the chain's time from which no outcome of a run can be given or challenged any more,
-    as things stand; None while a case about one is open. Seconds; 0 for a run without batches.
+    """Return the chain time, in seconds, from which no current outcome of a run can be posted or
+    challenged any more; None while a case is open; 0 for a run without batches.
     """
     run, ends = view.runs[run_id], [0]
     for batch in view.batches.values():
         if batch.run_id != run_id:
             continue
         if batch.records is None:
-            # Its workers may bring it before judges of the network for as long again.
+            # Its workers may appeal to judges of the network for the same time again.
             ends.append(batch.committed_at + outcome_deadline_s + challenge_window_s)
         else:
             ends.append(run.fraud_closes_at(batch.posted_at or 0, challenge_window_s))
@@ -145,7 +145,8 @@ def settled_at(
 
 
 class ChainClock:
-    """The time that the next block will have at least: between blocks it goes on as ours does."""
+    """The minimum time of the next block: the latest block's time plus the time since it
+    arrived."""
 
     def __init__(self, chain: Chain, clock: Callable[[], float] = time.monotonic) -> None:
         self._chain = chain

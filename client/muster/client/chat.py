@@ -26,22 +26,22 @@ NEWEST_FILES = 5
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """How to answer."""
+    """Settings of answers."""
 
     max_tokens: int
-    """Longest answer."""
+    """Most tokens of an answer."""
     temperature: float
     """0 for the most likely answer."""
     device: str
     """Where the model computes."""
     dtype: str
-    """Its arithmetic."""
+    """Number format of the model."""
     sources: bool = False
     """Whether every answer is followed by what trained the model."""
 
 
 class Live:
-    """The newest version of a run, fetched when it is asked for."""
+    """The newest version of a run, fetched on demand."""
 
     def __init__(
         self, run_id: RunId, relays: Sequence[str], state_dir: Path, rpc: str, deployments: Path
@@ -70,7 +70,7 @@ class Live:
 
 
 class Speaker:
-    """A loaded model that answers; remembers the conversation where the model has a template."""
+    """A loaded model that answers; it remembers the conversation if it has a chat template."""
 
     def __init__(self, source: Path | Live, manners: AnswerSettings) -> None:
         self._source, self._manners = source, manners
@@ -80,7 +80,7 @@ class Speaker:
 
     @property
     def policy(self) -> LoadedPolicy:
-        """The model, of the newest version there is."""
+        """The model in its newest version."""
         if isinstance(self._source, Path):
             return self._policy or self._load(self._source)
         version, folder = self._source.newest()
@@ -95,7 +95,7 @@ class Speaker:
 
     @property
     def has_template(self) -> bool:
-        """Whether the model knows what a conversation is."""
+        """Whether the model has a chat template."""
         return bool(getattr(self.policy.tokenizer, "chat_template", None))
 
     def answer(self, text: str) -> Iterator[str]:
@@ -144,7 +144,7 @@ class Speaker:
         self._said.append({"role": "assistant", "content": "".join(pieces)})
 
     def sources(self) -> str:
-        """Return what trained the model, as far as its folder says."""
+        """Return the submissions that trained the model, if its folder names them."""
         if isinstance(self._source, Live):
             return f"policy {self._version}: muster model fetch writes what trained it"
         if not (self._source / MANIFEST).exists():
@@ -178,7 +178,7 @@ class Speaker:
 
 
 def talk(source: Path | Live, prompts: Sequence[str], manners: AnswerSettings) -> None:
-    """Answer prompts, or without any the lines of standard input until it ends."""
+    """Answer the prompts or, if there are none, each line of standard input."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
@@ -205,7 +205,7 @@ def _converse(speaker: Speaker, manners: AnswerSettings) -> None:
             case "/help":
                 click.echo("/sources  what trained this model\n/exit     end (or Ctrl-D)")
             case text if text.startswith("/"):
-                click.echo(f"there is no {text}: /help")
+                click.echo(f"unknown command {text}: /help lists all")
             case text:
                 _say(speaker, text, manners)
 

@@ -1,7 +1,7 @@
-"""Everything that a worker or a validator connects to before its loop starts, and its engine.
+"""Everything that a worker or validator connects to before its loop starts, and its engine.
 
-The composition of a client process: chain, view, orchestrator, policies. The loops get the pieces
-and know nothing of how they are made.
+The composition of a client process: chain, view, orchestrator, policies. The loops get the parts
+and do not know how they are made.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ TRANSACTIONS = "transactions.sqlite3"
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """What a client of one run is connected to."""
+    """The connections of a client of one run."""
 
     chain: Chain
     """Signs with the client's wallet, and journals what it sends."""
     view: HistoryView
-    """Everything that happened there."""
+    """The view of all chain events."""
     run: RunView
     domain: Domain
-    """Of the ContributionLedger."""
+    """EIP-712 domain of the ContributionLedger."""
     api: OrchestratorApi
     """The run's orchestrator, asked with the client's signature."""
     fetcher: Fetcher
@@ -110,14 +110,14 @@ def make_engine(settings: EngineSettings) -> InferenceEngine:
     """Return the engine that settings name."""
     room = room_of(settings)
     if settings.engine == "transformers" and len(getattr(settings, "devices", ())) > 1:
-        # One interpreter would run one engine's calls at a time.
+        # In one interpreter, the calls of several engines would run one at a time.
         return load_process(settings.threads, room)(settings.dtype, settings.device)
     load = load_as(settings.engine, settings.threads, room, settings.tensor_parallel)
     return load(settings.dtype, settings.device)
 
 
 def room_of(settings: EngineSettings) -> Room:
-    """Return what the engine may take of its machine."""
+    """Return the limits of the engine on its machine."""
     return Room(
         context=settings.context,
         memory_share=settings.memory_share,
@@ -127,8 +127,8 @@ def room_of(settings: EngineSettings) -> Room:
 
 
 def with_context(settings: NodeT, rules: Rules) -> NodeT:
-    """Return settings whose engine makes room for the run's longest sample, unless they say more or
-    less: the model's own context may be a hundred times that.
+    """Return settings whose context fits the run's longest sample, unless a context is given: the
+    model's own context may be a hundred times longer.
     """
     if settings.context is not None:
         return settings
@@ -137,7 +137,7 @@ def with_context(settings: NodeT, rules: Rules) -> NodeT:
 
 
 async def load_engine(factory: EngineFactory, settings: EngineSettings) -> InferenceEngine:
-    """Return the engine; making it does not hold up a stop."""
+    """Return the engine; a stop need not wait until it is made."""
     thread = ComputeThread()
     try:
         return await thread.run(factory, settings)

@@ -1,11 +1,11 @@
-"""What is on chain: whether it is what the artifacts and parameters say, and who holds what.
+"""Verification of a deployment: its code against artifacts and parameters, and its power holders.
 
-Every parameter but the supply is an immutable: it stands in the code, at places the artifacts know.
-So code that equals the artifact byte for byte, with the expected words in those places, is the
-contract with these parameters; and parameters are read from the code itself.
+Every parameter except the supply is an immutable: it is part of the code, at offsets listed in the
+artifacts. So code that equals the artifact byte for byte, with the expected words at those offsets,
+is the contract with these parameters; and parameters can be read from the code.
 
-`standard_json` is what the compiler was given, for explorers: it needs a checkout with
-`node_modules`; the artifacts are made of the same document.
+`standard_json` is the compiler's input, for explorers. It needs a checkout with `node_modules`; the
+artifacts are made from the same document.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from muster.protocol.errors import ChainError, ConfigError
 from muster.protocol.ids import Address, to_address
 
 MINT_SPAN = 2_000
-"""Blocks asked for at once in search of the mint."""
+"""Blocks per query in the search for the mint."""
 _TRANSFER = hex0x(keccak(b"Transfer(address,address,uint256)"))
 _WORD = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where code on chain and expected code part."""
+    """The first difference between code on chain and expected code."""
 
     contract: str
     """The contract's name."""
     address: Address
-    """Where it is."""
+    """Address of the contract."""
     offset: int
     """The first byte that differs."""
     immutable: str | None
-    """The immutable that stands there, if one does."""
+    """The immutable at this offset, if there is one."""
     expected: bytes
-    """The word, or what is left of the code, from there on."""
+    """Expected word at the offset, or the shorter rest of the code."""
     found: bytes
-    """The same of the chain."""
+    """Word found on chain."""
 
     def describe(self) -> str:
-        """Return it in a line."""
+        """Return the difference in one line."""
         where = f", in the immutable {self.immutable}" if self.immutable else ""
         return (
             f"{self.contract} at {self.address} differs at byte {self.offset}{where}: "
@@ -84,7 +84,7 @@ def require_planned_addresses(deployment: Deployment, plan: DeployPlan) -> None:
         if deployment.contracts[name] != at:
             raise ChainError(
                 f"{name} is at {deployment.contracts[name]}, its parameters lead to {at}",
-                hint="other parameters, another account, or contracts of another version?",
+                hint="check that parameters, account and version are those of the deployment",
             )
 
 
@@ -96,20 +96,20 @@ async def code_of(chain: Chain, plan: DeployPlan) -> dict[str, bytes]:
 
 
 async def first_difference(chain: Chain, plan: DeployPlan) -> Difference | None:
-    """Return the first byte on chain that is not as planned; None when all code is."""
+    """Return the first difference between planned code and the chain; None when there is none."""
     codes = await code_of(chain, plan)
     expected = plan.codes_on(chain.chain_id)
     factory = plan.factory_on_chain(await start_block(chain.rpc, plan)) if codes[FACTORY] else b""
     wanted = {plan.factory: factory, **expected}
     for (name, found), (at, code) in zip(codes.items(), wanted.items(), strict=True):
-        # An empty factory has no block to ask for: it differs from any.
+        # A missing factory has no block of creation; it differs from any code.
         if found != code or not found:
             return difference(name, at, code, found)
     return None
 
 
 def difference(name: str, at: Address, expected: bytes, found: bytes) -> Difference:
-    """Return where two codes of a contract part."""
+    """Return the first difference between two codes of a contract."""
     pairs = zip(expected, found, strict=False)
     offset = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(found)))
     places = contract_abi(name).immutables.items()
@@ -123,7 +123,8 @@ def difference(name: str, at: Address, expected: bytes, found: bytes) -> Differe
 
 
 async def require_minted(chain: Chain, plan: DeployPlan) -> None:
-    """Raise ChainError unless the initial supply went to the owner: no code on chain says so."""
+    """Raise ChainError unless the initial supply went to the owner, which the code does not
+    show."""
     owner, supply = plan.parameters.owner_of(plan.account), plan.parameters.initial_supply
     minted = await _first_mint(chain, plan.addresses["MusterToken"])
     if minted != (owner, supply):
@@ -151,7 +152,7 @@ async def _first_mint(chain: Chain, token: Address) -> tuple[Address, int] | Non
 
 
 def parameters_in(codes: Mapping[str, bytes]) -> dict[str, str | int]:
-    """Return the parameters that stand in the code on chain; raises ChainError for other code."""
+    """Return the parameters in the code on chain; raises ChainError for other code."""
     found: dict[str, str | int] = {}
     for name in ORDER:
         words = _immutables_in(name, codes[name])
@@ -183,18 +184,18 @@ def _immutables_in(name: str, code: bytes) -> dict[str, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds what power or money of a deployment."""
+    """The holder of a power or of money in a deployment."""
 
     what: str
     """The power."""
     who: str
-    """The account, or who else."""
+    """The account, or a description of the holder."""
     limit: str
-    """What it can and cannot do."""
+    """Limits of the power."""
 
 
 async def holders(chain: Chain, plan: DeployPlan) -> list[Holder]:
-    """Return who holds what, as it stands."""
+    """Return the current holders."""
     owner = plan.parameters.owner_of(plan.account)
     supply = await chain.token.total_supply()
     held = {account: await chain.token.balance_of(account) for account in (owner, plan.account)}
@@ -226,15 +227,15 @@ async def holders(chain: Chain, plan: DeployPlan) -> list[Holder]:
 
 
 COMPILER = "v0.8.30+commit.73712a01"
-"""What explorers call the compiler that npm's `solc` is."""
+"""Explorers' name of the compiler in npm's `solc`."""
 ROOT = Path(__file__).parents[3]
-"""Of a checkout; in an installed wheel there are no sources below it."""
+"""Root of a checkout; in an installed wheel there are no sources below it."""
 OUTPUTS = ["abi", "evm.bytecode.object", "evm.deployedBytecode"]
 _IMPORT = re.compile(r'^import\s[^;]*?"([^"]+)";', re.M)
 
 
 def standard_json(contracts: Iterable[str], root: Path = ROOT) -> dict[str, Any]:
-    """Return solc's standard JSON input of contracts and of all that they import.
+    """Return solc's standard JSON input of contracts and their imports.
 
     Raises ConfigError outside a checkout.
     """

@@ -1,4 +1,5 @@
-"""The documents a run pins on chain, from whoever has them, checked against their hashes."""
+"""The documents that a run pins on chain, fetched from any source and checked against their
+hashes."""
 
 from __future__ import annotations
 
@@ -27,19 +28,19 @@ TASK_SETS = "task-sets"
 
 
 class DocumentSource(Protocol):
-    """Anything that hands over documents; it need not be trusted."""
+    """A source of documents; it need not be trusted."""
 
     async def document(self, document_hash: Hash32) -> bytes:
         """Return the bytes of a document."""
         ...
 
     async def download(self, document_hash: Hash32, path: Path, *, max_bytes: int) -> None:
-        """Write a document to a file, whose bytes so far are its beginning."""
+        """Download a document to a file; an existing file holds its beginning and is continued."""
         ...
 
 
 async def fetch_rules(source: DocumentSource, config: RunConfig, folder: Path) -> Rules:
-    """Return a run's documents as `read_rules` does, however long the orchestrator is away.
+    """Return a run's documents as `read_rules` does; retries while the orchestrator is unreachable.
 
     Raises ApiError for a refusal.
     """
@@ -47,7 +48,7 @@ async def fetch_rules(source: DocumentSource, config: RunConfig, folder: Path) -
 
 
 async def read_rules(source: DocumentSource, config: RunConfig, folder: Path) -> Rules:
-    """Return a run's documents, each checked against its hash; waits for nobody.
+    """Return a run's documents, each checked against its hash; does not retry.
 
     The task set is kept in `folder`.
 
@@ -65,7 +66,8 @@ async def read_rules(source: DocumentSource, config: RunConfig, folder: Path) ->
 
 
 async def await_orchestrator(ask: Callable[[], Awaitable[T]]) -> T:
-    """Return the answer, however long the orchestrator is away; raises ApiError for a refusal."""
+    """Return the answer; retries while the orchestrator is unreachable, raises ApiError for a
+    refusal."""
     outage = Outage("the orchestrator")
     while True:
         try:
@@ -109,6 +111,6 @@ def _holds(path: Path, pinned: Hash32) -> bool:
 
 def _other(what: str, pinned: Hash32) -> ConfigError:
     return ConfigError(
-        f"the {what} that was handed over is not the one on chain ({hex0x(pinned)})",
-        hint="the orchestrator is faulty or dishonest: ask another for the document",
+        f"the {what} that was received is not the one on chain ({hex0x(pinned)})",
+        hint="the orchestrator is faulty or dishonest: get the document from another source",
     )

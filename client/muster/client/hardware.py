@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, NVIDIA GPUs; and how that is reported to a run."""
+"""This machine's hardware: cores, memory, NVIDIA GPUs; and the signed report of it to a run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _FILES = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
-"""Limit and use, of control groups version 2 and 1."""
+"""Files with memory limit and use, for control groups version 2 and 1."""
 
 
 def total_bytes(group: Path = CGROUP) -> int:
-    """Return the memory that this process could have if nothing else had any."""
+    """Return the memory that this process could use if no other process used any."""
     import psutil
 
     limit, _ = _limit(group)
@@ -33,8 +33,8 @@ def total_bytes(group: Path = CGROUP) -> int:
 
 
 def available_bytes(group: Path = CGROUP) -> int:
-    """Return the memory that this process could have now; a container's limit kills, it never
-    swaps.
+    """Return the memory that this process could use now, within a container's limit: exceeding that
+    limit kills the process.
     """
     import psutil
 
@@ -43,7 +43,7 @@ def available_bytes(group: Path = CGROUP) -> int:
 
 
 def _limit(group: Path) -> tuple[int, int]:
-    """Return the group's limit and what it uses; without a limit, one that nothing reaches."""
+    """Return the group's limit and use; without a limit, an unreachably large one."""
     for limit, used in _FILES:
         try:
             # "max" is no number: there is no limit.
@@ -57,31 +57,31 @@ class Gpu(NamedTuple):
     """A GPU."""
 
     name: str
-    """What its maker calls it."""
+    """Name of the model of the GPU."""
     free_bytes: int
-    """Memory that nobody uses."""
+    """Free memory."""
     total_bytes: int
     """All of its memory."""
 
 
 class NoDriverError(Exception):
-    """NVML says why no GPU can be seen."""
+    """NVML cannot list GPUs; the message says why."""
 
 
 def list_gpus() -> list[Gpu]:
     """Return the GPUs, by number.
 
-    Raises ImportError when there is no library to ask, NoDriverError when the library cannot tell.
+    Raises ImportError when the NVML library is missing, NoDriverError when it fails.
     """
     import pynvml
 
     try:
         pynvml.nvmlInit()
-    except Exception as error:  # NVML's own errors, of no class that older libraries have
+    except Exception as error:  # NVML's own errors; their class differs between versions
         raise NoDriverError(str(error)) from error
     try:
         return [_gpu(pynvml, number) for number in range(pynvml.nvmlDeviceGetCount())]
-    except Exception as error:  # a GPU that was lost, or may not be asked
+    except Exception as error:  # a GPU that was lost, or without permission to query it
         raise NoDriverError(str(error)) from error
     finally:
         pynvml.nvmlShutdown()
@@ -94,7 +94,7 @@ def _gpu(nvml: Any, number: int) -> Gpu:
 
 
 def find_gpu(device: str) -> Gpu | None:
-    """Return the GPU that a device such as `cuda:1` names; None when none is seen there."""
+    """Return the GPU of a device such as `cuda:1`; None when there is none."""
     number = device.partition(":")[2].split("+")[0] or "0"
     try:
         return list_gpus()[int(number)] if number.isdecimal() else None
@@ -104,18 +104,18 @@ def find_gpu(device: str) -> Gpu | None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a machine has."""
+    """Hardware of a machine."""
 
     cpu_cores: int
     """Cores that this process may use."""
     memory_mb: int
-    """Main memory in MiB, as far as a container may use it."""
+    """Main memory in MiB, within the container's limit."""
     gpu_memory_mb: tuple[int, ...]
-    """Memory of each NVIDIA GPU in MiB, as far as the driver can be asked."""
+    """Memory of each NVIDIA GPU in MiB; empty when the driver cannot be queried."""
 
 
 def measure() -> Machine:
-    """Return what this machine has; asks no model library."""
+    """Return this machine's hardware; imports no model library."""
     return Machine(
         cpu_cores=len(os.sched_getaffinity(0)),
         memory_mb=total_bytes() >> 20,
@@ -133,7 +133,7 @@ def _gpus() -> tuple[int, ...]:
 def report(
     machine: Machine, run_id: RunId, key: bytes, domain: Domain
 ) -> tuple[HardwareReport, bytes]:
-    """Return what a machine has with its node's signature."""
+    """Return the report of a machine with its node's signature."""
     said = HardwareReport(
         run_id=run_id,
         node=address_of(key),

@@ -1,7 +1,8 @@
 """A durable append-only log of JSON objects: the memory of a process that signs.
 
-An entry is on disk (written and fsynced) when `append` returns. A torn last line, which a crash can
-leave, never counted; any other damage is refused, because forgetting a signature costs stake.
+An entry is on disk (written and fsynced) when `append` returns. An incomplete last line, which a
+crash can leave, is ignored; any other damage is an error, because forgetting a signature costs
+stake.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from muster.protocol.errors import ConfigError, EncodingError, StorageError
 class Journal(ABC):
     """One log file, held by one process at a time; a context manager.
 
-    The subclass holds the memory: state that `take_in` needs exists before `__init__` here.
+    The subclass holds the entries: state that `take_in` needs must exist before this `__init__`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,7 +45,7 @@ class Journal(ABC):
     def take_in(self, entry: dict[str, Any]) -> None:
         """Remember an entry that was on disk when the file was opened.
 
-        Raises EncodingError, LookupError, TypeError or ValueError when it is none of ours.
+        Raises EncodingError, LookupError, TypeError or ValueError for a malformed entry.
         """
 
     def __enter__(self) -> Self:
@@ -54,19 +55,19 @@ class Journal(ABC):
         self.close()
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Add an entry, from any thread; once this returns, a power cut cannot lose it."""
+        """Add an entry, from any thread; once this returns, it survives a power failure."""
         line = json.dumps(entry, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         with self._lock:
             end = self._file.seek(0, os.SEEK_END)
             try:
                 self._write(line)
             except OSError as error:
-                # Half a line followed by the next entry would damage both.
+                # A partial line would damage the next entry too.
                 os.ftruncate(self._file.fileno(), end)
                 raise _cannot_write(self._path, error) from error
 
     def close(self) -> None:
-        """Let another process have the file."""
+        """Close the file and release its lock."""
         self._file.close()
 
     def _write(self, line: bytes) -> None:
@@ -76,7 +77,7 @@ class Journal(ABC):
         os.fsync(self._file.fileno())
 
     def _open(self) -> FileIO:
-        # No buffer: bytes that a full disk refused must not be written with the next entry.
+        # Unbuffered: bytes that a full disk refused must not be written with the next entry.
         file = self._path.open("a+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,14 +108,15 @@ class Journal(ABC):
         except (EncodingError, LookupError, TypeError, ValueError) as error:
             raise StorageError(
                 f"line {number} of the journal {self._path} is damaged: {error}",
-                hint="restore it; without it this key might sign twice and be slashed",
+                hint="restore the file from a backup; without it this key might sign twice "
+                "and be slashed",
             ) from error
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file as a whole; once this returns, a power cut cannot lose it.
+    """Replace a file atomically; once this returns, it survives a power failure.
 
-    Raises StorageError, and leaves nothing behind, when the disk does not take it.
+    Raises StorageError, and leaves no partial file, when the write fails.
     """
     partial = path.with_name(path.name + ".partial")
     try:
@@ -126,7 +128,7 @@ def write_durably(path: Path, data: bytes) -> None:
         partial.replace(path)
         sync_path(path.parent)
     except OSError as error:
-        # The room that half a file takes may be all there is.
+        # Delete the partial file: it may occupy the last free space.
         with contextlib.suppress(OSError):
             partial.unlink()
         raise _cannot_write(path, error) from error
@@ -134,9 +136,9 @@ def write_durably(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield where to write a file that appears at `path` whole, or not at all.
+    """Yield a temporary path; its file replaces `path` atomically.
 
-    Raises StorageError when the disk refuses.
+    Raises StorageError when the write fails.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -151,7 +153,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 def _cannot_write(path: Path, error: OSError) -> StorageError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = "the disk is full: free some space, and it goes on by itself"
+        hint = "the disk is full: free some space, and the process continues by itself"
     else:
         hint = "check the disk, and the folder's owner and permissions"
     return StorageError(f"cannot write {path}: {error.strerror}", hint=hint)

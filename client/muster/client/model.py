@@ -1,11 +1,11 @@
-"""A version as a model folder: fetched from any relay, checked against the root on chain.
+"""A policy version as a model folder: fetched from any relay, checked against the root on chain.
 
 DIR/                    the version's files, as Hugging Face's libraries load them
 DIR/README.md           the model card
-DIR/manifest.muster     what the files are; its hash is the root on chain
+DIR/manifest.muster     the list of files; its hash is the root on chain
 DIR/submissions.json    every submission that went into it
 
-The card says what trained the version, and how anybody checks that.
+The card names the submissions that trained the version, and the commands that verify it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from muster.shardcast.simple import check_files, read_manifest
 
 MANIFEST, SUBMISSIONS, CARD = "manifest.muster", "submissions.json", "README.md"
 OTHER_CARD = "MUSTER.md"
-"""The card's name where the model brings a README of its own."""
+"""The card's name if the model has its own README."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedVersion:
-    """Which version is wanted, where from and where to."""
+    """Which version to fetch, from where and to where."""
 
     run_id: RunId
     version: PolicyVersion | None
     """The version; None for the newest."""
     relays: Sequence[str]
-    """Who may give it."""
+    """Relays to fetch it from."""
     out: Path
-    """The folder that receives it; it must not hold anything else."""
+    """The folder that receives it, which must be empty."""
 
 
 async def fetch_model(
@@ -51,8 +51,8 @@ async def fetch_model(
 ) -> Manifest:
     """Fetch a version into its folder, and write its card; returns its manifest.
 
-    Goes on where an interrupted fetch stopped. Raises ConfigError when there is no such version or
-    the folder holds something else, PolicyUnavailable when no relay delivers.
+    Resumes an interrupted fetch. Raises ConfigError when there is no such version or the folder is
+    not empty, PolicyUnavailable when no relay delivers it.
     """
     run, version = version_of(history, wish.run_id, wish.version)
     checkpoint = run.checkpoints[version]
@@ -86,7 +86,7 @@ async def fetch_model(
 def version_of(
     history: ChainHistory, run_id: RunId, version: PolicyVersion | None
 ) -> tuple[RunView, PolicyVersion]:
-    """Return a run and the version that is meant; raises ConfigError when there is none."""
+    """Return a run and a version, by default the newest; raises ConfigError when there is none."""
     history.require_run(run_id)
     run = history.ledger.runs[run_id]
     wanted = run.latest_version if version is None else version
@@ -95,7 +95,7 @@ def version_of(
             f"run {run_id} has no version {'yet' if wanted is None else wanted}",
             hint="its trainer publishes version 0 first"
             if run.latest_version is None
-            else f"its newest is {run.latest_version}",
+            else f"give --version up to {run.latest_version}, its newest",
         )
     return run, wanted
 
@@ -136,7 +136,7 @@ def _describe(
     (folder / MANIFEST).write_bytes(manifest.to_bytes())
 
 
-# Checking what lies there
+# Checking a fetched folder
 
 
 def manifest_in(folder: Path) -> Manifest:
@@ -154,7 +154,7 @@ def manifest_in(folder: Path) -> Manifest:
 
 
 def faults_of(folder: Path, run: RunView | None) -> list[str]:
-    """Return what of a fetched model folder is not what the chain says; hashes every file."""
+    """Return how a fetched model folder differs from the chain; hashes every file."""
     manifest = manifest_in(folder)
     name = f"run {manifest.run_id} version {manifest.version}"
     checkpoint = run.checkpoints.get(manifest.version) if run else None
@@ -166,27 +166,27 @@ def faults_of(folder: Path, run: RunView | None) -> list[str]:
 
 
 MOST_WORKERS = 50
-"""Workers that a card names; the submissions beside it have all of them."""
+"""Most workers named in a card; submissions.json has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a version comes from."""
+    """Origin of a version."""
 
     chain_id: int
     """EIP-155 chain id."""
     registry: Address
     """The RunRegistry that holds its root."""
     run: RunReport
-    """What happened in its run."""
+    """Report about its run."""
     manifest: Manifest
-    """What the version's files are."""
+    """Manifest of the version's files."""
     tx: str
     """The transaction that published it."""
     base_root: str | None
     """Root of version 0's manifest, the base model's."""
     documents: dict[str, str]
-    """Keccak-256 of the run's documents, by what they are."""
+    """Keccak-256 of the run's documents, by kind."""
 
 
 def write_card(origin: Origin, lineage: PolicyLineage) -> str:

@@ -1,16 +1,16 @@
-"""NETWORK.toml: what a network's contracts are asked to be, checked before anything else is done.
+"""NETWORK.toml: the parameters of a network's contracts, validated before anything else.
 
-name = "my network"                        parts networks of the same parameters
+name = "my network"                        distinguishes networks with the same parameters
 profile = "testnet"                        dev, testnet or mainnet
 chain_id = 11155111                        the endpoint must serve it
-owner = "0x…"                              gets the initial supply; else the deploying account
-insurance = "0x…"                          gets the insured share of slashes; else the owner
+owner = "0x…"                              gets the initial supply; default: deploying account
+insurance = "0x…"                          gets the insured share of slashes; default: owner
 
-[parameters]                               what differs from the profile
+[parameters]                               changes to the profile
 challenge_window_s = "6 h"                 seconds, or text in s, min, h or d
 required_worker_stake = "250 tokens"       wei, or text in tokens
 
-And what its deployment would cost now: the node is asked for gas by contract, nothing is sent.
+Also estimates the cost of its deployment: the node estimates gas per contract, nothing is sent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from muster.settings import read_toml
 
 KEYS = ("name", "profile", "chain_id", "owner", "insurance", "parameters")
 NUMBERS = frozenset(DeployParameters.model_fields) - {"owner", "insurance"}
-"""What [parameters] may set."""
+"""Names allowed in [parameters]."""
 AMOUNTS = frozenset(
     {
         *("initial_supply", "required_worker_stake", "required_validator_stake"),
@@ -54,20 +54,21 @@ class NetworkFile:
     """A network as its file describes it."""
 
     name: str
-    """The network's."""
+    """Name of the network."""
     profile: str
     """The kind of chain."""
     chain_id: int
     parameters: DeployParameters
-    """What the contracts are fixed to, the profile's defaults included."""
+    """Parameters of the contracts, with the profile's defaults."""
 
     def plan(self, account: Address) -> DeployPlan:
-        """Return the deployment when an account makes it."""
+        """Return the deployment by this account."""
         return DeployPlan(self.name, account, self.parameters)
 
 
 def read_network(path: Path) -> NetworkFile:
-    """Return what a file asks for; raises ConfigError that names the value, its bound and why."""
+    """Return the network in a file; raises ConfigError that names a wrong value, its bound and the
+    reason."""
     values = read_toml(path)
     try:
         return _network(values)
@@ -112,7 +113,8 @@ def _require_fitting_chain(name: str, profile: Profile, chain_id: int) -> None:
     if not profile.has_faucet and chain_id == FAUCET_CHAIN_ID:
         raise ConfigError(
             f"on chain {FAUCET_CHAIN_ID} anybody mints tokens, which profile {name} excludes",
-            hint=f"profile dev; or rehearse on another chain id: anvil --chain-id {chain_id + 1}",
+            hint="use profile dev, or rehearse on another chain id: anvil --chain-id "
+            f"{chain_id + 1}",
         )
 
 
@@ -138,7 +140,7 @@ def _value(values: Mapping[str, Any], key: str, kind: type) -> Any:
     if key not in values:
         raise ConfigError(f"{key} is missing", hint="name, profile and chain_id are needed")
     value = values[key]
-    # bool is an int to Python, and none to TOML.
+    # In Python a bool is an int, in TOML it is not.
     if not isinstance(value, kind) or isinstance(value, bool):
         raise ConfigError(f"{key} {value!r} is no {'number' if kind is int else 'text'}")
     return value
@@ -159,7 +161,7 @@ def _number(key: str, value: Any) -> int:
 
 
 _BALANCE = hex(10**24)
-"""What the account is taken to hold while gas is estimated."""
+"""Assumed balance of the account while gas is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,35 +169,35 @@ class Cost:
     """One transaction of a deployment."""
 
     contract: str
-    """What it makes."""
+    """Contract that it creates."""
     address: Address
-    """Where."""
+    """Address of the contract."""
     gas: int
-    """What it takes; 0 when the contract is there already."""
+    """Gas of the transaction; 0 when the contract exists already."""
     is_estimated: bool = True
-    """Whether the node ran it; else gas follows from sizes."""
+    """Whether the node estimated the gas; else it is computed from sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A deployment that is not sent."""
+    """Estimated cost of a deployment."""
 
     costs: list[Cost]
     """In the order of deployment."""
     base_fee_wei: int
-    """The latest block's, per gas."""
+    """Base fee per gas of the latest block."""
     tip_wei: int
-    """What producers are offered, per gas."""
+    """Priority fee per gas."""
     balance_wei: int
-    """What the account holds of the chain's coin."""
+    """The account's balance of the chain's coin."""
 
     @property
     def gas(self) -> int:
-        """What all of it takes."""
+        """Gas of all transactions."""
         return sum(cost.gas for cost in self.costs)
 
     def fee_wei(self, gas: int) -> int:
-        """Return what gas costs at the present base fee."""
+        """Return the price of gas at the current base fee."""
         return gas * (self.base_fee_wei + self.tip_wei)
 
     def require_funds(self, account: Address) -> None:
@@ -210,7 +212,7 @@ class Estimate:
 
 
 async def estimate(rpc: Rpc, plan: DeployPlan, chain_id: int) -> Estimate:
-    """Return what it would cost to send what a plan lacks on chain."""
+    """Return the cost of deploying the contracts that are not on chain yet."""
     count = await created_count(rpc, plan)
     costs = [await _cost(rpc, plan, chain_id, place, count) for place in range(len(STEPS))]
     block, tip, balance = await rpc.try_batch(
@@ -235,14 +237,14 @@ async def _cost(rpc: Rpc, plan: DeployPlan, chain_id: int, place: int, count: in
         gas = from_hex(await rpc.call("eth_estimateGas", call, "latest", before))
         return Cost(name, at, gas)
     except RpcError:
-        # Not every endpoint estimates on a state that is not there yet.
+        # Not every endpoint supports estimates with state overrides.
         return Cost(name, at, _gas_by_size(name, data), is_estimated=False)
 
 
 def _state_before(
     plan: DeployPlan, chain_id: int, place: int, count: int
 ) -> dict[str, dict[str, str]]:
-    """Return what differs from the chain when it is a step's turn, as nodes take overrides."""
+    """Return the state before a step as overrides for `eth_estimateGas`."""
     state: dict[str, dict[str, str]] = {plan.account: {"balance": _BALANCE}}
     if place:
         state[plan.factory] = {"nonce": hex(place), "code": hex0x(plan.factory_on_chain(0))}
@@ -253,6 +255,7 @@ def _state_before(
 
 
 def _gas_by_size(name: str, data: bytes) -> int:
-    """Return about what creation takes: call data (EIP-2028), code, twice its hashing, storage."""
+    """Return the approximate gas of a creation: call data (EIP-2028), code, hashing it twice,
+    storage."""
     call = sum(16 if byte else 4 for byte in data)
     return 21_000 + call + 32_000 + 200 * len(contract_abi(name).runtime) + 60_000

@@ -1,9 +1,10 @@
-"""How a process lives through the loss of what it depends on: says so once, and tries again."""
+"""Outages: a process reports the loss of a dependency once, and retries until it is back."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable, Set
 
@@ -21,12 +22,12 @@ from muster.protocol.errors import (
 
 logger = logging.getLogger(__name__)
 
-SURVIVED = (ApiError, PolicyUnavailable, ChainError, EngineError, StorageError)
-"""What a loop lives through: the next try may succeed without anybody's doing."""
+SURVIVED = (ApiError, PolicyUnavailable, ChainError, EngineError, StorageError, MemoryError)
+"""Errors that a loop survives: a later try may succeed by itself."""
 FIRST_PAUSE_S = 0.5
-"""Pause after the first failure; doubles from there."""
+"""Seconds of pause after the first failure; it doubles each time."""
 LONGEST_PAUSE_S = 30.0
-"""Longest pause between two tries."""
+"""Longest pause in seconds between two tries."""
 
 
 class Outage:
@@ -58,7 +59,7 @@ class Outage:
             fields = {"error": str(error) or type(error).__name__}
             if isinstance(error, MusterError) and error.hint:
                 fields["hint"] = error.hint
-            # The follower of the chain reports its loss once, for the whole process.
+            # The chain's follower already reports this outage for the whole process.
             level = logging.DEBUG if isinstance(error, ChainUnreachable) else logging.WARNING
             logger.log(
                 level, f"{self._what} is not available, trying again until it is", extra=fields
@@ -66,7 +67,7 @@ class Outage:
             self._level = min(level, logging.INFO)
         self._failures += 1
         pause: float = min(self._first_s * 2 ** min(self._failures - 1, 16), self._longest_s)
-        # Jitter keeps a fleet that lost its orchestrator from coming back in step.
+        # Jitter keeps many clients from retrying at the same moment.
         return pause * self._rng.uniform(0.5, 1.0)
 
     def recovered(self) -> None:
@@ -94,10 +95,10 @@ class Outages:
 
     @property
     def lasting(self) -> list[str]:
-        """What is not available now."""
+        """Names of the dependencies that are not available now."""
         return [what for what, outage in self._outages.items() if outage.is_on]
 
-    def failed(self, error: MusterError) -> float:
+    def failed(self, error: Exception) -> float:
         """Return the seconds to pause after one of the errors in SURVIVED."""
         what = _dependency(error)
         if what not in self._outages:
@@ -112,7 +113,7 @@ class Outages:
             outage.recovered()
 
 
-def _dependency(error: MusterError) -> str:
+def _dependency(error: Exception) -> str:
     if isinstance(error, ApiError):
         is_away = error.status >= 500 or error.status in (408, 429)
         return "the orchestrator" if is_away else "the orchestrator's consent"
@@ -120,19 +121,23 @@ def _dependency(error: MusterError) -> str:
         return "the policy"
     if isinstance(error, StorageError):
         return "the disk"
+    if isinstance(error, MemoryError):
+        return "this machine's memory"
     return "the chain" if isinstance(error, ChainError) else "the engine"
 
 
 class Steps:
-    """Takes steps on chain. One that fails is tried again later, and reported once.
+    """Takes steps on chain. A failed step is retried later, and reported once.
 
-    A refusal without a reason is only reported when the next try is refused as well. Of several who
-    send at the same moment one succeeds, and a busy endpoint may not say why the others failed.
+    A refusal without a reason is reported only when the next try is refused too. When several
+    accounts send the same step at once, one succeeds, and a busy endpoint may give no reason for
+    the others' failure.
     """
 
     def __init__(self, clock: Callable[[], float], *, retry_s: float, overtaken: Set[str]) -> None:
-        """`retry_s` is the shortest time between two tries of a step; `overtaken` are the refusals
-        which say that somebody else was first, or that the chain's clock is not where ours is.
+        """`retry_s` is the minimum time from the end of one try of a step to the next; `overtaken`
+        are the contract errors that mean somebody else was first, or the chain's clock differs from
+        ours.
         """
         self._clock = clock
         self._retry_s = retry_s
@@ -142,21 +147,21 @@ class Steps:
         self._unexplained = set[tuple[object, str]]()
 
     def is_due(self, about: object, what: str) -> bool:
-        """Return whether a step was not tried just before."""
+        """Return whether a step may be tried now."""
         return self._clock() >= self._not_before.get((about, what), 0.0)
 
     async def take(
         self, about: object, what: str, act: Callable[[], Awaitable[object]], **fields: object
     ) -> None:
-        """Take a step about something, unless it was tried just before."""
+        """Take a step, unless it is under way or its last try ended less than `retry_s` ago."""
         if not self.is_due(about, what):
             return
-        # Also after success: until the event is read back, the step still looks undone.
-        self._not_before[about, what] = self._clock() + self._retry_s
+        self._not_before[about, what] = math.inf
         try:
             await act()
         except (*SURVIVED, ConfigError) as error:
-            fields |= {"error": str(error)} | ({"hint": error.hint} if error.hint else {})
+            hint = getattr(error, "hint", None)
+            fields |= {"error": str(error)} | ({"hint": hint} if hint else {})
             if isinstance(error, ContractRevert) and error.name in self._overtaken:
                 logger.debug(f"{what} was overtaken", extra=fields)
             elif self._is_first_unexplained(about, what, error):
@@ -165,8 +170,11 @@ class Steps:
                 is_refused = isinstance(error, ContractRevert)
                 said = f"{what} {'was refused' if is_refused else 'has to wait'}"
                 self.report(about, said, **fields)
+        finally:
+            # Also after success: until the event is read, the step still looks undone.
+            self._not_before[about, what] = self._clock() + self._retry_s
 
-    def _is_first_unexplained(self, about: object, what: str, error: MusterError) -> bool:
+    def _is_first_unexplained(self, about: object, what: str, error: Exception) -> bool:
         is_unexplained = isinstance(error, ContractRevert) and error.name == error.NO_REASON
         is_first = (about, what) not in self._unexplained
         if is_unexplained:
@@ -181,11 +189,11 @@ class Steps:
 
 
 async def serve_forever(serve: Callable[[], Awaitable[None]], pause_s: float) -> None:
-    """Serve again and again until cancelled, through the loss of what that needs."""
+    """Call `serve` repeatedly until cancelled, and survive outages."""
     while True:
         try:
             await serve()
         except SURVIVED as error:
-            # Whoever follows the chain, and whoever leases, says what is away.
+            # The chain's follower and the leasing loop report outages.
             logger.debug("nothing can be done now", extra={"error": str(error)})
         await asyncio.sleep(pause_s)

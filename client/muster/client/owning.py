@@ -1,7 +1,8 @@
-"""What the owner of a run, and anybody else, can do to it: checked, worded, as transactions.
+"""Actions on a run by its owner or others: checked, described, and turned into transactions.
 
-Every function returns an Act, or raises ConfigError (NotYet: later) that says why there is none.
-Nothing is sent here: `muster.client.cli.run` shows an act, asks, and carries it out.
+Every function returns an Act, or raises ConfigError with the reason why it is not possible (NotYet
+if it will be later). Nothing is sent here: `muster.client.cli.run` shows an act, asks for
+confirmation, and carries it out.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import Verdict
 
 STEP_BYTES = 600
-"""What a transaction signs, with room to spare."""
+"""Upper bound of a signed transaction's bytes."""
 FUND_GAS = 150_000
-"""Of paying in, with room to spare: the node cannot run it before the approval is mined."""
+"""Upper bound of the gas for paying in: the node cannot estimate it before the approval is
+mined."""
 RECOVERED_AT_ONCE = 50
-"""Outcomes that one transaction gives back."""
+"""Most outcomes recovered in one transaction."""
 _UNRECOVERABLE = ("EscrowNotFinal", "EscrowAccepted", "EscrowDisputed", "EscrowRecovered")
 
 
@@ -32,25 +34,25 @@ class OwnerStep:
     call: str
     """Contract and function."""
     send: Callable[[Chain], Awaitable[Receipt]]
-    """Sends it, or rehearses it on a chain that does."""
+    """Sends the transaction, or only simulates it if the chain object does so."""
     gas: int | None = None
-    """The most it takes, where it cannot be rehearsed; None where it can."""
+    """Upper bound of its gas if it cannot be simulated; None if it can."""
     size_bytes: int = STEP_BYTES
-    """What it signs, with room to spare."""
+    """Upper bound of its signed bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Something that somebody does to a run."""
+    """An action on a run."""
 
     facts: dict[str, Any]
-    """What becomes of the run, for people: names and lines."""
+    """Its effects as text: names and lines."""
     steps: tuple[OwnerStep, ...]
     """Its transactions, in order."""
     delay_s: int = 0
     """Seconds until it takes effect; 0 for at once."""
     values: dict[str, Any] = field(default_factory=dict)
-    """The same for programs; amounts in wei as text."""
+    """Its effects for programs; amounts in wei are text."""
 
 
 def _one_step(
@@ -65,15 +67,15 @@ def _one_step(
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Who does something to which run."""
+    """The run and the account of an action."""
 
     chain: Chain
     """The connection; it need not be able to send."""
     view: ChainView
-    """Everything on it."""
+    """View of the chain."""
     run: RunView
     account: Address
-    """Who does it."""
+    """The acting account."""
     now: int
     """The chain's time."""
 
@@ -92,7 +94,7 @@ class Subject:
         if self.run.closed_at:
             raise ConfigError(
                 f"run {self.run.run_id} was closed on {format_time(self.run.closed_at)}, for good",
-                hint="what is left of it: muster run reclaim",
+                hint="take back what is left of its funds: muster run reclaim",
             )
 
 
@@ -100,7 +102,7 @@ class Subject:
 
 
 async def fund(subject: Subject, amount_wei: int) -> Act:
-    """Return the payment of tokens into a run; anyone's."""
+    """Return the act of paying tokens into a run; anyone may."""
     subject.require_open()
     chain, run, account = subject.chain, subject.run, subject.account
     held = await chain.token.balance_of(account)
@@ -132,7 +134,7 @@ async def fund(subject: Subject, amount_wei: int) -> Act:
 
 
 async def reclaim(subject: Subject) -> Act:
-    """Return the payment of what is left to the owner of a closed run; anyone may ask for it."""
+    """Return the act of paying the rest of a closed run to its owner; anyone may."""
     run, period_s = subject.run, await subject.chain.escrow.claim_period()
     if not run.closed_at:
         raise ConfigError(
@@ -162,8 +164,8 @@ async def reclaim(subject: Subject) -> Act:
 
 
 async def recover(subject: Subject) -> Act:
-    """Return the release of tokens that were set aside for outcomes that are final and not
-    accepted; anyone may ask for it.
+    """Return the act of releasing tokens reserved for outcomes that are final and not accepted;
+    anyone may.
     """
     candidates = [
         batch.claim([position])
@@ -178,7 +180,8 @@ async def recover(subject: Subject) -> Act:
     if not found:
         raise ConfigError(
             f"nothing of run {subject.run.run_id} can be recovered now",
-            hint="only what was not accepted, is final, and was not recovered before",
+            hint="only outcomes that are not accepted, final, and not recovered before "
+            "count: try again later",
         )
     amount = sum(wei for wei in amounts if wei is not None)
     parts = [found[at : at + RECOVERED_AT_ONCE] for at in range(0, len(found), RECOVERED_AT_ONCE)]
@@ -193,7 +196,8 @@ async def recover(subject: Subject) -> Act:
 
 
 async def _recoverable_wei(chain: Chain, claim: RewardClaim) -> int | None:
-    """Return what the escrow would give back for an outcome; None when nothing, or not yet."""
+    """Return the wei that the escrow would release for an outcome; None if none can be released
+    now."""
     try:
         (amount,) = await chain.read("RewardEscrow", "recover", [[claim]])
     except ContractRevert as error:
@@ -214,13 +218,13 @@ def _recover_step(claims: Sequence[RewardClaim]) -> OwnerStep:
 
 
 async def set_paused(subject: Subject, paused: bool) -> Act:
-    """Return the pause of submissions, or its end."""
+    """Return the act of pausing submissions, or of ending the pause."""
     subject.require_owner()
     run_id = subject.run.run_id
     if subject.run.paused is paused:
         said, command = ("paused", "resume") if paused else ("not paused", "pause")
         raise ConfigError(
-            f"run {run_id} is {said} already", hint=f"the other way: muster run {command} {run_id}"
+            f"run {run_id} is {said} already", hint=f"to undo it: muster run {command} {run_id}"
         )
     return _one_step(
         {
@@ -235,8 +239,8 @@ async def set_paused(subject: Subject, paused: bool) -> Act:
 
 
 async def pause_slashing(subject: Subject, evidence: Hash32) -> Act:
-    """Return a pause of slashing, for the network's time; the owner's, the orchestrator's or a
-    validator's.
+    """Return the act of pausing slashing for the network's fixed time; for the owner, the
+    orchestrator or a validator.
     """
     subject.require_open()
     run, runs, account = subject.run, subject.chain.runs, subject.account
@@ -251,12 +255,12 @@ async def pause_slashing(subject: Subject, evidence: Hash32) -> Act:
         raise NotYet(
             f"slashing was paused until {format_time(run.slashing_paused_until)}; again from "
             f"{format_time(next_at)}",
-            hint="the same command may do it then",
+            hint="run the same command again then",
         )
     return _one_step(
         {
             "slashing": f"stops for {format_duration(pause_s)}, and goes on by itself",
-            "windows": "of fraud verdicts that the pause meets are counted from its end",
+            "windows": "of fraud verdicts that are open during the pause are counted from its end",
             "next": f"pause of slashing in {format_duration(pause_s + cooldown_s)} at the earliest",
             "evidence": "0x" + evidence.hex(),
         },
@@ -268,7 +272,7 @@ async def pause_slashing(subject: Subject, evidence: Hash32) -> Act:
 
 
 async def close(subject: Subject) -> Act:
-    """Return the end of a run."""
+    """Return the act of closing a run."""
     subject.require_owner()
     run, period_s = subject.run, await subject.chain.escrow.claim_period()
     return _one_step(
@@ -289,7 +293,7 @@ async def close(subject: Subject) -> Act:
 
 
 async def propose_change(subject: Subject, changed: dict[str, int | None]) -> Act:
-    """Return the announcement of terms; those that are None stay as they are."""
+    """Return the act of announcing new terms; those that are None do not change."""
     subject.require_owner()
     run, now = subject.run, subject.run.config.terms
     terms = replace(now, **{k: v for k, v in changed.items() if v is not None})
@@ -305,8 +309,11 @@ async def propose_change(subject: Subject, changed: dict[str, int | None]) -> Ac
         {
             **_differences(now, terms),
             "replaces": replaces,
-            "until then": "the present terms hold, and `muster run change --cancel` takes it back",
-            "then": "anyone makes it so: muster run change --apply",
+            "until then": (
+                "the present terms stay in effect, and `muster run change "
+                "--cancel` drops the new ones"
+            ),
+            "then": "anyone can apply it: muster run change --apply",
         },
         "RunRegistry.proposeChange",
         lambda chain: chain.runs.propose_change(run.run_id, terms),
@@ -324,7 +331,7 @@ def _require_allowed(now: RunTerms, terms: RunTerms, validators: int) -> None:
         raise ConfigError(
             f"the price may become {format_tokens(least)} to {format_tokens(most)} tokens at "
             f"once, not {format_tokens(terms.price_per_unit)}",
-            hint="go further in several changes",
+            hint="make several changes, one after another",
         )
     if terms.fraud_ppm > terms.exact_fraud_ppm:
         raise ConfigError(
@@ -334,8 +341,9 @@ def _require_allowed(now: RunTerms, terms: RunTerms, validators: int) -> None:
         )
     if not 1 <= terms.quorum <= validators:
         raise ConfigError(
-            f"a quorum of {terms.quorum} of {validators} validators cannot be",
-            hint=f"1 to {validators}; invite more first: muster run invite",
+            f"a quorum of {terms.quorum} of {validators} validators is impossible",
+            hint=f"give --quorum 1 to {validators}, or invite more validators first: muster "
+            "run invite",
         )
 
 
@@ -352,20 +360,20 @@ def _differences(now: RunTerms, terms: RunTerms) -> dict[str, str]:
 
 
 async def cancel_change(subject: Subject) -> Act:
-    """Return the withdrawal of an announced change."""
+    """Return the act of withdrawing an announced change."""
     subject.require_owner()
     run = subject.run
     if run.proposed is None:
         raise _nothing_announced(run)
     return _one_step(
-        {"dropped": "the announced terms; the present ones go on"},
+        {"dropped": "the announced terms; the present ones stay in effect"},
         "RunRegistry.cancelChange",
         lambda chain: chain.runs.cancel_change(run.run_id),
     )
 
 
 async def apply_change(subject: Subject) -> Act:
-    """Return the change to the announced terms, once due; anyone's."""
+    """Return the act of applying the announced terms, once due; anyone may."""
     run = subject.run
     if run.proposed is None:
         raise _nothing_announced(run)
@@ -374,7 +382,7 @@ async def apply_change(subject: Subject) -> Act:
         left = format_duration(due_at - subject.now)
         raise NotYet(
             f"the announced terms take effect from {format_time(due_at)}, in {left}",
-            hint="the same command applies them then",
+            hint="run the same command again then",
         )
     if terms.quorum > len(run.validators):
         raise ConfigError(
@@ -406,11 +414,11 @@ _AFTER_ROTATION = {
 
 
 async def rotate(subject: Subject, role: str, fresh: Address) -> Act:
-    """Return the change of the run's `trainer` or of its `orchestrator`."""
+    """Return the act of replacing the run's `trainer` or `orchestrator`."""
     subject.require_owner()
     run_id, old = subject.run.run_id, getattr(subject.run.config, role)
     if old == fresh:
-        raise ConfigError(f"{fresh} is the run's {role} already", hint="name another account")
+        raise ConfigError(f"{fresh} is the run's {role} already", hint="give another account")
 
     async def send(chain: Chain) -> Receipt:
         if role == "trainer":
@@ -423,7 +431,7 @@ async def rotate(subject: Subject, role: str, fresh: Address) -> Act:
 
 
 async def invite(subject: Subject, validator: Address, invited: bool) -> Act:
-    """Return an invitation to validate, or its end."""
+    """Return the act of inviting a validator, or of withdrawing the invitation."""
     subject.require_owner()
     run = subject.run
     if validator in run.validators:
@@ -449,7 +457,7 @@ async def invite(subject: Subject, validator: Address, invited: bool) -> Act:
 
 
 async def dismiss(subject: Subject, validator: Address) -> Act:
-    """Return the end of a validator's seat."""
+    """Return the act of dismissing a validator."""
     subject.require_owner()
     run = subject.run
     if validator not in run.validators:

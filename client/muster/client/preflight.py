@@ -1,9 +1,9 @@
-"""What is refused before it is begun: no money for gas, a keystore of the wrong role, and software
-that a run does not ask for.
+"""Checks before an action begins: money for gas, the keystore's role, and the software that a run
+requires.
 
-A run asks for a version of this software, an engine and the engine's version. It is asked before a
-model is loaded. Work of software that the run was not measured with would be rejected, and its
-worker punished, for no fault of theirs.
+A run requires a version of this software, an engine and the engine's version. They are checked
+before a model is loaded. Work of other software, for which the run has no calibration, could be
+rejected and its honest worker punished.
 """
 
 from __future__ import annotations
@@ -51,49 +51,49 @@ GAS_AND_BYTES = {
     "show": (400_000, 8000),
     "dispute": (500_000, 3000),
 }
-"""What each command may use of gas, and sign in bytes, with room to spare (`make bench-gas`)."""
+"""Upper bounds of each command's gas and signed bytes (`make bench-gas`)."""
 
 OP_ORACLE = "0x420000000000000000000000000000000000000F"
-"""GasPriceOracle of every OP stack chain; elsewhere there is nothing at this address."""
+"""GasPriceOracle of every OP stack chain; other chains have nothing at this address."""
 NODE_INTERFACE = "0x00000000000000000000000000000000000000C8"
-"""NodeInterface, which every Arbitrum node answers for; elsewhere there is nothing."""
+"""NodeInterface of every Arbitrum node; other chains have nothing at this address."""
 NITRO_MARGIN = 1.1
-"""On the estimate, by the advice of NodeInterface's documentation."""
+"""Factor on the estimate, as NodeInterface's documentation advises."""
 
 
 @dataclass(frozen=True, slots=True)
 class GasMoney:
-    """What a command may take of the chain's coin."""
+    """Upper bound of a command's cost in the chain's coin."""
 
     execution_wei: int
-    """For gas."""
+    """Cost of execution gas."""
     data_wei: int = 0
-    """For what the chain has to post on its L1."""
+    """Cost of the data that the chain posts to its L1."""
 
     @property
     def wei(self) -> int:
-        """Both."""
+        """Sum of both."""
         return self.execution_wei + self.data_wei
 
     def __str__(self) -> str:
-        """Return the amount in coins, and what of it is for data."""
+        """Return the amount in coins, and its part for data."""
         data = f", {format_coins(self.data_wei)} of it for data on its L1" if self.data_wei else ""
         return format_coins(self.wei) + data
 
 
 async def gas_money(chain: Chain, command: str) -> GasMoney:
-    """Return what a command may cost now, the fee for its data on an L1 included where one is due.
+    """Return the highest cost of a command now, with the L1 data fee if there is one.
 
-    An OP stack chain says it (`GasPriceOracle.getL1Fee`, `getOperatorFee`), an Arbitrum chain as
-    well (`NodeInterface.gasEstimateL1Component`). The question is about data of the command's size
-    that does not compress, so the answer is an upper bound. Another chain may have anything at
-    those addresses: an answer of another form adds nothing.
+    OP stack chains (`GasPriceOracle.getL1Fee`, `getOperatorFee`) and Arbitrum chains
+    (`NodeInterface.gasEstimateL1Component`) return the fee. The query uses incompressible data of
+    the command's size, so the answer is an upper bound. Another chain may have anything at those
+    addresses: an answer of another form is ignored.
     """
     return await money_for(chain, *GAS_AND_BYTES[command])
 
 
 async def money_for(chain: Chain, gas: int, size_bytes: int) -> GasMoney:
-    """Return what so much gas and so many signed bytes cost now, as `gas_money` does."""
+    """Return the cost of this gas and these signed bytes now, as `gas_money` does."""
     data = _incompressible(size_bytes)
     price, l1_fee, operator_fee, nitro = await chain.rpc.try_batch(
         [
@@ -112,7 +112,7 @@ async def money_for(chain: Chain, gas: int, size_bytes: int) -> GasMoney:
         raise price
     wei = from_hex(price)
     op_fee = _word(l1_fee, words=1)
-    # Chains before Isthmus have no operator fee, and no function to ask.
+    # Chains before Isthmus have no operator fee, and no function for it.
     op_fee += _word(operator_fee, words=1) if op_fee else 0
     nitro_fee = int(_word(nitro, words=3) * wei * NITRO_MARGIN)
     return GasMoney(gas * wei, op_fee + nitro_fee)
@@ -124,7 +124,7 @@ def _call(to: str, signature: str, types: list[str], values: list[Any]) -> tuple
 
 
 def _word(answer: object, *, words: int) -> int:
-    """Return the first of so many 32-byte words; 0 for an error and for any other answer."""
+    """Return the first 32-byte word of an answer of `words` words; 0 for any other answer."""
     if not isinstance(answer, str) or len(answer) != 2 + 64 * words:
         return 0
     return from_hex(answer[:66])
@@ -149,14 +149,15 @@ async def require_gas(
         raise ConfigError(
             f"{account} holds {format_coins(held)} of the chain's coin, muster {command} may take "
             f"{needed} for gas",
-            hint="send it some; on a development chain: muster devnet fund KEYSTORE",
+            hint=f"send {account} some of the coin; on a development chain: muster devnet "
+            "fund KEYSTORE",
         )
 
 
 async def warn_of_gas(chain: Chain, account: Address, command: str, need: str) -> None:
     """Log a warning when an account cannot pay for a command that it may have to send later.
 
-    `need` says in words what for.
+    `need` says what the gas is needed for.
     """
     held, needed = await coins_of(chain, account), await gas_money(chain, command)
     if held < needed.wei:
@@ -183,13 +184,13 @@ async def require_worker(chain: Chain, account: Address) -> WorkerAccount:
     if number == 0:
         raise ConfigError(
             f"{account} is no worker of any run",
-            hint="join one: muster stake --run N --keystore FILE --node FILE",
+            hint="join a run: muster stake --run N --keystore FILE --node FILE",
         )
     return WorkerAccount(number, node)
 
 
 async def require_member(chain: Chain, account: Address, run_id: RunId) -> Member:
-    """Return how a worker stands in a run; raises ConfigError when it never joined it."""
+    """Return a worker's membership in a run; raises ConfigError when it never joined."""
     await require_worker(chain, account)
     member = await chain.workers.member_of(run_id, account)
     if member.status is WorkerStatus.NONE:
@@ -206,12 +207,13 @@ def find_run(view: ChainView, run: int) -> RunView:
     if found is None:
         known = f"there are {len(view.runs)}" if view.runs else "there is none yet"
         raise ConfigError(
-            f"there is no run {run}, {known}", hint="see muster run list; check --rpc"
+            f"there is no run {run}, {known}",
+            hint="choose a run of muster run list, or check --rpc",
         )
     return found
 
 
-# What a run asks of the software
+# Software that a run requires
 
 PACKAGE = "muster-rl"
 
@@ -222,8 +224,8 @@ def installed_version() -> str:
 
 
 def engine_name(settings: EngineSettings | Examination) -> str:
-    """Return what a calibration calls the engine and number format of these settings, and the
-    layout of a model over several devices.
+    """Return the name in calibrations of these settings' engine, number format, and layout over
+    several devices.
     """
     name = f"{settings.engine}:{settings.dtype}"
     return f"{name}:tp{settings.tensor_parallel}" if settings.tensor_parallel > 1 else name
@@ -251,17 +253,17 @@ def require_covered(calibration: Calibration, engine: str) -> None:
 
 
 def require_pinned_engine(requirements: list[str] | None = None) -> None:
-    """Raise ConfigError when what runs the model is not the version that this software pins.
+    """Raise ConfigError when a package that runs the model is not in the pinned version.
 
-    `requirements` are the package's own. A package that is not installed is passed over: the
-    command that imports it reports that.
+    `requirements` are by default this package's own. A missing package is skipped: the command that
+    imports it reports that.
     """
     for name, pinned in _pins(metadata.requires(PACKAGE) if requirements is None else requirements):
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-        # A build's own part (+cpu, +cu130) says where it runs, not what it computes.
+        # The local part of a version (+cpu, +cu130) does not change the results.
         if found.split("+")[0] != pinned:
             raise ConfigError(
                 f"{name} {found} is installed, limits are measured with {pinned}",
@@ -270,21 +272,21 @@ def require_pinned_engine(requirements: list[str] | None = None) -> None:
 
 
 def require_fit(recipe: Recipe, calibration: Calibration, settings: NodeSettings) -> None:
-    """Raise ConfigError when this software must not take part in a run, and why."""
+    """Raise ConfigError with the reason when this software must not take part in a run."""
     require_software(recipe, installed_version())
     require_covered(calibration, engine_name(settings))
     require_pinned_engine()
 
 
 def _pins(requirements: list[str] | None) -> list[tuple[str, str]]:
-    """Return the exactly pinned packages of the extra that runs models."""
+    """Return the pinned packages of the extra `model`."""
     pattern = re.compile(r"([A-Za-z0-9_.-]+)==([0-9.]+)\s*;.*extra == ['\"]model['\"]")
     found = (pattern.fullmatch(text.strip()) for text in requirements or ())
     return [(match[1], match[2]) for match in found if match]
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return a version's release; trailing zeros say nothing, nor does what follows it (rc1)."""
+    """Return a version's release numbers, without trailing zeros and suffixes such as rc1."""
     release = re.match(r"\d+(\.\d+)*", version)
     numbers = [int(part) for part in release[0].split(".")] if release else []
     while numbers and numbers[-1] == 0:

@@ -1,7 +1,8 @@
-"""Amounts, times and sizes as people write and read them; the only module that words them."""
+"""Amounts, times and sizes as text; all parsing and formatting of them is here."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation, localcontext
 
@@ -9,16 +10,21 @@ from muster.protocol.errors import ConfigError
 
 WEI_PER_TOKEN = 10**18
 """The token has 18 decimals, like the chain's coin."""
+_GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?", re.ASCII)
+"""An amount with a comma between thousands, as `format_tokens` writes it."""
 _SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def parse_tokens(text: str) -> int:
-    """Return the wei of a decimal amount of tokens; raises ConfigError."""
+    """Return the wei of a decimal amount of tokens, such as `1234.5` or `1,234.5`; raises
+    ConfigError.
+    """
+    plain = text.replace(",", "") if _GROUPED.fullmatch(text) else text
     try:
-        # The default context would round amounts of more than 28 digits.
+        # The default decimal context would round amounts of more than 28 digits.
         with localcontext(prec=80):
-            wei = Decimal(text) * WEI_PER_TOKEN
+            wei = Decimal(plain) * WEI_PER_TOKEN
             is_whole = wei == wei.to_integral_value()
     except (InvalidOperation, ValueError):
         raise ConfigError(
@@ -29,11 +35,11 @@ def parse_tokens(text: str) -> int:
     return int(wei)
 
 
-def format_tokens(wei: int) -> str:
-    """Return an amount in tokens, exact, without trailing zeros."""
+def format_tokens(wei: int, *, group: str = ",") -> str:
+    """Return an amount in tokens, exact, without trailing zeros; `group` is "," or nothing."""
     sign, wei = ("-", -wei) if wei < 0 else ("", wei)
     whole, rest = divmod(wei, WEI_PER_TOKEN)
-    return f"{sign}{whole:,}" + (f".{rest:018d}".rstrip("0") if rest else "")
+    return f"{sign}{whole:{group}}" + (f".{rest:018d}".rstrip("0") if rest else "")
 
 
 def format_coins(wei: int) -> str:
@@ -74,7 +80,7 @@ def format_share(ppm: int) -> str:
 
 
 def format_slashes(fraud_ppm: int, exact_fraud_ppm: int) -> str:
-    """Return what a run takes of a fraudulent worker's stake, in millionths, in words."""
+    """Return a sentence on how much of a fraudulent worker's stake a run slashes."""
     return (
         f"{format_share(fraud_ppm)} for a first statistical fraud, twice the share for each that "
         f"stands already, {format_share(exact_fraud_ppm)} for an exact one"

@@ -1,8 +1,7 @@
-"""`muster relay run`: mirrors a run's policy weights for others, and shows what judges need.
+"""`muster relay run`: mirrors a run's policy weights, and stores files that judges need.
 
-Wires the chain (which roots are true, who trains, which work has a bond behind it) to the mirror,
-the room and the server of `muster.shardcast`. A relay is trusted for nothing: whoever fetches
-checks every byte.
+Connects the chain (published roots, work with a bond) to the mirror, the room and the
+server of `muster.shardcast`. Nobody has to trust a relay: clients check every byte.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOK_S = 15.0
-"""Pause between two looks whether the run was closed."""
+"""Seconds between two checks whether the run was closed."""
 NO_ROOT = bytes(32)
-"""What the chain holds for a version that was never published."""
+"""Root on chain of a version that was never published."""
 
 
 class RelaySettings(Settings):
@@ -44,7 +43,7 @@ class RelaySettings(Settings):
     run: Annotated[int, Field(ge=1)]
     """The run it mirrors."""
     upstream: tuple[str, ...] = ()
-    """URLs of the origin or of other relays; none to serve what the store already holds."""
+    """URLs of the origin or of other relays; empty to serve only the store's content."""
     rpc: str = DEFAULT_RPC
     """JSON-RPC endpoint of the chain."""
     deployments: Path = DEPLOYMENTS
@@ -52,11 +51,12 @@ class RelaySettings(Settings):
     store: Path = Path("relay")
     """Folder for chunks and manifests."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 5
-    """Newest versions that stay."""
+    """How many of the newest versions are kept."""
     max_bytes: Annotated[int, Field(ge=1)] | None = None
-    """Most bytes of chunks; older versions make room, and one that alone exceeds it is refused."""
+    """Most bytes of chunks; older versions are deleted to make room, and a version that alone
+    exceeds the limit is refused."""
     room_bytes: Annotated[int, Field(ge=0)] = 1 << 30
-    """Most bytes of submissions' files for judges of the network; 0 for no room."""
+    """Most bytes of submission files stored for judges of the network; 0 to store none."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8700
@@ -64,13 +64,14 @@ class RelaySettings(Settings):
     ready_file: Path | None = None
     """File that receives the URL once the process listens."""
     poll_s: Annotated[float, Field(gt=0, le=60)] = 0.2
-    """Least time between two looks at an upstream, or at the chain for one version."""
+    """Minimum seconds between two polls of an upstream, or of the chain for one version."""
     linger_s: Annotated[float, Field(ge=0, le=31_536_000)] = 86_400.0
-    """How long after the run was closed nobody may have fetched anything before it ends."""
+    """After the run was closed, the relay ends when nobody has fetched anything for this many
+    seconds."""
     keep_going: bool = False
     """Serve a closed run until stopped."""
     token_file: Path | None = None
-    """File with the bearer token that clients must show; none without it."""
+    """File with the bearer token that clients must show; without it none is required."""
     upstream_token_file: Path | None = None
     """File with the bearer token that the upstreams demand."""
     connections_per_address: Annotated[int, Field(ge=1)] = 128
@@ -126,7 +127,7 @@ async def serve_relay(settings: RelaySettings) -> None:
 
 
 async def _until_unneeded(chain: Chain, settings: RelaySettings, server: ShardServer) -> None:
-    """Return once the run is closed and nobody has asked for a chunk for long enough."""
+    """Wait until the run is closed and nobody has fetched a chunk for long enough."""
     while True:
         idle_s = time.monotonic() - server.chunk_asked_at
         if idle_s >= settings.linger_s:
@@ -140,7 +141,12 @@ async def _until_unneeded(chain: Chain, settings: RelaySettings, server: ShardSe
 
 
 async def chain_trust(chain: Chain, run_id: int) -> Trust:
-    """Return what asks the chain for a version's root; the run's trainer never changes."""
+    """Return a function that reads a version's root from the chain; raises ConfigError without the
+    run.
+
+    Only the run's trainer of that moment could write the root, and later the run may have another
+    trainer: so no signature is needed.
+    """
     from muster.shardcast import TrustedRoot
 
     try:
@@ -156,17 +162,17 @@ async def chain_trust(chain: Chain, run_id: int) -> Trust:
             root = (await chain.runs.checkpoint_of(run, version)).manifest_root
         except ContractRevert:
             return None
-        return None if root == NO_ROOT else TrustedRoot(root, trainer, domain)
+        return None if root == NO_ROOT else TrustedRoot(root, None, domain)
 
     return trust
 
 
-# The work that files are kept of for judges
+# The work whose files are kept for judges
 
 
 class NamedWork:
-    """Work with a bond on chain: unjudged work that its worker committed by itself, and work that
-    open cases are about.
+    """Work with a bond on chain: unjudged work that its worker committed directly, and work of open
+    cases.
     """
 
     def __init__(self, view: ChainView, run_id: RunId, domain: Domain) -> None:
@@ -178,7 +184,7 @@ class NamedWork:
         self._deadlines: dict[Hash32, int] = {}
 
     async def on_change(self, _events: list[Event]) -> None:
-        """Take note of what the chain says now."""
+        """Update the list from the chain."""
         named = {
             batch.direct.leaf(): (batch.direct, batch)
             for batch in self._view.batches.values()
@@ -197,16 +203,16 @@ class NamedWork:
         self._deadlines = {leaf: at for leaf, at in self._deadlines.items() if leaf in named}
 
     def names_file(self, name: Hash32) -> bool:
-        """Return whether a file is of work with a bond behind it."""
+        """Return whether a file belongs to work with a bond."""
         return name in self._files
 
     def names_work(self, leaf: Hash32) -> bool:
-        """Return whether work has a bond behind it."""
+        """Return whether work has a bond."""
         return leaf in self._named
 
     def work_fault(self, leaf: Hash32, document: bytes) -> str | None:
-        """Return why a document does not prove that work, None when it does. Without this check
-        somebody who is faster could store false proofs, and judges would not get the right ones.
+        """Return why a document does not prove that work, or None. Without this check an attacker
+        could store false proofs first, and judges would not get the right ones.
         """
         from pydantic import ValidationError
 
@@ -233,17 +239,17 @@ class NamedWork:
         if worker is None or signer not in {node for _, node in worker.nodes}:
             return "it is not signed by the worker's node"
         if entry.ticket.deadline < self._deadlines.get(leaf, 0):
-            # One slot may have had several tickets; work must not become late by an earlier one.
+            # A slot may have had several tickets; an earlier deadline must not make the work late.
             return "it is here with a ticket of a later deadline"
         self._deadlines[leaf] = entry.ticket.deadline
         return None
 
 
-# What every server of chunks has: a token, limits for each address, and its announcement.
+# Shared by all servers of chunks: token, limits per address, announcement.
 
 
 def limits_of(connections_per_address: int, requests_per_s: float) -> ServerLimits:
-    """Return what one network address may take of a server; bursts may be twice the rate."""
+    """Return the limits per network address; bursts may be twice the rate."""
     from muster.shardcast import ServerLimits
 
     burst = int(2 * requests_per_s) + 1
@@ -266,9 +272,9 @@ def read_token(file: Path | None) -> str | None:
 
 
 def announce(server: ShardServer, name: str, ready_file: Path | None) -> None:
-    """Tell the operator, and whoever waits for the ready file, where a server listens.
+    """Log a server's URL and write it to the ready file.
 
-    `name` says what it is: "relay" or "origin".
+    `name` is "relay" or "origin".
     """
     click.echo(f"{name} listens at {server.url}", err=True)
     if ready_file is not None:
@@ -291,23 +297,23 @@ def relay() -> None:
 @click.option("--upstream", multiple=True, help="URL of origin or relay; repeatable.")
 @chain_options
 @click.option("--store", type=FOLDER, help="Folder for chunks and manifests.")
-@click.option("--keep", type=int, help="Newest versions that stay.")
+@click.option("--keep", type=int, help="How many of the newest versions are kept.")
 @click.option("--max-bytes", type=int, help="Most bytes of chunks.")
 @click.option("--room-bytes", type=int, help="Most bytes of files for judges; 0 for none. [1 GiB]")
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=int, help="Port to listen on; 0 for any free one.")
-@click.option("--ready-file", type=FILE, help="Receives the URL once it listens.")
-@click.option("--poll-s", type=float, help="Seconds between looks at the chain.")
-@click.option("--linger-s", type=float, help="Once closed, serve until idle so long. [1 day]")
+@click.option("--ready-file", type=FILE, help="Write the URL here once it listens.")
+@click.option("--poll-s", type=float, help="Seconds between two polls of the chain.")
+@click.option("--linger-s", type=float, help="Idle time until a closed run's relay ends. [1 day]")
 @click.option("--keep-going", is_flag=True, default=None, help="Serve a closed run until stopped.")
 @click.option("--token-file", type=FILE, help="Bearer token that clients must show.")
 @click.option("--upstream-token-file", type=FILE, help="Bearer token that upstreams demand.")
 @click.option("--connections-per-address", type=int, help="Most open connections per address.")
 @click.option("--requests-per-s", type=float, help="Most requests per second and address.")
 def run(config: Path | None, **flags: object) -> None:
-    """Mirror a run until stopped, or until it is closed and nobody fetches any more.
+    """Mirror a run until stopped, or until the run is closed and nobody fetches any more.
 
-    Without --upstream it serves what the store holds, such as the one that `run create` wrote.
+    Without --upstream it only serves its store, such as one written by `run create`.
 
     \b
     Example:

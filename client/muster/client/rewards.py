@@ -1,4 +1,4 @@
-"""What a worker has earned: final accepted outcomes that are not paid, their proofs, the claims.
+"""A worker's rewards: unpaid final accepted outcomes, their proofs, and claims for them.
 
 Everything comes from the chain alone. Unjudged work is not paid: see `muster explain`.
 """
@@ -19,19 +19,19 @@ from muster.protocol.messages import OutcomeRecord, Verdict
 CLAIM_SIZE = 100
 """Outcomes claimed in one transaction: about 1 million gas."""
 PARALLEL_CALLS = 16
-"""Questions asked of the RPC endpoint at once."""
+"""Most parallel requests to the RPC endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Earning:
-    """One outcome that a worker is, was or may be paid for."""
+    """An outcome for which a worker was, is or may be paid."""
 
     run_id: RunId
     """The run that pays."""
     batch: BatchView
     """The batch it was recorded in."""
     position: int
-    """Its place there."""
+    """Its place in the batch."""
     record: OutcomeRecord
 
     def proof(self) -> OutcomeProof:
@@ -40,13 +40,13 @@ class Earning:
 
     @property
     def amount_wei(self) -> int:
-        """What it is worth, if accepted."""
+        """Its price, if it is accepted."""
         return self.record.units * self.batch.price_per_unit
 
 
 @dataclass(frozen=True, slots=True)
 class Earnings:
-    """A worker's accepted outcomes in one run, by what can be done about them."""
+    """A worker's accepted outcomes in one run, by state."""
 
     run_id: RunId
     claimable: tuple[Earning, ...]
@@ -54,25 +54,25 @@ class Earnings:
     pending: tuple[Earning, ...]
     """Still open to a challenge."""
     paid: tuple[Earning, ...]
-    """Claimed before."""
+    """Already claimed."""
 
     def amount_wei(self, earnings: Sequence[Earning]) -> int:
-        """Return what some of them are worth."""
+        """Return the sum of some outcomes' prices."""
         return sum(earning.amount_wei for earning in earnings)
 
 
-def candidate_outcomes(view: ChainView, run_id: RunId, worker: Address) -> list[Earning]:
-    """Return the worker's outcomes in a run that are recorded as accepted, or disputed, oldest
-    first. A slot is paid once, so its first acceptance counts.
+def candidate_outcomes(view: ChainView, run_id: RunId, worker: Address) -> list[list[Earning]]:
+    """Return the worker's outcomes in a run that are recorded as accepted, or disputed: one list
+    for each slot, oldest first.
     """
     account = view.workers.get(worker)
-    found: dict[tuple[int, int], Earning] = {}
+    found: dict[tuple[int, int], list[Earning]] = defaultdict(list)
     for batch in sorted(view.batches.values(), key=lambda b: b.batch_id):
         if batch.run_id != run_id or account is None:
             continue
         for position, record in _worth_something(view, batch, account.worker_id):
             earning = Earning(run_id, batch, position, record)
-            found.setdefault((record.step, record.index), earning)
+            found[record.step, record.index].append(earning)
     return list(found.values())
 
 
@@ -87,24 +87,30 @@ def _worth_something(
 
 
 async def find_earnings(chain: Chain, view: ChainView, run_id: RunId, worker: Address) -> Earnings:
-    """Return what the worker earned in a run, and what of it can be claimed now."""
+    """Return a worker's outcomes in a run, by whether they can be claimed now.
+
+    A slot is paid once: the first of its outcomes that stands as accepted counts.
+    """
     asking = asyncio.Semaphore(PARALLEL_CALLS)
 
-    async def standing(earning: Earning) -> str:
+    async def standing(slot: list[Earning]) -> tuple[str, Earning]:
         async with asking:
-            record = earning.record
-            if await chain.escrow.is_paid(run_id, worker, record.step, record.index):
-                return "paid"
-            standing = await chain.ledger.standing_of(earning.proof())
-            if standing.verdict is not Verdict.ACCEPTED:
-                return "overturned"
-            return "claimable" if standing.is_final else "pending"
+            record = slot[0].record
+            is_paid = await chain.escrow.is_paid(run_id, worker, record.step, record.index)
+            for earning in slot:
+                if is_paid and earning is slot[-1]:
+                    return "paid", earning  # no other outcome is left that was paid
+                standing = await chain.ledger.standing_of(earning.proof())
+                if standing.verdict is Verdict.ACCEPTED:
+                    state = "claimable" if standing.is_final else "pending"
+                    return "paid" if is_paid else state, earning
+            return "overturned", slot[0]
 
-    outcomes = candidate_outcomes(view, run_id, worker)
-    standings = await asyncio.gather(*(standing(outcome) for outcome in outcomes))
+    slots = candidate_outcomes(view, run_id, worker)
+    standings = await asyncio.gather(*(standing(slot) for slot in slots))
 
     def those(wanted: str) -> tuple[Earning, ...]:
-        return tuple(o for o, s in zip(outcomes, standings, strict=True) if s == wanted)
+        return tuple(earning for state, earning in standings if state == wanted)
 
     return Earnings(
         run_id=run_id,
@@ -135,22 +141,24 @@ def _claims(earnings: Sequence[Earning]) -> Iterator[RewardClaim]:
 def describe_earnings(
     earnings: Earnings, worker: Address, transactions: Sequence[str]
 ) -> dict[str, Any]:
-    """Return earnings as JSON values. `transactions` have claimed all that was claimable: the
-    report is about the time after them.
-    """
+    """Return earnings as JSON values, as of after the claims in `transactions`."""
     report: dict[str, Any] = {"run": earnings.run_id, "worker": worker}
     if transactions:
         report["claimed_slots"] = len(earnings.claimable)
-        report["claimed_tokens"] = format_tokens(earnings.amount_wei(earnings.claimable))
+        report |= _amount("claimed", earnings.amount_wei(earnings.claimable))
         paid = (*earnings.paid, *earnings.claimable)
         earnings = replace(earnings, claimable=(), paid=paid)
     for name in ("claimable", "pending", "paid"):
         part: tuple[Earning, ...] = getattr(earnings, name)
         report[f"{name}_slots"] = len(part)
-        report[f"{name}_tokens"] = format_tokens(earnings.amount_wei(part))
+        report |= _amount(name, earnings.amount_wei(part))
     if transactions:
         report["transactions"] = list(transactions)
     return report
+
+
+def _amount(name: str, wei: int) -> dict[str, str]:
+    return {f"{name}_tokens": format_tokens(wei), f"{name}_wei": str(wei)}
 
 
 def facts_of(found: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Settings of the worker and validator processes."""
+"""Settings of worker, validator and juror processes; a relay's are in `muster.client.relay`."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Confirmations, Settings, u
 
 
 def _urls(value: Any) -> Any:
-    # The environment has no lists.
+    # Environment variables cannot hold lists.
     return tuple(urls_of(value)) if isinstance(value, str) else value
 
 
 Urls = Annotated[tuple[str, ...], BeforeValidator(_urls)]
-"""URLs; separated by blanks or commas in the environment."""
+"""URLs, separated by blanks or commas in the environment."""
 
 
 def devices_of(text: str) -> tuple[str, ...]:
-    """Return the devices that are named between commas; a number is that of a GPU."""
+    """Return the devices in a comma-separated text; a number means a GPU."""
     names = (each.strip() for each in text.split(",") if each.strip())
     return tuple(f"cuda:{each}" if each.isdecimal() else each for each in names)
 
 
 def places_of(devices: Sequence[str], tensor_parallel: int) -> tuple[str, ...]:
-    """Return where engines on these devices compute; a model over several GPUs has a plus sign
-    between them. Raises ConfigError.
+    """Return the device of each engine; GPUs that share one model are joined by a plus sign. Raises
+    ConfigError.
     """
     if len(devices) % tensor_parallel:
         raise ConfigError(f"{len(devices)} devices do not come in groups of {tensor_parallel}")
@@ -49,41 +49,41 @@ def _names(value: Any) -> Any:
 
 
 Devices = Annotated[tuple[str, ...], BeforeValidator(_names), Field(max_length=64)]
-"""Names of devices; between commas in flags and in the environment."""
+"""Names of devices, separated by commas in flags and in the environment."""
 
 
 class EngineSettings(Settings):
     """The settings of every process that follows the chain and runs a model."""
 
     rpc: str = DEFAULT_RPC
-    """URL of an RPC endpoint of the chain; several, between commas, are compared."""
+    """URL of an RPC endpoint of the chain; several, separated by commas, are compared."""
     deployments: Path = DEPLOYMENTS
     """Folder with the contracts' addresses, one file per chain id."""
     state_dir: Path
-    """Where the process keeps what it must not forget; no other process may share it."""
+    """Folder of the process's durable state; no other process may share it."""
     poll_s: Annotated[float, Field(gt=0, le=60)] = 1.0
-    """Seconds between looks at the chain."""
+    """Seconds between two polls of the chain."""
     confirmations: Confirmations = 0
     """Blocks on top of an event before it is acted on; or `safe` or `finalized`, where the chain
     has such blocks."""
     engine: Literal["transformers", "vllm"] = "transformers"
-    """What runs the model; vllm has an environment of its own: docs/engines.md."""
+    """Engine that runs the model; vllm needs its own environment: docs/engines.md."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the model."""
+    """Number format of the model."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     """CPU threads of the model."""
     device: str = "cpu"
-    """Where the model computes, as torch names it."""
+    """Device of the model, as torch names it."""
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
-    """GPUs that one model is spread over; vllm only, and measured as a way of its own."""
+    """GPUs that share one model; vllm only. A calibration must cover each number separately."""
     context: Annotated[int | None, Field(ge=2, le=1 << 24)] = None
-    """Tokens of the longest prompt with its completion that there is room for; None for what the
-    run's recipe and problems can come to."""
+    """Most tokens of a prompt with its completion; None for the longest that the run's recipe and
+    problems allow."""
     memory_share: Annotated[float | None, Field(gt=0, le=1)] = None
-    """Part of the device's free memory that weights, keys and values may take; None for 0.9 of a
-    GPU's and half of a CPU's."""
+    """Share of the device's free memory for weights, keys and values; None for 0.9 on a GPU and
+    half on a CPU."""
     max_rows: Annotated[int, Field(ge=1, le=4096)] = 256
-    """Most samples that run at a time."""
+    """Most samples in one batch."""
     batch_tokens: Annotated[int | None, Field(ge=1, le=1 << 24)] = None
     """Most tokens of one step of the model; None for the engine to choose."""
 
@@ -98,7 +98,7 @@ class EngineSettings(Settings):
 
 
 class NodeSettings(EngineSettings):
-    """What workers and validators share."""
+    """Settings shared by workers and validators."""
 
     of_network: ClassVar[frozenset[str]] = Settings.of_network | {"orchestrator", "relay"}
 
@@ -107,18 +107,18 @@ class NodeSettings(EngineSettings):
     orchestrator: str
     """URL of the run's orchestrator."""
     relay: Urls = ()
-    """URLs of relays; empty for those the orchestrator names."""
+    """URLs of relays; empty for those that the orchestrator names."""
     keep_going: bool = False
-    """Go on when the run is over: its owner may extend it, or others dispute."""
+    """Continue when the run is over: its owner may extend it, or others may open disputes."""
 
 
 class JurorSettings(EngineSettings):
     """Settings of `muster juror run`; environment prefix MUSTER_JUROR_."""
 
     source: Urls = ()
-    """URLs that show work, files and documents, beside those that a case names: orchestrators."""
+    """URLs of orchestrators with work, files and documents, besides those that a case names."""
     relay: Urls = ()
-    """URLs of relays, beside those that orchestrators name."""
+    """URLs of relays, besides those that orchestrators name."""
 
 
 class WorkerSettings(NodeSettings):
@@ -127,19 +127,19 @@ class WorkerSettings(NodeSettings):
     worker: Annotated[Address, BeforeValidator(to_address)]
     """The staking wallet this node works for."""
     devices: Devices = ()
-    """Devices side by side, an engine and its process each: 0 or cuda:0 for a GPU, or cpu; empty
-    for `device` alone. With `tensor_parallel`, so many after each other have one model."""
+    """Devices with one engine process each: 0 or cuda:0 for a GPU, or cpu; empty for `device` only.
+    With `tensor_parallel` N, every N devices in a row share one model."""
     tickets_per_engine: Annotated[int, Field(ge=1, le=8)] = 2
-    """Tickets at hand of each engine: samples of one take the rows that another leaves, while
-    others are fetched for, graded or uploaded."""
+    """Tickets that each engine works on at a time: samples of one fill the batch rows that another
+    frees, while others are fetched, graded or uploaded."""
     heartbeat_s: Annotated[float, Field(gt=0, le=600)] = 10.0
-    """Seconds between signs of life."""
+    """Seconds between heartbeats."""
     plain: bool = False
-    """Log lines on a terminal too, instead of the live view."""
+    """Print log lines instead of the live view, also on a terminal."""
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Where the engines compute."""
+        """The device of each engine."""
         return places_of(self.devices, self.tensor_parallel) or (self.device,)
 
     @model_validator(mode="after")
@@ -152,6 +152,6 @@ class ValidatorSettings(NodeSettings):
     """Settings of `muster validator run`; environment prefix MUSTER_VALIDATOR_."""
 
     file_patience_s: Annotated[float, Field(ge=0, le=3600)] = 60.0
-    """How long a file that nobody has is asked for before it counts as missing."""
+    """Seconds for which a missing file is requested before it counts as unavailable."""
     checks_everything: bool = False
-    """Whether it also judges the batches that it is not called for, after the others."""
+    """Whether it also judges batches that it is not called for, after the others."""

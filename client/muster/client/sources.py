@@ -1,11 +1,10 @@
-"""Sources: whoever shows a submission's file, its ticket, or what a run pins on chain.
+"""Sources: servers with a submission's file, its ticket, or a run's pinned documents.
 
 A source is the base URL of an orchestrator, of a relay's file room or of any server with the same
-paths. Most are named by strangers, on chain: nothing that one says is believed, and none costs
-more than a bounded time and a bounded number of bytes. A source that hangs delays the next by a
-few seconds only. A source may send us elsewhere for something that has a hash, as orchestrators do
-whose files are in a bucket: a few times, without our signature, and never into a private network
-that the source is not in.
+paths. Most are named by strangers, on chain: no answer is trusted, and each source gets a limited
+time and number of bytes. A source that hangs delays the next by a few seconds only. A source may
+redirect us for content that has a hash, as orchestrators with a bucket do: a few times, without our
+signature, and never into a private network that the source is not in.
 """
 
 from __future__ import annotations
@@ -34,9 +33,10 @@ from muster.api.routes import MAX_FILE_BYTES
 from muster.api.signing import sign_request
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import file_hash, hex0x, keccak
-from muster.protocol.errors import ApiError, MusterError, ProtocolError
+from muster.protocol.errors import ApiError, MusterError, ProtocolError, StorageError
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.merkle import merkle_root
+from muster.shardcast.cache import require_room
 from muster.tasks.document import document_root
 
 logger = logging.getLogger(__name__)
@@ -46,22 +46,22 @@ T = TypeVar("T")
 MAX_NAMED = 16
 """Sources that a claim or a submission may name on chain."""
 MAX_URL_CHARS = 128
-"""Longest of them."""
+"""Longest URL of a named source."""
 MAX_SOURCES = 64
-"""Sources that are asked about one thing, whoever named them."""
+"""Most sources asked about one thing, ours included."""
 LANES = 4
-"""Sources that are asked at the same time at most."""
+"""Most sources asked at the same time."""
 INLINE_BYTES = 1 << 20
-"""Answers up to this size are hashed without a thread: a millisecond or two."""
+"""Answers up to this size are hashed on the event loop, in a millisecond or two."""
 MAX_REDIRECTS = 3
-"""How often one answer may send us on."""
+"""Most redirects of one request."""
 MAX_PLACE_CHARS = 4096
-"""Longest URL that we are sent to; presigned ones are long."""
+"""Longest URL of a redirect; presigned URLs are long."""
 MAX_REFUSAL_BYTES = 4096
-"""Most bytes that are read of a refusal."""
-SOURCES_HINT = "name more sources with --source URL: the run's orchestrator, or its relays"
+"""Most bytes that are read of an error response."""
+SOURCES_HINT = "give more sources with --source URL: the run's orchestrator, or its relays"
 DOCUMENTS_HINT = (
-    "relays have no task set, recipe or calibration: name an orchestrator with --source URL, "
+    "relays have no task set, recipe or calibration: give an orchestrator with --source URL, "
     "or any server that shows a copy of its --documents as /v1/documents/HASH"
 )
 _CODE = re.compile(r"[a-z_]{1,40}")
@@ -73,28 +73,28 @@ _FAILURES = (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError, MusterErr
 
 @dataclass(frozen=True, slots=True)
 class SourcePatience:
-    """How long sources are waited for."""
+    """Timeouts for sources."""
 
     connect_s: float = 5.0
-    """Longest wait for a connection, and for each piece of an answer."""
+    """Longest wait for a connection, and for each chunk of an answer."""
     source_s: float = 60.0
-    """Longest time for one answer of one source: 64 MiB at 1.1 MB/s."""
+    """Deadline for one answer of one source: 64 MiB at 1.1 MB/s."""
     hedge_s: float = 3.0
-    """After this time without an answer the next source is asked beside the first."""
+    """Seconds without an answer after which the next source is asked in parallel."""
     document_s: float = 600.0
-    """Longest time in which one source may hand over a task set."""
+    """Deadline for one source to deliver a task set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """The account that signs the question to a source that answers nobody else: an orchestrator."""
+    """The account that signs requests to sources that refuse strangers: orchestrators."""
 
     key: bytes
-    """The account that asks."""
+    """Private key of the account."""
     domain: Domain
-    """Of the ContributionLedger."""
+    """EIP-712 domain of the ContributionLedger."""
     audience: Address
-    """The run's orchestrator."""
+    """Account of the run's orchestrator."""
 
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -102,7 +102,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of a host, as the system knows them."""
+    """Return the addresses of a host from the system's resolver."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -112,7 +112,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 class Sources:
-    """A list of sources, asked in its order until one shows what is meant."""
+    """A list of sources, asked in order until one has the requested content."""
 
     def __init__(
         self,
@@ -125,8 +125,8 @@ class Sources:
         transport: httpx.AsyncBaseTransport | None = None,
         resolver: Resolve = resolve,
     ) -> None:
-        """`urls` are our own; `named` are strangers', of which malformed ones are passed over, and
-        those that lead to this machine or its network unless `allows_private`.
+        """`urls` are our own; `named` are strangers'. Malformed named URLs are skipped and, unless
+        `allows_private`, so are those that lead to this machine or its network.
         """
         theirs = [url for url in named if _is_askable(url, allows_private=allows_private)]
         self.urls = list(dict.fromkeys(url.rstrip("/") for url in [*urls, *theirs]))[:MAX_SOURCES]
@@ -141,7 +141,7 @@ class Sources:
             timeout=self._patience.connect_s,
             trust_env=False,
             follow_redirects=False,
-            # A small compressed answer may unpack to any size.
+            # No compression: a small compressed answer may expand to any size.
             headers={"accept-encoding": "identity"},
         )
 
@@ -151,7 +151,7 @@ class Sources:
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
-    # What they show
+    # Reading from sources
 
     async def file(self, submission_file_hash: Hash32) -> bytes:
         """Return a submission's file; raises ApiError when no source has it."""
@@ -170,8 +170,8 @@ class Sources:
     ) -> BatchEntry:
         """Return a submission with its signatures and ticket, by its leaf.
 
-        The leaf covers the submission alone: `accepts` says whether the signatures and the ticket
-        are those that it needs. Raises ApiError when no source shows such.
+        The leaf covers only the submission: `accepts` tells whether signatures and ticket are the
+        right ones. Raises ApiError when no source has them.
         """
 
         async def ask(url: str) -> BatchEntry:
@@ -180,7 +180,7 @@ class Sources:
             if entry.submission.leaf() != leaf:
                 raise _lied("it shows another submission")
             if not accepts(entry):
-                raise _lied("its signatures or its ticket do not hold")
+                raise _lied("its signatures or its ticket are invalid")
             return entry
 
         return await self._first(f"the work {hex0x(leaf)}", ask)
@@ -210,12 +210,15 @@ class Sources:
         return await self._first(f"the document {hex0x(document_hash)}", ask, hint=DOCUMENTS_HINT)
 
     async def download(self, document_hash: Hash32, path: Path, *, max_bytes: int) -> None:
-        """Write a task set to a file; raises ApiError when no source has it."""
+        """Write a task set to a file; raises ApiError when no source has it, or no room is left."""
+
+        def admit(size: int) -> None:
+            require_room(path.parent, size, what="a task set", needed_bytes=size)
 
         async def ask(url: str) -> None:
             path.unlink(missing_ok=True)
             async with OrchestratorApi(url, transport=self._transport) as api:
-                await api.download(document_hash, path, max_bytes=max_bytes)
+                await api.download(document_hash, path, max_bytes=max_bytes, admit=admit)
             if await asyncio.to_thread(document_root, path) != document_hash:
                 raise _lied("its task set has another root")
 
@@ -224,7 +227,7 @@ class Sources:
         await self._first(what, ask, lanes=1, source_s=patience_s, hint=DOCUMENTS_HINT)
 
     async def run_info(self, run_id: RunId, url: str) -> RunInfo | None:
-        """Return what a source says about a run when it is an orchestrator, else None."""
+        """Return a source's information about a run if it is an orchestrator, else None."""
         try:
             async with asyncio.timeout(self._patience.source_s):
                 data = await self._get(f"{url}/v1/runs/{run_id}", MAX_SMALL_ANSWER_BYTES)
@@ -233,17 +236,17 @@ class Sources:
             return None
 
     async def relays_named_by(self, orchestrator: str, run_id: RunId) -> list[str]:
-        """Return the relays that an orchestrator names for a run; none when it does not answer."""
+        """Return the relays that an orchestrator names for a run; empty when it does not answer."""
         info = await self.run_info(run_id, orchestrator.rstrip("/"))
         return list(info.relays) if info else []
 
-    # What they are given
+    # Writing to sources
 
     async def deposit(self, data: bytes, entry: BatchEntry) -> dict[str, str]:
         """Put a file and the proofs of its submission into every source's room.
 
-        Returns by URL why one did not take them. A room takes only work that the chain names with
-        a bond behind it, so this comes after the transaction.
+        Returns the reason of each refusal by URL. A room accepts only work with a bond on chain, so
+        this comes after the transaction.
         """
         file = f"/v1/files/{hex0x(entry.submission.file_hash)}"
         work = f"/v1/work/{hex0x(entry.submission.leaf())}"
@@ -262,7 +265,7 @@ class Sources:
                 group.create_task(give(url))
         return refused
 
-    # One question
+    # One request
 
     async def _first(
         self,
@@ -273,7 +276,7 @@ class Sources:
         source_s: float | None = None,
         hint: str = SOURCES_HINT,
     ) -> T:
-        """Return the first answer that passes; each lane goes on with the next source not asked."""
+        """Return the first valid answer; each lane continues with the next source not yet asked."""
         if not self.urls:
             raise _nobody(what, {}, hint)
         found: list[T] = []
@@ -307,9 +310,9 @@ class Sources:
         return found[0]
 
     async def _get(self, url: str, max_bytes: int, *, follows: str | None = None) -> bytes:
-        """Return an answer's body; a source that refuses strangers gets a signed question.
+        """Return a response body; a source that refuses strangers gets a signed request.
 
-        `follows` is the source that may send us elsewhere, for an answer that its hash checks.
+        `follows` is the source that may redirect us, for content that is checked by its hash.
         """
         status, body = await self._once(url, max_bytes, {})
         if status in _REFUSED and self._signer is not None:
@@ -325,21 +328,21 @@ class Sources:
         return body
 
     async def _elsewhere(self, source: str, place: str, max_bytes: int) -> tuple[int, bytes]:
-        """Ask where a source sent us, without our signature. The address that was checked is asked:
-        a name may lead elsewhere the next time.
+        """Follow a redirect, without our signature. Connects to the very address that was checked,
+        because a name may resolve to another address the next time.
         """
         url = httpx.URL(place)
         addresses = await self._resolve(host := url.raw_host.decode("ascii"), url.port or 0)
         is_public = all(map(_is_public, addresses))
         if not addresses or not (is_public or await self._is_inside(source)):
-            raise _lied("it sends us into a private network")
-        # A connection is for one name: another may be at the same address.
+            raise _lied("it redirects into a private network")
+        # A connection is not reused for another name at the same address.
         headers = {"host": url.netloc.decode("ascii"), "connection": "close"}
         pinned = url.copy_with(host=addresses[0])
         return await self._once(str(pinned), max_bytes, headers, name=host)
 
     async def _is_inside(self, source: str) -> bool:
-        """Return whether a source may send us into a private network: one of our own there."""
+        """Return whether a source may redirect us into a private network, as our own may."""
         if self._allows_private:
             return True
         if source not in self._own:
@@ -350,8 +353,8 @@ class Sources:
     async def _once(
         self, url: str, max_bytes: int, headers: Mapping[str, str], *, name: str | None = None
     ) -> tuple[int, bytes]:
-        """Return status and body, or, for a redirect, the place instead of the body. `name` is the
-        host's name when the URL has its address.
+        """Return status and body or, for a redirect, the target instead of the body. `name` is the
+        host name when the URL contains its address.
         """
         parts: list[bytes] = []
         size = 0
@@ -365,7 +368,7 @@ class Sources:
             if response.status_code != 200:
                 return response.status_code, b""
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise _lied("the answer is packed, which nobody asked for")
+                raise _lied("the answer is compressed, which was not requested")
             async for part in response.aiter_raw():
                 size += len(part)
                 if size > max_bytes:
@@ -402,18 +405,18 @@ def _is_askable(url: str, *, allows_private: bool) -> bool:
 
 
 def _place(asked: str, location: bytes) -> str:
-    """Return where an answer sends us: nowhere less private than where we asked."""
+    """Return the target of a redirect; refuses a downgrade from https."""
     try:
         place = str(httpx.URL(asked).join(location.decode()))
     except (httpx.InvalidURL, ValueError):
         place = ""
     if len(place) > MAX_PLACE_CHARS or url_fault(place, ("https", httpx.URL(asked).scheme)):
-        raise _lied("it sends us to no place to fetch from")
+        raise _lied("it redirects to an invalid place")
     return place
 
 
 def _is_public(text: str) -> bool:
-    """Return whether an address is of the internet, also when another one is written in it."""
+    """Return whether an address is public, also if it embeds another address."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -427,8 +430,8 @@ def _is_public(text: str) -> bool:
 
 
 def _words(error: Exception) -> str:
-    """Return why a source failed in a few words, without its own words."""
-    if isinstance(error, (ApiError, ProtocolError)):
+    """Return in a few words why a source failed, without quoting it."""
+    if isinstance(error, (ApiError, ProtocolError, StorageError)):
         return str(error)[:200]
     if isinstance(error, ValidationError):
         return "answered something else"
@@ -436,7 +439,7 @@ def _words(error: Exception) -> str:
 
 
 async def _code_of(response: httpx.Response) -> str:
-    """Return the code of a refusal in brackets; none of a body that is not ours."""
+    """Return the error code of a refusal in brackets; empty if the body is not in our format."""
     body = b""
     async for part in response.aiter_raw():
         body += part
@@ -450,14 +453,14 @@ async def _code_of(response: httpx.Response) -> str:
 
 
 async def _hashed(hashing: Callable[[bytes], Hash32], data: bytes) -> Hash32:
-    """Return an answer's hash; that of a large one takes longer than an event loop may be busy."""
+    """Return an answer's hash; large answers are hashed in a thread."""
     if len(data) <= INLINE_BYTES:
         return hashing(data)
     return await asyncio.to_thread(hashing, data)
 
 
 def _entries_of(data: bytes, root: Hash32, count: int) -> list[BatchEntry] | None:
-    """Return an answer's submissions if they are those of a batch with this root."""
+    """Return the submissions in an answer if they form a batch with this root."""
     entries = BatchContents.model_validate_json(data).submissions
     leaves = [entry.submission.leaf() for entry in entries]
     return entries if len(leaves) == count and merkle_root(leaves) == root else None

@@ -1,10 +1,11 @@
-"""Stake of an account for a run: how it is put in and comes back, and what can be lost of it.
+"""Stake of an account for a run: depositing and withdrawing it, and how much can be lost.
 
 A worker joins a run in one transaction: its key signs an ERC-2612 permit, its node's key a consent
-(`NodeRegistration`); both travel in `WorkerRegistry.join`. Stake is kept by run: no other can cost
-it. Jurors stake for the network's bench, which is run 0. Stake that is asked for unbonds for a
-while, during which earlier work can still be slashed; then a second call withdraws it. The vault
-has one date for what unbonds of one run: asking for more moves it. Nothing else holds stake back.
+(`NodeRegistration`); both are arguments of `WorkerRegistry.join`. Stake is kept per run: no other
+run can slash it. Jurors stake for the network's bench, which is run 0. To withdraw, stake first
+unbonds for a while, during which earlier work can still be slashed; then a second call withdraws
+it. The vault has one date for all unbonding stake of a run: unbonding more moves it. Nothing else
+delays a withdrawal.
 """
 
 from __future__ import annotations
@@ -41,19 +42,21 @@ from muster.wallet import Wallet
 
 
 def of_worker(run_id: RunId, terms: RunTerms, stake_wei: int) -> list[str]:
-    """Return what a worker can lose in a run where it has so much at stake."""
+    """Return what a worker with this stake can lose in a run."""
     return [
         f"at most these {format_tokens(stake_wei)} tokens, to this run only: "
         f"{format_slashes(terms.fraud_ppm, terms.exact_fraud_ppm)}, by a quorum of its validators",
-        "a jury of the network can overturn that; what is lost is burned and insured, never its "
-        "judges'",
+        (
+            "a jury of the network can overturn that; lost stake is burned or goes to the "
+            "insurance, never to its judges"
+        ),
         f"your node's signature on two files for one slot of run {run_id} costs what an exact "
         "fraud does",
     ]
 
 
 def of_validator(run_id: RunId, court: CourtTerms, stake_wei: int) -> list[str]:
-    """Return what a validator can lose in a run where it has so much at stake."""
+    """Return what a validator with this stake can lose in a run."""
     return [
         f"at most these {format_tokens(stake_wei)} tokens, to this run only: "
         f"{format_share(court.wrong_verdict_ppm)} for each batch of which a jury overturned what "
@@ -64,7 +67,7 @@ def of_validator(run_id: RunId, court: CourtTerms, stake_wei: int) -> list[str]:
 
 
 def of_juror(court: CourtTerms, stake_wei: int) -> list[str]:
-    """Return what a juror can lose with so much at stake on the bench."""
+    """Return what a juror with this stake on the bench can lose."""
     return [
         f"at most these {format_tokens(stake_wei)} tokens, for absence only: "
         f"{format_share(court.absence_ppm)} for each case that draws you and gets no vote",
@@ -73,7 +76,7 @@ def of_juror(court: CourtTerms, stake_wei: int) -> list[str]:
 
 
 def exposure_of(run_id: RunId, terms: RunTerms) -> list[str]:
-    """Return in a line for each party what it can lose at most in a run."""
+    """Return one line per party about the most that it can lose in a run."""
     slashes = format_slashes(terms.fraud_ppm, terms.exact_fraud_ppm)
     return [
         f"worker: what it staked for run {run_id}, for fraud that its node signed ({slashes})",
@@ -84,39 +87,39 @@ def exposure_of(run_id: RunId, terms: RunTerms) -> list[str]:
 
 
 CONSENT_S = 3600
-"""How long permit and consent hold: long enough for a slow chain, short enough to lapse."""
+"""Seconds for which permit and consent are valid: enough for a slow chain."""
 FAUCET_CHAIN_ID = 31337
 """The only chain whose token has a faucet."""
 GAS_MONEY = 100 * 10**18
-"""What an account gets there."""
+"""Coins in wei that an account gets on that chain."""
 
 _PERMIT_TYPE = "Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)"
 
 
 @dataclass(frozen=True, slots=True)
 class StakeOffer:
-    """What a stake would do, for people to read before they agree."""
+    """The terms of a stake, shown before its confirmation."""
 
     run_id: RunId
     terms: RunTerms
-    """What the run pays and punishes."""
+    """Pay and penalties of the run."""
     terms_number: int
     """The number of these terms, which a new worker signs."""
     amount_wei: int
-    """What is taken from the wallet and locked."""
+    """Tokens in wei to be locked."""
     balance_wei: int
-    """What the wallet holds."""
+    """Tokens in the wallet, in wei."""
     active_wei: int
-    """What the account staked for the run before."""
+    """The account's present active stake for the run."""
     required_wei: int
     """Active stake a worker must hold in each of its runs."""
     unbonding_s: int
-    """Seconds between asking for the stake back and having it."""
+    """Seconds between unbonding and withdrawing stake."""
     joins: bool
     """Whether the account becomes a worker of the run; else the amount is only added."""
 
     def require_funds(self) -> None:
-        """Raise ConfigError when the wallet holds less than is to be locked."""
+        """Raise ConfigError when the wallet holds less than the amount."""
         if self.balance_wei < self.amount_wei:
             raise ConfigError(
                 f"the wallet holds {format_tokens(self.balance_wei)} tokens, staking takes "
@@ -125,8 +128,8 @@ class StakeOffer:
             )
 
     def require_something(self, *, with_node: bool) -> None:
-        """Raise ConfigError when there is nothing to do, too little to join with, or a node is
-        named that is not bound.
+        """Raise ConfigError when there is nothing to do, the amount is too small to join, or a node
+        is named for a member.
         """
         if self.joins:
             self._require_enough()
@@ -134,7 +137,7 @@ class StakeOffer:
         if with_node:
             raise ConfigError(
                 f"the account is in run {self.run_id} already, and keeps its node",
-                hint="leave out --node to add stake; muster node rotate names another node",
+                hint="leave out --node to add stake; muster node rotate replaces the node",
             )
         if self.amount_wei == 0:
             raise ConfigError(
@@ -153,7 +156,7 @@ class StakeOffer:
             )
 
     def describe(self) -> str:
-        """Return what is locked, for how long, what it is signed for and what can be lost."""
+        """Return a description: amount, unbonding time, agreed terms, and possible losses."""
         staked = self.active_wei + self.amount_wei
         does = f"join run {self.run_id} under its terms {self.terms_number}"
         lines = [
@@ -169,7 +172,7 @@ class StakeOffer:
 async def stake_offer(
     chain: Chain, account: Address, run_id: RunId, amount_wei: int | None, *, with_node: bool
 ) -> StakeOffer:
-    """Return what staking for a run would do; without an amount it is the missing stake.
+    """Return the terms of staking for a run; the default amount is the missing stake.
 
     Raises ConfigError when the run is unknown, or the account cannot stake for it.
     """
@@ -201,18 +204,19 @@ async def _require_node(chain: Chain, account: Address, *, with_node: bool) -> N
     if node == ZERO_ADDRESS and not with_node:
         raise ConfigError(
             f"{account} has no node yet: nothing could sign its work",
-            hint="--node FILE names its keystore; muster init makes one",
+            hint="give its keystore with --node FILE; muster init makes one",
         )
 
 
 async def require_steady(chain: Chain, run_id: RunId) -> None:
-    """Raise ConfigError while a run's terms are about to change: nobody can agree to them."""
+    """Raise ConfigError while a change of a run's terms is pending: nobody can join then."""
     proposed, effective_at = await chain.runs.proposed_change(run_id)
     if effective_at:
         raise ConfigError(
             f"the terms of run {run_id} are about to change (from {effective_at}: "
             f"{format_tokens(proposed.price_per_unit)} tokens per unit)",
-            hint="nobody joins meanwhile: muster run show has both; come back once they hold",
+            hint="nobody can join until then: muster run show lists both terms; join when "
+            "the new terms are in effect",
         )
 
 
@@ -220,13 +224,13 @@ async def terms_of_run(chain: Chain, run_id: RunId) -> tuple[RunTerms, int]:
     """Return a run's present terms and their number; raises ConfigError for no run."""
     if run_id > (count := await chain.runs.run_count()):
         raise ConfigError(
-            f"there is no run {run_id}, there are {count}", hint="see muster run list"
+            f"there is no run {run_id}, there are {count}", hint="choose a run of muster run list"
         )
     return await chain.runs.terms_of(run_id)
 
 
 async def what_next(chain: Chain, account: Address, run_id: RunId) -> str:
-    """Return what an account has now and does next, for people who have just staked."""
+    """Return an account's new state and next command, for display after staking."""
     active_wei = await chain.vault.active_stake(run_id, account)
     held = f"staked  {format_tokens(active_wei)} tokens for run {run_id} are {account}'s now"
     member = await chain.workers.member_of(run_id, account)
@@ -246,13 +250,13 @@ async def what_next(chain: Chain, account: Address, run_id: RunId) -> str:
 
 
 async def take_gas_money(chain: Chain, account: Address) -> None:
-    """Have an account hold GAS_MONEY; raises ConfigError on any chain but a development chain."""
+    """Give an account GAS_MONEY; raises ConfigError except on a development chain."""
     _require_faucet(chain)
     await chain.rpc.call("anvil_setBalance", account, hex(GAS_MONEY))
 
 
 async def take_from_faucet(chain: Chain, account: Address, amount_wei: int) -> None:
-    """Mint test tokens to an account; raises ConfigError on any chain but a development chain."""
+    """Mint test tokens to an account; raises ConfigError except on a development chain."""
     _require_faucet(chain)
     await chain.token.faucet(account, amount_wei)
 
@@ -270,7 +274,7 @@ async def join_run(
 ) -> Receipt:
     """Make an account a worker of a run in one transaction, which `chain` sends as the worker.
 
-    It agrees to the run's present terms. Without a node it keeps the one that it has.
+    It agrees to the run's present terms. Without a node argument it keeps its node.
     """
     _, terms = await chain.runs.terms_of(run_id)
     deadline = await chain.now() + CONSENT_S
@@ -284,13 +288,13 @@ async def join_run(
 
 
 async def take_seat(chain: Chain, run_id: RunId, terms: int, stake_wei: int) -> Receipt:
-    """Take the seat of a validator that the sender is invited to, with so much stake more."""
+    """Take the validator's seat that the sender is invited to, and add this stake."""
     await chain.allow("StakeVault", stake_wei)
     return await chain.runs.take_seat(run_id, terms, stake_wei)
 
 
 async def join_bench(chain: Chain, stake_wei: int) -> Receipt:
-    """Offer the sender as a juror of the network, with so much stake more."""
+    """Register the sender as a juror of the network, and add this stake."""
     await chain.allow("StakeVault", stake_wei)
     return await chain.jurors.join(stake_wei)
 
@@ -304,7 +308,7 @@ async def add_stake(chain: Chain, run_id: RunId, owner: Address, stake_wei: int)
 async def consent_of(
     chain: Chain, worker: Address, node: Wallet | None, deadline: int
 ) -> NodeConsent:
-    """Return the node's signature that it works for the worker, good until the deadline. Without a
+    """Return the node's signed consent to work for the worker, valid until the deadline. Without a
     node the consent is empty, and the worker keeps its node.
     """
     if node is None:
@@ -329,7 +333,7 @@ async def sign_permit(chain: Chain, owner: Wallet, amount_wei: int, deadline: in
         await chain.token.nonces(owner.address),
         deadline,
     )
-    # The token has an EIP-712 domain of its own.
+    # The token has its own EIP-712 domain.
     separator = await chain.token.domain_separator()
     signature = sign(keccak(b"\x19\x01" + separator + permit), owner.key)
     return Permit(deadline, signature[64], Hash32(signature[:32]), Hash32(signature[32:64]))
@@ -341,19 +345,19 @@ _LEAVES = ("Active", "Jailed")
 
 @dataclass(frozen=True, slots=True)
 class LeavingAccount:
-    """An account that wants stake of a run back, as it stands."""
+    """State of an account that wants to withdraw stake from a run."""
 
     account: Address
-    """Whose stake it is."""
+    """Owner of the stake."""
     run_id: RunId
     member: Member
-    """What it is there, when it is a worker."""
+    """Its membership, if it is a worker."""
     stake: StakeAccount
-    """Its stake there."""
+    """Its stake in the run."""
     required_wei: int
-    """Active stake that its role takes; 0 without one."""
+    """Active stake that its role requires; 0 without a role."""
     unbonding_s: int
-    """Seconds from asking to having."""
+    """Seconds between unbonding and withdrawing stake."""
     is_validator: bool
     """Whether it has a seat."""
     now: int
@@ -376,30 +380,28 @@ class LeavingAccount:
         )
 
     def amount(self, asked_wei: int | None) -> int:
-        """Return how much starts to unbond; raises ConfigError when there is not that much."""
+        """Return how much starts to unbond; raises ConfigError when the active stake is smaller."""
         active = self.stake.active_wei
         if active == 0:
             raise ConfigError(
                 f"{self.account} has no active stake in run {self.run_id}",
-                hint="is it the right keystore and run? muster worker status shows a worker's runs",
+                hint="check --keystore and --run; muster worker status shows a worker's runs",
             )
         if asked_wei is not None and asked_wei > active:
             raise ConfigError(
-                f"{format_tokens(asked_wei)} tokens are asked for, "
+                f"--amount is {format_tokens(asked_wei)} tokens, only "
                 f"{format_tokens(active)} are staked for run {self.run_id}",
-                hint="--all takes everything",
+                hint="give a smaller --amount, or --all for everything",
             )
         return active if asked_wei is None else asked_wei
 
     def exits(self, amount_wei: int) -> bool:
-        """Whether taking so much out means that a worker leaves the run, or a validator its
-        seat.
-        """
+        """Whether unbonding this amount ends a worker's membership or a validator's seat."""
         everything = amount_wei == self.stake.active_wei
         return everything and (self.is_validator or self.member.status in _LEAVES)
 
     def describe(self, amount_wei: int) -> str:
-        """Return when how much comes back, and what follows."""
+        """Return a description: amount, date of withdrawal, consequences."""
         active = format_tokens(self.stake.active_wei)
         lines = [
             f"account  {self.account}",
@@ -423,7 +425,7 @@ class LeavingAccount:
 
 
 async def leaving(chain: Chain, account: Address, run_id: RunId) -> LeavingAccount:
-    """Return how an account's stake in a run stands; raises ConfigError for a node's key."""
+    """Return the state of an account's stake in a run; raises ConfigError for a node's key."""
     await require_cold(chain, account)
     is_validator = run_id != BENCH and await chain.runs.is_validator(run_id, account)
     member = await chain.workers.member_of(run_id, account)
@@ -434,7 +436,8 @@ async def leaving(chain: Chain, account: Address, run_id: RunId) -> LeavingAccou
         required = await chain.workers.required_stake()
     elif run_id == BENCH and await chain.jurors.is_juror(account):
         raise ConfigError(
-            f"{account} is on the bench", hint="first: muster juror leave; it unbonds the stake"
+            f"{account} is on the bench",
+            hint="leave the bench first: muster juror leave unbonds the stake",
         )
     return LeavingAccount(
         account=account,
@@ -449,7 +452,7 @@ async def leaving(chain: Chain, account: Address, run_id: RunId) -> LeavingAccou
 
 
 async def unbond(chain: Chain, state: LeavingAccount, amount_wei: int) -> Receipt:
-    """Start to take stake out, and return the receipt. A worker or validator that takes all of it
+    """Start to unbond stake, and return the receipt. A worker or validator that unbonds all of it
     leaves the run.
     """
     if not state.exits(amount_wei):
@@ -459,15 +462,21 @@ async def unbond(chain: Chain, state: LeavingAccount, amount_wei: int) -> Receip
     return await chain.workers.exit(state.run_id)
 
 
+def stake_command(run_id: RunId, amount_wei: int) -> str:
+    """Return the command that adds stake in a run."""
+    amount = format_tokens(amount_wei, group="")
+    return f"muster stake --run {run_id} --keystore FILE --amount {amount}"
+
+
 async def come_back(chain: Chain, account: Address, run_id: RunId) -> Receipt:
     """Make a jailed or leaving worker of a run active again, under the run's present terms; raises
-    NotYet or ConfigError when it cannot be.
+    NotYet or ConfigError when that is not possible.
     """
     member = await require_member(chain, account, run_id)
     if member.status in ("Active", "Banned"):
         raise ConfigError(
             f"{account} is {member.status.lower()} in run {run_id}",
-            hint="there is nothing to come back from"
+            hint="rejoin is only for a worker that is in jail or leaving"
             if member.status == "Active"
             else "a ban ends only when a jury overturns a verdict: muster explain, muster dispute",
         )
@@ -480,11 +489,10 @@ async def come_back(chain: Chain, account: Address, run_id: RunId) -> Receipt:
         )
     required = await chain.workers.required_stake()
     if active < required:
-        missing = format_tokens(required - active)
         raise ConfigError(
             f"{account} stakes {format_tokens(active)} tokens in run {run_id}, a worker must hold "
             f"{format_tokens(required)}",
-            hint=f"first: muster stake --run {run_id} --keystore FILE --amount {missing}",
+            hint=f"add stake first: {stake_command(run_id, required - active)}",
         )
     await require_steady(chain, run_id)
     _, terms = await chain.runs.terms_of(run_id)

@@ -1,9 +1,9 @@
-"""Whether a ticket holds, and what it derives: problems, prompts, lengths and sampling seeds.
+"""Validity of tickets, and what a ticket derives: problems, prompts, lengths and sampling seeds.
 
-Pure. Everything an orchestrator says is checked against the chain. Workers refuse false tickets
-before they generate, because they would sign work that must be rejected; validators reject
-submissions that rest on one. Workers generate what a ticket derives and validators compare with
-it, so neither chooses anything.
+Pure. Everything from an orchestrator is checked against the chain. Workers refuse an invalid ticket
+before they generate, because their work would have to be rejected; validators reject submissions
+with one. Workers generate what a ticket derives and validators compare with it, so neither has a
+choice.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from muster.inference import InferenceEngine
 
 MAX_TICKET_LIFE_S = 24 * 3600
-"""A deadline further ahead than this is absurd: a node would be bound to one ticket for days."""
+"""Longest time in seconds to a deadline: a later one would bind a node to one ticket for days."""
 
 
 class TicketFault(StrEnum):
-    """Why a ticket does not hold."""
+    """Why a ticket is invalid."""
 
     SIGNATURE = "it is not signed by the run's orchestrator"
     RUN = "it is for another run"
@@ -42,26 +42,28 @@ class TicketFault(StrEnum):
     BEACON = "its beacon is not the chain's"
     DEADLINE = "its deadline is over or absurdly far"
     SLOT_SIGNED = "its slot was signed on other terms"
+    SLOT_HELD = "its slot is already worked on"
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPolicy:
-    """What the chain says about a policy version."""
+    """Facts on chain about a policy version."""
 
     root: Hash32
     """Root of its manifest."""
     beacon: Hash32
-    """The hash that the worker's seeds under it are drawn from, see `MemberView.beacon_under`."""
+    """The hash from which the worker's seeds under this policy are derived, see
+    `MemberView.beacon_under`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TicketTerms:
-    """What the chain, and not the orchestrator, says a ticket must be."""
+    """Requirements for a ticket, from the chain."""
 
     domain: Domain
     """Of the ContributionLedger."""
     orchestrator: Address
-    """Whose signature counts."""
+    """Account whose signature a ticket needs."""
     run_id: RunId
     worker: Address
     """The staking wallet that holds the ticket."""
@@ -70,7 +72,7 @@ class TicketTerms:
 
 
 def ticket_fault(ticket: Ticket, signature: bytes, terms: TicketTerms) -> TicketFault | None:
-    """Return why a ticket does not hold, or None."""
+    """Return why a ticket is invalid, or None."""
     if signer_of(terms.domain, ticket, signature) != terms.orchestrator:
         return TicketFault.SIGNATURE
     if ticket.run_id != terms.run_id:
@@ -94,8 +96,8 @@ def lease_fault(
 ) -> TicketFault | None:
     """Return why a worker must not work on a ticket at `now` (the chain's clock), or None.
 
-    `signed` is the ticket under which this slot was signed before, if it was: the same terms may
-    come again (an orchestrator that lost the upload), other terms may not.
+    `signed` is the ticket under which this slot was signed before, if any. The same terms may come
+    again (an orchestrator that lost the upload), other terms may not.
     """
     if fault := ticket_fault(ticket, signature, terms):
         return fault
@@ -107,7 +109,7 @@ def lease_fault(
 
 
 def slot_and_policy(message: Ticket | Submission) -> tuple[int | str, ...]:
-    """Return what a ticket and the submission that fills it must have in common."""
+    """Return the fields that a ticket and its submission must have in common."""
     return (
         message.run_id,
         message.worker,
@@ -118,7 +120,7 @@ def slot_and_policy(message: Ticket | Submission) -> tuple[int | str, ...]:
 
 
 def _work(ticket: Ticket) -> tuple[object, ...]:
-    """Return what the rollouts of a ticket depend on: all but its deadline."""
+    """Return the fields that decide the rollouts of a ticket: all except the deadline."""
     return (
         ticket.run_id,
         ticket.worker,
@@ -140,7 +142,7 @@ class Group:
 
     problem: Problem
     target_length: int
-    """Length budget in tokens, -1 without one."""
+    """Length budget in tokens; -1 if there is none."""
     prompt_tokens: tuple[int, ...]
     """The rendered prompt."""
     seeds: tuple[int, ...]
@@ -149,7 +151,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Everything a ticket asks for."""
+    """Everything that a ticket derives."""
 
     policy_version: PolicyVersion
     """The policy that must generate."""
@@ -160,12 +162,12 @@ class Assignment:
 def derive(
     ticket: Ticket, recipe: Recipe, task_set: TaskSet, engine: InferenceEngine
 ) -> Assignment:
-    """Return the assignment of a ticket; prompts are encoded as the loaded policy's tokenizer does,
-    and problems are drawn past those that the policy sets aside.
+    """Return the assignment of a ticket; prompts are encoded by the loaded policy's tokenizer, and
+    problems that the policy sets aside are skipped.
 
     Raises EncodingError when the task set holds fewer problems than one submission needs, TaskError
-    when its parts are not the recipe's, EngineError where problems are set aside and another policy
-    than the ticket's is loaded.
+    when its parts are not the recipe's, EngineError when the recipe sets problems aside and another
+    policy than the ticket's is loaded.
     """
     seed, size = _seed_of(ticket), recipe.sampling.samples_per_problem
     listed = NOTHING
@@ -187,8 +189,8 @@ def derive(
 
 
 def most_prompt_tokens(ticket: Ticket, recipe: Recipe, task_set: TaskSet, listed: SetAside) -> int:
-    """Return a bound on the tokens of a ticket's longest prompt, whatever the tokenizer: it may
-    normalise a character into several, never into so many. `listed` is what its policy sets aside.
+    """Return an upper bound of the tokens of a ticket's longest prompt for any tokenizer, with room
+    for normalisation that expands characters. `listed` is the list of its policy.
     """
     chosen = _chosen(ticket, recipe, task_set, listed)
     prompts = (render_prompt(problem.prompt, length, recipe.prompt) for problem, length in chosen)
@@ -197,8 +199,8 @@ def most_prompt_tokens(ticket: Ticket, recipe: Recipe, task_set: TaskSet, listed
 
 
 def longest_sample(recipe: Recipe, task_set: TaskSet) -> int:
-    """Return the tokens that a prompt of the set and its completion come to at most, for tokenizers
-    of bytes: they make no more tokens than a text has bytes in UTF-8.
+    """Return the most tokens of a prompt of the set with its completion, for byte-level tokenizers:
+    they make at most one token per UTF-8 byte.
     """
     length = recipe.longest_budget
     prompts = (render_prompt(problem.prompt, length, recipe.prompt) for problem in task_set)
@@ -207,10 +209,10 @@ def longest_sample(recipe: Recipe, task_set: TaskSet) -> int:
 
 
 def list_fault(recipe: Recipe, task_set: TaskSet, listed: SetAside) -> ListFault | None:
-    """Return why a policy's list of problems set aside does not hold for the run, or None.
+    """Return why a policy's list of set-aside problems is invalid for the run, or None.
 
-    Such a list sets nothing aside, for whoever derives: a trainer that publishes one spoils no
-    ticket, and nobody is judged by it. Recipes that skip nothing look at no list.
+    Everyone treats an invalid list as empty, so a trainer that publishes one spoils no ticket.
+    Recipes without skipping ignore lists.
     """
     if not recipe.skips_problems:
         return None

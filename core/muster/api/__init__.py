@@ -1,7 +1,7 @@
-"""The orchestrator's HTTP API as its callers see it: signed requests, typed answers, the client.
+"""The orchestrator's HTTP API for its callers: signed requests, typed answers, the client.
 
 The orchestrator verifies with `muster.api.signing` and answers with `muster.api.answers`, so both
-sides of every request live here. Nothing here knows how the orchestrator stores or decides.
+sides of every request are here. Nothing here knows how the orchestrator stores or decides.
 """
 
 from muster.api.answers import (

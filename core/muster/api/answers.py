@@ -1,7 +1,7 @@
-"""The JSON answers of the orchestrator, typed: it writes them with these, clients parse with them.
+"""The JSON answers of the orchestrator as types: it writes them, and clients parse them.
 
-Parsing is total: anything else than the documented form is a pydantic ValidationError, which the
-client turns into an ApiError.
+Parsing is total: anything but the documented form is a pydantic ValidationError, which the client
+turns into an ApiError.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_
 from muster.protocol.messages import Reason, Submission, Ticket, Verdict
 
 MAX_NETWORK_CHARS = 32 * 1024
-"""Longest document that says where a run's network is."""
+"""Most characters of the document that describes a run's network."""
 MAX_RELAYS = 64
-"""Relays that an orchestrator may name."""
+"""Most relays that an orchestrator may name."""
 
 EXAMPLE_ACCOUNT = "0x90F79bf6EB2c4f870365E785982E1f101E93b906"
 EXAMPLE_HASH = "0x" + "5c" * 32
@@ -122,7 +122,7 @@ TicketJson = Annotated[
 """A ticket in its JSON form."""
 Url = Annotated[str, Field(max_length=2048, examples=["https://relay.example.org"])]
 Wei = Annotated[str, Field(pattern="^[0-9]+$", examples=["48000000000000000"])]
-"""An amount as decimal text: it exceeds what JSON numbers hold."""
+"""An amount as decimal text, because it may be too large for JSON numbers."""
 HashText = Annotated[str, Field(pattern="^0x[0-9a-f]{64}$", examples=[EXAMPLE_HASH])]
 """A file's hash as text, for people."""
 
@@ -134,7 +134,7 @@ class AnswerBody(BaseModel):
 
 
 class RunDocuments(AnswerBody):
-    """Hashes of the documents a run pins on chain; each is served by `/v1/documents/{hash}`."""
+    """Hashes of the documents that a run pins on chain; `/v1/documents/{hash}` serves each."""
 
     recipe: HexHash
     """Keccak-256 of the canonical recipe."""
@@ -145,7 +145,7 @@ class RunDocuments(AnswerBody):
 
 
 class RunInfo(AnswerBody):
-    """What a newcomer needs to take part in a run."""
+    """The information that a newcomer needs to take part in a run."""
 
     run_id: RunId
     chain_id: int
@@ -155,11 +155,11 @@ class RunInfo(AnswerBody):
     orchestrator: AccountAddress
     """The account that signs tickets: the audience of signed requests."""
     documents: RunDocuments
-    """What the chain pins."""
+    """Hashes of the pinned documents."""
     relays: list[Url] = Field(max_length=MAX_RELAYS)
-    """Where policy weights are mirrored."""
+    """URLs of relays that mirror policy weights."""
     origin: Annotated[str, Field(examples=["https://origin.example.org"])]
-    """Where the trainer serves them."""
+    """URL at which the trainer serves them."""
     step: Step
     """The training step whose rollouts are being collected."""
     policy_version: PolicyVersion | None
@@ -172,30 +172,30 @@ class RunInfo(AnswerBody):
 
 
 class SignedNetwork(AnswerBody):
-    """Where a run's network is, signed by the run's orchestrator."""
+    """The description of a run's network, signed by the run's orchestrator."""
 
     document: Annotated[str, Field(max_length=MAX_NETWORK_CHARS, examples=['{"chain_id":84532}'])]
-    """JSON text of a `muster.api.network.NetworkPage`; these very bytes are signed."""
+    """JSON text of a `muster.api.network.NetworkPage`; exactly these bytes are signed."""
     signature: HexSignature
     """EIP-712 `NetworkDocument` by the orchestrator."""
 
 
 class HeartbeatAnswer(AnswerBody):
-    """What the orchestrator knows about the node."""
+    """The orchestrator's information for a node."""
 
     status: Annotated[str, Field(examples=["active"])]
     """Status of its worker on chain, lower case."""
     policy_version: PolicyVersion | None
     """The newest policy version on chain."""
     wants_hardware: bool = False
-    """Whether the run asks something of machines, and this one has not said what it is."""
+    """Whether the run has hardware requirements and this node has not described its machine."""
 
 
 class Lease(AnswerBody):
     """A signed ticket."""
 
     ticket: TicketJson
-    """What to do, and by when."""
+    """The task and its deadline."""
     signature: HexSignature
     """EIP-712 `Ticket` by the orchestrator."""
 
@@ -205,13 +205,13 @@ class NoWork:
     """There is nothing to lease now."""
 
     retry_after_s: float
-    """When to ask again."""
+    """Seconds until the next request."""
     reason: str | None = None
-    """One word of the orchestrator's, when there is work but not for this worker."""
+    """The orchestrator's reason in one word, if there is work but not for this worker."""
 
 
 class SubmissionState(AnswerBody):
-    """How far a submission has come."""
+    """The state of a submission."""
 
     state: Literal["received", "committed", "judged"]
     """Held by the orchestrator; in a batch on chain; with an outcome on chain."""
@@ -226,7 +226,7 @@ class SubmissionState(AnswerBody):
 
 
 class BatchEntry(AnswerBody):
-    """One submission of a batch, with what proves that it was allowed."""
+    """One submission of a batch, with the proof that it was allowed."""
 
     submission: SubmissionJson
     """The worker's claim."""
@@ -258,28 +258,28 @@ class CheckingAnswer(AnswerBody):
     validator: AccountAddress
     """Who."""
     records_hash: HexHash
-    """Keccak-256 of the outcomes it goes with."""
+    """Keccak-256 of the outcome records that it signed."""
     fingerprints_hash: HexHash
-    """What it committed to."""
+    """Committed hash of its fingerprints."""
     signature: HexSignature
     """EIP-712 `Checking`."""
     committed_at: int
     """Unix seconds at which it arrived."""
     fingerprints: HexBytes | None
-    """Packed, once shown."""
+    """The packed fingerprints, once sent."""
 
 
 class CheckReportAnswer(AnswerBody):
-    """What a validator found about another's fingerprints."""
+    """A validator's report on another's fingerprints."""
 
     validator: AccountAddress
-    """Whose fingerprints."""
+    """The validator whose fingerprints were compared."""
     reporter: AccountAddress
-    """Who compared them."""
+    """The validator that compared them."""
     compared: int
     """Submissions compared."""
     failed: int
-    """Those whose fingerprints come from no recomputation."""
+    """Compared submissions whose fingerprints are wrong."""
     signature: HexSignature
     """EIP-712 `CheckReport` by the reporter."""
 
@@ -289,7 +289,7 @@ class BatchChecking(AnswerBody):
 
     batch_id: int
     batch_root: HexHash
-    """The root it was committed with."""
+    """The batch's root at its commitment."""
     commitments: list[CheckingAnswer] = Field(max_length=1000)
     """By validator."""
     reports: list[CheckReportAnswer] = Field(max_length=1000)
@@ -302,18 +302,18 @@ class CommittedBatches(AnswerBody):
     batches: list[Annotated[int, Field(strict=True)]] = Field(max_length=1000)
     """Their ids, ascending."""
     called: list[Annotated[int, Field(strict=True)]] = Field(max_length=1000)
-    """How many validators are called, for each."""
+    """Number of called validators for each batch."""
 
 
 class Received(AnswerBody):
-    """An upload that was taken in."""
+    """An upload that was received."""
 
     submission_id: HexHash
     """Its id: the hash of its file."""
 
 
 class OutcomesTaken(AnswerBody):
-    """What a validator says of a batch was taken in."""
+    """A validator's message about a batch was received."""
 
     batch_id: int
 
@@ -324,9 +324,9 @@ class Refusal(AnswerBody):
     code: str = Field(pattern="^[a-z0-9_]{1,64}$", examples=["too_many_requests"])
     """One word for programs; docs/protocol.md section 11."""
     message: Annotated[str, Field(examples=["too many requests; the next may come in 0.20 s"])]
-    """What was wrong, with which value."""
+    """The fault, with the wrong value."""
     hint: str | None
-    """What to do next, when there is something."""
+    """The next step, if there is one."""
 
 
 class ErrorAnswer(AnswerBody):
@@ -336,7 +336,7 @@ class ErrorAnswer(AnswerBody):
     """Why."""
 
 
-# How a run stands, for dashboards and for people who wonder
+# The status of a run, for dashboards and people
 
 
 class WorkerStatus(AnswerBody):
@@ -363,26 +363,26 @@ class WorkerStatus(AnswerBody):
     units: int
     """Units of the accepted ones."""
     earned_wei: Wei
-    """What those are worth."""
+    """Reward for the accepted units."""
     paid_wei: Wei
-    """What was claimed."""
+    """Reward already claimed."""
     policy_version: int | None
-    """The policy it says it has loaded."""
+    """The policy that it reports as loaded."""
     state: Annotated[str | None, Field(examples=["generating"])]
-    """What it says it does."""
+    """The activity that it reports."""
     seen_at: int | None
-    """Wall clock of its last heartbeat."""
+    """Wall-clock time of its last heartbeat."""
     life: Annotated[str, Field(examples=["active"])]
-    """Where it is in its life: discovered, active, unhealthy, dead, jailed, exiting or banned."""
+    """Its life-cycle state: discovered, active, unhealthy, dead, jailed, exiting or banned."""
 
 
 class SlashStatus(AnswerBody):
     """One executed fraud verdict."""
 
     worker: AccountAddress
-    """Who lost stake."""
+    """The worker that lost stake."""
     amount_wei: Wei
-    """How much."""
+    """The amount."""
     reason: Annotated[str | None, Field(examples=["TOPLOC_MISMATCH"])]
     """The failed check."""
     state: Annotated[str, Field(examples=["escrowed"])]
@@ -392,7 +392,7 @@ class SlashStatus(AnswerBody):
     settled_tx: Annotated[str | None, Field(examples=[None])]
     """The transaction that released or restored it."""
     submission_id: HashText | None
-    """The submission it was for; None for a validator's fault."""
+    """The fraudulent submission; None for a validator's fault."""
 
 
 class SubmissionStatus(AnswerBody):
@@ -425,19 +425,19 @@ class PartStatus(AnswerBody):
     reward: float | None
     """Mean task reward of the newest step that consumed some of it."""
     kept: float | None
-    """Share of its groups there that was trained on."""
+    """Share of its groups in that step that was trained on."""
     length: float | None
-    """Mean tokens of its completions there."""
+    """Mean tokens of its completions in that step."""
     eval_reward: float | None
     """Newest evaluation on its held-out problems."""
 
 
 class RunStatus(AnswerBody):
-    """Everything the dashboard shows."""
+    """The run's status: what every page of the dashboard begins with."""
 
     run_id: int
     name: Annotated[str, Field(examples=["sort digits"])]
-    """What people call it."""
+    """Its name, for people."""
     phase: Annotated[str, Field(examples=["collecting"])]
     """Waiting for the base model or for funds, collecting, paused or finished."""
     step: int
@@ -459,13 +459,13 @@ class RunStatus(AnswerBody):
     batches_committed: int
     """Batches on chain."""
     batches_judged: int
-    """Of those, with outcomes."""
+    """Batches with outcomes."""
     validators: list[AccountAddress]
     """The current validators."""
     quorum: int
-    """How many must agree."""
+    """Number of validators that must agree."""
     absent_validators: Annotated[list[AccountAddress], Field(examples=[[]])]
-    """Those of them that let the time of a call pass and were not heard of since."""
+    """Validators that missed a call's timeout and have been silent since."""
     funded_wei: Wei
     """Reward deposited."""
     paid_wei: Wei
@@ -487,32 +487,32 @@ class RunStatus(AnswerBody):
     slashing_paused_until: int | None = None
     """When the pause of slashing ends, by the chain's clock; None while there is none."""
     slashing_paused_for: str | None = None
-    """Why: the cause, and the failed check's reason where it has one."""
+    """The cause of the pause, and the failed check's reason if there is one."""
 
 
 class Watched(AnswerBody):
-    """How one validator's proofs of checking came out, over the newest judged batches."""
+    """Results of one validator's proofs of checking, over the newest judged batches."""
 
     validator: AccountAddress
     """Who."""
     signed: int
-    """Outcomes of this validator that are on chain; the newest only once they are proven."""
+    """Outcomes on chain that it signed; the newest count only once they are proven."""
     proven: int
-    """Those with fingerprints that it had committed to before."""
+    """Signed outcomes with fingerprints that it had committed to before."""
     compared: int
-    """Submissions that somebody else compared."""
+    """Submissions that another validator compared."""
     failed: int
-    """Those whose fingerprints come from no recomputation."""
+    """Compared submissions whose fingerprints are wrong."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def is_suspect(self) -> bool:
-        """Whether a run's owner should look at it: wrong fingerprints, or often none."""
+        """Whether the run's owner should examine it: fingerprints are wrong or often missing."""
         return self.failed > 0 or 2 * self.proven < self.signed
 
 
 class WatchedValidators(AnswerBody):
-    """How every validator's proofs of checking came out lately."""
+    """Recent results of every validator's proofs of checking."""
 
     validators: list[Watched] = Field(max_length=1000)
-    """Those of the run."""
+    """The run's validators."""

@@ -1,8 +1,8 @@
 """Typed client of the orchestrator's HTTP API. Every method is safe to repeat.
 
 Transport errors and the answers 429, 502, 503 and 504 are retried here with backoff, each time
-under a fresh nonce; nobody needs to retry around it. Whatever the orchestrator answers is checked
-against its documented form, files and documents against their hashes.
+under a fresh nonce; callers need no retries. All answers are checked against their documented form,
+files and documents against their hashes.
 """
 
 from __future__ import annotations
@@ -69,25 +69,25 @@ logger = logging.getLogger(__name__)
 A = TypeVar("A", bound=BaseModel)
 
 DOWNLOAD_BYTES = 4 * 1024 * 1024
-"""How much of a large document is asked for at a time."""
+"""Bytes of a large document per request."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Largest answer that is read."""
 MAX_SMALL_ANSWER_BYTES = 64 * 1024
-"""Largest answer that is one ticket, one state or one word."""
+"""Largest answer with one ticket, one state or one word."""
 ELSEWHERE = 307
-"""What an orchestrator answers whose files are in storage of their own."""
+"""Status of an orchestrator's answer that refers to separate storage."""
 MAX_URL_CHARS = 4096
-"""A longer URL of such storage is refused."""
+"""Longest URL of such storage."""
 ATTEMPTS = 4
 """Tries per request before it fails."""
 MAX_PAUSE_S = 5.0
-"""Longest pause between two tries, unless the orchestrator asks for more."""
+"""Longest pause between two tries in seconds, unless the orchestrator requests a longer one."""
 MAX_RETRY_AFTER_S = 60.0
-"""Longest pause the orchestrator may ask for."""
+"""Longest pause in seconds that the orchestrator may request."""
 REASON_HEADER = "x-muster-reason"
-"""Header of an answer without a ticket: one word that says why, when there is work."""
+"""Header of an answer without a ticket: one word for the reason, if there is work."""
 MAX_MESSAGE_CHARS = 500
-"""Longest message of a refusal that is passed on."""
+"""Most characters of a refusal's message."""
 _REASON = re.compile(r"[a-z_]{1,32}")
 _CODE = re.compile(r"[a-z0-9_]{1,64}")
 _RANGE = re.compile(r"bytes (\d{1,15})-\d{1,15}/(\d{1,15})")
@@ -141,7 +141,7 @@ class OrchestratorApi:
             timeout=timeout_s,
             trust_env=False,
             follow_redirects=False,
-            # What is packed small may unpack to anything.
+            # A small compressed answer could decompress to any size.
             headers={"accept-encoding": "identity"},
         )
 
@@ -158,11 +158,11 @@ class OrchestratorApi:
     # Anyone
 
     async def run_info(self, run_id: RunId) -> RunInfo:
-        """Return what a newcomer needs to take part in the run."""
+        """Return the information that a newcomer needs to take part in the run."""
         return await self._get(RunInfo, f"/v1/runs/{run_id}", MAX_SMALL_ANSWER_BYTES)
 
     async def network(self) -> SignedNetwork:
-        """Return where the run's network is; the caller checks the signature, and all it says."""
+        """Return the signed description of the run's network, which the caller has to check."""
         return await self._get(SignedNetwork, "/v1/network", MAX_SMALL_ANSWER_BYTES)
 
     async def document(self, document_hash: Hash32) -> bytes:
@@ -172,11 +172,20 @@ class OrchestratorApi:
             raise _lied(f"document {hex0x(document_hash)} hashes to something else")
         return answer.body
 
-    async def download(self, document_hash: Hash32, path: Path, *, max_bytes: int) -> None:
-        """Write a pinned document to a file part by part; what the file holds is its beginning.
+    async def download(
+        self,
+        document_hash: Hash32,
+        path: Path,
+        *,
+        max_bytes: int,
+        admit: Callable[[int], object] | None = None,
+    ) -> None:
+        """Write a pinned document to a file part by part; continue after the bytes that the file
+        has.
 
-        Nothing is checked but its size: the reader compares with the hash. Raises ApiError, also
-        for a document above `max_bytes`.
+        `admit` is called with the size of each part, and may refuse it by raising an error. Only
+        the size is checked: the reader compares the hash. Raises ApiError, also for a document
+        above `max_bytes`.
         """
         size, total = path.stat().st_size if path.exists() else 0, None
         while total is None or size < total:
@@ -187,16 +196,18 @@ class OrchestratorApi:
             except ApiError as error:
                 if error.status != 416 or not size:
                     raise
-                size = 0  # what the file held is longer than the document
+                size = 0  # the file was longer than the document
                 continue
             start, total = _range_of(answer)
             if total > max_bytes or not answer.body or (answer.status == 206 and start != size):
                 raise _lied(f"document {hex0x(document_hash)}: bytes {start} of {total} for {size}")
+            if admit is not None:
+                admit(len(answer.body))
             size = start + len(answer.body)
             await asyncio.to_thread(_write_at, path, start, answer.body)
 
     async def submission_state(self, submission_id: Hash32) -> SubmissionState:
-        """Return how far a submission (named by its file hash) has come."""
+        """Return the state of a submission, which is named by its file hash."""
         path = f"/v1/submissions/{hex0x(submission_id)}"
         return await self._get(SubmissionState, path, MAX_SMALL_ANSWER_BYTES)
 
@@ -205,7 +216,7 @@ class OrchestratorApi:
         return await self._get(BatchContents, f"/v1/batches/{batch_id}")
 
     async def status(self) -> RunStatus:
-        """Return what the dashboard shows."""
+        """Return the run's status, as the dashboard shows it."""
         return await self._get(RunStatus, "/v1/status")
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
@@ -229,9 +240,9 @@ class OrchestratorApi:
         software: str,
         hardware: tuple[HardwareReport, bytes] | None = None,
     ) -> HeartbeatAnswer:
-        """Tell that the node lives; returns its worker's status and the newest policy version.
+        """Report that the node is alive; return its worker's status and the newest policy version.
 
-        `hardware` is what its machine has, with the node's signature.
+        `hardware` describes its machine, with the node's signature.
         """
         machine = None
         if hardware is not None:
@@ -253,11 +264,12 @@ class OrchestratorApi:
         *,
         version: PolicyVersion | None = None,
     ) -> Lease | NoWork:
-        """Return a ticket: an open one of the worker's besides those that the node works on, or
-        the next; or when to ask again. The next names `version`, where a step may train on it, and
-        without one the newest.
+        """Return a ticket, or when to ask again. The ticket is an open one of the worker that is
+        not in `holding`, or else a new one. A new ticket names `version`, if a step may still train
+        on it, and by default the newest version.
         """
-        # A service of an earlier release knows neither field, so that none is named without need.
+        # An orchestrator of an earlier release knows neither field, so they are sent only if
+        # needed.
         named: dict[str, Any] = {} if version is None else {"policy_version": version}
         if holding:
             named["holding"] = tuple(HeldTicket(step=t.step, index=t.index) for t in holding)
@@ -272,7 +284,7 @@ class OrchestratorApi:
         return _parse(Lease, answer)
 
     async def submit(self, submission: Submission, signature: bytes, body: bytes) -> Hash32:
-        """Upload a submission's file; returns its id, the file hash. Repeating it is harmless."""
+        """Upload a submission's file; return its id, the file hash. Repeating it is harmless."""
         path = f"/v1/submissions/{submission.run_id}/{submission.step}/{submission.index}"
         headers = {
             SUBMISSION_HEADER: canonical_json(submission.to_json()).decode(),
@@ -287,7 +299,9 @@ class OrchestratorApi:
     # Validators and the trainer
 
     async def called(self, *, after: int = 0) -> dict[int, int]:
-        """Return how many validators are called, by batch above `after` whose outcomes are due."""
+        """Return the number of called validators per batch, for batches above `after` without
+        outcomes.
+        """
         path = f"/v1/batches?state=committed&after={after}"
         answer = await self._send("GET", path, signed=True, max_bytes=MAX_SMALL_ANSWER_BYTES)
         due = _parse(CommittedBatches, answer)
@@ -298,7 +312,7 @@ class OrchestratorApi:
     async def file(self, submission_file_hash: Hash32) -> bytes:
         """Return a submission's file, checked against its SHA-256.
 
-        It may come from storage that the orchestrator names; that request says nothing of us.
+        It may come from storage that the orchestrator names; that request is not signed.
         """
         path = f"/v1/files/{hex0x(submission_file_hash)}"
         answer = await self._send(
@@ -306,13 +320,13 @@ class OrchestratorApi:
         )
         if answer.status == ELSEWHERE:
             answer = await self._send("GET", self._storage(answer), max_bytes=MAX_FILE_BYTES)
-        # A large file's hash takes longer than an event loop may be busy.
+        # In a thread, because hashing a large file would block the event loop for too long.
         if await asyncio.to_thread(file_hash, answer.body) != submission_file_hash:
             raise _lied(f"file {hex0x(submission_file_hash)} hashes to something else")
         return answer.body
 
     async def post_outcomes(self, batch_id: int, records: bytes, signature: bytes) -> None:
-        """Hand over a batch's packed records with the validator's `Outcomes` signature."""
+        """Send a batch's packed records with the validator's `Outcomes` signature."""
         body = OutcomesBody(records=records, signature=signature)
         await self._post(f"/v1/batches/{batch_id}/outcomes", body)
 
@@ -326,12 +340,12 @@ class OrchestratorApi:
         await self._post(f"/v1/batches/{message.batch_id}/checking", body)
 
     async def post_fingerprints(self, batch_id: int, packed: bytes) -> None:
-        """Show the fingerprints that were committed to."""
+        """Send the fingerprints that the validator committed to."""
         body = FingerprintsBody(fingerprints=packed)
         await self._post(f"/v1/batches/{batch_id}/fingerprints", body)
 
     async def post_check_report(self, report: CheckReport, signature: bytes) -> None:
-        """Say what was found about another validator's fingerprints."""
+        """Send a report on another validator's fingerprints."""
         body = ReportBody(
             batch_root=report.batch_root,
             validator=report.validator,
@@ -347,7 +361,7 @@ class OrchestratorApi:
         return await self._get(BatchChecking, f"/v1/batches/{batch_id}/checking")
 
     async def watched(self) -> WatchedValidators:
-        """Return how every validator's proofs of checking came out lately."""
+        """Return the recent results of every validator's proofs of checking."""
         return await self._get(WatchedValidators, "/v1/checking")
 
     async def post_metrics(self, step: Step | int, metrics: Mapping[str, float]) -> None:
@@ -371,7 +385,9 @@ class OrchestratorApi:
         await self._post("/v1/evaluations", body)
 
     def _storage(self, answer: _Answered) -> str:
-        """Return where an answer sends us: nowhere that is less private than where it came from."""
+        """Return the URL that an answer redirects to, which must be at least as secure as its
+        origin.
+        """
         place: str = answer.headers.get("location", "")
         try:
             url = httpx.URL(place)
@@ -430,7 +446,7 @@ class OrchestratorApi:
         )
         if call.signed:
             request.headers.update(self._sign(request, call.body_hash))
-        # httpx limits each read and write; this limits an answer that trickles.
+        # httpx limits each single read and write; this limits a whole slow answer.
         async with asyncio.timeout(self._timeout_s * 6):
             response = await self._http.send(request, stream=True)
             try:
@@ -440,7 +456,7 @@ class OrchestratorApi:
         return _Answered(response.status_code, response.headers, content)
 
     def _pause_s(self, attempt: int) -> float:
-        # Jitter keeps a fleet that lost its orchestrator from coming back in step.
+        # Jitter, so that a fleet that lost its orchestrator does not return all at once.
         pause_s = min(self._backoff_s * 2.0 ** (attempt - 1), MAX_PAUSE_S)
         return pause_s * random.uniform(0.5, 1.5)
 
@@ -461,8 +477,8 @@ class OrchestratorApi:
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    """Return what all connections of this process check certificates with: making one reads the
-    authorities' certificates, 20 ms of CPU.
+    """Return the TLS context of all connections of this process: making one loads the authorities'
+    certificates, 20 ms of CPU.
     """
     return httpx.create_ssl_context(trust_env=False)
 
@@ -493,7 +509,7 @@ async def _read(response: httpx.Response, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise _lied("the answer is packed, which nobody asked for")
+        raise _lied("the answer is compressed, which was not requested")
     async for part in response.aiter_bytes():
         size += len(part)
         if size > max_bytes:
@@ -525,7 +541,7 @@ def _refusal(status: int, body: bytes) -> ApiError:
             f"the orchestrator answered {status}",
             status=status,
             code=f"http_{status}",
-            hint="is this the URL of a run's orchestrator?",
+            hint="check that this is the URL of a run's orchestrator",
         )
 
 
@@ -534,7 +550,7 @@ def _unreachable(base_url: httpx.URL, error: Exception) -> ApiError:
         f"no answer from the orchestrator at {base_url.host}: {type(error).__name__}",
         status=503,
         code="unreachable",
-        hint="is `muster orchestrator run` up, and is the URL right?",
+        hint="check that `muster orchestrator run` is up and that the URL is right",
     )
 
 

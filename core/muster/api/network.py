@@ -1,7 +1,7 @@
-"""The document that says where a run's network is: what an orchestrator signs, what `join` reads.
+"""The document that describes a run's network: an orchestrator signs it, `join` reads it.
 
-It comes from a stranger. What is here says only that it has its form, and who signed it; whether
-the chain agrees is for the reader to ask (`muster.client.cli.network`).
+It comes from a stranger. This module checks only its form and its signer; the reader must compare
+it with the chain (`muster.client.cli.network`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_ENDPOINTS = 16
 
 
 def url_fault(url: str, schemes: tuple[str, ...] = ("http", "https")) -> str | None:
-    """Return why a stranger's URL is not one to connect to; None when it is."""
+    """Return why a stranger's URL must not be used; None if it may be."""
     try:
         parts = urlsplit(url)
         is_place = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
@@ -42,10 +42,10 @@ def url_fault(url: str, schemes: tuple[str, ...] = ("http", "https")) -> str | N
 
 
 def is_private(url: str) -> bool:
-    """Return whether a URL leads to this machine or its network, as far as the text says."""
+    """Return whether a URL leads to this machine or its network, judged by its text alone."""
     host = (urlsplit(url).hostname or "").rstrip(".")
     try:
-        # As those who connect read an address: 127.1 and 2130706433 are this machine's, too.
+        # Parsed as by connecting programs: 127.1 and 2130706433 are this machine too.
         address = host if ":" in host else socket.inet_ntoa(socket.inet_aton(host))
         return not ipaddress.ip_address(address).is_global
     except (OSError, ValueError):
@@ -70,7 +70,7 @@ Rpc = Annotated[Text, AfterValidator(_rpc)]
 
 
 class NetworkPage(BaseModel):
-    """Where a run's network is."""
+    """The description of a run's network."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -84,7 +84,7 @@ class NetworkPage(BaseModel):
     rpc: Annotated[tuple[Rpc, ...], Field(max_length=MAX_ENDPOINTS)] = ()
     """RPC endpoints that anybody may use."""
     orchestrator: Web = ""
-    """URL of the run's orchestrator; empty for where the document was asked for."""
+    """URL of the run's orchestrator; empty for the server of this document."""
     relays: Annotated[tuple[Web, ...], Field(max_length=MAX_RELAYS)] = ()
     """URLs of relays."""
 
@@ -98,7 +98,7 @@ def sign_network(page: NetworkPage, domain: Domain, key: bytes) -> SignedNetwork
 
 
 def read_network(signed: SignedNetwork) -> NetworkPage:
-    """Return what a document says; raises ApiError when it does not follow docs/protocol.md."""
+    """Return a document's content; raises ApiError when it does not follow docs/protocol.md."""
     try:
         return NetworkPage.model_validate_json(signed.document)
     except ValidationError as error:
@@ -111,7 +111,7 @@ def read_network(signed: SignedNetwork) -> NetworkPage:
 
 
 def signer_of(signed: SignedNetwork, page: NetworkPage, domain: Domain) -> Address:
-    """Return who signed a document; raises SignatureError for no signature at all."""
+    """Return the signer of a document; raises SignatureError for an invalid signature."""
     message = NetworkDocument(RunId(page.run_id), keccak(signed.document.encode()))
     try:
         return recover(digest(domain, message.struct_hash()), signed.signature)

@@ -1,11 +1,11 @@
-"""Every route of the orchestrator for programs: who signs, what goes in and out, who calls it.
+"""Every route of the orchestrator for programs: its signer, its body, its answers, its caller.
 
-Bodies of requests stand first: how large they may be (docs/protocol.md section 11), and what their
-JSON holds. The client writes them, the orchestrator parses them.
+First come the bodies of requests: their size limits (docs/protocol.md section 11) and their JSON.
+The client writes them, the orchestrator parses them.
 
-One table for three readers: the orchestrator's OpenAPI document is completed from it, the tests
-hold the client to it, and newcomers copy the examples, which are made of the typed bodies. A test
-fails when the application has a route that is not here.
+The table has three uses: it completes the orchestrator's OpenAPI document, tests check the client
+against it, and newcomers copy its examples, which are made from the typed bodies. A test fails when
+the application has a route that is not here.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from muster.protocol.encoding import message_fault
 MAX_FILE_BYTES = 64 * 1024 * 1024
 """Largest submission file: `muster.protocol.rollouts.MAX_FILE_BYTES`, without its pyarrow."""
 MAX_FIGURES = 192
-"""Of a training step or evaluation: a mixture has some for each part."""
+"""Most figures of a training step or evaluation: a mixture has several for each part."""
 MAX_JSON_BYTES = 256 * 1024
 """Largest JSON body of a request."""
 MAX_RECORDS_BYTES = 2 * 1024 * 1024
-"""Largest body of an outcomes post: 4096 records of 56 bytes as hexadecimal fit four times."""
+"""Largest body of an outcomes post: four times 4096 records of 56 bytes in hexadecimal."""
 MAX_FINGERPRINTS_BODY_BYTES = 8 * 1024 * 1024
-"""Largest body that shows fingerprints: of 8 million completion tokens, as hexadecimal."""
+"""Largest body with fingerprints: those of 8 million completion tokens, in hexadecimal."""
 MAX_HEADER_JSON_BYTES = 2 * 1024
 """Largest `x-muster-submission` header."""
 
@@ -56,7 +56,7 @@ Count = Annotated[int, Field(ge=0, lt=1 << 32)]
 
 
 class Body(BaseModel):
-    """Base of JSON bodies. None holds what a database, a terminal or JSON cannot."""
+    """Base of JSON bodies. Values that a database, a terminal or JSON cannot hold are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -69,7 +69,7 @@ class Body(BaseModel):
 
 
 class HardwareBody(Body):
-    """What a node says its machine has."""
+    """A node's description of its machine."""
 
     report: dict[str, Any]
     """The report in its JSON form."""
@@ -78,21 +78,21 @@ class HardwareBody(Body):
 
 
 class HeartbeatBody(Body):
-    """What a node says of itself."""
+    """A node's report about itself."""
 
     run_id: int
     policy_version: Count | None
     """The policy it has loaded."""
     state: Annotated[str, Field(max_length=32, examples=["generating"])]
-    """What it does."""
+    """Its present activity."""
     software: Annotated[str, Field(max_length=64, examples=["muster 0.1.0"])]
     """Its software and version."""
     hardware: HardwareBody | None = None
-    """What its machine has, once and when it is asked for."""
+    """Its machine; sent once, and when the orchestrator wants it."""
 
 
 class HeldTicket(Body):
-    """A ticket that somebody works on."""
+    """A ticket that a node is working on."""
 
     step: Count
     """Rollout step of its slot."""
@@ -101,13 +101,13 @@ class HeldTicket(Body):
 
 
 class LeaseBody(Body):
-    """Which run's work is asked for."""
+    """A request for work of a run."""
 
     run_id: int
     holding: Annotated[tuple[HeldTicket, ...], Field(max_length=64)] = ()
-    """Open tickets that the node works on: it asks for another one."""
+    """Open tickets that the node is working on: it wants another one."""
     policy_version: Count | None = None
-    """The version that it holds while a newer one is on its way to it: the ticket names it, where a
+    """The version that the node has loaded while it fetches a newer one: the ticket names it, if a
     step may still train on it."""
 
 
@@ -115,7 +115,7 @@ class OutcomesBody(Body):
     """A validator's outcomes of one batch."""
 
     records: HexBytes
-    """The packed records; none when nothing of the batch can be had."""
+    """The packed records; empty when the batch's data cannot be obtained."""
     signature: HexSignature
     """EIP-712 `Outcomes`."""
 
@@ -132,18 +132,18 @@ class MetricsBody(Body):
         ],
         Field(max_length=MAX_FIGURES, examples=[{"reward": 0.62, "grad_norm": 0.08}]),
     ]
-    """Name to number."""
+    """Figures by name."""
 
 
 class EvaluationBody(Body):
     """Figures of one policy version on held-out problems."""
 
     run_id: Count
-    """Run of the policy: a signature for one run is none for another."""
+    """Run of the policy, so that the signature is valid for this run only."""
     policy_version: Count
     """Version that was evaluated."""
     manifest_root: HexHash
-    """Its root on chain: which weights were evaluated."""
+    """The version's root on chain, which identifies the evaluated weights."""
     metrics: Annotated[
         dict[
             Annotated[str, Field(pattern=r"^eval_[a-z0-9_]{1,59}$")],
@@ -151,16 +151,16 @@ class EvaluationBody(Body):
         ],
         Field(max_length=MAX_FIGURES, examples=[{"eval_reward": 0.62, "eval_problems": 256}]),
     ]
-    """Name to number."""
+    """Figures by name."""
 
 
 class CheckingBody(Body):
     """A validator's commitment to its fingerprints of one batch."""
 
     records_hash: HexHash
-    """Keccak-256 of the outcomes that go with them."""
+    """Keccak-256 of the outcome records that it signed."""
     fingerprints_hash: HexHash
-    """What they hash to."""
+    """Hash of the fingerprints."""
     signature: HexSignature
     """EIP-712 `Checking`."""
 
@@ -173,18 +173,18 @@ class FingerprintsBody(Body):
 
 
 class ReportBody(Body):
-    """What one validator says about another's fingerprints."""
+    """A validator's report on another's fingerprints."""
 
     batch_root: HexHash
     """The batch's root."""
     validator: AccountAddress
-    """Whose they are."""
+    """The validator whose fingerprints were compared."""
     fingerprints_hash: HexHash
-    """What they hash to."""
+    """Hash of the fingerprints."""
     compared: Count
     """Submissions compared."""
     failed: Count
-    """Those whose fingerprints come from no recomputation."""
+    """Compared submissions whose fingerprints are wrong."""
     signature: HexSignature
     """EIP-712 `CheckReport`."""
 
@@ -230,20 +230,20 @@ _OTHERS = {"integer": 1, "number": 0.5, "string": "text", "boolean": False, "nul
 
 @dataclass(frozen=True, slots=True)
 class RouteAnswer:
-    """What a route answers under one status."""
+    """A route's answer with one status."""
 
     status: int
     """HTTP status."""
     kind: type[BaseModel] | None = None
-    """Its type, when it is JSON."""
+    """Type of a JSON answer."""
     media: str | None = None
-    """Its media type, None without content."""
+    """Media type; None without content."""
     text: str | None = None
     """An example of content that is not JSON."""
 
     @property
     def example(self) -> Any:
-        """What it may look like."""
+        """An example of the answer."""
         return self.text if self.kind is None else example_of(self.kind)
 
 
@@ -258,32 +258,32 @@ class Route:
     client: str | None
     """The method of `OrchestratorApi` that calls it."""
     answers: tuple[RouteAnswer, ...]
-    """Everything but errors."""
+    """All answers except errors."""
     signer: Signer = "nobody"
-    """Whose signature it needs."""
+    """Required signer."""
     body: type[Body] | None = None
     """The type of its JSON body."""
     body_media: str | None = None
-    """The media type of a body that is no JSON."""
+    """The media type of a body that is not JSON."""
     without_client: str = ""
     """Why the client has no method for it."""
 
     @property
     def body_example(self) -> Any:
-        """What its body may look like."""
+        """An example of its body."""
         return "PAR1…" if self.body is None else example_of(self.body)
 
 
 @cache
 def example_of(kind: type[BaseModel]) -> Any:
-    """Return what a body may look like, as JSON has it; of a request without what is optional."""
+    """Return an example of a body as JSON values; for a request without its optional fields."""
     schema = kind.model_json_schema()
     value = kind.model_validate(_example(schema, schema.get("$defs", {}), ""))
     return value.model_dump(mode="json", exclude_unset=issubclass(kind, Body))
 
 
 def _example(schema: dict[str, Any], definitions: dict[str, Any], name: str) -> Any:
-    """Return an example of a JSON schema, for the field of a name: what is required, once."""
+    """Return an example of a JSON schema for a named field, with required parts only."""
     if "$ref" in schema:
         return _example(definitions[schema["$ref"].rpartition("/")[2]], definitions, name)
     for member in ("examples", "enum"):
@@ -311,7 +311,7 @@ def _text(text: str, kind: str = "plain") -> RouteAnswer:
 
 
 def _word_on_a_batch(what: str, client: str, body: type[Body]) -> Route:
-    """Return the route that takes in what a validator says of a batch."""
+    """Return the route for a validator's message about a batch."""
     path = f"/v1/batches/{{batch_id}}/{what}"
     taken = _json(OutcomesTaken, 202)
     return Route("POST", path, client, (taken,), signer="validator", body=body)

@@ -1,8 +1,8 @@
 """Signing and verifying one HTTP request (`ApiRequest`). Pure: no clock, no network, no memory.
 
-A request states its body's hash, so that it is verified before a byte of the body is read. Whoever
-verifies must also remember nonces for `NONCE_LIFE_S`; this module only checks what one
-request says about itself. Every refusal is an ApiError with status 401 and a code of its own.
+A request states its body's hash, so that it can be verified before the body is read. The verifier
+must also remember nonces for `NONCE_LIFE_S`; this module checks only a single request. Every
+refusal is an ApiError with status 401 and its own code.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SUBMISSION_HEADER = "x-muster-submission"
 SUBMISSION_SIGNATURE_HEADER = "x-muster-submission-signature"
 
 REQUEST_VALIDITY_S = 60
-"""A signed request is refused when it was issued longer ago than this."""
+"""Largest age of a signed request, in seconds."""
 REQUEST_FUTURE_S = 30
-"""A signed request is refused when it claims to be issued further ahead than this."""
+"""Most seconds that a signed request may be dated in the future."""
 NONCE_LIFE_S = 300
-"""How long a signer's nonces are remembered: longer than any request stays valid."""
+"""Seconds that a signer's nonces must be remembered: longer than any request is valid."""
 EMPTY_BODY_HASH = file_hash(b"")
-"""SHA-256 of no body."""
+"""SHA-256 of an empty body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,15 @@ class SignedHeaders:
     """The five headers of a signed request, parsed but not yet verified."""
 
     address: Address
-    """Who claims to have signed."""
+    """The claimed signer."""
     nonce: Hash32
     """Random; used once per signer."""
     issued_at: int
     """Unix seconds of the signer's clock."""
     body_hash: Hash32
-    """SHA-256 that the body is said to have: what is signed, before the body is there."""
+    """Stated SHA-256 of the body, which is signed; the body is not read yet."""
     signature: bytes
-    """Over ApiRequest."""
+    """EIP-712 signature over ApiRequest."""
 
 
 def sign_request(
@@ -174,9 +174,9 @@ def verify_request(
 ) -> SignedHeaders:
     """Return the verified headers: their `address` is the identity of the caller.
 
-    Refused are missing or malformed headers, requests outside the validity window, and signatures
-    by another key or over anything else. The caller must still refuse a nonce it has seen, and a
-    body of another hash than the headers state.
+    Missing or malformed headers, requests outside the validity window, and wrong signatures are
+    refused. The caller must still refuse a nonce that it has seen, and a body whose hash differs
+    from the headers.
     """
     parsed = parse_headers(headers)
     check_freshness(parsed, now=now)

@@ -1,4 +1,4 @@
-"""The EVM chain: deployment, typed contract clients, transactions, events, and what they add up to.
+"""The EVM chain: deployment, typed contract clients, transactions, events, and a view of them.
 
     async with await connect("http://127.0.0.1:8545") as chain:
         print(await chain.w3.eth.block_number, await chain.ledger.batch_count())

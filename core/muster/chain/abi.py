@@ -1,8 +1,8 @@
-"""The ABI of the nine contracts: selectors, topics, argument types, errors and what users can do.
+"""The ABI of the nine contracts: selectors, topics, argument types, errors and hints for users.
 
-Addresses and ABIs are never copied by hand: `artifacts/*.json` is written by
-`contracts/script/export_artifacts.py` from the compiled contracts. A table leads from a log's
-address and first topic to the compiled decoder of its event.
+ABIs are never copied by hand: `contracts/script/export_artifacts.py` writes `artifacts/*.json` from
+the compiled contracts. A table maps a log's address and first topic to the compiled decoder of its
+event.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FACTORY = "NetworkFactory"
 """The contract that creates them."""
 
 ARTIFACTS = Path(__file__).with_name("artifacts")
-"""Where the committed ABIs and bytecode are."""
+"""Folder of the committed ABIs and bytecode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ class ContractAbi:
     bytecode: bytes
     """Creation code without constructor arguments."""
     runtime: bytes
-    """What creation leaves on chain, with zeros in the immutables' places."""
+    """Deployed code, with zeros in place of the immutables."""
     immutables: dict[str, tuple[int, ...]]
-    """Where in it each immutable stands, a word at a time; by name, without a leading `_`."""
+    """Offsets of each immutable's words in `runtime`, by name without a leading `_`."""
     constructor_types: tuple[str, ...]
     """Canonical types of the constructor's arguments."""
     functions: dict[str, AbiFunction]
@@ -122,7 +122,7 @@ class ContractAbi:
 
 
 def encode_arguments(name: str, types: Sequence[str], args: Sequence[Any]) -> bytes:
-    """Return `abi.encode` of arguments; raises EncodingError naming the function otherwise."""
+    """Return `abi.encode` of arguments; raises EncodingError that names the function."""
     try:
         return abi_encode(types, args)
     except (AbiEncodingError, TypeError, ValueError, OverflowError) as error:
@@ -219,21 +219,21 @@ def _struct_name(parameter: dict[str, Any]) -> str | None:
 
 
 class Caller(Protocol):
-    """What a contract needs of the connection."""
+    """The connection that contracts call through."""
 
     async def read(self, contract: str, function: str, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Return what a view returns."""
+        """Return the result of a view."""
 
     async def write(self, contract: str, function: str, args: Sequence[Any]) -> Receipt:
         """Send a transaction."""
 
 
 class Contract:
-    """A contract. The class derived from it declares functions; calling one calls the contract's.
+    """A contract. A derived class declares functions; calling one calls the contract's function.
 
     A declaration that returns a Receipt sends a transaction, any other one reads. `X | None` is a
-    value that may not exist. A tuple with a Receipt begins with the number that an event carries:
-    its annotation names the event and the argument.
+    value that may not exist. A tuple with a Receipt begins with a number from an event: the
+    annotation names the event and the argument.
     """
 
     def __init__(self, caller: Caller) -> None:
@@ -246,7 +246,7 @@ class Contract:
 
 
 def _calling(contract: str, declared: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what a declared function does when it is called."""
+    """Return the implementation of a declared function."""
     signature = inspect.signature(declared)
 
     @wraps(declared)
@@ -287,41 +287,54 @@ HINTS = {
     "RegistryStakeTooLow": "add stake in that run: muster stake --run ID --amount TOKENS",
     "RegistryStillJailed": "wait until the jail time is over",
     "RegistryNodeTaken": "use a fresh node key: muster wallet new FILE",
-    "RegistryWrongStatus": "muster worker status says what it is in that run; who validates for a "
-    "run does not work for it",
+    "RegistryWrongStatus": (
+        "muster worker status says what it is in that run; a validator "
+        "of a run does not work for it"
+    ),
     "RegistryInvalidNodeSignature": "name the worker's node key: --node KEYSTORE",
-    "RunInvalidValidator": "is it invited (muster run invite), not seated yet, and no worker of "
-    "the run?",
+    "RunInvalidValidator": (
+        "the account must be invited (muster run invite), have no seat "
+        "yet, and be no worker of the run"
+    ),
     "RunStakeTooLow": "add stake in that run: muster stake --run ID --amount TOKENS",
-    "RunTermsChanged": "read the terms again: muster run show; who joins while a change is "
-    "announced waits for it",
+    "RunTermsChanged": (
+        "read the terms again: muster run show; while a change is announced, nobody can join"
+    ),
     "PoolStakeTooLow": "add stake: muster juror join --amount TOKENS",
-    "PoolPlaceHeld": "wait until no open case can draw the place that you left",
-    "CourtNotAnnounced": "a claim is announced first, and made within 256 blocks: the same command "
-    "does both",
+    "PoolPlaceHeld": (
+        "an open case can still draw the place that you left: wait until it is closed"
+    ),
+    "CourtNotAnnounced": (
+        "a claim must be announced first, and made within 256 blocks: run "
+        "the same command again, it does both"
+    ),
     "CourtNoJurors": "nobody is on the network's bench: muster juror status counts them",
-    "CourtMayNotClaim": "an account that may be drawn as a juror of the case claims nothing in it",
-    "CourtWindowClosed": "its challenge window is over, and the outcome stands",
+    "CourtMayNotClaim": (
+        "this account may be drawn as a juror of the case: claim from another account"
+    ),
+    "CourtWindowClosed": "the challenge window is over, and the outcome is final",
     "LedgerInvalidTicket": "only work with a ticket of the run's orchestrator counts, at most 60 s "
     "after its deadline",
     "LedgerWrongTime": "the message says from when and until when it is possible",
-    "VaultInsufficientStake": "muster worker status shows what is staked in each run",
-    "LedgerUnauthorized": "only the run's orchestrator may do this: is it the right keystore?",
-    "LedgerPaused": "the run's owner paused submissions",
+    "VaultInsufficientStake": "muster worker status shows the stake in each run",
+    "LedgerUnauthorized": "only the run's orchestrator may do this: check --keystore",
+    "LedgerPaused": "the run's owner paused submissions: wait until the owner resumes the run",
     "LedgerNotFinal": "wait until the challenge window is over",
-    "FactoryTaken": "it is there already: the same command goes on with what is missing",
-    "FactoryUnauthorized": "only the account that began a deployment goes on with it",
+    "FactoryTaken": (
+        "the contract exists already: run the same command again, it deploys what is missing"
+    ),
+    "FactoryUnauthorized": "continue the deployment with the account that began it",
     "EscrowNotFinal": "wait until the challenge window is over",
     "EscrowUnderfunded": "ask the run's owner to fund the run",
     "RunUnauthorized": "is it the right keystore?",
     "VaultNotWithdrawable": "wait until the unbonding period is over",
 }
-"""What the user can do about errors that users meet."""
+"""Hints for users, by error."""
 
 
 @cache
 def error_table() -> dict[bytes, AbiError]:
-    """Return every error of every contract by selector, with Solidity's own two."""
+    """Return every error of every contract by selector, including Solidity's own two."""
     table = {
         keccak(b"Error(string)")[:4]: _TEXT,
         keccak(b"Panic(uint256)")[:4]: _PANIC,
@@ -332,9 +345,9 @@ def error_table() -> dict[bytes, AbiError]:
 
 
 def decode_revert(data: bytes, *, tx: str | None = None) -> ContractRevert:
-    """Return the error that a revert's bytes stand for.
+    """Return the error that a revert's bytes encode.
 
-    An unknown selector is shown as such. A failure without a reason leaves no bytes.
+    An unknown selector is shown as it is. A failure without a reason has no bytes.
     """
     if len(data) < 4:
         return ContractRevert(ContractRevert.NO_REASON, tx=tx, hint="it may have run out of gas")
@@ -397,7 +410,7 @@ class Receipt:
     tx_hash: str
     block_number: int
     gas_used: int
-    """What it cost."""
+    """Gas that it used."""
     events: list[Event]
     """The events it emitted from our contracts, in order."""
 
@@ -410,7 +423,7 @@ class Receipt:
 
 
 class EventTable:
-    """Knows which log of a deployment is which event."""
+    """Decodes a deployment's logs into events."""
 
     def __init__(self, contracts: Mapping[str, Address]) -> None:
         self._events: dict[tuple[str, str], AbiEvent] = {

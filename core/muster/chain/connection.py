@@ -25,13 +25,22 @@ from muster.chain.contracts import (
 from muster.chain.deployment import Deployment, load_deployment
 from muster.chain.log_store import log_file
 from muster.chain.quorum import open_rpc
-from muster.chain.rpc import LatestBlock, RatePatience, Rpc, from_hex, garbled, is_revert, member
+from muster.chain.rpc import (
+    LatestBlock,
+    RatePatience,
+    Rpc,
+    from_hex,
+    garbled,
+    hash_from_hex,
+    is_revert,
+    member,
+)
 from muster.chain.send_journal import JournalStore, SendJournal
 from muster.chain.sender import SendPolicy, TransactionSender
 from muster.protocol.eip712 import Domain, address_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, EncodingError, RpcError, WrongChain
-from muster.protocol.ids import Address
+from muster.protocol.ids import Address, Hash32
 from muster.settings.network import resolve
 
 if TYPE_CHECKING:
@@ -41,7 +50,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NEW_FOR_S, _NEW_BLOCKS = 1.0, 64
-"""How long missing contracts are awaited, and within how many blocks of their deployment."""
+"""Seconds to wait for missing contracts, and the blocks since their deployment in which to wait."""
 
 
 class Chain:
@@ -94,12 +103,12 @@ class Chain:
     ) -> Self:
         """Return a checked connection; with a key, one that can send.
 
-        The endpoint is an HTTP or WebSocket URL or the path of a node's socket; several, in a list
-        or between commas, are compared (`muster.chain.quorum`). Unless given, it and the deployment
-        are those of the network that `muster.settings.network` finds.
-        A transaction is in the journal before it is sent, and survives the process. Raises
-        ChainUnreachable when nothing answers, WrongChain when it is another chain or has no code at
-        the recorded addresses, ConfigError without a deployment or while another process holds the
+        The endpoint is an HTTP or WebSocket URL or the path of a node's socket; several, as a list
+        or separated by commas, are compared (`muster.chain.quorum`). By default, endpoint and
+        deployment are those of the network that `muster.settings.network` finds. A transaction is
+        in the journal before it is sent, and survives the process. Raises ChainUnreachable when no
+        endpoint answers, WrongChain when it serves another chain or there is no code at the
+        recorded addresses, ConfigError without a deployment or while another process holds the
         journal.
         """
         if not rpc_url or deployments is None:
@@ -132,22 +141,22 @@ class Chain:
         self.sender = self.sender.with_journal(journal)
 
     def at(self, block: int) -> Chain:
-        """Return the same chain as it was after a block. It only reads; do not close it."""
+        """Return the chain in its state after a block. It can only read; do not close it."""
         return self._changed(sender=None, _block=hex(block))
 
     def once(self, label: str) -> Chain:
-        """Return the same chain for one write, which happens once however often it is repeated.
+        """Return the same chain for one write that happens only once, even if it is repeated.
 
-        A write of this label that is waiting to be mined or has succeeded, in this process or an
-        earlier one with the same journal, is not sent again: its receipt is returned. Not to be
-        closed. See `TransactionSender.send`.
+        A write with this label that is pending or has succeeded, in this process or an earlier one
+        with the same journal, is not sent again: its receipt is returned. Do not close the result.
+        See `TransactionSender.send`.
         """
         return self._changed(_label=label)
 
     def rehearsed_by(self, account: Address) -> Chain:
-        """Return the same chain for writes that are estimated and not sent, as if by an account.
+        """Return the same chain for writes that are only estimated, as if sent by an account.
 
-        A receipt has the estimated gas, no hash and no events. Not to be closed.
+        A receipt has the estimated gas, no hash and no events. Do not close the result.
         """
         return self._changed(_rehearses=account)
 
@@ -158,12 +167,12 @@ class Chain:
         return other
 
     async def receipt_of(self, label: str) -> Receipt | None:
-        """Return the receipt of the write of this label; None when it has not happened (yet)."""
+        """Return the receipt of the write with this label; None while it has not happened."""
         found = await self.sender.receipt_of(label) if self.sender else None
         return None if found is None else await self._receipt(found)
 
     async def pending_transactions(self) -> int:
-        """Return how many transactions of the account were sent and are not mined."""
+        """Return how many sent transactions of the account are not mined yet."""
         return await self.sender.pending_count() if self.sender else 0
 
     async def __aenter__(self) -> Self:
@@ -180,11 +189,11 @@ class Chain:
 
     @property
     def w3(self) -> AsyncWeb3[Any]:
-        """web3.py over the same endpoint; middleware that is added sees our requests, too."""
+        """web3.py over the same endpoint; middleware added to it sees our requests too."""
         return self.rpc.w3
 
     def contract(self, name: str) -> AsyncContract:
-        """Return a contract as web3.py has it: every function and event, none of them typed."""
+        """Return a contract as a web3.py object: with every function and event, untyped."""
         return self.w3.eth.contract(
             address=to_checksum_address(self.deployment.contracts[name]), abi=artifact(name)["abi"]
         )
@@ -202,7 +211,7 @@ class Chain:
         return self.sender.address
 
     async def allow(self, contract: str, wei: int) -> None:
-        """Let a contract take so much of the sender's tokens, if it may not yet."""
+        """Approve a contract for `wei` of the sender's tokens, unless its allowance is enough."""
         spender = self.deployment.contracts[contract]
         if wei and await self.token.allowance(self.me, spender) < wei:
             await self.token.approve(spender, wei)
@@ -219,12 +228,19 @@ class Chain:
         """Return the time of the latest block."""
         return (await self.latest_block()).timestamp
 
+    async def deploy_hash(self) -> Hash32:
+        """Return the hash of the block in which the contracts were deployed."""
+        block = await self.rpc.call(
+            "eth_getBlockByNumber", hex(self.deployment.deploy_block), False
+        )
+        return hash_from_hex(member(block, "hash"))
+
     async def block_number(self) -> int:
         """Return the height of the latest block."""
         return from_hex(await self.rpc.call("eth_blockNumber"))
 
     async def read(self, contract: str, function: str, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Return what a view returns."""
+        """Return the result of a view."""
         abi = contract_abi(contract).functions[function]
         call = {"to": self.deployment.contracts[contract], "data": hex0x(abi.encode(args))}
         answer = await self._answer(call)
@@ -232,16 +248,16 @@ class Chain:
             return abi.decode(bytes.fromhex(answer[2:]))
         except (EncodingError, ValueError, TypeError) as error:
             raise WrongChain(
-                f"{contract}.{function} answers what it cannot: {error}",
-                hint="are the contracts those in --deployments?",
+                f"{contract}.{function} gave an impossible answer: {error}",
+                hint="check that --deployments has the contracts of this chain",
             ) from error
 
     async def _answer(self, call: dict[str, str]) -> Any:
         patience = RatePatience(_NEW_FOR_S)
         while True:
             answer = await self._run("eth_call", call, self._block)
-            # Every view returns something. Several nodes may be behind an address, and one that
-            # starts or lags knows no contract.
+            # Every view returns something. Several nodes may be behind one address, and a node that
+            # is starting or lagging does not know the contract yet.
             if answer != "0x" or not await patience.waits():
                 return answer
 
@@ -289,7 +305,7 @@ async def open_journal(
     rpc: Rpc, chain_id: int, account: Address, store: JournalStore | Path
 ) -> SendJournal:
     """Return the journal of an account on the chain that an endpoint serves."""
-    # A development chain that was started anew has the same number, and other transactions.
+    # A restarted development chain has the same id, but other transactions.
     genesis = await rpc.call("eth_getBlockByNumber", "0x0", False)
     first = str(member(genesis, "hash"))
     return SendJournal.of(store, chain_id=chain_id, genesis=first, account=account)
@@ -299,7 +315,8 @@ async def _check_deployment(rpc: Rpc, chain_id: int, deployment: Deployment) -> 
     if chain_id != deployment.chain_id:
         raise WrongChain(
             f"{rpc.masked_url} serves chain {chain_id}, the contracts are on {deployment.chain_id}",
-            hint="name the right pair with --rpc and --deployments, or one --network",
+            hint="give an endpoint and contracts of one chain with --rpc and --deployments, "
+            "or with --network",
         )
     patience = RatePatience(_NEW_FOR_S)
     while True:
@@ -312,7 +329,7 @@ async def _check_deployment(rpc: Rpc, chain_id: int, deployment: Deployment) -> 
         empty = [n for n, code in zip(CONTRACTS, codes, strict=True) if len(str(code or "")) <= 2]
         if not empty:
             return
-        # Several nodes may be behind an address, and one may lack the newest blocks.
+        # Several nodes may be behind one address, and one may lack the newest blocks.
         is_new = from_hex(head) < deployment.deploy_block + _NEW_BLOCKS
         if not is_new or not await patience.waits():
             raise WrongChain(

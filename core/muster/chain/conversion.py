@@ -1,9 +1,9 @@
 """Values between Python's types, the ABI's, and encoded bytes. Knows no contract.
 
-`to_abi` and `from_abi` follow the Python types alone: dataclasses are structs, enums are numbers.
+`to_abi` and `from_abi` convert by Python types alone: dataclasses are structs, enums are numbers.
 `compile_decoder` turns an ABI type once into nested readers, several times faster than a general
-codec; addresses come out checksummed, `bytesN` and `bytes` as bytes, arrays and structs as tuples.
-Bytes that do not decode raise EncodingError.
+codec. It decodes addresses as checksummed strings, `bytesN` and `bytes` as bytes, arrays and
+structs as tuples. Bytes that do not decode raise EncodingError.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def to_abi(value: Any) -> Any:
 
 
 def from_abi(kind: type[T], value: Any) -> T:
-    """Return a decoded ABI value as one of this type; raises EncodingError if it does not fit."""
-    hashable: Any = kind  # which mypy does not believe of type[T]
+    """Return a decoded ABI value as this Python type; raises EncodingError if it does not fit."""
+    hashable: Any = kind  # mypy does not know that type[T] is hashable
     convert = _converter(hashable)
     converted: T = value if convert is None else convert(value)
     return converted
@@ -75,7 +75,7 @@ def from_abi(kind: type[T], value: Any) -> T:
 
 @cache
 def _converter(kind: Any) -> _Convert | None:
-    """Return the function that makes values of this type; None when decoded values have it."""
+    """Return the function that converts to this type; None if decoded values already have it."""
     kind = getattr(kind, "__supertype__", kind)
     if kind in _PLAIN:
         return None
@@ -123,11 +123,11 @@ Decoder = Callable[[bytes], tuple[Any, ...]]
 """Turns ABI-encoded bytes into a tuple of values."""
 
 _Reader = Callable[[bytes, int], Any]
-"""Reads one value: (data, where it starts)."""
+"""Reads one value, given the data and the value's offset."""
 
 WORD = 32
 MAX_ELEMENTS = 1 << 20
-"""Elements above this in one array are refused: a guard against hostile lengths."""
+"""Most elements of an array: a guard against hostile lengths."""
 
 
 @cache

@@ -1,6 +1,6 @@
-"""Where a deployment's contracts are: one JSON file per chain id, written by the deployer.
+"""Addresses of a deployment's contracts: one JSON file per chain id, written by the deployer.
 
-Those of known networks come with the software, in `networks` beside this file.
+The files of known networks come with the software, in `networks` beside this file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Deployment:
     contracts: Mapping[str, Annotated[Address, BeforeValidator(to_address)]]
     """Address by contract name."""
     parameters: Mapping[str, StrictInt | StrictStr] = field(default_factory=dict)
-    """What it was deployed with, for people; programs ask the contracts."""
+    """Parameters of the deployment, for people; programs read them from the contracts."""
 
 
 _DEPLOYMENT = TypeAdapter(Deployment)
@@ -60,7 +60,7 @@ def deployment_path(directory: Path, chain_id: int) -> Path:
 def load_deployment(directory: Path, chain_id: int) -> Deployment:
     """Return the deployment on a chain; raises ConfigError when it is missing or malformed.
 
-    The default folder need not hold those of known networks.
+    Files of known networks need not be in the default folder.
     """
     path = deployment_path(directory, chain_id)
     known = deployment_path(_KNOWN, chain_id)
@@ -87,8 +87,8 @@ def _other_chains(directory: Path) -> str | None:
     if not chains:
         return None
     return (
-        f"{directory} has chain {', '.join(map(str, chains))}: name an endpoint of that with --rpc,"
-        " or another folder with --deployments"
+        f"{directory} has chain {', '.join(map(str, chains))}: give an endpoint of that "
+        "chain with --rpc, or another folder with --deployments"
     )
 
 
@@ -108,7 +108,7 @@ def parse_deployment(text: str) -> Deployment:
 
 
 def save_deployment(directory: Path, deployment: Deployment) -> Path:
-    """Write a deployment to its file, whole or not at all, and return the path."""
+    """Write a deployment to its file atomically, and return the path."""
     path = deployment_path(directory, deployment.chain_id)
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{os.getpid()}.tmp")

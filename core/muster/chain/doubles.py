@@ -1,8 +1,8 @@
 """Doubles: two signatures where one was allowed. They prove themselves, and anyone may show them.
 
-A validator signs one set of outcomes of a batch, a worker's node one submission for a slot. The
-court of faults punishes who signed two. A validator that called a batch withheld and judged it
-later contradicts nothing.
+A validator may sign one set of outcomes of a batch, a worker's node one submission for a slot.
+FaultCourt punishes signers of two. A validator that first called a batch withheld and judged it
+later does not contradict itself.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from muster.protocol.ids import Address, Hash32, to_hash32
 from muster.protocol.messages import Outcomes, Submission
 
 WITHHELD = keccak(b"")
-"""The hash of no records: that nothing of a batch can be had."""
+"""The hash of no records, which says that a batch's data cannot be obtained."""
 
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 
 
 class Court(Protocol[R_co]):
-    """The court of faults, and what it answers."""
+    """FaultCourt, with any type of answer."""
 
     def prove_double_outcome(
         self,
@@ -50,7 +50,7 @@ class Court(Protocol[R_co]):
 
 @dataclass(frozen=True, slots=True)
 class SignedRecords:
-    """A validator's word on a batch."""
+    """A validator's signed outcomes of a batch."""
 
     records_hash: Hash32
     """Keccak-256 of the records."""
@@ -58,12 +58,12 @@ class SignedRecords:
     """EIP-712 `Outcomes`."""
 
     def contradicts(self, other: SignedRecords) -> bool:
-        """Return whether nobody may sign both."""
+        """Return whether signing both is an offence."""
         hashes = {self.records_hash, other.records_hash}
         return len(hashes) == 2 and WITHHELD not in hashes
 
     def of(self, batch: BatchView) -> Outcomes:
-        """Return what was signed."""
+        """Return the signed message."""
         return Outcomes(batch.batch_id, batch.root, self.records_hash)
 
     def to_json(self) -> dict[str, str]:
@@ -78,7 +78,7 @@ class SignedRecords:
 
 @dataclass(frozen=True, slots=True)
 class SignedWork:
-    """A node's word on a slot."""
+    """A submission that a node signed."""
 
     submission: Submission
     signature: bytes
@@ -90,7 +90,7 @@ class DoubleOutcome:
     """Two different outcomes of one batch, signed by one validator."""
 
     owner: Address
-    """The validator, whose stake it costs."""
+    """The validator, whose stake is slashed."""
     batch: BatchView
     first: SignedRecords
     second: SignedRecords
@@ -99,16 +99,16 @@ class DoubleOutcome:
 
     @property
     def filed(self) -> tuple[Address, Offence, int]:
-        """Whose stake it costs, and the offence and tag that the slash is filed under."""
+        """Owner of the slashed stake, offence and tag, which identify the slash."""
         return self.owner, self.offence, self.batch.batch_id
 
     @property
     def words(self) -> str:
-        """What it is, in words."""
+        """Description of the double."""
         return f"validator {self.owner} signed two outcomes of batch {self.batch.batch_id}"
 
     async def prove(self, court: Court[R]) -> R:
-        """Show both; raises ContractRevert."""
+        """Send both to the court; raises ContractRevert."""
         batch, first, second = self.batch, self.first, self.second
         return await court.prove_double_outcome(
             batch.header(), first.of(batch), first.signature, second.of(batch), second.signature
@@ -120,7 +120,7 @@ class DoubleSubmission:
     """Two submissions for one slot, signed by one worker's node; the first of them was judged."""
 
     batch: BatchView
-    """The batch of the first."""
+    """The batch of the first submission."""
     position: int
     """Its place there."""
     first: SignedWork
@@ -130,24 +130,24 @@ class DoubleSubmission:
 
     @property
     def owner(self) -> Address:
-        """The worker, whose stake it costs."""
+        """The worker, whose stake is slashed."""
         return self.first.submission.worker
 
     @property
     def filed(self) -> tuple[Address, Offence, int]:
-        """Whose stake it costs, and the offence and tag that the slash is filed under."""
+        """Owner of the slashed stake, offence and tag, which identify the slash."""
         return self.owner, self.offence, tag_of(self.first.submission)
 
     @property
     def words(self) -> str:
-        """What it is, in words."""
+        """Description of the double."""
         slot = self.first.submission
         return (
             f"worker {self.owner} signed two submissions for step {slot.step}, index {slot.index}"
         )
 
     async def prove(self, court: Court[R]) -> R:
-        """Show both; raises ContractRevert."""
+        """Send both to the court; raises ContractRevert."""
         first, second = self.first, self.second
         proof = self.batch.prove(self.position)
         return await court.prove_double_submission(
@@ -156,9 +156,9 @@ class DoubleSubmission:
 
 
 Double: TypeAlias = DoubleOutcome | DoubleSubmission
-"""Two signatures that can be shown to the court of faults."""
+"""Two contradicting signatures that FaultCourt accepts as proof."""
 
 
 def tag_of(submission: Submission) -> int:
-    """Return the number of a slot in slashes."""
+    """Return the tag of a submission's slot in slashes."""
     return submission.step << 32 | submission.index

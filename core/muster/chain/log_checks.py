@@ -1,15 +1,15 @@
 """Compares logs with the headers of their blocks: the answers of an endpoint must fit together.
 
-An endpoint can be wrong without malice: several nodes answer behind one address, and a node that
-lags knows no logs yet of a block that another just told of. Headers alone show three things:
+An endpoint can be wrong without malice: several nodes answer behind one address, and a lagging node
+has no logs yet of a block that another node has just announced. Headers show three things:
 
     a log's block has the hash and the time that its header says        else the beacon is wrong
     a header follows its parent, where both are asked
     a block whose filter names a contract and one of its events has a log of it, or its receipts
     say that it is a coincidence                                        else logs are missing
 
-All blocks of a short history are checked, and some of a long one. Receipts are believed: a user who
-trusts no endpoint runs one.
+All blocks of a short history are checked, and some of a long one. Receipts are trusted: a user who
+trusts no endpoint should run a node.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from muster.protocol.errors import RpcError
 from muster.protocol.ids import Address, Hash32
 
 MOST_HEADERS = 64
-"""Headers that are asked for per poll."""
+"""Most headers that are read per poll."""
 _BEACONS = "CheckpointPublished"
 _FILTER_BYTES = 256
 
 
 class LogsDisagree(Exception):
-    """Logs and headers are not of one chain; reading again may help."""
+    """Logs and headers do not belong to one chain; reading again may help."""
 
 
 class LogChecks:
@@ -69,7 +69,7 @@ class LogChecks:
             await self._check_receipts(number)
 
     def _chosen(self, first: int, last: int, events: Sequence[Event]) -> list[int]:
-        """Return the blocks to check, ascending; policies' beacons before others."""
+        """Return the blocks to check, ascending; blocks whose hashes are beacons are preferred."""
         if last - first < MOST_HEADERS:
             return list(range(first, last + 1))
         beacons = [e.block_number for e in events if e.name == _BEACONS][-MOST_HEADERS // 2 :]
@@ -93,7 +93,7 @@ class LogChecks:
         try:
             receipts = await self._rpc.call("eth_getBlockReceipts", hex(number))
         except RpcError:
-            # Not every endpoint has the method; then the filter proves nothing.
+            # Not every endpoint has the method; then the filter cannot be verified.
             return
         if not isinstance(receipts, list):
             raise garbled(f"no list of receipts of block {number}")

@@ -1,8 +1,8 @@
-"""Keeps logs on disk that were read before: an endpoint need not be asked for them again.
+"""A cache of logs on disk, so that an endpoint is not asked for them again.
 
-A file holds one deployment's logs up to one block. Several processes may share it: one of them
-writes on, and the others, which notice that it is ahead of them, leave it alone. It is a cache: a
-damaged file is started anew, and without a writable file nothing is kept.
+A file holds one deployment's logs up to some block. Several processes may share it: one of them
+writes, and the others stop writing when they notice that it is ahead of them. A damaged file is
+replaced by an empty one, and without a writable file nothing is cached.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from muster.settings import CACHE
 logger = logging.getLogger(__name__)
 
 DEVELOPMENT_CHAIN = 31337
-"""Anvil's chain id: such chains are small, and begin anew again and again."""
+"""Anvil's chain id: such chains are small and often restarted."""
 _KEPT = (
     *("address", "topics", "data", "transactionHash"),
     *("blockNumber", "blockHash", "blockTimestamp", "logIndex"),
 )
 _WORTH_NOTING = 1_000
-"""After so many blocks without logs the newest block that was read is noted."""
+"""After so many blocks without logs the newest block that was read is stored."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS blocks (number INTEGER PRIMARY KEY, hash BLOB NOT NULL, logs BLOB);
 PRAGMA journal_mode = WAL;
@@ -106,7 +106,7 @@ class LogStore:
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")
                 (stored,) = self._db.execute("SELECT max(number) FROM blocks").fetchone()
-                # Otherwise another process writes.
+                # If they differ, another process writes.
                 is_ours = stored == self._cursor
                 if is_ours:
                     self._replace(rows, newest)
@@ -117,7 +117,7 @@ class LogStore:
 
     def _replace(self, rows: Sequence[tuple[int, bytes, bytes | None]], newest: int) -> None:
         assert self._db is not None
-        # The newest block is the only one that is needed without logs.
+        # Only the newest block is stored even without logs.
         self._db.execute("DELETE FROM blocks WHERE number > ? OR logs IS NULL", (newest,))
         self._db.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?, ?)", rows)
         (self._cursor,) = self._db.execute("SELECT max(number) FROM blocks").fetchone()

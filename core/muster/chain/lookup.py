@@ -1,7 +1,6 @@
-"""What a text names on chain: a submission, a batch, a case, a worker or a transaction. Pure.
+"""Finds what a text names on chain: a submission, batch, case, worker or transaction. Pure.
 
-Commands and the dashboard's search read what people write here and nowhere else, so that a text
-means the same in all of them:
+All commands and the dashboard's search parse names here, so a text means the same in all of them:
 
     12:3, 1/12:3         the submission at position 3 of batch 12; it is in run 1
     1/12                 batch 12, of run 1
@@ -27,14 +26,14 @@ from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Address, Hash32, RunId, to_address
 
 MIN_DIGITS = 6
-"""Fewest hexadecimal digits that stand for a hash or an address."""
+"""Fewest hexadecimal digits of an abbreviated hash or address."""
 SHOWN = 5
-"""Candidates that an error lists, at most."""
+"""Most candidates that an error lists."""
 FORMS = (
     "BATCH:POSITION, RUN/BATCH, WORKER/STEP:INDEX, or the hash of a file or transaction, or "
     "a worker's address, six digits at least"
 )
-"""What can be written, for hints."""
+"""Accepted forms, for hints."""
 _PLACE = re.compile(r"(?:([0-9]{1,19})/)?([0-9]{1,19}):([0-9]{1,10})")
 _BATCH = re.compile(r"([0-9]{1,19})/([0-9]{1,19})")
 _SLOT = re.compile(r"([^/]+)/([0-9]{1,10}):([0-9]{1,10})")
@@ -46,7 +45,7 @@ class NothingNamed(ConfigError):
 
 
 class NameKind(StrEnum):
-    """What can be named."""
+    """Kinds of named things."""
 
     SUBMISSION = "submission"
     BATCH = "batch"
@@ -57,7 +56,7 @@ class NameKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SubmissionPlace:
-    """Where a submission is."""
+    """A submission's batch and position."""
 
     batch: BatchView
     position: int
@@ -76,15 +75,15 @@ class Named:
     name: str
     """Its name in full."""
     places: tuple[SubmissionPlace, ...] = ()
-    """Its submissions, in chain order; both for a file that was submitted twice. Empty for a
-    worker, and for a file that was received and is not on chain.
+    """Its submissions, in chain order; two for a file that was submitted twice. Empty for a worker,
+    and for a file that was received but is not on chain.
     """
     file_hash: Hash32 | None = None
     """The file, when the text names a submission by it."""
     worker: Address | None = None
     """The worker, or the account that a transaction is about."""
     deed: str = ""
-    """What a transaction did."""
+    """The effect of a transaction, in words."""
 
     def __str__(self) -> str:
         if self.kind is NameKind.SUBMISSION and self.file_hash is not None:
@@ -97,7 +96,7 @@ class Named:
 
 
 def find_named(view: ChainView, text: str, *, received: Sequence[Hash32] = ()) -> Named:
-    """Return what a text names; `received` are files that only an orchestrator knows of.
+    """Return what a text names; `received` are files that only an orchestrator knows.
 
     Raises NothingNamed when it names nothing, ConfigError when it may name several things.
     """
@@ -126,23 +125,28 @@ def find_outcome(
 ) -> SubmissionPlace:
     """Return the one submission that a text names; with `worker` the text is STEP:INDEX.
 
-    A file that was submitted twice is found where it was first. Raises NothingNamed, or
+    For a file that was submitted twice, it is the first submission. Raises NothingNamed, or
     ConfigError when the text names something with no submission, or with several.
     """
     if worker is not None:
         match = _PLACE.fullmatch(text.strip())
         if match is None or match[1]:
-            raise ConfigError(f"{text} is not STEP:INDEX", hint="without a worker it may be right")
+            raise ConfigError(
+                f"{text} is not STEP:INDEX",
+                hint="with --worker write STEP:INDEX; leave out "
+                "--worker for BATCH:POSITION or a hash",
+            )
         return find_slot(view, worker, (int(match[2]), int(match[3])), run)
     named = find_named(view, text)
     places = named.places
     if named.kind is NameKind.WORKER:
         places = tuple(_places_of(view, view.workers[Address(named.name)]))
     if not places:
-        raise ConfigError(f"{named}: no submission is named by it", hint=_instead_of(named))
+        raise ConfigError(f"{named} names no submission", hint=_instead_of(named))
     if len(places) > 1 and named.kind is not NameKind.SUBMISSION:
         raise ConfigError(
-            f"{named} has {len(places)} submissions: {_listed(places)}", hint="name one of them"
+            f"{named} has {len(places)} submissions: {_listed(places)}",
+            hint="give one of these as SUBMISSION",
         )
     return places[0]
 
@@ -158,7 +162,7 @@ def find_worker(view: ChainView, text: str) -> WorkerView:
     makers = {maker.address: maker for place in named.places if (maker := _maker(view, place))}
     if len(makers) != 1:
         whose = f"of {len(makers)} workers: {_listed(list(makers))}" if makers else "of no worker"
-        raise ConfigError(f"{named} is {whose}", hint="name a worker or its node by address")
+        raise ConfigError(f"{named} is {whose}", hint="give the address of a worker or its node")
     return next(iter(makers.values()))
 
 
@@ -175,7 +179,8 @@ def find_slot(
     if not found:
         raise NothingNamed(
             f"no outcome of step {slot[0]}, index {slot[1]} of that worker is on chain",
-            hint="what is not judged yet is found by its file hash, which the worker logs",
+            hint="a submission that is not judged yet is found by its file's hash: the "
+            "worker logs it",
         )
     if len({place.batch.run_id for place in found}) > 1:
         raise ConfigError(
@@ -186,7 +191,7 @@ def find_slot(
 
 
 def is_named(text: str, place: tuple[int, int], file_hash: Hash32) -> bool:
-    """Return whether a text names a submission of which only place and file hash are known."""
+    """Return whether a text names a submission, given only its place and file hash."""
     text = text.strip()
     if match := _PLACE.fullmatch(text):
         return (int(match[2]), int(match[3])) == place
@@ -194,7 +199,7 @@ def is_named(text: str, place: tuple[int, int], file_hash: Hash32) -> bool:
 
 
 def prefix_of(text: str) -> str | None:
-    """Return the digits that a text gives of a hash or address; None when it gives none."""
+    """Return the first digits of a hash or address that a text gives; None if it gives none."""
     try:
         return _digits(text.strip())
     except NothingNamed:
@@ -256,7 +261,9 @@ def _digits(text: str) -> str:
         try:
             to_address(text)
         except EncodingError as error:
-            raise NothingNamed(str(error), hint="copy it again, or write it small") from error
+            raise NothingNamed(
+                str(error), hint="copy it again, or write it in lower case"
+            ) from error
     return digits
 
 
@@ -270,7 +277,8 @@ def _refuse_unknown(digits: str) -> NoReturn:
     raise NothingNamed(
         f"nothing on chain {begins} 0x{digits}: no file that was judged, no case, no worker or "
         "node, no transaction with outcomes",
-        hint="check the digits and the chain; what was received only, its orchestrator knows",
+        hint="check the digits and --rpc; a submission that is in no batch yet is known only "
+        "to its orchestrator",
     )
 
 
@@ -339,7 +347,7 @@ def _deeds(
         yield case.opened_tx, "opens a case", (place,), None
         yield case.closed_tx, "closes a case", (place,), None
     for paid in view.payments:
-        # Events say for how many submissions, not for which.
+        # The event has the number of submissions, not which ones.
         deed = f"pays {paid.worker} for {paid.slots} submissions"
         yield paid.tx_hash, deed, (), paid.worker
     for worker in view.workers.values():

@@ -1,6 +1,6 @@
-"""What fraud cost, one line per owner: every slash of a stake added up and put into words. Pure.
+"""Losses by fraud, one line per owner: all slashes of a stake, added up and put into words. Pure.
 
-A fraud that finds no stake left is a slash of nothing: it is counted, and not listed.
+A fraud that finds no stake left slashes nothing: it is counted, but not listed.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ STATE_WORDS = {
     SlashState.RELEASED: "burned and insured",
     SlashState.RESTORED: "given back",
 }
-"""Where slashed stake is."""
+"""State of slashed stake, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What one stake lost by fraud."""
+    """Loss of one stake by fraud."""
 
     run_id: RunId
     """The run that it was staked for; 0 for the jurors' bench."""
     owner: Address
-    """Whose stake it was: a worker's, a validator's or a juror's."""
+    """Owner of the stake: a worker, a validator or a juror."""
     status: str
     """The worker's status in the run in small letters; empty for others."""
     lost_wei: int
-    """What was taken and not given back."""
+    """Amount taken and not given back."""
     held_wei: int
-    """The part of it that the verdicts' challenge windows still hold."""
+    """Part of `lost_wei` whose challenge windows are still open."""
     restored_wei: int
-    """What was taken and given back."""
+    """Amount taken and given back."""
     stake_wei: int
-    """What there was to lose."""
+    """The whole stake that could be slashed."""
     reasons: tuple[str, ...]
-    """What it was lost for, each once, in chain order."""
+    """Distinct reasons of the slashes, in chain order."""
     txs: tuple[str, ...]
     """The transactions that took something."""
     empty: int
-    """Frauds that found nothing left."""
+    """Number of frauds that found nothing left."""
 
     def to_json(self, tokens: Callable[[int], str]) -> dict[str, Any]:
         """Return it as JSON values: amounts in wei as text, and the line for people."""
@@ -61,7 +61,7 @@ class Loss:
         }
 
     def words(self, tokens: Callable[[int], str]) -> str:
-        """Return it in one line; `tokens` words an amount of wei."""
+        """Return it in one line; `tokens` formats an amount of wei."""
         where = self.where(tokens)
         parts = [
             f"lost {tokens(self.lost_wei)} tokens of {tokens(self.stake_wei)} for "
@@ -90,7 +90,7 @@ class Loss:
 
 
 def losses(view: ChainView, run_id: RunId | None = None) -> list[Loss]:
-    """Return what each stake of a run, or of all, lost, in the order of the first slashes."""
+    """Return the losses of each stake, of one run or of all, in the order of first slashes."""
     by_owner: dict[tuple[RunId, Address], list[SlashView]] = {}
     for slash in view.slashes:
         if run_id in (None, slash.run_id):
@@ -99,7 +99,7 @@ def losses(view: ChainView, run_id: RunId | None = None) -> list[Loss]:
 
 
 def loss_of(view: ChainView, run_id: RunId, owner: Address) -> Loss | None:
-    """Return what one stake lost; None when it was never slashed."""
+    """Return the loss of one stake; None if it was never slashed."""
     slashes = [s for s in view.slashes if (s.run_id, s.owner) == (run_id, owner)]
     return _loss(view, run_id, owner, slashes) if slashes else None
 
@@ -123,13 +123,13 @@ def _loss(view: ChainView, run_id: RunId, owner: Address, slashes: Sequence[Slas
 
 
 def _stake(slashes: Sequence[SlashView]) -> int:
-    """Return the stake in all: the part that the last slash found, and the parts taken before."""
+    """Return the whole stake: the part that the last slash found, and the parts taken before."""
     *before, last = slashes
     return sum(slash.amount_wei for slash in before) + sum(last.stake_before)
 
 
 def reason_of(view: ChainView, slash: SlashView) -> str:
-    """Return what a slash was for, in small letters; empty for an outcome that is not there."""
+    """Return a slash's reason in small letters; empty if its outcome does not exist."""
     if slash.offence not in (Offence.FRAUD, Offence.EXACT_FRAUD):
         return slash.offence.name.lower()
     batch = view.batches.get(slash.batch_id) if slash.batch_id is not None else None

@@ -1,7 +1,7 @@
 """A transaction before it is mined: its fields, its fees, its signature, and a node's refusals.
 
-Nothing here talks to a node or remembers anything. Only signing imports eth_account: the import
-takes half a second, and most commands only read.
+Nothing here talks to a node or keeps state. Only signing imports eth_account: the import takes half
+a second, and most commands only read.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from muster.protocol.errors import ConfigError, EncodingError, RpcError
 from muster.protocol.ids import Address, to_address
 
 MIN_BUMP = 1.1
-"""Nodes refuse a replacement whose fees are not at least so many times those it replaces."""
+"""Least factor on the fees of a replaced transaction: nodes refuse replacements below it."""
 
 MARKET: list[Call] = [
     ("eth_getBlockByNumber", ["latest", False]),
     ("eth_maxPriorityFeePerGas", []),
 ]
-"""The questions whose answers `market_fees` takes."""
+"""The requests whose answers `market_fees` takes."""
 _DEFAULT_TIP_WEI = 10**9
 HIGHEST_FEE = "MUSTER_MAX_FEE_GWEI"
 _FIELDS = ("chainId", "nonce", "gas", "maxFeePerGas", "maxPriorityFeePerGas", "data")
@@ -38,15 +38,15 @@ class SendRefusal(Enum):
     """Why a node did not take a transaction."""
 
     KNOWN = auto()
-    """It has it already."""
+    """The node has it already."""
     NONCE_USED = auto()
-    """A mined transaction has its nonce: this one, or another."""
+    """Its nonce is used by a mined transaction: this one, or another."""
     NONCE_TAKEN = auto()
-    """A waiting transaction has its nonce and pays as much."""
+    """A pending transaction with its nonce pays as much."""
     FEE_TOO_LOW = auto()
-    """It pays less than the node or the next block demands."""
+    """It pays less than the node or the next block requires."""
     OTHER = auto()
-    """It will not be taken however often it is sent."""
+    """It will never be accepted."""
 
 
 # Lower case, without spaces: some clients name an error, others write a sentence. In this order.
@@ -62,7 +62,7 @@ _PHRASES: tuple[tuple[SendRefusal, tuple[str, ...]], ...] = (
 
 
 def refusal_of(error: RpcError) -> SendRefusal:
-    """Return what an answer to `eth_sendRawTransaction` means; each client has its own words."""
+    """Return the meaning of an `eth_sendRawTransaction` error; each client has its own wording."""
     text = str(error).lower().replace(" ", "")
     for refusal, phrases in _PHRASES:
         if any(phrase in text for phrase in phrases):
@@ -72,10 +72,10 @@ def refusal_of(error: RpcError) -> SendRefusal:
 
 @dataclass(frozen=True, slots=True)
 class Fees:
-    """What a transaction offers per gas, in wei (EIP-1559)."""
+    """Fees of a transaction per gas, in wei (EIP-1559)."""
 
     max_wei: int
-    """At most, base fee and tip together."""
+    """Most for base fee and tip together."""
     tip_wei: int
     """To the block's producer."""
 
@@ -93,7 +93,7 @@ class Fees:
 
 
 def highest_fee(environ: Mapping[str, str] = os.environ) -> int:
-    """Return what a gas unit may cost, wei: MUSTER_MAX_FEE_GWEI, or 1,000 gwei.
+    """Return the highest allowed price per gas in wei: MUSTER_MAX_FEE_GWEI, or 1,000 gwei.
 
     Raises ConfigError when the variable is not a price.
     """
@@ -110,10 +110,10 @@ def highest_fee(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def market_fees(block: Any, tip: Any) -> Fees:
-    """Return what the market asks, from the answers to `MARKET`."""
+    """Return the market's present fees, from the answers to `MARKET`."""
     if isinstance(block, RpcError):
         raise block
-    # Endpoints without the method take any tip.
+    # Endpoints without the method accept any tip.
     tip_wei = _DEFAULT_TIP_WEI if isinstance(tip, RpcError) else from_hex(tip)
     if not isinstance(block, dict):
         raise garbled("no latest block")
@@ -122,7 +122,7 @@ def market_fees(block: Any, tip: Any) -> Fees:
 
 
 def purpose_of(to: Address | None, data: bytes) -> str:
-    """Return what a transaction is for: whom it calls, and with which selector."""
+    """Return a transaction's purpose: the called contract and selector."""
     return f"{to or 'create'}:{data[:4].hex()}"
 
 
@@ -133,7 +133,7 @@ class SignedTransaction:
     tx_hash: str
     """Its hash, `0x` and hexadecimal."""
     raw: bytes
-    """What is sent: the EIP-2718 envelope with the signature."""
+    """Bytes to send: the EIP-2718 envelope with the signature."""
 
     def __repr__(self) -> str:
         return f"Signed({self.tx_hash})"
@@ -150,22 +150,22 @@ class UnsignedTransaction:
     to: Address | None
     """The contract, None to create one."""
     data: bytes
-    """What it is called with."""
+    """Call data."""
     gas: int
     """Gas limit."""
     fees: Fees
-    """What it pays."""
+    """Its fees."""
 
     @classmethod
     def from_raw(cls, raw: bytes) -> UnsignedTransaction:
-        """Return what a signed transaction says; raises EncodingError when it does not parse."""
+        """Return a signed transaction's fields; raises EncodingError when it does not parse."""
         from eth_account.typed_transactions.typed_transaction import TypedTransaction
 
         try:
             fields = TypedTransaction.from_bytes(HexBytes(raw)).as_dict()
             chain_id, nonce, gas, most, tip, data = (fields[name] for name in _FIELDS)
             to = bytes(fields["to"]) if fields.get("to") else b""
-        except Exception as error:  # the library raises whatever its parsers raise
+        except Exception as error:  # the library passes on any error of its parsers
             raise EncodingError(f"not a signed transaction: {type(error).__name__}") from error
         return cls(
             chain_id, nonce, to_address(to) if to else None, bytes(data), gas, Fees(most, tip)

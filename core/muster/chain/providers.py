@@ -1,8 +1,8 @@
-"""web3.py's providers, as a node that runs for weeks needs them.
+"""Providers for web3.py that suit a node which runs for weeks.
 
-They differ from web3's own (8.0): one HTTP session stays open and its answers are bounded,
-where web3 opens a connection for every request; a request over a socket waits for its answer, where
-web3 looks for it in every turn of the event loop. Subscriptions are web3's.
+They differ from web3's own (8.0): one HTTP session stays open and its answers are bounded, while
+web3 opens a connection for every request; a request over a socket waits for its answer, while web3
+polls for it in every turn of the event loop. Subscriptions are web3's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_ANSWER_BYTES = 256 << 20
 _ONE_TRY: dict[str, Any] = {"max_connection_retries": 1}
 
 Post = Callable[[bytes], Awaitable[bytes]]
-"""Sends a request body, returns the answer's; raises OSError or aiohttp.ClientError."""
+"""Sends a request body, returns the answer's body; raises OSError or aiohttp.ClientError."""
 Provider = AsyncHTTPProvider | WebSocketProvider | AsyncIPCProvider
 Requests = list[tuple[RPCEndpoint, Any]]
 
@@ -38,8 +38,8 @@ class HttpProvider(AsyncHTTPProvider):
     """An endpoint over HTTP."""
 
     def __init__(self, url: str, post: Post | None = None) -> None:
-        """`post` sends in place of HTTP."""
-        # web3 would send a transaction again whose answer was lost.
+        """`post`, if given, replaces HTTP."""
+        # With web3's retries, a transaction whose answer was lost would be sent twice.
         super().__init__(url, exception_retry_configuration=None)
         self._url = url
         self._post = post or self._http_post
@@ -51,7 +51,7 @@ class HttpProvider(AsyncHTTPProvider):
         return cast(RPCResponse, json.loads(answer))
 
     async def make_batch_request(self, batch_requests: Requests) -> Any:
-        """Return the answers in order, or the one error with which a batch is refused."""
+        """Return the answers in order, or the single error of a refused batch."""
         requests = [self.form_request(method, params) for method, params in batch_requests]
         body = self.encode_batch_request_dicts(requests)
         answers = json.loads(await self._send(body))
@@ -78,7 +78,7 @@ class HttpProvider(AsyncHTTPProvider):
         try:
             return await self._post(body)
         except (aiohttp.ServerDisconnectedError, ConnectionResetError, BrokenPipeError):
-            # A connection that was kept open had been closed at the other end.
+            # The other end had closed a connection that was kept open.
             return await self._post(body)
 
     async def _http_post(self, body: bytes) -> bytes:
@@ -86,13 +86,13 @@ class HttpProvider(AsyncHTTPProvider):
             self._session = aiohttp.ClientSession(headers=self.get_request_headers())
         async with self._session.post(self._url, data=body) as response:
             answer = await self._read(response)
-        # JSON-RPC errors may travel in any status; what else is refused has no JSON.
+        # JSON-RPC errors may come with any HTTP status; other refusals have no JSON.
         if response.status >= 400 and not answer.lstrip().startswith((b"{", b"[")):
             raise HttpRefusal(
                 f"{mask_url(self._url)} answers HTTP {response.status}",
                 status=response.status,
                 retry_after=response.headers.get("retry-after"),
-                hint="wait a little" if response.status in (429, 503) else IS_RUNNING,
+                hint="wait a minute and try again" if response.status in (429, 503) else IS_RUNNING,
             )
         return answer
 
@@ -115,7 +115,7 @@ def _has_number(answer: dict[str, Any]) -> bool:
 
 
 class _Prompt(PersistentConnectionProvider):
-    """Hands an answer to the request that waits for it as soon as it is there."""
+    """Passes each answer to its waiting request as soon as it arrives."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -123,7 +123,7 @@ class _Prompt(PersistentConnectionProvider):
         self._is_lost = False
         self._heads: Any = None
         self.told_of_block = asyncio.Event()
-        """Set when the node tells of a block, or can tell no more."""
+        """Set when the node announces a block, or the connection has ended."""
 
     async def connect(self) -> None:
         """Open the connection."""
@@ -144,7 +144,7 @@ class _Prompt(PersistentConnectionProvider):
             del self._waiting[request["id"]]
 
     async def subscribe_to_blocks(self) -> bool:
-        """Have the node tell of blocks on this connection; return whether it does.
+        """Subscribe to new blocks on this connection; return whether the node supports it.
 
         Raises OSError when the connection is lost.
         """
@@ -152,18 +152,18 @@ class _Prompt(PersistentConnectionProvider):
             raise ConnectionResetError
         if self._heads is None:
             answer = await self.make_request(RPCEndpoint("eth_subscribe"), ["newHeads"])
-            # Asked once: not every endpoint has subscriptions.
+            # Requested once: not every endpoint has subscriptions.
             self._heads = answer.get("result", False)
         return bool(self._heads)
 
     async def make_batch_request(self, requests: Requests) -> list[RPCResponse]:
-        """Return the answers in order. Each request goes by itself: over a socket none waits for
+        """Return the answers in order. Requests are sent separately: over a socket none waits for
         another.
         """
         return list(await asyncio.gather(*(self.make_request(*request) for request in requests)))
 
     async def socket_recv(self) -> RPCResponse:
-        """Return the messages that no request of ours waits for."""
+        """Return the next message that no request waits for."""
         while True:
             try:
                 answer = await super().socket_recv()  # type: ignore[safe-super]  # of the mixed-in
@@ -202,7 +202,7 @@ class IpcProvider(_Prompt, AsyncIPCProvider):
 
 
 def provider_of(url: str, post: Post | None = None) -> Provider:
-    """Return what speaks to a URL or to the path of a socket; raises ConfigError for others."""
+    """Return the provider for a URL or the path of a socket; raises ConfigError for others."""
     scheme = urlsplit(url).scheme
     if scheme in ("http", "https"):
         return HttpProvider(url, post)

@@ -7,7 +7,8 @@
     fees, gas estimates, a pool's content   the first that answers
     a transaction to send                   goes to all
 
-Of two endpoints one suffices while the other does not answer; of three or more most must answer.
+With two endpoints, one is enough while the other does not answer; of three or more, most must
+answer.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LEFT_FOR_S = 600.0
-"""How long an endpoint is not asked after it contradicted the others."""
+"""Seconds in which an endpoint is not asked after it contradicted the others."""
 _ASIDE_S = 5.0, 120.0
-"""How long an endpoint is not asked after it did not answer, at first and at most."""
+"""Seconds in which an endpoint is not asked after it did not answer, at first and at most."""
 _GRACE_S = 2.0
-"""How long the slower ones are waited for when enough have answered."""
+"""Seconds to wait for slower endpoints when enough have answered."""
 _TAGS = frozenset({"latest", "pending", "safe", "finalized"})
 _ANY = frozenset(
     {
@@ -48,7 +49,7 @@ _ANY = frozenset(
 
 
 class _Endpoint:
-    """One endpoint, and whether it is asked now."""
+    """One endpoint, and whether it is asked at present."""
 
     def __init__(self, rpc: Rpc) -> None:
         self.rpc = rpc
@@ -84,7 +85,7 @@ class QuorumRpc(Rpc):
     """Several endpoints."""
 
     def __init__(self, rpcs: Sequence[Rpc]) -> None:
-        """Take two or more, which are closed with this."""
+        """Use two or more endpoints; `close` closes them."""
         self._endpoints = [_Endpoint(rpc) for rpc in rpcs]
         self._most = len(rpcs) // 2 + 1
         self._enough = 1 if len(rpcs) == 2 else self._most
@@ -113,13 +114,13 @@ class QuorumRpc(Rpc):
         ]
 
     async def next_block(self) -> None:
-        """Wait until the first of them tells of a block, see `Rpc.next_block`."""
+        """Wait until the first endpoint announces a block, see `Rpc.next_block`."""
         await self._endpoints[0].rpc.next_block()
 
     # ---------------------------------------------------------------------- hear
 
     async def _hear(self, calls: Sequence[Call]) -> dict[_Endpoint, list[Any]]:
-        """Return the answers of each endpoint that gives any."""
+        """Return the answers of each endpoint that answers."""
         now = _now()
         asked = [each for each in self._endpoints if each.is_asked(now)]
         if len(asked) < self._enough:
@@ -147,7 +148,7 @@ class QuorumRpc(Rpc):
             raise ChainUnreachable(
                 f"{len(said)} of {len(self._endpoints)} RPC endpoints answer, "
                 f"{self._enough} must: {problem or 'the others are silent'}",
-                hint="wait a little, or name others with --rpc",
+                hint="wait a minute and try again, or give other endpoints with --rpc",
             )
         return said
 
@@ -165,7 +166,7 @@ class QuorumRpc(Rpc):
             return await self._vote(call, said)
         if len({_essence(method, outcome) for outcome in said.values()}) == 1:
             return next(iter(said.values()))
-        # The endpoints may merely be at different blocks.
+        # The endpoints may simply be at different blocks.
         if method == "eth_getBlockByNumber":
             known = [block for block in said.values() if isinstance(block, dict)]
             head = self._newest(known, lambda block: from_hex(block["number"])) if known else None
@@ -176,7 +177,7 @@ class QuorumRpc(Rpc):
     async def _vote(self, call: Call, said: dict[_Endpoint, Any]) -> Any:
         method, needed = call[0], min(self._most, len(said))
         if method == "eth_getLogs" and len({_essence(method, o) for o in said.values()}) > 1:
-            # Nodes answer what they have of a range, although they have not all its blocks.
+            # Nodes answer with the blocks that they have, even if some of the range are missing.
             last = call[1][0]["toBlock"]
             said = {each: o for each, o in said.items() if await each.has_reached(last)} or said
         votes: dict[str, list[_Endpoint]] = {}
@@ -187,7 +188,7 @@ class QuorumRpc(Rpc):
             return self._undecided(method, said)
         outcome = said[winners[0]]
         for each, other in said.items():
-            # An endpoint that knows nothing of it, or refuses, may lag or grant less.
+            # An endpoint without a result, or with a refusal, may be lagging or allow less.
             known = outcome is not None and other is not None and not isinstance(other, RpcError)
             if each not in winners and known:
                 each.lied(_now(), method)
@@ -203,7 +204,7 @@ class QuorumRpc(Rpc):
         names = " and ".join(each.rpc.masked_url for each in said)
         raise ChainInconsistent(
             f"{names} contradict each other about {method}",
-            hint="name a third RPC endpoint with --rpc: most decide",
+            hint="give a third RPC endpoint with --rpc: the majority decides",
         )
 
     def _newest(self, outcomes: list[Any], number: Callable[[Any], int]) -> Any:
@@ -215,7 +216,7 @@ class QuorumRpc(Rpc):
 
 
 def open_rpc(urls: str | Sequence[str], *, timeout_s: float = 10.0) -> Rpc:
-    """Return one endpoint, or several as one; a string holds URLs between blanks or commas.
+    """Return one endpoint, or several as one; URLs in a string are separated by blanks or commas.
 
     Raises ConfigError when a URL is no endpoint.
     """

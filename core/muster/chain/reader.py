@@ -1,9 +1,9 @@
-"""Reads the contracts' events in order, and notices when the chain takes them back.
+"""Reads the contracts' events in order, and notices reorganisations of the chain.
 
 The reader remembers the hashes of recent blocks. When the hash of a block has changed, the chain
 was reorganised: all events from that block on are void, and are read again. When an endpoint fails,
-the reader keeps the events that it has checked, in memory and in a `LogStore`: the next poll goes
-on after them. `follow` keeps a view up to date, and lives through outages of the endpoint.
+the reader keeps the events that it has checked, in memory and in a `LogStore`: the next poll
+continues after them. `follow` keeps a view up to date, and survives outages of the endpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -42,39 +42,39 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FIRST_SPAN = 2_000
-"""Blocks asked for in one request, at first."""
+"""Blocks per request, at first."""
 LONGEST_SPAN = 100_000
-"""Blocks asked for in one request, at most."""
+"""Most blocks per request."""
 FULL_ANSWER = 10_000
-"""An answer of so many logs makes the next request ask for fewer blocks: memory stays bounded."""
+"""After an answer with so many logs the next request has fewer blocks: this bounds memory."""
 LAG_POLLS = 10
-"""Polls during which an endpoint may lag behind the reader, before the rest counts as void."""
+"""Polls in which an endpoint may lag behind the reader before the missing blocks count as void."""
 _POLL_ATTEMPTS = 5
 _DECODED_AT_ONCE = 2_000
 _SAID_EVERY_S = 5.0
 LONGEST_PAUSE_S = 15.0
-"""Pause between tries once an outage lasts."""
+"""Longest pause between tries in an outage, in seconds."""
 _TRIES = 3
 
 V = TypeVar("V", bound=ChainView)
 OnChange = Callable[[list[Event]], Awaitable[None]]
-"""Called with the new events after the view took them in; with none when it only lost some."""
+"""Called with the new events after the view applied them; with none after a mere rewind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """What happened since the last poll."""
+    """Changes since the last poll."""
 
     events: list[Event]
     """New events, in chain order."""
     rewound_to: int | None
-    """Events after this block that were read earlier are void; None when all stand."""
+    """Earlier events after this block are void; None if all are still valid."""
     head: BlockId
-    """The block up to which everything is read now."""
+    """The block up to which everything has been read."""
 
 
 class LogSource(Protocol):
-    """What the reader needs of the connection; `Chain` fits."""
+    """The reader's requirements on the connection; `Chain` satisfies them."""
 
     @property
     def rpc(self) -> Rpc:
@@ -82,7 +82,7 @@ class LogSource(Protocol):
 
     @property
     def deployment(self) -> Deployment:
-        """Where the contracts are."""
+        """The contracts' deployment."""
 
     @property
     def log_file(self) -> Path | None:
@@ -90,7 +90,7 @@ class LogSource(Protocol):
 
 
 class EventReader:
-    """A cursor over the events of all contracts but the token: nobody here needs transfers."""
+    """A cursor over the events of all contracts except the token: transfers are not needed."""
 
     def __init__(
         self,
@@ -103,9 +103,9 @@ class EventReader:
     ) -> None:
         """Start at a block (default: the deployment's), or after blocks that were read before.
 
-        A block is read once so many blocks are on top of it, or once it is finalized: the reader
-        never notices a change above it. `on_logs` is called with the logs of each range of blocks
-        that fits the chain. With it, the endpoint is asked for all logs, and no file is read.
+        A block is read once `confirmations` blocks are on top of it, or once it is finalized: the
+        reader does not see changes above it. `on_logs` is called with the checked logs of each
+        range of blocks. With it, all logs are read from the endpoint, and none from a file.
         """
         contracts = {n: a for n, a in chain.deployment.contracts.items() if n != "MusterToken"}
         self._rpc = chain.rpc
@@ -129,16 +129,16 @@ class EventReader:
         self._void: int | None = None
 
     async def poll(self) -> Poll:
-        """Return everything new; raises ChainError, and the next poll goes on where this ended.
+        """Return everything new; after a ChainError the next poll continues where this one ended.
 
-        ChainInconsistent: the endpoint contradicts itself again and again, or lags behind what it
-        said before. WrongChain: it answers for another chain.
+        ChainInconsistent: the endpoint repeatedly contradicts itself, or lags behind its earlier
+        answers. WrongChain: it serves another chain.
         """
         for attempt in range(1, _POLL_ATTEMPTS + 1):
             try:
                 head = await self._read_on()
             except LogsDisagree as error:
-                # Most often the chain was reorganised while it was read.
+                # Usually the chain was reorganised while it was read.
                 logger.debug("reading again", extra={"attempt": attempt, "cause": str(error)})
                 cause = error
             else:
@@ -150,12 +150,13 @@ class EventReader:
 
     def _tell(self, head: BlockId) -> Poll:
         poll = Poll(self._unread, self._void, head)
-        # Not the head: with confirmations, a chain that got shorter is below what was told before.
+        # Not the head: with confirmations, the head of a shorter chain may be below what was
+        # reported.
         self._unread, self._void, self._told = [], None, self._next - 1
         return poll
 
     async def _read_on(self) -> BlockId:
-        """Read up to the head and return it; when this raises, the events read so far are kept."""
+        """Read up to the head and return it; if this raises, the events read so far are kept."""
         head, stands = await self._look()
         if not self._is_loaded:
             await self._load(head.number)
@@ -173,7 +174,7 @@ class EventReader:
         return BlockId(head.number, head.hash)
 
     async def _load(self, newest: int) -> None:
-        """Take in the events of the store up to a block."""
+        """Load the store's events up to a block."""
         assert self._store is not None
         self._is_loaded = True
         for block, logs in self._store.blocks():
@@ -187,19 +188,21 @@ class EventReader:
     # --------------------------------------------------------------------- reorg
 
     async def _look(self) -> tuple[LatestBlock, bool]:
-        """Return the head, and whether the newest block that was read still stands."""
+        """Return the head, and whether the newest block that was read is still on the chain."""
         calls: list[tuple[str, list[Any]]] = [("eth_getBlockByNumber", [await self._head(), False])]
         newest = max(self._known, default=None)
         if newest is not None:
             calls.append(("eth_getBlockByNumber", [hex(newest), False]))
         head, *known = await self._rpc.batch(calls)
         if head is None:
-            raise ChainUnreachable("the RPC endpoint has no latest block", hint="wait a little")
+            raise ChainUnreachable(
+                "the RPC endpoint has no latest block", hint="wait a minute and try again"
+            )
         stands = newest is None or _hash_of(known[0]) == self._known[newest]
         return LatestBlock.from_rpc(head), stands
 
     async def _head(self) -> str:
-        """Return the block up to which is read: the newest, or one that is deep enough."""
+        """Return the block to read up to: the newest, or one with enough confirmations."""
         if isinstance(self._confirmations, str):
             return self._confirmations
         if not self._confirmations:
@@ -208,11 +211,14 @@ class EventReader:
         return hex(max(0, newest - self._confirmations))
 
     async def _newest_standing(self, head: LatestBlock) -> int:
-        """Return the newest block that stands; raises when the endpoint is wrong."""
+        """Return the newest known block that is still on the chain; raises if the endpoint is
+        wrong.
+        """
         chain_id = from_hex(await self._rpc.call("eth_chainId"))
         if chain_id != self._chain_id:
             raise WrongChain(
-                f"the RPC endpoint answers for chain {chain_id}, it was {self._chain_id} before",
+                f"the RPC endpoint answers for chain {chain_id}, before it was chain "
+                f"{self._chain_id}",
                 hint="check --rpc",
             )
         common = await self._common_block()
@@ -221,12 +227,12 @@ class EventReader:
             self._lagging += 1
             raise ChainInconsistent(
                 f"the RPC endpoint is at block {head.number}, it was at {max(self._known)} before",
-                hint="wait a little: it lags behind, or nodes behind it do",
+                hint="wait a minute and try again: the endpoint lags behind, or nodes behind it do",
             )
         return common
 
     async def _common_block(self) -> int:
-        """Return the newest block up to which all that is remembered stands, or start - 1."""
+        """Return the newest remembered block that is still on the chain, or start - 1."""
         numbers = sorted(self._known)
         blocks = await self._rpc.batch(
             [("eth_getBlockByNumber", [hex(number), False]) for number in numbers]
@@ -239,7 +245,7 @@ class EventReader:
         return common
 
     async def _verify(self, head: LatestBlock) -> None:
-        """Raise unless the head still stands: then all that was read belongs to one chain."""
+        """Raise unless the head is unchanged: only then everything read belongs to one chain."""
         block = await self._rpc.call("eth_getBlockByNumber", hex(head.number), False)
         if _hash_of(block) != head.hash:
             raise LogsDisagree(f"block {head.number} is another now")
@@ -262,7 +268,7 @@ class EventReader:
     # ---------------------------------------------------------------------- logs
 
     async def _read_range(self, head: LatestBlock) -> None:
-        """Read the next blocks, as many as the endpoint grants, and check them."""
+        """Read the next blocks, as many as the endpoint allows, and check them."""
         first = self._next
         logs, last = await self._granted(first, head.number)
         end = head if last == head.number else await self._block(last)
@@ -281,45 +287,21 @@ class EventReader:
             self._store.append(logs, BlockId(last, end.hash))
 
     async def _granted(self, first: int, newest: int) -> tuple[list[dict[str, Any]], int]:
-        """Return the logs from a block on, and the last block of what one answer holds."""
-        last = min(first + self._range.size - 1, newest)
-        while True:
-            try:
-                logs = await self._logs(first, last)
-            except ChainUnreachable:
-                self._range.unanswered()
-                raise
-            except RpcError as error:
-                if last == first:
-                    # One block cannot be too many: the size of the question was right.
-                    self._range = Portion(FIRST_SPAN, LONGEST_SPAN)
-                    raise
-                logger.debug("asking for fewer blocks", extra={"cause": str(error)})
-                self._range.refused(last - first + 1)
-                last = first + self._range.size - 1
-            else:
-                count = len(logs)
-                self._range.answered(
-                    is_much=count >= FULL_ANSWER, is_little=count < FULL_ANSWER // 4
-                )
-                return await self._timed(logs), last
+        """Return the logs from a block on that fit into one answer, and their last block."""
+        query = {"address": self._addresses}
+        try:
+            logs, last = await _granted(self._rpc, query, self._range, first, newest)
+        except RpcError:
+            # One block cannot be too many: the range was not the problem.
+            self._range = Portion(FIRST_SPAN, LONGEST_SPAN)
+            raise
+        return await self._timed(logs), last
 
     async def _block(self, number: int) -> LatestBlock:
         block = await self._rpc.call("eth_getBlockByNumber", hex(number), False)
         if block is None:
             raise LogsDisagree(f"block {number} is not there any more")
         return LatestBlock.from_rpc(block)
-
-    async def _logs(self, first: int, last: int) -> list[dict[str, Any]]:
-        query = {
-            "address": self._addresses,
-            "fromBlock": hex(first),
-            "toBlock": hex(last),
-        }
-        logs = await self._rpc.call("eth_getLogs", query)
-        if not isinstance(logs, list) or not all(isinstance(log, dict) for log in logs):
-            raise ChainUnreachable("eth_getLogs answered no list of logs", hint="is --rpc right?")
-        return logs
 
     async def _decode(self, logs: list[dict[str, Any]]) -> list[Event]:
         events: list[Event] = []
@@ -331,7 +313,7 @@ class EventReader:
                 raise ChainUnreachable(
                     f"the RPC endpoint answered a malformed log: {error}", hint="is --rpc right?"
                 ) from error
-            # Let others run: a long catch-up must not stop heartbeats.
+            # Let other tasks run: a long catch-up must not stop heartbeats.
             await asyncio.sleep(0)
         events.sort(key=lambda event: (event.block_number, event.log_index))
         return events
@@ -347,6 +329,54 @@ class EventReader:
             raise LogsDisagree("the block of a log is not there")
         times = {h: member(block, "timestamp") for h, block in zip(hashes, blocks, strict=True)}
         return [{"blockTimestamp": times.get(str(log.get("blockHash"))), **log} for log in logs]
+
+
+async def logs_between(
+    rpc: Rpc, query: Mapping[str, Any], first: int, last: int
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the logs of a range of blocks, in as many requests as the endpoint allows.
+
+    `query` has the address and the topics of `eth_getLogs`.
+    """
+    span = Portion(FIRST_SPAN, LONGEST_SPAN)
+    while first <= last:
+        logs, read = await _granted(rpc, query, span, first, last)
+        for log in logs:
+            yield log
+        first = read + 1
+
+
+async def _granted(
+    rpc: Rpc, query: Mapping[str, Any], span: Portion, first: int, newest: int
+) -> tuple[list[dict[str, Any]], int]:
+    """Return the logs from a block on that fit into one answer, and their last block.
+
+    Raises RpcError when a single block is refused.
+    """
+    last = min(first + span.size - 1, newest)
+    while True:
+        try:
+            logs = await _logs(rpc, query, first, last)
+        except ChainUnreachable:
+            span.unanswered()
+            raise
+        except RpcError as error:
+            if last == first:
+                raise
+            logger.debug("asking for fewer blocks", extra={"cause": str(error)})
+            span.refused(last - first + 1)
+            last = first + span.size - 1
+        else:
+            count = len(logs)
+            span.answered(is_much=count >= FULL_ANSWER, is_little=count < FULL_ANSWER // 4)
+            return logs, last
+
+
+async def _logs(rpc: Rpc, query: Mapping[str, Any], first: int, last: int) -> list[dict[str, Any]]:
+    logs = await rpc.call("eth_getLogs", {**query, "fromBlock": hex(first), "toBlock": hex(last)})
+    if not isinstance(logs, list) or not all(isinstance(log, dict) for log in logs):
+        raise ChainUnreachable("eth_getLogs answered no list of logs", hint="is --rpc right?")
+    return logs
 
 
 def _hash_of(block: Any) -> Hash32 | None:
@@ -367,9 +397,9 @@ async def follow(
 ) -> None:
     """Keep the view current until cancelled; an empty view is filled first.
 
-    A view that was read before goes on where it ends. It stays `confirmations` behind the chain's
-    head. It looks every `poll_s` seconds, or waits for the next block where the endpoint tells of
-    blocks. An error of `on_change` ends it.
+    A view that was read before is continued from its end. It stays `confirmations` blocks behind
+    the chain's head. It polls every `poll_s` seconds, or waits for the next block if the endpoint
+    announces blocks. An error in `on_change` ends it.
     """
     reader = EventReader(chain, known=view.recent_blocks(), confirmations=confirmations)
     failures = 0
@@ -393,7 +423,7 @@ async def follow(
 
 
 async def read_view(chain: LogSource, view: V) -> V:
-    """Return a view after it took in everything that happened on chain so far."""
+    """Return a view after applying all events on chain so far."""
     apply_poll(view, await EventReader(chain).poll())
     return view
 
@@ -401,12 +431,12 @@ async def read_view(chain: LogSource, view: V) -> V:
 async def find_run(
     chain: Chain, reader: EventReader, view: ChainView, run_id: RunId, *, pause_s: float
 ) -> RunView | None:
-    """Read a view until it has a run, whose creation may not be confirmed yet; None without one."""
+    """Read a view until it has a run, whose creation may be unconfirmed; None without a run."""
     tries = 0
     while True:
         apply_poll(view, await reader.poll())
         run = view.runs.get(run_id)
-        # A node that lags behind may not know it either.
+        # A lagging node may not know the run either.
         tries += await chain.runs.run_count() < run_id if run is None else 0
         if run is not None or tries == _TRIES:
             return run
@@ -415,7 +445,7 @@ async def find_run(
 
 
 def apply_poll(view: ChainView, poll: Poll) -> bool:
-    """Bring a view up to date with a poll; return whether anything changed."""
+    """Apply a poll to a view; return whether anything changed."""
     if poll.rewound_to is not None:
         view.rewind(poll.rewound_to)
     for event in poll.events:

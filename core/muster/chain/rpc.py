@@ -1,11 +1,11 @@
 """A JSON-RPC endpoint through web3.py: deadlines, batches, errors without secrets.
 
-`Rpc` asks; `Portion` and `RatePatience` learn how much an endpoint grants at once, and how often,
-for each endpoint says so in its own words; `from_hex` and its neighbours read the values in
-answers.
+`Rpc` sends requests; `Portion` and `RatePatience` learn how much an endpoint allows at once, and
+how often, because each endpoint reports its limits differently; `from_hex` and the functions beside
+it read the values in answers.
 
 Requests go to web3's provider, and through the middleware that a user added to `w3`. web3's own
-formatting of answers is left out: it takes many times as long as the rest (decision 38). Nothing
+formatting of answers is skipped: it takes many times as long as the rest (decision 38). Nothing
 here knows contracts. All methods that Muster uses may be repeated, so a request is sent a second
 time when a kept-alive connection turns out to be closed.
 """
@@ -34,16 +34,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# They log whole URLs, with the keys in them.
+# These libraries log whole URLs, including API keys.
 for _library in ("web3", "websockets"):
     logging.getLogger(_library).setLevel(logging.WARNING)
 
 MAX_BATCH = 100
-"""Requests in one HTTP call; endpoints refuse more."""
+"""Most requests in one HTTP call; endpoints refuse more."""
 LONGEST_SILENCE_S = 30.0
-"""How long a node may tell of no block before the reader asks anyway."""
+"""Seconds without an announced block after which the reader polls anyway."""
 IS_RUNNING = (
-    "is the chain running? `muster network show` says which one is meant; --rpc names another"
+    "check that the chain is running: `muster network show` says which one is used; --rpc "
+    "URL uses another"
 )
 _REVERT_CODE = 3
 
@@ -69,7 +70,7 @@ class Rpc:
 
     def __init__(self, url: str, *, timeout_s: float = 10.0, post: Post | None = None) -> None:
         """`post` sends in place of HTTP, for tests. Raises ConfigError for another kind of URL."""
-        # Half a second of a core, which a command that reads no chain need not spend.
+        # The import takes half a second; commands that read no chain skip it.
         from muster.chain.providers import provider_of
 
         self.masked_url = mask_url(url)
@@ -138,10 +139,11 @@ class Rpc:
         return [results[i] for i in range(len(calls))]
 
     async def next_block(self) -> None:
-        """Wait until the endpoint tells of a block; return at once over HTTP, which tells of none.
+        """Wait until the endpoint announces a block; return at once over HTTP, which announces
+        none.
 
-        Also returns after half a minute and on every trouble, so that a silent endpoint delays
-        its reader and hides nothing.
+        Also returns after half a minute and on any error, so that a silent endpoint only delays its
+        reader.
         """
         if not self._provider.has_persistent_connection:
             return
@@ -154,7 +156,7 @@ class Rpc:
         self._provider.told_of_block.clear()
 
     async def _ask(self, calls: list[Call]) -> list[Any] | None:
-        """Return the outcomes of one request; None when the endpoint takes no batch of its size."""
+        """Return the outcomes of one request; None if the endpoint refuses so large a batch."""
         if len(calls) == 1:
             (method, params), answers = calls[0], None
             answer = await self._exchange(lambda: self._send(method, params))
@@ -254,7 +256,7 @@ def _is_limited(outcome: Any) -> bool:
 
 
 def rpc_error(method: str, error: Any) -> RpcError:
-    """Return the error that a JSON-RPC `error` member stands for."""
+    """Return the error of a JSON-RPC `error` member."""
     if not isinstance(error, dict):
         return RpcError(f"{method} failed: {str(error)[:200]}", code=0)
     code, message = error.get("code"), str(error.get("message", ""))[:500]
@@ -266,7 +268,7 @@ def rpc_error(method: str, error: Any) -> RpcError:
 
 
 def _error_data(data: Any) -> bytes:
-    """Return a revert's bytes, wherever the endpoint hides them."""
+    """Return a revert's bytes, which endpoints put into different places."""
     if isinstance(data, dict):
         data = data.get("data") or data.get("result")
     if not isinstance(data, str):
@@ -285,9 +287,9 @@ def is_revert(error: RpcError) -> bool:
 # ------------------------------------------------------- what an endpoint grants
 
 _PATIENCE = 8, 256
-"""Answers in a row after which more is asked for again that was refused: at first, and at most."""
+"""Answers in a row after which a refused size is tried again: at first, and at most."""
 _PAUSE_S = 0.1, 2.0
-"""Pause before a request is repeated, at first and at most, unless the endpoint names one."""
+"""Pause in seconds before a retry, at first and at most, unless the endpoint names one."""
 _RATE_CODES = frozenset({429, -32007, -32016, -32029})
 _RATE_WORDS = re.compile(
     r"rate.{0,2}limit|too many requests|requests? limit|request count|per second|compute units"
@@ -305,7 +307,7 @@ class AnswerLost(ChainUnreachable):
 
 
 class HttpRefusal(ChainUnreachable):
-    """An endpoint answered an HTTP status that says no, and no JSON."""
+    """An endpoint answered with an HTTP error status and no JSON."""
 
     def __init__(self, message: str, *, status: int, retry_after: str | None, hint: str) -> None:
         """`retry_after` is the header of that name, if there was one."""
@@ -319,35 +321,37 @@ class HttpRefusal(ChainUnreachable):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same may be granted a little later."""
+        """Whether the same request may succeed a little later."""
         return self.status in _PASSING_STATUSES
 
     @property
     def is_for_size(self) -> bool:
-        """Whether less may be granted: endpoints refuse batches with many statuses."""
+        """Whether a smaller request may succeed: endpoints refuse large batches with various
+        statuses.
+        """
         return self.status in _BATCH_STATUSES
 
 
 def is_for_rate(error: RpcError) -> bool:
-    """Return whether the same request may be granted a little later."""
+    """Return whether the same request may succeed a little later."""
     if error.data:
-        # A contract's own words.
+        # The message is the contract's own.
         return False
     return error.code in _RATE_CODES or _RATE_WORDS.search(str(error)) is not None
 
 
 class Portion:
-    """How much to ask for at once: less after a refusal, and now and then more again."""
+    """Size of a request: smaller after a refusal, and from time to time larger again."""
 
     def __init__(self, first: int, most: int) -> None:
-        """Ask for `first` at first, and never for more than `most`."""
+        """Start with `first`, and never exceed `most`."""
         self.size = first
         self._most = self._granted = most
         self._patience = _PATIENCE[0]
         self._answers = 0
 
     def answered(self, *, is_much: bool = False, is_little: bool = True) -> None:
-        """Note an answer: after a big one ask for less, after a small one for more."""
+        """Adapt to an answer: request less after a big one, more after a small one."""
         self._answers += 1
         if self._answers >= self._patience:
             self._granted = min(2 * self._granted, self._most)
@@ -358,18 +362,18 @@ class Portion:
             self.size = min(2 * self.size, self._granted)
 
     def refused(self, size: int) -> None:
-        """Ask for half of the refused size, and stay there for longer after each refusal."""
+        """Request half of the refused size, and keep it longer after each refusal."""
         self._granted = self.size = max(1, size // 2)
         self._patience = min(2 * self._patience, _PATIENCE[1])
         self._answers = 0
 
     def unanswered(self) -> None:
-        """Ask for less: it may have been too much to answer in time."""
+        """Request less: it may have been too much to answer in time."""
         self.size = max(1, self.size // 2)
 
 
 class RatePatience:
-    """Pauses before a request is repeated that was refused for its rate, until a deadline."""
+    """Pauses between retries of a request that was refused for its rate, until a deadline."""
 
     def __init__(self, total_s: float) -> None:
         self._until = asyncio.get_running_loop().time() + total_s
@@ -413,13 +417,13 @@ def member(value: Any, name: str) -> Any:
 
 
 def garbled(what: str) -> ChainUnreachable:
-    """Return the error of an endpoint that answers what it cannot."""
+    """Return the error for an invalid answer of an endpoint."""
     return ChainUnreachable(f"the RPC endpoint answers nonsense: {what}", hint="is --rpc right?")
 
 
 @dataclass(frozen=True, slots=True)
 class LatestBlock:
-    """A block's place in the chain; most often the chain's head."""
+    """A block's number, hash and time; usually the chain's head."""
 
     number: int
     """Its height."""
@@ -429,7 +433,7 @@ class LatestBlock:
 
     @classmethod
     def from_rpc(cls, block: Any) -> Self:
-        """Parse what `eth_getBlockByNumber` answers; raises ChainUnreachable."""
+        """Parse an answer to `eth_getBlockByNumber`; raises ChainUnreachable."""
         return cls(
             number=from_hex(member(block, "number")),
             hash=hash_from_hex(member(block, "hash")),

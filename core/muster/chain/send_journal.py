@@ -1,12 +1,12 @@
-"""The transactions of a key: each is on disk before it leaves, so a crash loses and repeats none.
+"""The transactions of a key: each is on disk before it is sent, so a crash loses and repeats none.
 
-An *action* is what a caller asked for, perhaps under a label; it has a nonce and one or more signed
-*attempts*, which differ in their fees only. Signatures are in the journal, keys are not.
+An *action* is a caller's request, perhaps with a label; it has a nonce and one or more signed
+*attempts*, which differ only in their fees. Signatures are in the journal, keys are not.
 
 Rows are in one SQLite file, or in a PostgreSQL database. One process at a time holds the store, and
 the store refuses everything once another process has it: a sender that cannot write to its journal
-sends nothing. The store's own constraints exclude what must never happen: two live actions with one
-nonce, or with one label.
+sends nothing. Constraints of the store forbid two live actions with the same nonce or the same
+label.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from muster.chain.outgoing import SignedTransaction
-from muster.protocol.errors import ConfigError, StorageError
+from muster.protocol.errors import ConfigError, StorageError, StorageFailed, is_disk_failure
 from muster.protocol.ids import Address
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
 KEPT_NONCES = 512
-"""Settled transactions of so many newest nonces are kept whole, to be sent again after a reorg."""
+"""Settled transactions of this many newest nonces keep their attempts, to be sent again after a
+reorg."""
 
 T = TypeVar("T")
 
@@ -37,14 +38,14 @@ _COLUMNS = "id, label, purpose, nonce, state, tx_hash, block_number, block_hash"
 
 
 class ActionState(StrEnum):
-    """How far an action has come."""
+    """State of an action."""
 
     PENDING = "pending"
-    """It may be mined, now or later."""
+    """It is not mined yet, but may be."""
     MINED = "mined"
-    """It succeeded, in the block that is noted."""
+    """It succeeded in the recorded block."""
     REVERTED = "reverted"
-    """It was mined and did nothing; its nonce is used."""
+    """It was mined and reverted; its nonce is used."""
     REPLACED = "replaced"
     """Its nonce was used by a transaction that is not one of its attempts."""
     REFUSED = "refused"
@@ -53,10 +54,10 @@ class ActionState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Inclusion:
-    """Where a transaction was mined."""
+    """The block in which a transaction was mined."""
 
     tx_hash: str
-    """The attempt that was."""
+    """The attempt that was mined."""
     block_number: int
     """Its block's height."""
     block_hash: str
@@ -64,22 +65,22 @@ class Inclusion:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something that was, or is to be, done exactly once."""
+    """A transaction that a caller wants once."""
 
     number: int
-    """In the journal."""
+    """Number in the journal."""
     label: str | None
     """The caller's name for it."""
     purpose: str
-    """Whom it calls, with which selector."""
+    """The called contract and selector."""
     nonce: int
     """The account's nonce."""
     state: ActionState
-    """How far it has come."""
+    """Its state."""
     attempts: tuple[SignedTransaction, ...]
-    """Signed transactions, oldest first; none once it is long settled."""
+    """Signed transactions, oldest first; empty once it was settled long ago."""
     inclusion: Inclusion | None = None
-    """Where it was mined."""
+    """The block in which it was mined."""
 
 
 class SendJournal:
@@ -89,9 +90,9 @@ class SendJournal:
         """Use a store, or open the SQLite file of a path; with neither, nothing outlives the
         process.
 
-        `scope` says which account on which chain: others' transactions in the store are left alone.
-        Raises ConfigError while another process holds the file, StorageError when it cannot be
-        used.
+        `scope` names the account and the chain: transactions of other scopes in the store are
+        ignored. Raises ConfigError while another process holds the file, StorageError when it
+        cannot be used.
         """
         self._is_on_disk = store is not None
         self._store = SqliteStore(store) if store is None or isinstance(store, Path) else store
@@ -101,11 +102,11 @@ class SendJournal:
     def of(
         cls, store: JournalStore | Path | None, *, chain_id: int, genesis: str, account: Address
     ) -> Self:
-        """Return the journal of an account on a chain that begins with a block's hash."""
+        """Return the journal of an account on the chain with this genesis hash."""
         return cls(store, f"{chain_id}:{genesis}:{account}")
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Release the store."""
         self._store.close()
 
     # --------------------------------------------------------------------- write
@@ -113,7 +114,7 @@ class SendJournal:
     async def begin(
         self, label: str | None, purpose: str, nonce: int, first: SignedTransaction
     ) -> Action:
-        """Note an action and its first attempt; on disk when it returns."""
+        """Write an action and its first attempt; on disk when it returns."""
 
         def write(execute: Execute) -> Action:
             [(number,)] = execute(
@@ -127,7 +128,7 @@ class SendJournal:
         return await self._transact(write)
 
     async def add_attempt(self, action: Action, attempt: SignedTransaction) -> Action:
-        """Note another attempt at an action; on disk when it returns."""
+        """Write another attempt at an action; on disk when it returns."""
 
         def write(execute: Execute) -> Action:
             _add_attempt(execute, action.number, attempt)
@@ -138,7 +139,7 @@ class SendJournal:
     async def resolve(
         self, action: Action, state: ActionState, inclusion: Inclusion | None = None
     ) -> Action:
-        """Note what has become of an action."""
+        """Write the new state of an action."""
 
         def write(execute: Execute) -> Action:
             if state is ActionState.PENDING:
@@ -162,16 +163,16 @@ class SendJournal:
     # ---------------------------------------------------------------------- read
 
     async def find(self, label: str) -> Action | None:
-        """Return the action of a label that is pending or mined."""
+        """Return the pending or mined action with a label."""
         found = await self._select("label = ? AND state IN ('pending', 'mined')", label)
         return found[0] if found else None
 
     async def pending(self) -> list[Action]:
-        """Return what may still be mined, by nonce."""
+        """Return the pending actions, by nonce."""
         return await self._select("state = 'pending'")
 
     async def settled_from(self, nonce: int) -> list[Action]:
-        """Return what was mined with this nonce or a later one, by nonce."""
+        """Return the mined or reverted actions with this nonce or a later one, by nonce."""
         return await self._select("nonce >= ? AND state IN ('mined', 'reverted')", nonce)
 
     # ------------------------------------------------------------------- storage
@@ -187,13 +188,13 @@ class SendJournal:
         return await self._transact(read)
 
     async def _transact(self, work: Callable[[Execute], T]) -> T:
-        # In a thread, if there is a disk or a network to wait for.
+        # In a thread, if it may wait for a disk or a network.
         if not self._is_on_disk:
             return self._store.run(work)
         return await asyncio.to_thread(self._store.run, work)
 
     def _pass_on_label(self, execute: Execute, action: Action) -> None:
-        """Leave the label to the action that was sent after this one had reverted, if any was."""
+        """Drop the label if another action with it was sent after this one had reverted."""
         execute(
             "UPDATE actions SET label = NULL WHERE id = ? AND EXISTS (SELECT 1 FROM actions AS o"
             " WHERE o.scope = ? AND o.label = ? AND o.id != ? AND o.state IN ('pending', 'mined'))",
@@ -201,7 +202,9 @@ class SendJournal:
         )
 
     def _forget(self, execute: Execute, before_nonce: int) -> None:
-        """Drop what no reorganisation brings back: attempts, and actions without a label."""
+        """Drop rows that no reorganisation needs again: old attempts, and old actions without a
+        label.
+        """
         old = "scope = ? AND nonce < ? AND state != 'pending'"
         execute(
             f"DELETE FROM attempts WHERE action IN (SELECT id FROM actions WHERE {old})",
@@ -240,7 +243,7 @@ def _action(execute: Execute, number: int) -> Action:
 # ------------------------------------------------------------------------- stores
 
 LOCK_TIMEOUT_S = 5.0
-"""How long an earlier process may take to let go of a journal."""
+"""Seconds that an earlier process may take to release a journal."""
 
 Execute = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
 """Runs one statement, with `?` for every value, and returns its rows."""
@@ -250,18 +253,18 @@ class JournalStore(Protocol):
     """Rows of one or more journals, in the tables `actions` and `attempts`."""
 
     def run(self, work: Callable[[Execute], T]) -> T:
-        """Return what some statements return; they happen together or not at all, for good.
+        """Run statements in one durable transaction, and return the result of `work`.
 
-        Blocks. Raises StorageError when they cannot be kept, or would make two live actions with
-        one nonce or one label.
+        Blocks. Raises StorageError when the statements fail, or would make two live actions with
+        the same nonce or label.
         """
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the store."""
 
 
 def schema(*, identity: str, blob: str) -> list[str]:
-    """Return the statements that create the tables, with a dialect's words for types."""
+    """Return the statements that create the tables, with an SQL dialect's types."""
     return [
         f"""CREATE TABLE IF NOT EXISTS actions (
             id {identity},
@@ -289,10 +292,10 @@ def schema(*, identity: str, blob: str) -> list[str]:
 
 
 def second_action(shown: str, error: Exception) -> StorageError:
-    """Return the error for rows that another action excludes."""
+    """Return the error for rows that conflict with another action."""
     return StorageError(
         f"the journal {shown} refuses a second action: {error}",
-        hint="does another process send with the same key?",
+        hint="stop any other process that sends with the same key",
     )
 
 
@@ -305,12 +308,13 @@ class SqliteStore:
         Raises ConfigError while another process holds it, StorageError when it cannot be used.
         """
         self._shown = str(path or "in memory")
-        # Held across a statement and its commit: a cancelled caller's thread may still be at it.
+        # Held from a statement to its commit: the thread of a cancelled caller may still be
+        # running.
         self._lock = threading.Lock()
         self._connection = _open(path)
 
     def run(self, work: Callable[[Execute], T]) -> T:
-        """Return what the statements return."""
+        """Return the result of `work`."""
         try:
             with self._lock, self._connection:
                 self._connection.execute("BEGIN IMMEDIATE")
@@ -318,9 +322,10 @@ class SqliteStore:
         except sqlite3.IntegrityError as error:
             raise second_action(self._shown, error) from error
         except sqlite3.Error as error:
-            raise StorageError(
+            raise (StorageFailed if is_disk_failure(error) else StorageError)(
                 f"the journal {self._shown} cannot be used: {error}",
-                hint="is the disk full? nothing is sent that is not in it",
+                hint="check the disk's space: a transaction is sent only after it is in the "
+                "journal",
             ) from error
 
     def close(self) -> None:
@@ -333,7 +338,7 @@ def _open(path: Path | None) -> sqlite3.Connection:
     try:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Created by us, since SQLite would let everybody read it; its log inherits the mode.
+            # Created here, because SQLite would let everybody read it; its WAL inherits the mode.
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
             path.chmod(0o600)
         connection = sqlite3.connect(
@@ -343,37 +348,42 @@ def _open(path: Path | None) -> sqlite3.Connection:
             timeout=LOCK_TIMEOUT_S,
         )
     except (OSError, sqlite3.Error) as error:
-        raise StorageError(f"cannot open the journal {path}: {error}") from error
+        kind = StorageFailed if is_disk_failure(error) else StorageError
+        raise kind(f"cannot open the journal {path}: {error}") from error
     try:
-        # One process per key: the lock is the operating system's, so a killed one lets go of it.
+        # One process per key: the operating system releases the lock when a process is killed.
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
-        # Every commit is on disk before what it notes leaves.
+        # Every commit is on disk before its transaction is sent.
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
         statements = schema(identity="INTEGER PRIMARY KEY", blob="BLOB")
         connection.executescript(f"BEGIN EXCLUSIVE; {'; '.join(statements)}; COMMIT;")
     except sqlite3.OperationalError as error:
         connection.close()
+        if is_disk_failure(error):
+            raise StorageFailed(f"cannot open the journal {path}: {error}") from error
         raise ConfigError(
             f"the journal {path} is held by another process: {error}",
-            hint="one process sends with a key: stop the other, or give this one its own key",
+            hint="only one process may send with a key: stop the other process, or give this "
+            "one its own key",
         ) from error
     except sqlite3.DatabaseError as error:
         connection.close()
         raise StorageError(
             f"the journal {path} is damaged: {error}",
-            hint="restore it, or delete it once nothing of this key is waiting to be mined",
+            hint="restore the file from a backup; or delete it when no transaction of this "
+            "key is waiting to be mined",
         ) from error
     return connection
 
 
 CONNECT_TIMEOUT_S = 5
-"""How long the server may take to take the connection."""
+"""Deadline of a connection to the server, in seconds."""
 STATEMENT_TIMEOUT_S = 10
-"""How long a statement may take, on a server that answers."""
+"""Deadline of a statement on a server that answers, in seconds."""
 SILENCE_S = 15
-"""After how long without an acknowledgement the connection counts as lost, on either side."""
+"""Seconds without an acknowledgement after which either side treats the connection as lost."""
 
 _OPTIONS = {
     "connect_timeout": CONNECT_TIMEOUT_S,
@@ -390,10 +400,10 @@ _OPTIONS = {
 class PostgresStore:
     """The journals of a database, for senders that take over from each other. Its methods block.
 
-    Everything goes over one connection, which holds an advisory lock for as long as it lives: the
-    process that has the lock is the sender. When the server loses the connection it gives the lock
-    to another, and this store refuses everything from then on, so that nothing is sent that the
-    successor cannot see. Needs `pip install muster-rl[postgres]`.
+    All statements use one connection, which holds an advisory lock while it is open: the process
+    with the lock is the sender. When the server loses the connection it gives the lock to another
+    process. From then on this store refuses everything, so that nothing is sent that the successor
+    cannot see. Needs `pip install muster-rl[postgres]`.
     """
 
     def __init__(self, connection: Connection[tuple[Any, ...]]) -> None:
@@ -428,7 +438,7 @@ class PostgresStore:
         return cls(connection)
 
     def run(self, work: Callable[[Execute], T]) -> T:
-        """Return what the statements return."""
+        """Return the result of `work`."""
         import psycopg
 
         def execute(sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
@@ -443,7 +453,8 @@ class PostgresStore:
         except psycopg.Error as error:
             raise StorageError(
                 f"the journal cannot be used: {_line(error)}",
-                hint="another replica sends from now on; nothing is sent that is not in it",
+                hint="another replica sends from now on; a transaction is sent only after it "
+                "is in the journal",
             ) from error
 
     def check(self) -> None:
@@ -451,7 +462,7 @@ class PostgresStore:
         self.run(lambda execute: execute("SELECT 1", ()))
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         with self._lock:
             self._connection.close()
 

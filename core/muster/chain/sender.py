@@ -1,16 +1,18 @@
-"""Sends transactions for one key: the only writer of its nonces, and no action twice.
+"""Sends transactions for one key: the only writer of its nonces, and no labelled action twice.
 
-One transaction goes: settle what an earlier process left → estimate (which decodes a revert before
-anything is paid) → sign with the next nonce → journal → send → watch until it is mined.
+Steps of a transaction: settle what an earlier process left → estimate (which decodes a revert
+before anything is paid) → sign with the next nonce → journal → send → watch until it is mined.
 
     killed before the journal has it     nothing was sent: the action did not happen
     killed after                         the next `send` or `recover` watches it first: mined, it is
                                          resolved; forgotten by the node, it is sent again as it is
     its block is taken back              the same: the account's count is below what was settled
     nobody mines it                      it is sent again with higher fees, up to a cap
+    its caller asks for it again         under the label of `Chain.once` nothing is sent, and the
+                                         caller gets the receipt; without a label it is a new action
 
-While it is watched, the transaction that used its nonce decides: if it is one of the attempts, the
-action happened; if not, it never will.
+The transaction that uses an action's nonce decides: if it is one of the attempts, the action
+happened; if not, it never will.
 """
 
 from __future__ import annotations
@@ -55,54 +57,56 @@ RawReceipt = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SendPolicy:
-    """How patient a sender is, and what it pays."""
+    """Deadlines, retries and fees of a sender."""
 
     gas_margin: float = 1.25
     """The gas limit, as a multiple of the estimate: state may change until it is mined."""
     first_poll_s: float = 0.05
     """Pause before the second look for a receipt."""
     longest_poll_s: float = 1.0
-    """Pause between looks once they have grown."""
+    """Longest pause between looks."""
     bump_after_s: float = 20.0
-    """A transaction not mined after this time is sent again with higher fees."""
+    """A transaction that is not mined after this time is sent again with higher fees."""
     bump_factor: float = 1.25
-    """By how much at least; nodes demand 1.1."""
+    """Least factor on the fees then; nodes require 1.1."""
     highest_fee_wei: int = field(default_factory=lambda: highest_fee())
     """The highest price per gas that is ever paid."""
     give_up_after_s: float = 120.0
-    """A transaction not mined after this time is reported lost; it stays in the journal."""
+    """A transaction that is not mined after this time is reported lost; it stays in the journal."""
     send_attempts: int = 5
     """Tries to find the right nonce and fees."""
     replaced_after_s: float = 1.0
-    """How long a used nonce must stay without a receipt: a receipt may be served late."""
+    """Wait for the receipt of a used nonce before it counts as another's: receipts may be served
+    late."""
 
 
 @dataclass(slots=True)
 class _Watch:
-    """An action that is being waited for, by one task or several."""
+    """An action that one or several tasks wait for."""
 
     action: Action
-    """As the journal has it."""
+    """The action as in the journal."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the one that looks."""
+    """Held by the task that looks."""
     waiting: int = 0
-    """Tasks that want to know."""
+    """Number of waiting tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the chain says about an action, at one moment."""
+    """The chain's state of an action at one moment."""
 
     receipt: RawReceipt | None
-    """Of the attempt that was mined."""
+    """Receipt of the mined attempt, if any."""
     standing: int
-    """The account's mined transactions less its nonce: 0 when it is next, above when it is used."""
+    """The account's number of mined transactions minus the action's nonce: 0 if the action is next,
+    above 0 if its nonce is used."""
     is_known: bool
-    """Whether the node has any attempt."""
+    """Whether the node knows any attempt."""
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether it is not mined, still can be, and the node does not have it."""
+        """Whether it is not mined but still can be, and the node does not know it."""
         return self.receipt is None and self.standing <= 0 and not self.is_known
 
 
@@ -120,7 +124,7 @@ class TransactionSender:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Without a journal, this object alone remembers its transactions."""
+        """Without a journal, transactions are remembered only in this object."""
         self.address: Address = address_of(key)
         self._rpc = rpc
         self._key = key
@@ -147,11 +151,11 @@ class TransactionSender:
     async def send(
         self, to: Address | None, data: bytes, *, label: str | None = None
     ) -> RawReceipt:
-        """Return the receipt of a call (or a deployment without `to`) that succeeded.
+        """Send a call (or without `to` a deployment), and return its receipt when it has succeeded.
 
-        A label names the action: while one of that name is waiting or has succeeded, nothing else
-        is sent, and its receipt is returned, whatever the arguments are now. After a revert the
-        label is free again.
+        A label names the action: if an action with that label is pending or has succeeded, nothing
+        is sent and its receipt is returned, whatever the arguments are. After a revert the label is
+        free again.
 
         Raises ContractRevert when it reverts, TransactionLost when it is not mined in time,
         ChainUnreachable or RpcError when it could not be sent, StorageError when it could not be
@@ -164,7 +168,7 @@ class TransactionSender:
         raise self._no_nonce()
 
     async def receipt_of(self, label: str) -> RawReceipt | None:
-        """Return the receipt of the action of this name; None when it has not happened (yet)."""
+        """Return the receipt of the action with this label; None while it has not happened."""
         action = await self._journal.find(label)
         if action is None:
             return None
@@ -174,11 +178,11 @@ class TransactionSender:
         return look.receipt
 
     async def pending_count(self) -> int:
-        """Return how many actions were sent and are not settled."""
+        """Return how many sent actions are not settled."""
         return len(await self._journal.pending())
 
     async def recover(self) -> None:
-        """Settle what earlier processes sent, in the order of its nonces; `send` does so too.
+        """Settle the actions of earlier processes, in the order of nonces; `send` does so too.
 
         Raises TransactionLost when one of them is not mined in time.
         """
@@ -188,11 +192,11 @@ class TransactionSender:
     # ----------------------------------------------------------------- reconcile
 
     async def _reconcile(self) -> None:
-        """Settle every action that no task waits for: left behind, or taken back by a reorg."""
+        """Settle every action that no task waits for: left by a process, or undone by a reorg."""
         undone, state = await self._taken_back(), ActionState.PENDING
         if any(not action.attempts for action in undone):
-            # The reorganisation is deeper than what is kept: its transaction is gone, and those
-            # after it cannot be mined without it. Their callers have to do all of it anew.
+            # The reorganisation is deeper than the journal: the transaction is gone, and later ones
+            # cannot be mined without it. Their callers have to repeat them all.
             undone, state = undone + await self._journal.pending(), ActionState.REPLACED
         await self._reopen(undone, state)
         await self._settle_orphans()
@@ -200,8 +204,9 @@ class TransactionSender:
     # -------------------------------------------------------------------- submit
 
     async def _begin(self, to: Address | None, data: bytes, label: str | None) -> _Watch:
-        """Return the watched action of a label, or a new one that is on its way."""
-        # One at a time: nonces must be used in order, and each estimate sees what was sent before.
+        """Return the watched action of a label, or a new one that has been submitted."""
+        # One at a time: nonces must be used in order, and each estimate must see earlier
+        # transactions.
         async with self._submitting:
             await self._reconcile()
             action = await self._journal.find(label) if label is not None else None
@@ -223,7 +228,8 @@ class TransactionSender:
             problem = await self._send_raw(signed)
             refusal = refusal_of(problem) if problem else None
             if problem is None or refusal in (SendRefusal.KNOWN, SendRefusal.NONCE_USED):
-                # A used nonce may be this transaction's own, behind a lost answer: watching tells.
+                # A used nonce may be this transaction's own, if an answer was lost: watching will
+                # show.
                 return action
             await self._journal.resolve(action, ActionState.REFUSED)
             if refusal is SendRefusal.OTHER:
@@ -246,7 +252,7 @@ class TransactionSender:
                     *MARKET,
                 ]
             )
-            # A node that lags does not know what the call rests on.
+            # A lagging node may lack the state that the call depends on.
             if not isinstance(gas, RpcError) or not self._is_behind(block):
                 break
             await self._sleep(self._policy.first_poll_s * 2**attempt)
@@ -264,12 +270,14 @@ class TransactionSender:
         )
 
     def _is_behind(self, block: Any) -> bool:
-        """Return whether a newest block is older than one with a transaction of ours."""
+        """Return whether a newest block is older than a block with one of our transactions."""
         is_block = isinstance(block, dict) and "number" in block
         return is_block and from_hex(block["number"]) < self._mined_in
 
     async def _next_nonce(self, on_chain: int) -> int:
-        """Return the nonce after all that was sent; `on_chain` counts what the node waits with."""
+        """Return the nonce after all sent transactions; `on_chain` includes the node's pending
+        ones.
+        """
         settled = await self._journal.settled_from(on_chain)
         used = [action.nonce for action in await self._journal.pending() + settled]
         return max([on_chain, *(nonce + 1 for nonce in used)])
@@ -305,19 +313,19 @@ class TransactionSender:
     def _no_nonce(self) -> ChainError:
         return ChainError(
             f"no transaction of {self.address} was taken in {self._policy.send_attempts} tries",
-            hint="does another program send with the same key?",
+            hint="stop any other process that sends with the same key",
         )
 
     # --------------------------------------------------------------------- watch
 
     def _watched(self, action: Action) -> _Watch:
-        """Return the watch of an action, for one more task to settle."""
+        """Return the watch of an action, and count one more waiting task."""
         watch = self._watches.setdefault(action.number, _Watch(action))
         watch.waiting += 1
         return watch
 
     async def _settle_orphans(self, *, before_nonce: int | None = None) -> None:
-        """Settle the actions that nobody waits for, in the order of their nonces.
+        """Settle the actions that no task waits for, in the order of their nonces.
 
         Raises TransactionLost when one of them is not mined in time.
         """
@@ -336,14 +344,14 @@ class TransactionSender:
     async def _settle(self, watch: _Watch) -> RawReceipt | None:
         """Return the receipt of an action; None when its nonce was used by something else.
 
-        Raises TransactionLost when it is not mined in time; then it is pending still.
+        Raises TransactionLost when it is not mined in time; then it is still pending.
         """
         try:
             return await self._decided(watch)
         finally:
             watch.waiting -= 1
             if not watch.waiting:
-                # An unsettled action is an orphan then, until somebody settles it.
+                # If it is unsettled, it is now an orphan that `_settle_orphans` settles.
                 self._watches.pop(watch.action.number, None)
 
     async def _decided(self, watch: _Watch) -> RawReceipt | None:
@@ -366,7 +374,8 @@ class TransactionSender:
                 if now - started >= policy.give_up_after_s:
                     raise _lost(watch.action, policy.give_up_after_s)
                 if look is not None and look.standing < 0:
-                    # Not its turn: what waits before it is dearer or sent again, not this one.
+                    # Not its turn: earlier transactions get higher fees or are sent again, not this
+                    # one.
                     bumped_at = now
                     await self._reopen_before()
                     await self._settle_orphans(before_nonce=watch.action.nonce)
@@ -382,7 +391,7 @@ class TransactionSender:
     # ---------------------------------------------------------------------- look
 
     async def _look(self, action: Action) -> _Look:
-        """Ask about an action in one request, so that the answers belong together."""
+        """Query an action in one request, so that the answers belong together."""
         hashes = _hashes_of(action)
         count, *answers = await self._rpc.batch(
             [
@@ -400,19 +409,19 @@ class TransactionSender:
         )
 
     async def _taken_back(self) -> list[Action]:
-        """Return what was settled in blocks that no longer stand, by nonce."""
+        """Return the actions that were settled in blocks no longer on the chain, by nonce."""
         count = from_hex(await self._rpc.call("eth_getTransactionCount", self.address, "latest"))
         settled = await self._journal.settled_from(count)
         return [action for action in settled if await self._is_undone(action)]
 
     async def _reopen(self, undone: Sequence[Action], state: ActionState) -> None:
-        """Note that actions did not happen after all: they are pending, or to be done anew."""
+        """Record that actions did not happen after all: they are pending, or must be repeated."""
         for action in undone:
             logger.warning("transaction taken back by a reorg", extra=_about(action))
             await self._journal.resolve(action, state)
 
     async def _reopen_before(self) -> None:
-        """Make pending what a reorg took back before the nonce that is waited for."""
+        """Make actions pending that a reorg undid and whose nonces come before the awaited one."""
         try:
             undone = await self._taken_back()
         except (ChainUnreachable, RpcError) as error:
@@ -421,7 +430,7 @@ class TransactionSender:
         await self._reopen([action for action in undone if action.attempts], ActionState.PENDING)
 
     async def _is_undone(self, action: Action) -> bool:
-        # An endpoint that merely lags behind has the receipt of what it does not count yet.
+        # An endpoint that only lags behind still has the receipt, although its count is too low.
         look = await self._look(action)
         return look.receipt is None and look.standing <= 0
 
@@ -429,14 +438,14 @@ class TransactionSender:
         try:
             return await self._look(action)
         except (ChainUnreachable, RpcError) as error:
-            # The transaction is out; only the deadline ends the wait.
+            # The transaction was sent, so only the deadline ends the wait.
             logger.debug("no look", extra={"tx": _hashes_of(action)[-1], "cause": str(error)})
             return None
 
     # ---------------------------------------------------------------- send again
 
     async def _revive(self, action: Action) -> None:
-        """Send an action again, as it is, when the node has forgotten it."""
+        """Send an action again unchanged if the node has forgotten it."""
         look = await self._try_look(action)
         if look is not None and look.is_forgotten:
             await self._send_again(action)
@@ -451,7 +460,7 @@ class TransactionSender:
         return refusal_of(problem)
 
     async def _bump(self, watch: _Watch) -> None:
-        """Replace the newest attempt by a dearer one, unless it would be too dear."""
+        """Replace the newest attempt by one with higher fees, unless they exceed the limit."""
         policy = self._policy
         try:
             market = market_fees(*await self._rpc.try_batch(MARKET))
@@ -473,11 +482,11 @@ class TransactionSender:
         logger.info("transaction sent again with higher fees", extra=extra)
 
     async def _send_raw(self, signed: SignedTransaction) -> RpcError | None:
-        """Hand over a transaction that the journal has; return why it was refused, if it was."""
+        """Send a journaled transaction; return why it was refused, if it was."""
         try:
             await self._rpc.call("eth_sendRawTransaction", hex0x(signed.raw))
         except ChainUnreachable:
-            # It may have arrived: watching tells, and sends it again if not.
+            # It may have arrived: watching will show, and send it again if not.
             logger.warning("sent without an answer", extra={"tx": signed.tx_hash})
         except RpcError as error:
             return error
@@ -495,7 +504,9 @@ class TransactionSender:
         return receipt
 
     async def _note_replaced(self, watch: _Watch) -> None:
-        """Give an action up whose nonce something else used; raises if it did happen once."""
+        """Give up an action whose nonce another transaction used; raises if the action was mined
+        before.
+        """
         inclusion = watch.action.inclusion
         if inclusion is not None:
             block = await self._rpc.call("eth_getBlockByNumber", hex(inclusion.block_number), False)
@@ -510,7 +521,7 @@ class TransactionSender:
 
 
 def _explained(error: RpcError) -> ChainError:
-    """Return the error that says what happened: a decoded revert, or missing gas money."""
+    """Return the explained error: a decoded revert, or not enough money for gas."""
     if is_revert(error):
         return decode_revert(error.data)
     if "insufficient funds" in str(error).lower():
@@ -519,13 +530,13 @@ def _explained(error: RpcError) -> ChainError:
 
 
 def _hashes_of(action: Action) -> list[str]:
-    """Return the transactions that would be the action, newest last."""
+    """Return the hashes of the action's attempts, newest last."""
     attempts = [attempt.tx_hash for attempt in action.attempts]
     return attempts or ([action.inclusion.tx_hash] if action.inclusion else [])
 
 
 def _checked(receipt: Any, tx: str) -> RawReceipt | None:
-    """Return a receipt whose members are what they must be; raises ChainUnreachable."""
+    """Return a receipt after checking its members; raises ChainUnreachable."""
     if receipt is None:
         return None
     for name in ("status", "blockNumber"):
@@ -538,12 +549,12 @@ def _checked(receipt: Any, tx: str) -> RawReceipt | None:
 
 
 def _has_succeeded(receipt: RawReceipt) -> bool:
-    """Return whether a mined transaction did what it should."""
+    """Return whether a mined transaction succeeded."""
     return from_hex(receipt["status"]) == 1
 
 
 def _about(action: Action, receipt: RawReceipt | None = None) -> dict[str, Any]:
-    """Return what a log line says of an action: never the raw transaction."""
+    """Return the log fields of an action, without the raw transaction."""
     fields = {"label": action.label, "nonce": action.nonce, "tx": _hashes_of(action)[-1]}
     return fields if receipt is None else fields | {"has_succeeded": _has_succeeded(receipt)}
 
@@ -553,5 +564,5 @@ def _lost(action: Action, after_s: float) -> TransactionLost:
     return TransactionLost(
         f"transaction {_hashes_of(action)[-1]}{what} was not mined within {after_s:g} s",
         tx=_hashes_of(action)[-1],
-        hint="it may still be: the same action under its label goes on waiting for it",
+        hint="it may still be mined: run the same command again, which waits for it",
     )

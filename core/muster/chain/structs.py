@@ -1,6 +1,6 @@
-"""What the contracts' views return and take, as frozen types. Field order is the ABI's.
+"""Structs that the contracts' views return and take, as frozen types. Field order is the ABI's.
 
-Amounts are token wei, times Unix seconds of the chain's clock.
+Amounts are in token wei, times in Unix seconds of the chain's clock.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, Verdict
 
 ZERO_ADDRESS = Address("0x" + "00" * 20)
-"""What Solidity returns for nobody."""
+"""Solidity's value for no account."""
 NO_HASH = Hash32(bytes(32))
-"""What Solidity returns for no hash."""
+"""Solidity's value for no hash."""
 
 
 class WorkerStatus(SolidityEnum):
@@ -54,23 +54,24 @@ class Member:
     jailed_until: int
     """Before this time it stays jailed."""
     left_at: int
-    """When it began to leave; it answers for nothing that is committed later. 0 while it stays."""
+    """Time at which it began to leave, 0 while it stays; it is not responsible for later
+    commitments."""
     convictions: int
     """Fraud verdicts against it that stand."""
     exact_convictions: int
-    """How many of them are exact."""
+    """Number of them that are exact frauds."""
     status_before: WorkerStatus
-    """Its status at the first of them."""
+    """Its status before the first of these verdicts."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeConsent:
-    """A node key's consent to serve a worker; the zero address keeps the one that serves."""
+    """A node key's consent to serve a worker; the zero address keeps the present node."""
 
     node: Address
     """The key."""
     deadline: int
-    """Until when it holds."""
+    """Time until which it is valid."""
     signature: bytes
     """EIP-712 `NodeRegistration` by the key."""
 
@@ -80,38 +81,38 @@ class Permit:
     """An ERC-2612 permit for StakeVault; `v` 0 for none."""
 
     deadline: int = 0
-    """Until when it holds."""
+    """Time until which it is valid."""
     v: int = 0
-    """Of its signature."""
+    """Part of its signature."""
     r: Hash32 = NO_HASH
-    """Of its signature."""
+    """Part of its signature."""
     s: Hash32 = NO_HASH
-    """Of its signature."""
+    """Part of its signature."""
 
 
 @dataclass(frozen=True, slots=True)
 class StakeAccount:
-    """What an account has staked for one run."""
+    """The stake of an account in one run."""
 
     active_wei: int
     """Counts towards requirements."""
     unbonding_wei: int
     """Leaving, still slashable."""
     withdrawable_at: int
-    """From when `unbonding_wei` may be withdrawn."""
+    """Time from which `unbonding_wei` may be withdrawn."""
     held: int
-    """Fraud verdicts whose slash waits to be final."""
+    """Fraud verdicts whose slash is not final yet."""
 
 
 class Offence(SolidityEnum):
-    """What stake is taken for."""
+    """Offences for which stake is slashed."""
 
     NONE = "None"
     """Nothing."""
     FRAUD = "Fraud"
     """A statistical fraud."""
     EXACT_FRAUD = "ExactFraud"
-    """A fraud that one look proves."""
+    """A fraud that a single check proves."""
     DOUBLE_SUBMISSION = "DoubleSubmission"
     """Two submissions for one slot."""
     WRONG_VERDICT = "WrongVerdict"
@@ -119,30 +120,30 @@ class Offence(SolidityEnum):
     DOUBLE_OUTCOME = "DoubleOutcome"
     """Two outcomes of one batch."""
     ABSENT_JUROR = "AbsentJuror"
-    """A vote that was not cast."""
+    """A juror's missing vote."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlashSubject:
-    """Whose stake is taken, and what for."""
+    """The subject of a slash: a stake and an offence."""
 
     run_id: RunId
     """The run it was staked for; 0 for the jurors' bench."""
     owner: Address
-    """Whose."""
+    """Owner of the stake."""
     offence: Offence
-    """What for."""
+    """The offence."""
     tag: int
     """For frauds and double submissions `step << 32 | index`, else the batch or the case."""
     batch_id: int
-    """The batch of the outcome that a fraud is; else 0."""
+    """The batch of the fraud's outcome; 0 for other offences."""
     position: int
-    """Its place there."""
+    """Its place in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """What a run pays and punishes, and how many must agree."""
+    """A run's price, slashes and quorum."""
 
     price_per_unit: int
     """Token wei per unit."""
@@ -156,7 +157,7 @@ class RunTerms:
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """What a run is made of."""
+    """The configuration of a run."""
 
     trainer: Address
     """Publishes checkpoints."""
@@ -187,66 +188,66 @@ class BatchStatus(SolidityEnum):
     """Life of a batch."""
 
     COMMITTED = "Committed"
-    """Waits for its outcomes, and then for judges of the network or to be void."""
+    """Waiting for its outcomes; after the deadline for judges of the network, or to be void."""
     JUDGED = "Judged"
     """A quorum of the run, or judges of the network, decided."""
     WITHHELD = "Withheld"
-    """A quorum said that nothing of it can be had."""
+    """A quorum said that its data cannot be obtained."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The header of a batch, which calls about it hand in: the ledger keeps its hash only."""
+    """The header of a batch. Calls about the batch pass it: the ledger stores only its hash."""
 
     batch_id: int
     """Its number."""
     run_id: RunId
     root: Hash32
-    """Over its submissions until outcomes are posted, over its outcomes from then on."""
+    """Merkle root of its submissions; of its outcomes once these are posted."""
     count: int
     """Submissions."""
     units: int
-    """Units they claim together."""
+    """Units that its submissions claim together."""
     price_per_unit: int
     """Token wei per unit, as it was at the commitment."""
     terms: int
     """Number of the run's terms at the commitment."""
     committed_at: int
-    """When it was committed."""
+    """Time of its commitment."""
     posted_at: int = 0
-    """When its outcomes were posted, or it was called withheld; 0 before."""
+    """Time at which its outcomes were posted, or it was called withheld; 0 before."""
     signers: int = 0
     """Seats of the validators that signed, as a bitmap; 0 when the network's judges decided."""
     status: BatchStatus = BatchStatus.COMMITTED
-    """Where it stands."""
+    """Its status."""
 
     def commitment(self) -> Hash32:
-        """Return what the ledger keeps of it while nothing in it was challenged."""
+        """Return the hash that the ledger stores for it while nothing in it has been challenged."""
         digest = keccak(abi_words(*to_abi(self)))
         return Hash32(digest[:-1] + bytes([digest[-1] & 0xFE]))
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedWork:
-    """A submission with all that proves it."""
+    """A submission with its signatures and its ticket."""
 
     submission: Submission
-    """The claim."""
+    """The submission."""
     node_signature: bytes
-    """Its worker's node's."""
+    """Signature of the worker's node."""
     ticket: Ticket
-    """The right to it."""
+    """The ticket that allows it."""
     ticket_signature: bytes
-    """The run's orchestrator's."""
+    """Signature of the run's orchestrator."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeProof:
-    """An outcome, its place and the proof that it stands."""
+    """An outcome, its place and the proof that it is recorded."""
 
     batch: Batch
     position: int
-    """Its place there."""
+    """Its place in the batch."""
     record: bytes
     """The 56-byte record."""
     proof: tuple[Hash32, ...] | list[Hash32]
@@ -255,20 +256,20 @@ class OutcomeProof:
 
 @dataclass(frozen=True, slots=True)
 class RewardClaim:
-    """Outcomes of one batch and the proof that they stand."""
+    """Outcomes of one batch and the proof that they are recorded."""
 
     batch: Batch
     positions: tuple[int, ...] | list[int]
-    """Their places there, ascending."""
+    """Their places in the batch, ascending."""
     records: bytes
     """Their records, joined."""
     siblings: tuple[Hash32, ...] | list[Hash32]
-    """Nodes that the records do not give, as `merkle_multi_proof` returns them."""
+    """Tree nodes that do not follow from the records, as `merkle_multi_proof` returns them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandingOutcome:
-    """An outcome as it stands now."""
+    """An outcome in its present state."""
 
     outcome: OutcomeRecord
     leaf: Hash32
@@ -277,7 +278,7 @@ class StandingOutcome:
     """The verdict that stands."""
     reason: Reason
     closes_at: int
-    """When its challenge window closes."""
+    """Time at which its challenge window closes."""
     is_final: bool
     """Whether the window is closed and no case is open."""
 
@@ -290,27 +291,27 @@ class CaseStatus(SolidityEnum):
     OPEN = "Open"
     """A jury is drawn, or votes."""
     UPHELD = "Upheld"
-    """What is recorded stands."""
+    """The recorded outcome stands."""
     OVERTURNED = "Overturned"
-    """The jury's ruling stands in its place."""
+    """The jury's ruling replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CourtTerms:
-    """What a deployment fixes about cases."""
+    """A deployment's fixed rules for cases."""
 
     bond: int
-    """Wei that a claimant, or a worker that submits by itself, puts up."""
+    """Bond of a claimant, or of a worker that submits directly, in wei."""
     juror_fee: int
-    """Wei that a juror of the prevailing ruling earns at most."""
+    """Most wei that a juror of the prevailing ruling earns."""
     draw_delay: int
-    """Blocks after the opening whose hash decides the jury."""
+    """Blocks from the opening to the block whose hash decides the jury."""
     jury_size: int
-    """Jurors of a case, fewer when fewer may sit."""
+    """Jurors of a case; fewer if fewer are eligible."""
     commit_time: int
     """Seconds after the opening until which jurors may commit."""
     reveal_time: int
-    """Seconds after that until which they may reveal."""
+    """Further seconds in which they may reveal."""
     wrong_verdict_ppm: int
     """Millionths of its stake that a signer loses for outcomes that a jury overturned."""
     absence_ppm: int
@@ -328,9 +329,9 @@ class PauseCause(SolidityEnum):
     CORRELATED_FAILURES = "CorrelatedFailures"
     """Too many independent workers failed one check."""
     KNOWN_GOOD_ITEM = "KnownGoodItem"
-    """A validator failed an item that it knows to be good."""
+    """A validator's check failed on an item that is known to be good."""
     OTHER = "Other"
-    """Anything else, which the evidence says."""
+    """Another cause, described in the evidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,14 +339,14 @@ class Funds:
     """A run's money in RewardEscrow."""
 
     available_wei: int
-    """Free for batches to come."""
+    """Free for future batches."""
     reserved_wei: int
-    """Set aside for batches committed and not yet paid."""
+    """Reserved for committed batches that are not yet paid."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockId:
-    """A block that was seen."""
+    """A block's number and hash."""
 
     number: int
     """Its height."""

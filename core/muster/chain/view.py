@@ -1,10 +1,10 @@
-"""The chain, rebuilt from its events: pure, total, and the same for everybody who reads them.
+"""The chain's state, rebuilt from its events: pure, total, and the same for every reader.
 
-`apply` takes events in chain order and never raises on an event of our contracts; what does not
-follow from the events before it is noted in `contradictions`. The function `on_worker_joined` of
-`view_events.workers` takes in `WorkerJoined`, and so on; an event without a function changes
-nothing. `rewind` forgets what a reorganisation made void, by building everything again from the
-events that stand.
+`apply` takes events in chain order and never raises on an event of our contracts; an event that
+contradicts earlier ones is recorded in `contradictions`. The function `on_worker_joined` of
+`view_events.workers` applies `WorkerJoined`, and so on; an event without a function changes
+nothing. `rewind` drops the events that a reorganisation made void, and rebuilds everything from the
+others.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import Verdict
 
 EVENT_MODULES = (workers, runs, batches)
-"""Modules whose functions take events in."""
+"""Modules whose functions apply events."""
 REMEMBERED_BLOCKS = 256
-"""Blocks whose hashes are remembered; a deeper reorganisation is read again from the start."""
+"""Blocks whose hashes are remembered; after a deeper reorganisation everything is read again."""
 
 
 class ChainView(ChainTables):
-    """Everything that events say. Objects taken from it are stale after a rewind: look them up
-    again.
+    """The state that all events lead to. Objects taken from it are stale after a rewind: look them
+    up again.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class ChainView(ChainTables):
         return self._events[-1].block_number if self._events else None
 
     def apply(self, event: Event) -> None:
-        """Take in the next event; one that was taken in before changes nothing."""
+        """Apply the next event; an event that was applied before changes nothing."""
         if self._events:
             last = self._events[-1]
             here = (event.block_number, event.log_index)
@@ -62,7 +62,7 @@ class ChainView(ChainTables):
             self._take_in(event)
 
     def recent_blocks(self) -> list[BlockId]:
-        """Return the newest blocks with events: where a reader can go on."""
+        """Return the newest blocks with events, from which a reader can continue."""
         blocks: dict[int, Hash32] = {}
         for event in reversed(self._events):
             blocks[event.block_number] = event.block_hash
@@ -77,13 +77,13 @@ class ChainView(ChainTables):
         try:
             handler(self, event, event.args)
         except (KeyError, EncodingError) as error:
-            # An event about something whose own event was never seen.
+            # No earlier event created what it refers to; or it lacks the argument.
             self.contradict(event, f"refers to something unknown: {error}")
 
     # ------------------------------------------------------------------- queries
 
     def training_stream(self, run_id: RunId) -> list[StreamItem]:
-        """Return a run's accepted records in (block, log index, position) order."""
+        """Return a run's records posted as Accepted, in (block, log index, position) order."""
         run = self.runs.get(run_id)
         return list(run.stream) if run else []
 
@@ -92,14 +92,14 @@ class ChainView(ChainTables):
         return (run_id, worker_id, step, index) in self.slots
 
     def file_hashes(self, batch: BatchView) -> Iterator[bytes]:
-        """Yield the files of a batch as far as the chain tells: once judged, or submitted there."""
+        """Yield the file hashes of a batch that are on chain: of judged or direct submissions."""
         if batch.records is not None:
             yield from (record.file_hash for record in batch.records)
         elif batch.direct is not None:
             yield batch.direct.file_hash
 
     def standing_verdict(self, batch_id: int, position: int) -> Verdict | None:
-        """Return the verdict that stands for an outcome, after disputes; None without outcome."""
+        """Return the verdict of an outcome after disputes; None without an outcome."""
         batch = self.batches.get(batch_id)
         if batch is None or batch.records is None or not 0 <= position < len(batch.records):
             return None
@@ -108,16 +108,16 @@ class ChainView(ChainTables):
         return Verdict(case.ruling >> 8) if case and case.overturned else record.verdict
 
     def member(self, run_id: RunId, worker: Address) -> MemberView | None:
-        """Return a worker as it stands in a run; None when it never joined it."""
+        """Return a worker's membership in a run; None when it never joined it."""
         run = self.runs.get(run_id)
         return None if run is None else run.members.get(worker)
 
     def stake(self, run_id: RunId, owner: Address) -> StakeView:
-        """Return what an account staked for a run, which may be nothing."""
+        """Return the stake of an account in a run, which may be nothing."""
         return self.stakes.get((run_id, owner)) or StakeView(run_id, owner)
 
     def jurors(self) -> list[Address]:
-        """Return who is on the network's bench now."""
+        """Return the accounts on the network's bench at present."""
         return [place.juror for place in self.bench if not place.left_at]
 
 
@@ -126,7 +126,7 @@ _Handler = Callable[[ChainTables, Event, Arguments], None]
 
 @cache
 def handler_of(event: str) -> _Handler | None:
-    """Return the function that takes an event in; no two contracts have an event of one name."""
+    """Return the function that applies an event; event names are unique among contracts."""
     name = f"on_{snake_case(event)}"
     handlers = (getattr(module, name, None) for module in EVENT_MODULES)
     return next(filter(None, handlers), None)

@@ -1,11 +1,12 @@
-"""What a ChainView is made of: workers, members, stakes, runs, batches, slashes, payments, cases.
+"""The parts of a ChainView: workers, members, stakes, runs, batches, slashes, payments, cases.
 
-These objects change while events are applied; nobody but the view may change them.
+These objects change while events are applied; only the view may change them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -27,12 +28,13 @@ from muster.chain.structs import (
 )
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, BatchName, Hash32, PolicyVersion, RunId
+from muster.protocol.jury import is_same, is_unavailable
 from muster.protocol.merkle import merkle_multi_proof, merkle_proof
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, unpack_records
 
 
 class SlashState(StrEnum):
-    """What became of slashed stake."""
+    """State of slashed stake."""
 
     ESCROWED = "escrowed"
     """Held until the verdict is final."""
@@ -44,10 +46,10 @@ class SlashState(StrEnum):
 
 @dataclass(slots=True)
 class StakeView:
-    """What one account staked for one run, as a worker or as a validator; for run 0 as a juror."""
+    """The stake of one account in one run, as a worker or validator; in run 0 as a juror."""
 
     run_id: RunId
-    """The run that can cost it."""
+    """The run in which it can be slashed."""
     owner: Address
     """The account."""
     active_wei: int = 0
@@ -55,9 +57,9 @@ class StakeView:
     unbonding_wei: int = 0
     """Leaving, still slashable."""
     withdrawable_at: int = 0
-    """From when it may be withdrawn."""
+    """Time from which it may be withdrawn."""
     slashed_wei: int = 0
-    """Taken for offences and not given back."""
+    """Slashed for offences and not given back."""
 
 
 @dataclass(slots=True)
@@ -75,9 +77,9 @@ class WorkerView:
     nodes: list[tuple[int, Address]] = field(default_factory=list)
     """Every node with the block from which it served, oldest first."""
     rotated_at: dict[Address, int] = field(default_factory=dict)
-    """When each node ceased to serve."""
+    """Time at which each former node stopped serving."""
     memberships: dict[RunId, MemberView] = field(default_factory=dict)
-    """What it is in each run that it joined, in that order."""
+    """Its membership in each run, in the order in which it joined."""
 
     def node_at(self, block_number: int) -> Address | None:
         """Return the node that served it at the end of a block."""
@@ -95,7 +97,7 @@ class MemberView:
     stake: StakeView
     """Its stake in the run."""
     terms: int
-    """Number of the terms that it agreed to last."""
+    """Number of the terms that it last agreed to."""
     status: WorkerStatus
     """Active, Jailed, Exiting or Banned."""
     active_from: int
@@ -105,13 +107,13 @@ class MemberView:
     jailed_until: int = 0
     """Before this time it stays jailed."""
     left_at: int = 0
-    """When it began to leave; 0 while it stays."""
+    """Time at which it began to leave; 0 while it stays."""
     convictions: int = 0
     """Fraud verdicts against it that stand."""
     joined_block: int = 0
-    """Where it joined."""
+    """Block in which it joined."""
     joined_tx: str = ""
-    """That transaction."""
+    """Transaction with which it joined."""
     joined_beacon: Hash32 = NO_HASH
     """Hash of that block."""
     standings: list[tuple[int, WorkerStatus]] = field(default_factory=list)
@@ -148,7 +150,7 @@ class MemberView:
         return self.stake.slashed_wei
 
     def is_active(self, block_number: int) -> bool:
-        """Return whether it may submit in a block, given what is known of its status now."""
+        """Return whether it may submit in a block, by its present status."""
         return self.status == WorkerStatus.ACTIVE and block_number >= self.active_from
 
     def node_at(self, block_number: int) -> Address | None:
@@ -156,9 +158,9 @@ class MemberView:
         return self.worker.node_at(block_number)
 
     def beacon_under(self, checkpoint: CheckpointView) -> Hash32:
-        """Return what its seeds under a policy version are drawn from: the hash of the block that
-        published it, or of that in which the worker joined, whichever came later. Neither was known
-        when the worker chose its address.
+        """Return the beacon of its seeds under a policy version: the hash of the block that
+        published the version, or of the block in which the worker joined, whichever is later.
+        Neither was known when the worker chose its address.
         """
         is_later = self.joined_block > checkpoint.block_number
         return self.joined_beacon if is_later else checkpoint.beacon
@@ -169,7 +171,7 @@ class MemberView:
         return past[-1] if past else WorkerStatus.NONE
 
     def answers_for(self, node: Address, committed_at: int) -> bool:
-        """Return whether what a key signed, and was committed at a time, counts against it."""
+        """Return whether it is responsible for work signed by a key and committed at a time."""
         served = any(key == node for _, key in self.worker.nodes)
         rotated_at = self.worker.rotated_at.get(node)
         in_time = rotated_at is None or rotated_at >= committed_at
@@ -199,13 +201,13 @@ class PauseView:
     """A pause of a run's slashing."""
 
     by: Address
-    """Who called it: a validator, the orchestrator or the owner."""
+    """The account that called it: a validator, the orchestrator or the owner."""
     cause: PauseCause
     """Why."""
     reason: int
     """Reason code of the check that failed; 0 when there is none."""
     evidence_hash: Hash32
-    """Keccak-256 of the document that says why."""
+    """Keccak-256 of the document with the reasons."""
     began_at: int
     """First second of the pause."""
     until: int
@@ -236,15 +238,15 @@ class RunView:
     run_id: RunId
     """Its number."""
     owner: Address
-    """Who created it."""
+    """The account that created it."""
     config: RunConfig
-    """What it is made of now; its validators are those it was created with."""
+    """Its present configuration; `validators` in it are those it was created with."""
     terms: list[RunTerms]
     """All its terms, the present ones last; number 1 is the first."""
     invited: set[Address]
-    """Who may take a seat."""
+    """Accounts that may take a seat."""
     seats: dict[Address, int]
-    """Everybody who ever validated, with the bit of its seat."""
+    """All present and former validators, with the bit of each seat."""
     validators: list[Address]
     """The current validators."""
     created_tx: str
@@ -252,21 +254,21 @@ class RunView:
     paused: bool = False
     """Whether submissions are paused."""
     closed_at: int = 0
-    """When its owner ended it; 0 while it is open."""
+    """Time at which its owner closed it; 0 while it is open."""
     members: dict[Address, MemberView] = field(default_factory=dict)
     """Its workers by staking wallet, in the order in which they joined."""
     proposed: tuple[RunTerms, int] | None = None
-    """Announced terms and when they take effect."""
+    """Announced terms and the time at which they take effect."""
     funded_wei: int = 0
     """Reward received."""
     reserved_wei: int = 0
-    """Set aside for batches and not paid yet."""
+    """Reserved for batches and not paid yet."""
     paid_wei: int = 0
     """Reward paid out."""
     court_wei: int = 0
-    """Paid to jurors for what its validators got wrong or left undone."""
+    """Paid to jurors because its validators judged wrongly or not at all."""
     reclaimed_wei: int = 0
-    """Taken back by the owner after the end."""
+    """Reclaimed by the owner after it was closed."""
     checkpoints: dict[PolicyVersion, CheckpointView] = field(default_factory=dict)
     """Published policy versions, in order."""
     latest_version: PolicyVersion | None = None
@@ -282,13 +284,14 @@ class RunView:
         return self.pauses[-1].until if self.pauses else 0
 
     def is_slashing_paused(self, now: int) -> bool:
-        """Return whether no fraud of the run can be executed."""
+        """Return whether fraud verdicts of the run cannot be executed at present."""
         return now < self.slashing_paused_until
 
     def fraud_closes_at(self, posted_at: int, window_s: int) -> int:
-        """Return when the challenge window of a fraud verdict closes, as RunRegistry has it.
+        """Return when the challenge window of a fraud verdict closes, as RunRegistry computes it.
 
-        A window that a pause met is counted from the pause's end; one pause at most meets it.
+        If a pause overlaps the window, the window starts at the pause's end; at most one pause
+        does.
         """
         closes_at = posted_at + window_s
         met = [pause for pause in self.pauses if pause.meets(posted_at, closes_at)]
@@ -296,13 +299,13 @@ class RunView:
 
     @property
     def available_wei(self) -> int:
-        """Reward that is free for batches to come."""
+        """Reward that is free for future batches."""
         spent = self.paid_wei + self.court_wei + self.reclaimed_wei
         return self.funded_wei - self.reserved_wei - spent
 
     @property
     def terms_number(self) -> int:
-        """Number of its present terms: an account that joins agrees to them."""
+        """Number of its present terms, which an account that joins agrees to."""
         return len(self.terms)
 
 
@@ -318,7 +321,7 @@ class BatchView:
     count: int
     """Submissions."""
     units: int
-    """Units they claim together."""
+    """Units that its submissions claim together."""
     price_per_unit: int
     """Token wei per unit, as it was at the commitment."""
     terms: int
@@ -338,23 +341,23 @@ class BatchView:
     work: LeasedWork | None = None
     """The submission with its proofs, when its worker committed it or took it out of a batch."""
     sources: tuple[str, ...] = ()
-    """Where the worker says that its file is."""
+    """URLs of its file, given by the worker."""
     split_from: int | None = None
     """The batch that it was taken out of."""
     split_off: dict[int, Submission] = field(default_factory=dict)
     """Submissions that their workers took out of it, by their new batch."""
     status: BatchStatus = BatchStatus.COMMITTED
-    """Where it stands."""
+    """Its status."""
     voided_tx: str | None = None
     """The transaction that made it void: nobody judged it."""
     shown: dict[Hash32, dict[Address, bytes]] = field(default_factory=dict)
-    """Signatures that validators showed on chain, by the hash of their records."""
+    """Signatures that were shown on chain, by records hash and validator."""
     shown_records: dict[Hash32, bytes] = field(default_factory=dict)
     """The records that were shown with them."""
     records: Sequence[OutcomeRecord] | None = None
     """Outcomes in batch order, once posted."""
     records_hash: Hash32 | None = None
-    """Keccak-256 of the records as posted: what validators signed."""
+    """Keccak-256 of the posted records, which validators signed."""
     signatures: list[bytes] = field(default_factory=list)
     """The validators' signatures."""
     outcomes_root: Hash32 | None = None
@@ -366,7 +369,8 @@ class BatchView:
     posted_block: int | None = None
     """Block of the outcomes."""
     posted_beacon: Hash32 | None = None
-    """Hash of that block. It decides whether the batch is checked once more, and by whom."""
+    """Hash of the block of the outcomes. It decides whether the batch is checked once more, and by
+    whom."""
     posted_tx: str | None = None
     """Transaction of the outcomes."""
     validators: tuple[Address, ...] = ()
@@ -379,7 +383,7 @@ class BatchView:
 
     @property
     def is_void(self) -> bool:
-        """Whether it is void."""
+        """Whether it is void: nobody judged it."""
         return self.voided_tx is not None
 
     def due_at(self, deadline_s: int) -> int:
@@ -390,11 +394,11 @@ class BatchView:
 
     @property
     def name(self) -> BatchName:
-        """What tells it from every other batch."""
+        """Its unique name among all batches."""
         return BatchName(self.batch_id, self.root)
 
     def header(self) -> Batch:
-        """Return the header that contracts want to see, as it is now."""
+        """Return its present header, which contracts require in calls."""
         return Batch(
             batch_id=self.batch_id,
             run_id=self.run_id,
@@ -408,6 +412,10 @@ class BatchView:
             signers=self.signers,
             status=self.status,
         )
+
+    def signed_by(self, seats: Mapping[Address, int]) -> list[Address]:
+        """Return the accounts of the run's seats that signed its outcomes."""
+        return [who for who, bit in seats.items() if bit & self.signers]
 
     def leaves(self) -> list[Hash32]:
         """Return the leaves of the outcomes tree; empty until outcomes are posted."""
@@ -435,23 +443,24 @@ class SlashView:
     """A slash."""
 
     run_id: RunId
-    """The run that it is of; 0 for the jurors' bench."""
+    """The run of the stake; 0 for the jurors' bench."""
     owner: Address
-    """Whose stake it was: a worker's, a validator's or a juror's."""
+    """Owner of the stake: a worker, a validator or a juror."""
     escrow_id: Hash32
-    """What it is filed under."""
+    """Id of its escrow."""
     offence: Offence
-    """What for."""
+    """The offence."""
     tag: int
-    """Which one: for frauds and double submissions `step << 32 | index`, else the batch or case."""
+    """Number of the offence: `step << 32 | index` for frauds and double submissions, else the batch
+    or case."""
     amount_wei: int
-    """What was taken, with what followed later."""
+    """Slashed amount, including later additions."""
     tx_hash: str
     block_number: int
     stake_before: tuple[int, int]
     """Active and unbonding stake just before, in wei."""
     taken: tuple[int, int]
-    """What was taken of each, in wei."""
+    """Amounts taken of each, in wei."""
     batch_id: int | None = None
     """The batch of the outcome, when a fraud verdict was executed."""
     position: int | None = None
@@ -459,13 +468,13 @@ class SlashView:
     leaf: Hash32 | None = None
     """Its name in cases."""
     priors: int = 0
-    """Fraud verdicts that stood against the worker before this one."""
+    """Earlier fraud verdicts against the worker that stood at that time."""
     state: SlashState = SlashState.ESCROWED
-    """What became of it."""
+    """Its state."""
     split: tuple[int, int, int] | None = None
     """Wei burned, insured and rewarded, once released."""
     reporter: Address = ZERO_ADDRESS
-    """Who was rewarded; the zero address for nobody."""
+    """The rewarded account; the zero address for none."""
     settled_tx: str | None = None
     """The transaction that released or restored it."""
 
@@ -477,13 +486,13 @@ class PaymentView:
     run_id: RunId
     """The run that paid."""
     worker: Address
-    """Who was paid."""
+    """The paid worker."""
     slots: int
-    """For how many slots."""
+    """Number of paid slots."""
     units: int
-    """For how many units."""
+    """Number of paid units."""
     amount_wei: int
-    """How much."""
+    """Amount paid."""
     tx_hash: str
     block_number: int
     timestamp: int
@@ -492,18 +501,18 @@ class PaymentView:
 
 @dataclass(frozen=True, slots=True)
 class ClaimView:
-    """What an account put its bond on."""
+    """A claim in a case: an account's bond on a ruling."""
 
     claimant: Address
-    """Who."""
+    """The account."""
     ruling: int
-    """What, as a number; 0 of a summons, which claims nothing."""
+    """The claimed ruling, as a number; 0 in a summons, which claims none."""
     submission: Submission
-    """The work."""
+    """The submission in question."""
     node_signature: bytes
-    """Its worker's node's; empty of a summons."""
+    """Signature of the worker's node; empty in a summons."""
     sources: tuple[str, ...]
-    """Where what the jury needs can be fetched."""
+    """URLs of the data that the jury needs."""
     tx_hash: str
 
 
@@ -518,54 +527,54 @@ class CaseView:
     run_id: RunId
     batch_id: int
     position: int
-    """The place there."""
+    """Its place in the batch."""
     worker: Address
-    """Whose work it is about."""
+    """The worker of the submission."""
     recorded: int
-    """The recorded ruling, as a number; 0 when there was none."""
+    """The recorded ruling, as a number; 0 without one."""
     draw_block: int
     """The block whose hash decides the jury."""
     places: int
-    """Places of the bench at the opening."""
+    """Number of places of the bench when the case was opened."""
     opened_at: int
-    """When it was opened."""
+    """Time of its opening."""
     opened_tx: str
-    """The first claim, or the summons."""
+    """Transaction of the first claim, or of the summons."""
     claims: list[ClaimView] = field(default_factory=list)
     """In chain order."""
     jurors: tuple[Address, ...] = ()
-    """Who was drawn."""
+    """The drawn jurors."""
     commitments: dict[Address, Hash32] = field(default_factory=dict)
-    """What each juror committed to."""
+    """Each juror's commitment."""
     votes: dict[Address, int] = field(default_factory=dict)
-    """By juror: its ruling, as a number, once revealed."""
+    """Revealed rulings by juror, as numbers."""
     results: dict[Address, Hash32] = field(default_factory=dict)
-    """By juror: the hash of what it recomputed, once revealed."""
+    """Revealed result hashes by juror: of the work that it recomputed."""
     status: CaseStatus = CaseStatus.OPEN
     """Open, Upheld or Overturned."""
     ruling: int = 0
-    """What stands, as a number, once closed; 0 when nothing does."""
+    """The ruling that stands once closed, as a number; 0 when none does."""
     reporter: Address = ZERO_ADDRESS
-    """Who claimed first what the jury confirmed."""
+    """The first account that claimed what the jury confirmed."""
     fee_wei: int = 0
-    """What each juror of the prevailing ruling can collect."""
+    """Fee that each juror of the prevailing ruling can collect."""
     collected: set[Address] = field(default_factory=set)
     """Jurors that collected it."""
     returned_wei: dict[int, int] = field(default_factory=dict)
-    """By place among the claims: how much of the bond went back."""
+    """Returned part of each bond, by its claim's place in `claims`."""
     fined: set[Address] = field(default_factory=set)
-    """Signers and jurors that were fined in it."""
+    """Signers and jurors that were fined in this case."""
     closed_tx: str | None = None
     """The closing transaction."""
 
     @property
     def is_summons(self) -> bool:
-        """Whether nothing was recorded: the run left the work unjudged."""
+        """Whether it is a summons: nothing was recorded, because the run left the work unjudged."""
         return self.recorded == 0
 
     @property
     def closed(self) -> bool:
-        """Whether it is over."""
+        """Whether it is closed."""
         return self.status is not CaseStatus.OPEN
 
     @property
@@ -573,17 +582,40 @@ class CaseView:
         """Whether the jury's ruling stands in place of what was recorded."""
         return self.status is CaseStatus.OVERTURNED
 
+    # What follows from the votes alone, whatever the court says that it is.
+
+    @property
+    def leading(self) -> int | None:
+        """The ruling with most votes; None while there is none, or several."""
+        counted = Counter(self.votes.values()).most_common(2)
+        is_tied = len(counted) == 2 and counted[0][1] == counted[1][1]
+        return counted[0][0] if counted and not is_tied else None
+
+    @property
+    def right(self) -> list[Address]:
+        """The jurors that voted for the leading ruling."""
+        leading = self.leading
+        return [who for who, vote in self.votes.items() if vote == leading]
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the leading ruling replaces the recorded one; a summons has none to replace."""
+        leading = self.leading
+        if not leading or is_unavailable(leading):
+            return False
+        return self.is_summons or not is_same(leading, self.recorded)
+
 
 def split_signatures(joined: bytes) -> list[bytes]:
-    """Return the 65-byte signatures that the ledger accepted joined."""
+    """Return the 65-byte signatures of joined ones that the ledger accepted."""
     return [joined[i : i + 65] for i in range(0, len(joined), 65)]
 
 
 def parse_records(data: bytes) -> list[OutcomeRecord]:
     """Return the records that the ledger accepted; raises EncodingError for bytes it cannot accept.
 
-    The ledger does not look at reasons. An unknown one is kept, by number and the name UNKNOWN_n,
-    so that the record's bytes and leaf stay what they are.
+    The ledger does not check reasons. An unknown reason is kept, by number and the name UNKNOWN_n,
+    so that the record's bytes and leaf do not change.
     """
     try:
         return unpack_records(data)

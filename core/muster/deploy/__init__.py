@@ -1,9 +1,9 @@
-"""Deployment of the contracts: parameters and their bounds, addresses that follow from them, and
-the transactions that make them so.
+"""Deployment of the contracts: parameters and their bounds, the resulting addresses, and the
+transactions.
 
     deployment = await deploy_contracts(rpc_url, key, DeployParameters())
 
-The devnet and `muster contracts deploy` go the same way. Rests on `muster.chain`.
+The devnet and `muster contracts deploy` use the same functions. Depends on `muster.chain`.
 """
 
 from muster.deploy.parameters import (

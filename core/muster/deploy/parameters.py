@@ -1,7 +1,7 @@
-"""What a deployment is fixed to for ever: its parameters, their bounds and why, three profiles.
+"""The permanent parameters of a deployment, with their bounds and reasons, and three profiles.
 
-The contracts refuse only what breaks them. A profile refuses what is legal and unwise for its kind
-of chain, and has defaults that suit it.
+The contracts refuse only values that break them. A profile also refuses values that are unwise for
+its kind of chain, and has suitable defaults.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from muster.protocol.ids import Address, to_address
 TOKEN = 10**18
 """Wei of one token."""
 PPM = 1_000_000
-"""The whole, in millionths."""
+"""One whole, in millionths."""
 FAUCET_CHAIN_ID = 31337
 """The only chain whose token has a faucet: `MusterToken.FAUCET_CHAIN_ID`."""
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 _TIME = 2**39
-"""Seconds: some ends of windows are kept in 40 bits."""
+"""Largest number of seconds: some end times are stored in 40 bits."""
 _STAKE = 2**88 - 1
-"""What one account of StakeVault holds at most, so that an escrow of all of it fits a slot."""
+"""Most wei of one StakeVault account, so that an escrow of all of it fits a storage slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class Bound:
     most: int
     """The largest."""
     reason: str
-    """Why not less, and why not more."""
+    """Why smaller and larger values are refused."""
 
     def problem(self, name: str, value: int) -> str | None:
-        """Return what is wrong with a value; None when nothing is."""
+        """Return what is wrong with a value; None if it is allowed."""
         if value < self.least:
             return f"{name} {value} is below {self.least}: {self.reason}"
         if value > self.most:
@@ -52,11 +52,11 @@ _END = Bound(0, _TIME, "a time of 40 bits must hold its end")
 Amount = Annotated[int, _VAULT]
 """Wei that an account of StakeVault can hold."""
 Deposit = Annotated[int, Bound(0, _STAKE, "nobody could put up more than there is")]
-"""Wei that somebody puts up or earns."""
+"""Wei of a bond or a fee."""
 Share = Annotated[int, Bound(0, PPM, "it is a share of a whole of 1000000 millionths")]
 """Millionths."""
 Wait = Annotated[int, _END]
-"""Seconds, or none."""
+"""Seconds, may be 0."""
 Window = Annotated[
     int, Bound(1, _TIME, "it must take time, and a time of 40 bits must hold its end")
 ]
@@ -64,7 +64,7 @@ Window = Annotated[
 
 
 class DeployParameters(BaseModel):
-    """What a deployment is fixed to for ever. Defaults suit development; amounts are token wei."""
+    """The permanent parameters of a deployment. Defaults suit development; amounts are in wei."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -89,19 +89,19 @@ class DeployParameters(BaseModel):
     vote_commit_s: Annotated[int, Bound(2, _TIME, "a jury is drawn in the first half of it")] = 80
     """Seconds after the opening of a case until which jurors may commit to a vote."""
     vote_reveal_s: Window = 40
-    """Seconds after that until which they may reveal it."""
+    """Further seconds in which they may reveal it."""
     draw_delay_blocks: Annotated[
         int, Bound(1, 256, "the hash that decides must not be known yet, and jurors wait for it")
     ] = 1
-    """Blocks after the opening of a case whose hash decides its jury."""
+    """Blocks from the opening of a case to the block whose hash decides its jury."""
     jury_size: Annotated[
         int, Bound(1, 64, "a case without jurors decides nothing, and a draw ends")
     ] = 3
-    """Jurors of a case, fewer when there are fewer that may sit."""
+    """Jurors of a case; fewer if fewer are eligible."""
     wrong_verdict_ppm: Share = 50_000
     """Share of a signer's stake that an overturned verdict costs, in millionths."""
     absence_ppm: Share = 5_000
-    """Share of a juror's stake that a vote costs which it did not cast, in millionths."""
+    """Share of a juror's stake that a missing vote costs, in millionths."""
     stake_per_unit: Annotated[
         int, Bound(1, _STAKE, "work in flight is what stake divided by it allows")
     ] = TOKEN // 10_000
@@ -111,20 +111,20 @@ class DeployParameters(BaseModel):
     slash_pause_s: Window = 30
     """Seconds that a pause of a run's slashing lasts."""
     slash_cooldown_s: Annotated[int | None, _END] = None
-    """Seconds after a pause before which there is no other; at least the challenge window. When not
-    given, the longer of challenge window and pause."""
+    """Least seconds between two pauses of slashing; at least the challenge window. By default the
+    longer of challenge window and pause."""
     claim_period_s: Window = 90 * 24 * 3600
     """Seconds that workers of a closed run have to claim; must outlast judgement and a window."""
     unbonding_s: Window = 3600
     """Seconds from an unbond request to its withdrawal; must outlast judgement."""
     bond: Deposit = 10 * TOKEN
-    """What a claimant, or a worker that submits by itself, puts up."""
+    """Bond of a claimant, or of a worker that submits directly."""
     juror_fee: Deposit = TOKEN
-    """What a juror of the prevailing ruling earns at most."""
+    """Most that a juror of the prevailing ruling earns."""
     owner: Annotated[Address, BeforeValidator(to_address)] | None = None
-    """Receives the initial supply; the deploying account when not given."""
+    """Account that receives the initial supply; by default the deploying account."""
     insurance: Annotated[Address, BeforeValidator(to_address)] | None = None
-    """Receives the insured share of slashes; the owner when not given."""
+    """Account that receives the insured share of slashes; by default the owner."""
     insurance_ppm: Share = 200_000
     """Insured share of a slash, in millionths."""
     reporter_ppm: Share = 100_000
@@ -132,12 +132,13 @@ class DeployParameters(BaseModel):
     reporter_cap: Annotated[int, Bound(0, _STAKE, "an escrow holds less than 2^88 wei")] = (
         50 * TOKEN
     )
-    """The most a reporter gets for one offence."""
+    """Most that a reporter gets for one offence."""
 
     @property
     def judgement_s(self) -> int:
-        """Seconds from a commitment until its fraud can be executed at the latest."""
-        # Unjudged work can be appealed for a challenge window, and a jury's outcome be disputed.
+        """Seconds from a commitment to the latest time at which its fraud can be executed."""
+        # Unjudged work can be appealed for a challenge window, and then the jury's outcome
+        # disputed.
         judged = self.outcome_deadline_s + 2 * self.challenge_window_s
         return judged + 2 * (self.vote_commit_s + self.vote_reveal_s) + self.slash_pause_s
 
@@ -149,11 +150,11 @@ class DeployParameters(BaseModel):
         return self.slash_cooldown_s
 
     def owner_of(self, account: Address) -> Address:
-        """Return who receives the supply when an account deploys."""
+        """Return the account that receives the supply when `account` deploys."""
         return self.owner or account
 
     def insurance_of(self, account: Address) -> Address:
-        """Return who receives the insured share of slashes when an account deploys."""
+        """Return the account that receives the insured share of slashes when `account` deploys."""
         return self.insurance or self.owner_of(account)
 
     @model_validator(mode="after")
@@ -167,7 +168,7 @@ class DeployParameters(BaseModel):
     @model_validator(mode="after")
     def _judgement_is_outlasted(self) -> Self:
         judged = self.judgement_s
-        # A fraud verdict that a pause met can be overturned, and its work paid, a window later.
+        # After a pause, a fraud verdict can be overturned, and its work paid, one window later.
         settled = judged + self.challenge_window_s
         least = {"unbonding_s": judged + 1, "claim_period_s": settled + 1, "change_delay_s": judged}
         for name, seconds in least.items():
@@ -198,14 +199,16 @@ BOUNDS: Mapping[str, Bound] = {
     for bound in parameter.metadata
     if isinstance(bound, Bound)
 }
-"""What the contracts can work with, by parameter."""
+"""The contracts' bounds, by parameter."""
 
 _NOTICE = "people must have time to see an outcome and to act on it"
 _STAKED = "what is not staked cannot be slashed"
 
 
 def _profile_bounds(notice_s: int, answer_s: int, least_stake: int) -> dict[str, Bound]:
-    """Return bounds: how long people must have to notice, how long programs, the least stake."""
+    """Return bounds from the least times for people to notice and programs to answer, and the least
+    stake.
+    """
     longest = "money waits for it, and it can never be changed: no longer than 60 days"
     return {
         "outcome_deadline_s": Bound(
@@ -225,19 +228,19 @@ def _profile_bounds(notice_s: int, answer_s: int, least_stake: int) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A kind of chain: what suits it, and what is refused there."""
+    """A kind of chain, with its defaults and its bounds."""
 
     about: str
-    """One line."""
+    """Description in one line."""
     defaults: Mapping[str, int] = field(default_factory=dict)
-    """Where they differ from those of DeployParameters."""
+    """Defaults that differ from those of DeployParameters."""
     bounds: Mapping[str, Bound] = field(default_factory=dict)
-    """Beside BOUNDS."""
+    """Bounds in addition to BOUNDS."""
     has_faucet: bool = False
     """Whether anybody may mint tokens: on the development chain only."""
 
     def problem(self, parameters: DeployParameters) -> str | None:
-        """Return what this kind of chain refuses in parameters; None when nothing is."""
+        """Return what this kind of chain refuses in parameters; None if it accepts them."""
         for name, bound in self.bounds.items():
             if problem := bound.problem(name, getattr(parameters, name)):
                 return problem

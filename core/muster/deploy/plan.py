@@ -1,12 +1,13 @@
-"""What a deployment will be, and its transactions: addresses, creation code, code on chain.
+"""The plan of a deployment and its transactions: addresses, creation code, code on chain.
 
-The contracts are immutable and refer to one another. NetworkFactory is made by the deterministic
-deployment proxy (CREATE2), and makes them one after the other (CREATE): every address follows from
-the deploying account, the network's name, its parameters and the contracts' code, on every chain.
+The contracts are immutable and refer to one another. The deterministic deployment proxy creates
+NetworkFactory (CREATE2), which creates them one after the other (CREATE). So on every chain every
+address follows from the deploying account, the network's name, its parameters and the contracts'
+code.
 
-`send_plan` sends what a plan lacks on chain, every contract exactly once. A deployment that ended
-in the middle goes on where it stands. The sender's journal has what was sent, so that a killed
-process sends nothing twice; without its journal, the factory refuses.
+`send_plan` creates the contracts of a plan that are not on chain yet, each exactly once. An
+interrupted deployment continues where it stopped. The sender's journal has the sent transactions,
+so that a killed process sends nothing twice; without the journal, the factory refuses a repetition.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from muster.protocol.ids import Address, Hash32, to_address
 logger = logging.getLogger(__name__)
 
 NAME = "muster"
-"""Of a network that nobody named."""
+"""Default name of a network."""
 ORDER = (
     "MusterToken",
     "JuryPool",
@@ -43,16 +44,16 @@ ORDER = (
     "RewardEscrow",
     "StakeVault",
 )
-"""The order of deployment. StakeVault comes last: it asks ledger and court for their deadlines."""
+"""The order of deployment. StakeVault is last: it reads the deadlines of ledger and court."""
 STEPS = (FACTORY, *ORDER)
-"""What is sent, in order."""
+"""The transactions, in order."""
 PROXY = to_address("0x4e59b44847b379578588920cA78FbF26c0B4956C")
 """The deterministic deployment proxy: github.com/Arachnid/deterministic-deployment-proxy."""
 PROXY_CODE = bytes.fromhex(
     "7fffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffe0"
     "3601600081602082378035828234f58015156039578182fd5b8082525050506014600cf3"
 )
-"""What is on chain there."""
+"""The proxy's code on chain."""
 
 
 @dataclass(frozen=True)
@@ -60,40 +61,40 @@ class DeployPlan:
     """A network's contracts as one account deploys them."""
 
     name: str
-    """The network's."""
+    """The network's name."""
     account: Address
-    """Who deploys."""
+    """The deploying account."""
     parameters: DeployParameters
-    """What the contracts are fixed to."""
+    """The contracts' parameters."""
 
     @cached_property
     def salt(self) -> Hash32:
-        """The factory's: other parameters, or other code, are another network."""
+        """The factory's salt: other parameters or other code make another network."""
         code = b"".join(keccak(contract_abi(name).bytecode) for name in ORDER)
         described = {key: str(value) for key, value in self.shown().items()}
         return keccak(canonical_json({**described, "code": keccak(code).hex()}))
 
     @cached_property
     def factory(self) -> Address:
-        """Where the factory is, or will be."""
+        """Present or future address of the factory."""
         return factory_address(self.salt, self.account)
 
     @cached_property
     def addresses(self) -> dict[str, Address]:
-        """Where each contract is, or will be, in the order of deployment."""
+        """Present or future address of each contract, in the order of deployment."""
         return created_addresses(self.factory)
 
     @property
     def factory_call(self) -> bytes:
-        """What the proxy is sent to make the factory."""
+        """Call data for the proxy that creates the factory."""
         return self.salt + _factory_code(self.account)
 
     def creation_code(self, name: str) -> bytes:
-        """Return what a contract is created from."""
+        """Return a contract's creation code with its arguments."""
         return contract_abi(name).creation_code(self.arguments[name])
 
     def creation_call(self, name: str) -> bytes:
-        """Return what the factory is sent to create a contract."""
+        """Return the call data for the factory that creates a contract."""
         create = contract_abi(FACTORY).functions["create"]
         return create.encode((self.addresses[name], self.creation_code(name)))
 
@@ -134,7 +135,7 @@ class DeployPlan:
         }
 
     def codes_on(self, chain_id: int) -> dict[Address, bytes]:
-        """Return what is on a chain at each contract's address once it is created."""
+        """Return the code at each contract's address on a chain after its creation."""
         cooldown_s = self.parameters.pause_distance_s
         given = {**self.parameters.model_dump(), "slash_cooldown_s": cooldown_s}
         values = {name: given[field].to_bytes(32, "big") for name, field in PARAMETER_OF.items()}
@@ -146,29 +147,29 @@ class DeployPlan:
         }
 
     def factory_on_chain(self, start_block: int) -> bytes:
-        """Return what is on chain of a factory that was made in a block."""
+        """Return the code on chain of a factory that was created in a block."""
         start = start_block.to_bytes(32, "big")
         return code_with(FACTORY, {"account": _word(self.account), "startBlock": start})
 
     def shown(self) -> dict[str, int | str]:
-        """Return the parameters, and who deployed what, as a deployment's file has them."""
+        """Return the parameters, the deployer and the name, in the form of a deployment's file."""
         shown: dict[str, int | str] = {"name": self.name, "deployer": self.account}
         shown |= self.parameters.model_dump(exclude={"insurance", "owner"})
         shown["slash_cooldown_s"] = self.parameters.pause_distance_s
-        # JSON's integers are exact below 2^53 only in many readers, so wei are decimal text.
+        # Many readers of JSON have exact integers only below 2^53, so wei are decimal text.
         shown = {k: str(v) if isinstance(v, int) and v >= 1 << 53 else v for k, v in shown.items()}
         owner = self.parameters.owner_of(self.account)
         return {**shown, "owner": owner, "insurance": self.parameters.insurance_of(self.account)}
 
 
 def factory_address(salt: bytes, account: Address) -> Address:
-    """Return where the proxy makes an account's factory (CREATE2, EIP-1014)."""
+    """Return the address at which the proxy creates an account's factory (CREATE2, EIP-1014)."""
     made_of = address_bytes(PROXY) + salt + keccak(_factory_code(account))
     return to_address(keccak(b"\xff" + made_of)[12:])
 
 
 def created_addresses(factory: Address) -> dict[str, Address]:
-    """Return where a factory makes the contracts (CREATE), in the order of deployment."""
+    """Return the addresses at which a factory creates the contracts (CREATE), in order."""
     from web3.utils.address import get_create_address
 
     return {
@@ -194,7 +195,7 @@ CONTRACT_OF = {
     "escrow": "RewardEscrow",
     "vault": "StakeVault",
 }
-"""The contract that immutables of a name hold the address of."""
+"""Contracts whose addresses are immutables, by the immutable's name."""
 PARAMETER_OF = {
     "requiredValidatorStake": "required_validator_stake",
     "changeDelay": "change_delay_s",
@@ -222,11 +223,11 @@ PARAMETER_OF = {
     "reporterPpm": "reporter_ppm",
     "reporterCap": "reporter_cap",
 }
-"""The parameter that immutables of a name hold."""
+"""Parameters that are immutables, by the immutable's name."""
 
 
 def domain_values(chain_id: int, at: Address) -> dict[str, bytes]:
-    """Return the words that OpenZeppelin's EIP712 keeps in the code of a contract."""
+    """Return the words that OpenZeppelin's EIP712 stores in the code of a contract."""
     return {
         "cachedDomainSeparator": Domain(chain_id, at).separator(),
         "cachedChainId": chain_id.to_bytes(32, "big"),
@@ -240,7 +241,7 @@ def domain_values(chain_id: int, at: Address) -> dict[str, bytes]:
 
 
 def code_with(name: str, values: Mapping[str, bytes]) -> bytes:
-    """Return what is on chain of a contract with these words as its immutables."""
+    """Return a contract's code on chain with these words as its immutables."""
     abi = contract_abi(name)
     code = bytearray(abi.runtime)
     for immutable, places in abi.immutables.items():
@@ -258,14 +259,14 @@ def _word(address: Address) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class DeployStage:
-    """One step of a deployment that is done."""
+    """A finished step of a deployment."""
 
     contract: str
-    """What is on chain now."""
+    """The contract that is now on chain."""
     address: Address
-    """Where."""
+    """Its address."""
     gas_used: int | None
-    """What it took; None when it was there already."""
+    """Gas used; None when it was already there."""
 
 
 def _log_stage(stage: DeployStage) -> None:
@@ -280,10 +281,10 @@ async def deploy_contracts(
     name: str = NAME,
     deployments: Path | None = None,
 ) -> Deployment:
-    """Deploy the contracts as the key's account and return where they are.
+    """Deploy the contracts as the key's account and return their deployment.
 
-    The same name, parameters and account are the same deployment: it is made once. With a folder,
-    also write its file there. Raises ChainError or ConfigError when anything fails.
+    The same name, parameters and account are the same deployment, which is created once. With a
+    folder, also write its file there. Raises ChainError or ConfigError when anything fails.
     """
     async with Rpc(rpc_url) as rpc:
         chain_id = from_hex(await rpc.call("eth_chainId"))
@@ -300,10 +301,10 @@ async def send_plan(
     plan: DeployPlan,
     report: Callable[[DeployStage], None] = _log_stage,
 ) -> Deployment:
-    """Send what is missing, check that all of it is as planned, and return where it is."""
+    """Create what is missing, check that everything is as planned, and return the deployment."""
     chain_id = from_hex(await rpc.call("eth_chainId"))
     await require_proxy(rpc)
-    # First what an earlier process sent, so that what is counted is all that there will be.
+    # First settle the transactions of an earlier process, so that the count below is final.
     await sender.recover()
     count = await created_count(rpc, plan)
     for place, name in enumerate(STEPS):
@@ -317,7 +318,7 @@ async def send_plan(
     block = await require_as_planned(rpc, plan, chain_id)
     made = await sender.receipt_of(label_of(plan, FACTORY))
     if made is not None:
-        # Contracts of some L2s are told the L1's block number, far below where their events begin.
+        # On some L2s contracts see the L1's block number, which is far below their first event.
         block = from_hex(made["blockNumber"])
     logger.info("contracts deployed", extra={"chain_id": chain_id, "block": block})
     return Deployment(
@@ -334,7 +335,7 @@ def label_of(plan: DeployPlan, step: str) -> str:
 
 
 async def created_count(rpc: Rpc, plan: DeployPlan) -> int:
-    """Return how many of STEPS are on chain: contracts begin to count at nonce 1."""
+    """Return how many of STEPS are on chain: a contract's nonce starts at 1."""
     return from_hex(await rpc.call("eth_getTransactionCount", plan.factory, "latest"))
 
 
@@ -349,7 +350,7 @@ async def require_proxy(rpc: Rpc) -> None:
 
 
 async def start_block(rpc: Rpc, plan: DeployPlan) -> int:
-    """Return the block in which the factory was made; 0 where there is none."""
+    """Return the block in which the factory was created; 0 without one."""
     data = contract_abi(FACTORY).functions["startBlock"].encode(())
     answer = await rpc.call("eth_call", {"to": plan.factory, "data": hex0x(data)}, "latest")
     return from_hex(answer) if answer != "0x" else 0
@@ -364,13 +365,13 @@ async def require_as_planned(rpc: Rpc, plan: DeployPlan, chain_id: int) -> int:
         if on_chain != hex0x(code):
             raise ChainError(
                 f"the code at {at} is not what was planned",
-                hint="does the endpoint lag behind? Run the same command again",
+                hint="the endpoint may lag behind: run the same command again",
             )
     return block
 
 
 def call_of(plan: DeployPlan, name: str) -> tuple[Address, bytes]:
-    """Return whom a step's transaction calls, and with what."""
+    """Return the called address and the call data of a step's transaction."""
     if name == FACTORY:
         return PROXY, plan.factory_call
     return plan.factory, plan.creation_call(name)

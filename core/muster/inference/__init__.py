@@ -1,8 +1,8 @@
 """Inference: verifiable sampling and its replay, engines, and the calibration of validation limits.
 
 Importing the package does not import torch; `muster.inference.transformers_engine` and
-`muster.inference.calibrate` do. Nor does it import tasks, which the process of an engine has no
-use for; `muster.inference.dialogue` does.
+`muster.inference.calibrate` do. It does not import tasks either, which an engine's process does not
+need; `muster.inference.dialogue` does.
 """
 
 from muster.inference.engine import (

@@ -1,9 +1,10 @@
 """Cheats that run a model, but not as asked: each is work as a dishonest worker would deliver it,
-measured by the plain validator. Forgers compute nothing. Both are found first, without limits; what
-they achieve under chosen limits are the rows of a calibration's table, and those of honest work.
+measured by the plain validator. Forgers compute nothing. Both are measured first, without limits.
+Their results under the chosen limits become rows of a calibration's table, beside the rows of
+honest work.
 
-Checks 3 to 5 of docs/protocol.md are taken to be satisfied: these cheats are left to the proofs and
-to the sampler's replay.
+Checks 3 to 5 of docs/protocol.md are assumed to pass: only the proofs and the sampler's replay can
+find these cheats.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from muster.toploc import Calibration, ChunkResult, split_proofs, verify_proofs_
 from muster.toploc.calibration import MeasuredKind, Measurement
 
 TRAINED_STEPS = (1, 2, 8)
-"""Optimiser steps between neighbour versions."""
+"""Optimiser steps between two successive policy versions."""
 
 ONE_TOKEN = ", one token only"
-"""How the names of forgeries of the smallest chunks end."""
+"""Suffix of the names of forgeries of the smallest chunks."""
 
 _LEAST_STRENGTH = 1e-9
-"""Nats per token of a model that computes anything else than the policy."""
+"""Least divergence, in nats per token, of a model that counts as different from the policy."""
 
 _NEVER_LIKELY = 0.02
-"""What an adaptive cheat keeps out, because shape tests would look at it."""
+"""An adaptive cheat never chooses tokens less likely than this: other tests would notice."""
 
 
 Logits = npt.NDArray[np.float32]
@@ -45,7 +46,8 @@ _CHEAPER: dict[str, tuple[str, MeasuredKind]] = {
     "int4": ("weights in int4", "cheap"),
     "int8": ("weights in int8", "other"),
 }
-"""Cheaper models by what their tokens are called: what cheats with their own proofs are called."""
+"""Cheaper models, by their short names: the name and kind of the cheat with the model's own
+proofs."""
 
 
 def _cheaper(short: str) -> Substitution:
@@ -56,16 +58,16 @@ def _cheaper(short: str) -> Substitution:
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """A cheat and what it delivers."""
+    """A cheat and the errors of its work."""
 
     name: str
     """In words."""
     kind: MeasuredKind
     """"cheap" where it saves most of the work, else "other"."""
     errors: Errors
-    """Of the samples in which anything is not what honest work would hold."""
+    """Errors of the samples that differ in anything from honest work."""
     strength: float | None = None
-    """How far its model is from the policy, in nats per token."""
+    """Divergence of its model from the policy, in nats per token."""
 
 
 class Attacker:
@@ -81,7 +83,7 @@ class Attacker:
         self._made: dict[str, tuple[Errors, Errors, list[bool], float]] = {}
 
     def quick(self) -> Iterator[Attack]:
-        """Yield the cheats that tell most for little time."""
+        """Yield the cheats that matter most, in little time."""
         yield self._substituted("first quarter of the layers", "cheap", substitutes.first_layers)
         yield self._substituted("weights in int4", "cheap", substitutes.quantised(4))
         yield self._substituted("weights in int8", "other", substitutes.quantised(8))
@@ -124,11 +126,10 @@ class Attacker:
         return Attack(name, kind, errors.only([strength > 0] * len(errors.chunks)), strength)
 
     def _run(self, name: str, change: Substitution) -> tuple[Errors, Errors, list[bool], float]:
-        """Return the errors of what another model delivers, with its own proofs and with true ones,
-        which tokens are different, and how far the model is from the policy.
+        """Return the errors of another model's work, with its own proofs and with true ones, which
+        samples differ, and the divergence of the model from the policy.
 
-        It generates once, whatever is then made of its tokens, and one forward pass of the policy
-        serves both.
+        The model generates once for both, and the policy runs one forward pass for both.
         """
         if name not in self._made:
             with change(self._bench.engine.model, self._seed):
@@ -177,7 +178,7 @@ class Attacker:
         return Attack("samples of another seed", "other", self._survey.other_seed)
 
     def _best_of(self, count: int) -> Attack:
-        """The likeliest of several samples, the asked one among them."""
+        """The likeliest of several samples, one of them the sample that was asked for."""
         candidates = [list(self.honest.completions)]
         for attempt in range(1, count):
             other = [replace(r, seed=r.seed ^ attempt) for r in self._requests]
@@ -214,12 +215,12 @@ class Attacker:
         changed = bench.logits(self._compared)
         if all(map(np.array_equal, self._own, changed)):
             return 0.0
-        # Rounding may hide that a model is hardly another.
+        # In a coarse format, rounding may hide that a model hardly differs.
         temperature = self._bench.recipe.sampling.temperature
         return max(_LEAST_STRENGTH, divergence(self._own, changed, temperature))
 
     def _differs(self, made: Sequence[Completion]) -> list[bool]:
-        """Return which samples honest work would not hold."""
+        """Return which samples differ from honest work."""
         return [a.tokens != b.tokens for a, b in zip(made, self.honest.completions, strict=True)]
 
 
@@ -231,7 +232,8 @@ def divergence(policy: Sequence[Logits], other: Sequence[Logits], temperature: f
     for own_TV, changed_TV in zip(policy, other, strict=True):
         p = torch.from_numpy(own_TV / temperature).log_softmax(dim=1)
         q = torch.from_numpy(changed_TV / temperature).log_softmax(dim=1)
-        # Tokens that the other rules out for good would make it infinite; 50 nats are enough.
+        # Tokens to which the other model gives probability 0 would make it infinite: 50 nats
+        # instead.
         total += float((p.exp() * (p - q.clamp_min(-50))).sum())
         tokens += len(p)
     return max(0.0, total / tokens)
@@ -242,14 +244,14 @@ def divergence(policy: Sequence[Logits], other: Sequence[Logits], temperature: f
 
 @dataclass(frozen=True, slots=True)
 class Forged:
-    """What a forger that computed nothing achieved."""
+    """The results of a forger that computed nothing."""
 
     name: str
     """In words."""
     kind: MeasuredKind
     """"nothing", or "other" where it needs true proofs."""
     attempts: list[list[ChunkResult]]
-    """Per chunk the results of all attempts; what is no proof has none."""
+    """Per chunk the results of all attempts; none for an attempt that does not parse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +267,7 @@ class Miscounted:
 
 
 def try_forgers(survey: Survey, recipe: Recipe, seed: int) -> list[Forged]:
-    """Return what all forgers achieve on whole chunks and on chunks of one token.
+    """Return the results of all forgers on whole chunks and on chunks of one token.
 
     Raises EngineError when there are too few chunks to judge by.
     """
@@ -284,7 +286,7 @@ def try_forgers(survey: Survey, recipe: Recipe, seed: int) -> list[Forged]:
 
 
 def _try_forger(chunks: forgers.Chunks, attempts: list[list[bytes]]) -> list[list[ChunkResult]]:
-    """Return per chunk the results of all attempts; what is no proof has none."""
+    """Return per chunk the results of all attempts; none for an attempt that does not parse."""
     rows, proof = list(chunks.patterns_BRH), chunks.proof
     tried: list[list[list[ChunkResult]]] = []
     for proofs in attempts:
@@ -295,7 +297,7 @@ def _try_forger(chunks: forgers.Chunks, attempts: list[list[bytes]]) -> list[lis
                 )
             )
         except ProofError:
-            # Forgers make all proofs of an attempt alike: none of them parses.
+            # A forger makes all proofs of an attempt in one way: if one does not parse, none does.
             tried.append([[] for _ in rows])
     return [[r for attempt in tried for r in attempt[chunk]] for chunk in range(len(rows))]
 
@@ -361,7 +363,7 @@ def _parses(bench: OwnParty, completion: Completion, joined: bytes) -> bool:
 
 
 def attack_row(calibration: Calibration, attack: Attack) -> Measurement | None:
-    """Return the row of the samples in which the cheat shows; None when there are none."""
+    """Return the row of the samples that the cheat changed; None when there are none."""
     if not attack.errors.chunks:
         return None
     name, kind = attack.name, attack.kind
@@ -376,7 +378,7 @@ def sample_row(
     *,
     strength: float | None = None,
 ) -> Measurement:
-    """Return the table's row for samples under both checks."""
+    """Return the table's row for samples under check 6 and check 7."""
     proofs = [all(map(calibration.chunk_passes, results)) for results in errors.chunks]
     sampling = [calibration.sampler_passes(margins) for margins in errors.margins]
     strains = map(calibration.sample_strain, errors.chunks, errors.margins)

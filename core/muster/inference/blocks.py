@@ -1,7 +1,7 @@
-"""Examining samples where torch computes: on a CPU in numpy's kernels, else on the device itself.
+"""Examines samples where torch computes: on a CPU with numpy, else on the device itself.
 
-Only findings leave a device: margins, ids and bits of the replay, and of the hidden states what
-proofs are compared with (`device_proofs`). Axes: as in `muster.inference.examining`.
+Only findings leave a device: margins, ids and flags of the replay, and the entries of hidden states
+that proofs are compared with (`device_proofs`). Axes: as in `muster.inference.examining`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from muster.protocol.recipe import ProofRecipe
 from muster.toploc.chunks import to_patterns
 
 DEVICE_BLOCK_BYTES = 256 << 20
-"""Float32 logits of one block of rows on an accelerator, where small blocks cost launches."""
+"""Bytes of float32 logits of one block on an accelerator, where small blocks need more launches."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceBlock:
-    """A Block on a device; the noise is made there, some rows at a time."""
+    """A Block on a device; the noise is computed there, some rows at a time."""
 
     logits_BV: torch.Tensor
 
     def replay(self, choices: Choices, temperature: float) -> Replayed:
-        """Return the rows' choices against those that the noise yields."""
+        """Return the rows' choices compared with those that the noise yields."""
         logits_BV, device = self.logits_BV, self.logits_BV.device
         tokens_B = torch.from_numpy(choices.tokens_B).to(device)
         temperature_B = np.full(len(logits_BV), temperature, np.float32)
@@ -54,14 +54,14 @@ class DeviceBlock:
         return Replayed(*(column.cpu().numpy() for column in found))
 
     def ends(self, eos: Sequence[int], temperature: float) -> Odds:
-        """Return [B] the probability of an EOS."""
+        """Return the probability [B] of an EOS."""
         odds_BV = (self.logits_BV.double() / temperature).softmax(dim=1)
         odds: Odds = odds_BV[:, list(eos)].sum(dim=1).cpu().numpy()
         return odds
 
 
 def block_of(logits_BV: torch.Tensor) -> Block:
-    """Return logits [B, V] of any format as what replays them where they are."""
+    """Return a Block of logits [B, V] of any format that replays them on their device."""
     exact = logits_BV.float()
     return HostBlock(exact.numpy()) if exact.device.type == "cpu" else DeviceBlock(exact)
 
@@ -76,8 +76,8 @@ def examine_rows(
     proof: ProofRecipe,
     temperature: float,
 ) -> list[Examined]:
-    """Return what is found in samples, given their hidden states [T, H] and what makes logits
-    [B, V] of hidden states [B, H]; call under `torch.inference_mode`.
+    """Return the findings about samples, given their hidden states [T, H]; `logits_of` computes
+    logits [B, V] from hidden states [B, H]. Call under `torch.inference_mode`.
     """
     if not samples:
         return []
@@ -103,7 +103,7 @@ def _prove(samples: Sequence[Sample], hidden: Sequence[torch.Tensor], proof: Pro
 def prove_device(
     samples: Sequence[Sample], hidden: Sequence[torch.Tensor], proof: ProofRecipe
 ) -> Proven:
-    """Return what `prove_host` does, of hidden states on a device, found there."""
+    """Return what `prove_host` does for hidden states on a device, computed there."""
     pairs = list(zip(samples, hidden, strict=True))
     return Proven(
         [verify_proofs(hidden_TH, sample.proofs, proof) for sample, hidden_TH in pairs],

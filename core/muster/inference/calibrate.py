@@ -1,10 +1,10 @@
-"""Calibration, top to bottom: measure the honest, choose limits, send the cheats against them.
+"""Calibration, top to bottom: measure honest work, choose limits, try cheats under them.
 
  1. generate rollouts in every way an honest worker might, recompute each in every way an honest
     validator might, and choose limits from the worst errors;
- 2. let forgers that computed nothing make proofs: one that passes refuses the model;
- 3. let workers run something else (fewer layers, other weights, other seeds, another prompt): one
-    that saves most of the work and passes refuses the model too, the rest is for the record;
+ 2. let forgers that computed nothing make proofs: if one passes, the model is refused;
+ 3. let workers run something else (fewer layers, other weights, other seeds, another prompt): if
+    one that saves most of the work passes, the model is refused too; the others are only recorded;
  4. write the document.
 
 One model and recipe per calibration, one or several number formats.
@@ -59,12 +59,12 @@ from muster.toploc.history import HistoryLimits
 
 T = TypeVar("T")
 Progress = Callable[[str], None]
-"""Is told what is being measured."""
+"""Called with what is being measured."""
 
 _OWN_PROMPTS = 64
 
 _CACHE_BYTES = 1 << 30
-"""Keys and values of what is generated at once: cheats hold a second copy of the weights."""
+"""Room for keys and values, in bytes: cheats hold a second copy of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,10 @@ def calibrate_model(
 ) -> CalibrationRun:
     """Return validation limits of a base model under a recipe, and what they rest on.
 
-    What other machines contributed is recomputed here and counts like this machine's own. Raises
-    EngineError when the model does not load, when prompts or chunks are too few to judge by, and
-    for contributions about something else. A model whose limits let a forger through is reported
-    with a `refusal`, and so is a contribution that would widen them and is not `accepted`.
+    Work that other machines contributed is recomputed here and counts like this machine's own.
+    Raises EngineError when the model does not load, when there are too few prompts or chunks, and
+    for contributions about another model or recipe. If the limits let a forger through, or a
+    contribution would widen them and is not `accepted`, the result has a `refusal`.
     """
     require_sound(model_dir, plan)
     parties = bench, *_ = _load_all(model_dir, plan)
@@ -144,8 +144,8 @@ def contribute(
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Contribution:
-    """Return what this machine measures of somebody else's calibration: honest work only, that of
-    other contributions recomputed here. Raises EngineError as `calibrate_model` does.
+    """Return this machine's contribution to a calibration: honest work only, and its recomputation
+    of other contributions. Raises EngineError as `calibrate_model` does.
     """
     require_sound(model_dir, plan)
     parties = bench, *_ = _load_all(model_dir, plan)
@@ -187,7 +187,7 @@ def _add(
     plan: MeasuringPlan,
     own: Calibration,
 ) -> Machine:
-    """Take a contribution: its work as this machine finds it, and what it says of its own."""
+    """Add a contribution: its work as recomputed here, and the errors that it reports."""
     said, part = signed.contribution, Honest(honest.survey)
     before = honest.redrawn.keys() | honest.errors.keys()
     try:
@@ -228,7 +228,7 @@ def _refusal_of(check: Callable[[], None]) -> EngineError | None:
 
 
 class Course:
-    """Tells what is being measured, and about how long the rest will take."""
+    """Reports what is being measured, and about how long the rest will take."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class Course:
         self._progress, self._clock, self._started = progress, clock, clock()
 
     def __call__(self, message: str) -> None:
-        """Tell a step that begins."""
+        """Report the start of a step."""
         done = sum(party.done for party in self._parties)
         if done:
             left = max(0, self._effort - done) / done * (self._clock() - self._started)
@@ -304,7 +304,7 @@ def _own_prompts(engine: TransformersEngine, plan: MeasuringPlan) -> list[tuple[
     ]
     made = engine.generate(asked, proof=plan.recipe.proof)
     texts = [(*r.prompt_tokens, *c.tokens) for r, c in zip(asked, made, strict=True)]
-    # What follows EOS is not a text that anyone asks to continue.
+    # Nobody asks for the continuation of a text that has ended.
     return list(dict.fromkeys(t for t in texts if t[-1] not in engine.eos_token_ids))
 
 
@@ -320,7 +320,7 @@ def _choose(
     honest: Honest,
     cheats: Sequence[npt.NDArray[np.float32]],
 ) -> Calibration:
-    """Return the limits that honest errors lead to, those of the coarsest format at least."""
+    """Return the limits that follow from honest errors, with the floors of the coarsest format."""
     recipe, engine = plan.recipe, bench.engine
     coarsest = max((layout_of(name)[0] for name in plan.engines), key=list(limits.FLOORS).index)
     floors = limits.FLOORS[coarsest]

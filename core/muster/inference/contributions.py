@@ -1,10 +1,10 @@
-"""What other machines measured of one calibration: signed files, and what they may change.
+"""Measurements of one calibration by other machines: signed files, and what they may change.
 
-A contribution holds a machine's honest work, and how far its own ways are from each other. Whoever
-makes the calibration recomputes the work on machines of their own. What a contributor says of its
-own validators cannot be recomputed: a lie there would widen limits, so that a machine whose errors
-are outside the limits that the owner's own machines lead to is an *outlier*, named and refused
-until the owner accepts it.
+A contribution holds a machine's honest work, and the distances between its own ways to compute. The
+owner of the calibration recomputes the work on the owner's machines. The errors that a contributor
+reports for its own validators cannot be recomputed, and a lie there would widen limits. So a
+machine whose errors are outside the limits of the owner's machines is an *outlier*: it is named,
+and refused until the owner accepts it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from muster.toploc.history import HistoryLimits
 
 _SIGNATURE_BYTES = 65
 _PURPOSE = b"\x19Muster calibration contribution:\n"
-"""Before what is signed: no other signature of this project begins with these bytes."""
+"""Prefix of the signed bytes: nothing else that this project signs begins with it."""
 _MOST = 1e30
-"""Said of a margin that is no number."""
+"""Reported for a margin that is not finite."""
 
 Count = Annotated[int, Field(ge=0, le=1 << 31)]
 Points = Annotated[int, Field(ge=1, le=1 << 31)]
@@ -60,7 +60,7 @@ class ContributedSample(DocumentPart):
 
 
 class ContributedPair(DocumentPart):
-    """What a validator's way found in a worker's, sample by sample."""
+    """Errors of a worker's way under a validator's way, sample by sample."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
     """The pair."""
@@ -73,7 +73,7 @@ class ContributedPair(DocumentPart):
 
 
 class ContributedDraws(DocumentPart):
-    """What a validator's way found of choices under fresh noise."""
+    """Errors of choices under fresh noise, in a validator's way."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
     """The pair."""
@@ -82,7 +82,7 @@ class ContributedDraws(DocumentPart):
     moved: tuple[tuple[Error, bool], ...]
     """Margin where it is not 0, and whether an EOS was chosen or expected."""
     shift: tuple[float, float]
-    """How the probability of EOS differs, see `end_shift`."""
+    """Difference of the probability of EOS, see `end_shift`."""
 
 
 class Contribution(Document):
@@ -102,7 +102,7 @@ class Contribution(Document):
     engine: Annotated[str, Field(min_length=1, max_length=128)]
     """Engines and number formats."""
     work: tuple[ContributedSample, ...]
-    """What the plain way generated."""
+    """Samples that the plain way generated."""
     pairs: Annotated[tuple[ContributedPair, ...], Field(max_length=1024)]
     """Errors between its own ways."""
     draws: Annotated[tuple[ContributedDraws, ...], Field(max_length=64)]
@@ -111,14 +111,14 @@ class Contribution(Document):
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A contribution and who vouches for it."""
+    """A contribution and its signer."""
 
     contribution: Contribution
     signer: Address
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Its name in tables."""
         said = self.contribution
         return f"{said.device[:40]}, by {self.signer[:10]}"
 
@@ -127,7 +127,7 @@ class Signed:
 
 
 def device_class(device: str) -> str:
-    """Return what calibrations call the kind of a device."""
+    """Return the device's class, as calibrations name it."""
     if device == "cpu":
         return f"CPU {platform.machine()}"
     import torch
@@ -138,7 +138,7 @@ def device_class(device: str) -> str:
 def contribution_of(
     honest: Honest, weights: Hash32, recipe: Recipe, *, device: str, engine: str
 ) -> Contribution:
-    """Return what a machine measured, as a document."""
+    """Return a machine's measurements as a document."""
     work = honest.survey.work
     return Contribution(
         weights=hex0x(weights),
@@ -198,7 +198,7 @@ def to_file(contribution: Contribution, key: bytes) -> bytes:
 
 
 def read_file(path: Path, signer: Address) -> Signed:
-    """Return a contribution; raises EngineError unless it is one, and of that signer."""
+    """Return a contribution; raises EngineError unless the file holds one, signed by `signer`."""
     try:
         data = path.read_bytes()
         document = data[_SIGNATURE_BYTES:]
@@ -214,7 +214,7 @@ def require_same(
     signed: Signed, weights: Hash32, recipe: Recipe, requests: Sequence[Request]
 ) -> Delivery:
     """Return a contribution's work; raises EngineError unless it is about this model and recipe,
-    and answers the very requests: nothing is left for a contributor to choose.
+    and answers exactly these requests: a contributor can choose nothing.
     """
     said = signed.contribution
     for what, theirs, ours in (
@@ -237,9 +237,10 @@ def require_same(
 
 
 def add_claims(honest: Honest, signed: Signed, chunk_tokens: int) -> None:
-    """Take what a contributor says of its own ways; raises EngineError for what is no measurement.
+    """Add what a contributor reports of its own ways; raises EngineError if that is inconsistent.
 
-    It may say no more of a pair than is known of the owner's: many good figures would hide some.
+    A pair may have no more samples or draws than the owner's pairs: many good ones would hide a few
+    bad ones.
     """
     most = max(len(drawn.margins_N) for drawn in honest.redrawn.values())
     samples = max(len(errors.chunks) for errors in honest.errors.values())
@@ -271,8 +272,8 @@ def add_claims(honest: Honest, signed: Signed, chunk_tokens: int) -> None:
 
 
 def machine_of(part: Honest, own: Calibration, device: str, engine: str) -> Machine:
-    """Return the figures of some of the measurements; `own` has the limits that the owner's
-    machines lead to.
+    """Return the figures of one machine's measurements; `own` has the limits of the owner's
+    machines.
     """
     errors = sum(part.errors.values(), Errors([], []))
     pairs = list(zip(errors.chunks, errors.margins, strict=True))

@@ -1,14 +1,14 @@
 """Generating samples, top to bottom.
 
- 1. admit samples while there is room: their prompts are computed, once for all samples of one;
- 2. choose a token per row by `logit / T + noise`, and commit to the hidden states that predicted;
- 3. drop the rows that ended, whose room is for the next samples;
- 4. one forward pass over the rest, and on with 1;
- 5. the last proofs, which a thread has been building meanwhile.
+ 1. admit samples while there is room, and compute their prompts, each once for all its samples;
+ 2. choose a token per row by `logit / T + noise`, and commit to the hidden states it came from;
+ 3. drop the rows that ended, which makes room for the next samples;
+ 4. run one forward pass over the rest, and go on with 1;
+ 5. take the last proofs, which a thread has been building meanwhile.
 
-Several calls share the rows: samples of the call that is due first are begun first, and those of
-the next call take the rows that it leaves. A sample's tokens do not depend on its neighbours but
-for rounding: noise belongs to its request. Axes: R rows that are being generated, V vocabulary.
+Several calls share the rows: the samples of the call with the smallest `due` start first, and those
+of the next call take the rows that remain. Apart from rounding, a sample's tokens do not depend on
+its neighbours: noise belongs to its request. Axes: R rows that are being generated, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from muster.inference.engine import Completion, Progress, Request
 from muster.inference.forward import Predicted, Tokens, to_rows
 from muster.inference.sampler import choices
 from muster.inference.turns import Turn
-from muster.protocol.errors import ProofError
 from muster.protocol.recipe import ProofRecipe
 
 _HELD_STEPS = 16
-"""Steps whose hidden states are handed over at once: a call costs more than the rows of a step."""
+"""Steps whose hidden states go to the builder in one call: a call costs more than a step's rows."""
 
 Integers = npt.NDArray[np.int64]
 
@@ -42,10 +41,10 @@ class DecodingRows(Protocol):
         """Return how many samples may be admitted now."""
 
     def admit(self, prompts: Sequence[tuple[int, ...]]) -> Predicted:
-        """Append a row per prompt; return what predicts their first tokens."""
+        """Append a row per prompt; return the hidden states and logits of their first tokens."""
 
     def step(self, tokens_R: Integers) -> Predicted:
-        """Take one more token per row; return what predicts the next."""
+        """Take one more token per row; return the hidden states and logits of the next."""
 
     def keep(self, order: Integers) -> None:
         """Row i becomes what row `order[i]` was; the others are dropped."""
@@ -60,11 +59,11 @@ class Call:
     due: int
     """Calls with a smaller number go first."""
     waiting: list[tuple[int, Request]]
-    """Those that are not begun, in the order of their turns."""
+    """Samples that have not started, in the order in which they will."""
     ended: int = 0
-    """How many are done."""
+    """Samples that are done."""
     ended_tokens: int = 0
-    """Completion tokens of those."""
+    """Completion tokens of the samples that are done."""
 
     @property
     def is_over(self) -> bool:
@@ -73,18 +72,18 @@ class Call:
 
 
 class _Live(NamedTuple):
-    """What each row is."""
+    """The state of each row."""
 
     sample_R: Integers
-    """Its number."""
+    """Number of the row's sample."""
     seed_R: npt.NDArray[np.uint64]
     position_R: npt.NDArray[np.uint64]
-    """Noise position of its next token."""
+    """Noise position of the next token."""
     temperature_R: npt.NDArray[np.float32]
     left_R: Integers
-    """Tokens that it may still get."""
+    """Tokens that the row may still get."""
     last_R: Integers
-    """Its last token."""
+    """Last token of the row."""
 
     @staticmethod
     def begun(samples: Sequence[tuple[int, Request]]) -> _Live:
@@ -100,21 +99,22 @@ class _Live(NamedTuple):
         )
 
     def and_then(self, more: _Live) -> _Live:
-        """Return these rows and then others."""
+        """Return these rows followed by others."""
         names = _Live._fields
         return _Live._make(np.concatenate([getattr(self, n), getattr(more, n)]) for n in names)
 
     def at(self, rows: Integers | slice) -> _Live:
-        """Return some rows; of a slice, views."""
+        """Return some rows; views if `rows` is a slice."""
         return _Live._make(column[rows] for column in self)
 
 
 @dataclass(eq=False)
 class Decode:
-    """Samples that are being generated, of any number of calls. One thread at a time, under
-    `torch.inference_mode`; only `finish` needs neither.
+    """Samples that are being generated, of any number of calls.
 
-    After a step that fails, every later one raises the same.
+    One thread at a time may use it, under `torch.inference_mode`; `finish` needs neither.
+
+    After a step fails, every later step raises the same error.
     """
 
     rows: DecodingRows
@@ -124,14 +124,14 @@ class Decode:
     """[V]: whether a token ends a completion."""
     proof: ProofRecipe
     device: torch.device
-    """Where rows compute."""
+    """Device of the rows."""
     is_wide: bool
-    """Whether there may be more rows than the largest call has samples. On a CPU time goes with
-    rows: more of them would delay the call that is due first."""
+    """Whether there may be more rows than the largest call has samples. On a CPU a step's time
+    grows with its rows: more of them would delay the call that is due first."""
     calls: list[Call] = field(default_factory=list)
-    """Those that have not left, the one that is due first in front."""
+    """Calls that have not left, the one that is due first in front."""
     lead: Turn = field(default_factory=Turn)
-    """Held by the call that takes steps for all: two threads in turn would cost more."""
+    """Held by the call that takes steps for all calls: alternating threads would cost more."""
 
     def __post_init__(self) -> None:
         self._proofs = builder_on(self.device, self.proof)
@@ -147,11 +147,11 @@ class Decode:
         self._proofs.close()
 
     def takes(self, longest: int, proof: ProofRecipe) -> bool:
-        """Return whether samples of so many positions, and such proofs, may be generated here."""
+        """Return whether samples of `longest` positions with such proofs may be generated here."""
         return self._failure is None and longest <= self.length and proof == self.proof
 
     def begin(self, requests: Sequence[Request], due: int) -> Call:
-        """Take in the samples of another call."""
+        """Add the samples of another call."""
         given = len(self._tokens) + len(self._free)
         self._free += range(given, given + len(requests) - len(self._free))
         numbers = [self._free.pop() for _ in requests]
@@ -163,8 +163,8 @@ class Decode:
         return call
 
     def step(self) -> bool:
-        """Give free rows to the samples that wait, and every row one more token; return whether a
-        call is over by it.
+        """Give free rows to waiting samples, and every row one more token; return whether that
+        ended a call.
         """
         if self._failure is not None:
             raise self._failure
@@ -175,7 +175,7 @@ class Decode:
             if len(self._live.sample_R):
                 self._take(0, self.rows.step(self._live.last_R))
         except BaseException as failure:
-            # Rows, tokens and proofs may be of different steps: no call can go on.
+            # Rows, tokens and proofs may now be of different steps: no call can go on.
             self._failure = failure
             raise
         return sum(call.is_over for call in self.calls) > over
@@ -193,7 +193,7 @@ class Decode:
         ]
 
     def leave(self, call: Call) -> None:
-        """Forget a call; samples of it that are not done are given up."""
+        """Forget a call; its unfinished samples are given up."""
         self.calls.remove(call)
         if self._failure is not None:
             return
@@ -201,8 +201,8 @@ class Decode:
             self._give_up(call)
             for number in call.samples:
                 self._proofs.take(number)
-        except ProofError as failure:
-            # The other calls hear of it at their next step.
+        except Exception as failure:  # A lack of memory, for example, ends a builder of proofs.
+            # The other calls get the error at their next step.
             self._failure = failure
         for number in call.samples:
             del self._tokens[number], self._call_of[number]
@@ -216,7 +216,7 @@ class Decode:
             self._drop(rows)
 
     def _joining(self) -> list[tuple[int, Request]]:
-        """Take the samples that are begun next out of those that wait."""
+        """Remove from the waiting samples those that start next, and return them."""
         room, joining = self.rows.room(), list[tuple[int, Request]]()
         if not self.is_wide:
             most = max((len(call.samples) for call in self.calls), default=0)
@@ -252,7 +252,7 @@ class Decode:
             self._drop(first + np.flatnonzero(has_ended))
 
     def _commit(self, samples: Integers) -> None:
-        """Hand over the hidden states held, which are those of the same rows at each step."""
+        """Pass the held hidden states to the builder: those of the same rows, for some steps."""
         if self._held:
             self._proofs.extend(samples, to_rows(torch.stack(self._held, dim=1)))
             self._held.clear()
@@ -265,7 +265,7 @@ class Decode:
             call.ended_tokens += len(self._tokens[number])
 
     def _drop(self, ended: Integers) -> None:
-        """Close the gaps that ended rows leave with the last rows, so that few are moved."""
+        """Fill the places of ended rows with the last rows, so that few rows move."""
         is_live = np.ones(len(self._live.sample_R), bool)
         is_live[ended] = False
         left = int(is_live.sum())
@@ -276,5 +276,5 @@ class Decode:
 
 
 def plan_decode(prompts: Sequence[Tokens]) -> list[int]:
-    """Return the order to generate in: prompts of like length together, equal ones side by side."""
+    """Return the order to generate in: by length, with equal prompts side by side."""
     return sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), tuple(prompts[i])))

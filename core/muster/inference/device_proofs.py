@@ -1,11 +1,11 @@
-"""TOPLOC on the device that computed: only what proofs need leaves it.
+"""TOPLOC on the device that computed the hidden states: only what proofs need leaves it.
 
 A proof needs a chunk's largest entries, their places, and the few entries that decoys are chosen
-from: about 1 kB of a chunk of 64 kB (32 tokens of width 1,024). Which entries are chosen is the
-same as on a CPU, among equal ones too. While tokens are generated a chunk's rows wait on the
-device; what leaves it goes into pinned memory, and the thread that builds proofs waits for it, not
-the device. Axes: B chunks, C rows of a chunk, E elements of a chunk, K points, P pool, S shares, T
-rows of a sample, H hidden units.
+from: about 1 kB of a chunk of 64 kB (32 tokens of width 1,024). The same entries are chosen as on a
+CPU, also among equal ones. During generation the rows of an unfinished chunk stay on the device.
+The chosen entries are copied to pinned memory; the thread that builds proofs waits for the copy,
+the device does not. Axes: B chunks, C rows of a chunk, E elements of a chunk, K points, P pool, S
+shares, T rows of a sample, H hidden units.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from muster.toploc.chunks import Chosen, pool_places
 from muster.toploc.proofs import prove_chosen, verify_chosen
 
 _PASS_ELEMENTS = 1 << 24
-"""Entries ranked at a time: 128 MiB of keys."""
+"""Entries ranked at a time: their keys take 128 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """What is on its way from a device, about B chunks of E elements."""
+    """Chosen entries of B chunks of E elements that are being copied from a device."""
 
     elements: int
     packed_BN: torch.Tensor
@@ -46,17 +46,17 @@ class Leaving:
     points: int
     """K."""
     arrival: Any
-    """An event that is over when it is there; None where nothing had to travel."""
+    """An event at the end of the copy; None if nothing had to be copied."""
 
     def arrived(self) -> Chosen:
-        """Wait, and return it."""
+        """Wait for the copy, and return the chosen entries."""
         if self.arrival is not None:
             self.arrival.synchronize()
         return Chosen(self.elements, self.points, self.packed_BN.numpy())
 
 
 def select(chunks_BE: torch.Tensor, points: int) -> Leaving:
-    """Let what proofs with so many points need of chunks leave their device."""
+    """Start to copy from the device what proofs with so many points need of chunks."""
     step = max(1, _PASS_ELEMENTS // chunks_BE.shape[1])
     packed_BN = torch.cat([_packed(part, points) for part in torch.split(chunks_BE, step)])
     arrival = None
@@ -73,7 +73,7 @@ def _packed(chunks_BE: torch.Tensor, points: int) -> torch.Tensor:
     narrow = chunks_BE.to(torch.bfloat16).contiguous().view(torch.int16)
     patterns_BE = narrow.to(torch.int32).bitwise_and_(0xFFFF)
     magnitudes_BE = patterns_BE & 0x7FFF
-    # All keys differ, and of equal magnitudes the smaller index has the larger one.
+    # All keys differ; among equal magnitudes the smaller index has the larger key.
     behind_E = torch.arange(elements - 1, -1, -1, dtype=torch.int64, device=device)
     keys_BE = (magnitudes_BE.to(torch.int64) << 32) | behind_E
     places_BK = elements - 1 - (keys_BE.topk(points, dim=1, sorted=False).values & 0xFFFFFFFF)
@@ -87,7 +87,7 @@ def _packed(chunks_BE: torch.Tensor, points: int) -> torch.Tensor:
 
 
 def build_proofs(samples: Sequence[torch.Tensor], proof: ProofRecipe) -> list[list[bytes]]:
-    """Return the proofs of samples' hidden states [T, H], where they are."""
+    """Return the proofs of samples' hidden states [T, H], computed on their device."""
     if all(rows_TH.device.type == "cpu" for rows_TH in samples):
         return build_proofs_many(samples, chunk_tokens=proof.chunk_tokens, topk=proof.topk)
     return [_built(rows_TH, proof) for rows_TH in samples]
@@ -101,7 +101,7 @@ def _built(rows_TH: torch.Tensor, proof: ProofRecipe) -> list[bytes]:
 def verify_proofs(
     rows_TH: torch.Tensor, proofs: Sequence[bytes], proof: ProofRecipe
 ) -> list[ChunkResult]:
-    """Return `muster.toploc.verify_proofs` of hidden states on a device."""
+    """Return the results of `muster.toploc.verify_proofs` for hidden states on a device."""
     leaving = [(select(chunks, shape.compared), shape) for chunks, shape in _chunks(rows_TH, proof)]
     expected = sum(len(part.packed_BN) for part, _ in leaving)
     if len(proofs) != expected:
@@ -130,8 +130,8 @@ def _chunks(
 
 
 def project(rows_TH: torch.Tensor, shares: Sequence[Share]) -> npt.NDArray[np.float64]:
-    """Return [S, VALUES] what a sample's rows add to each share's projections, computed where the
-    rows are: eight numbers a share leave.
+    """Return the contributions [S, VALUES] of a sample's rows to each share's projections, computed
+    on the rows' device: only eight numbers per share leave it.
     """
     narrow_TH = rows_TH.to(torch.bfloat16).double()
     sums = []
@@ -151,13 +151,13 @@ def project(rows_TH: torch.Tensor, shares: Sequence[Share]) -> npt.NDArray[np.fl
 
 
 def builder_on(device: torch.device | str, proof: ProofRecipe) -> IncrementalBuilder:
-    """Return what builds the proofs of rows on a device."""
+    """Return the builder of proofs for rows on a device."""
     kind = IncrementalBuilder if torch.device(device).type == "cpu" else DeviceBuilder
     return kind(chunk_tokens=proof.chunk_tokens, topk=proof.topk)
 
 
 class DeviceBuilder(IncrementalBuilder):
-    """An IncrementalBuilder of rows that are on a device, where unfinished chunks stay."""
+    """An IncrementalBuilder whose rows are on a device; unfinished chunks stay there."""
 
     def _room(self, shape: tuple[int, ...], like: Any) -> Any:
         return torch.empty(shape, dtype=torch.bfloat16, device=like.device)

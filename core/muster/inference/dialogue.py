@@ -1,8 +1,8 @@
-"""Completions of several turns: played by who generates, followed again by who checks.
+"""Completions of several turns: a worker plays them, a validator follows them again.
 
-A completion is one sequence: the model's turn up to its EOS, what the environment replies, the next
-turn, and so on (docs/protocol.md section 5). Where replies begin and end follows from running the
-environment over the turns, never from marks in the text.
+A completion is one sequence: the model's turn up to its EOS, the environment's reply, the next
+turn, and so on (docs/protocol.md section 5). The places of replies are found by running the
+environment over the turns, never by marks in the text.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ class Reader:
         self._mark = engine.encode((Part(mark, True),), is_start=False) if mark else ()
 
     def said(self, turn: Sequence[int]) -> str:
-        """Return what a turn says: the text after its thought, nothing where no thought ends."""
+        """Return a turn's text after its thought; empty if the thought does not end."""
         return self.engine.decode(after_last(turn, self._mark))
 
     def reply(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a reply, with what surrounds it."""
+        """Return the tokens of a reply, with the frame around it."""
         return self.engine.encode(render_reply(text, self._prompt), is_start=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """What follows a turn of the model's that ended in EOS."""
+    """What follows a turn of the model that ended in EOS."""
 
     reply: tuple[int, ...]
     """The reply's tokens; none when the completion ends here."""
     answer: str
     """What is graded when it ends here."""
     is_repeatable: bool
-    """Whether every honest machine comes to this."""
+    """Whether every honest machine gets the same result."""
 
 
 def what_follows(
     reader: Reader, question: Question, turn: Turn, room: int
 ) -> Following | Undecided:
-    """Return what an environment's answer makes of a completion with `room` tokens left.
+    """Return what follows a turn when `room` tokens of the completion are left.
 
-    A reply that would not leave room for a token of the model's is not made.
+    A reply that would leave the model no room for another token is not added.
     """
     if isinstance(turn, Undecided):
         return turn
@@ -143,8 +143,8 @@ def play(
 ) -> list[Played]:
     """Return the completions in the order asked; raises EngineError, and what `watch` raises.
 
-    Turns of what is due first are generated first. A completion without replies has the engine's
-    own proofs; those of the others are built by one prefill.
+    Calls with a smaller `due` are generated first. A completion without replies has the engine's
+    own proofs; the proofs of the others are built by one prefill.
     """
     plays = [_Play(problem, r, dialogue_of(problem.task_type)) for problem, r in asked]
     reader, live = Reader(engine, recipe.prompt), plays
@@ -175,9 +175,9 @@ def _play_turn(
 
 
 def _in_all(plays: list[_Play], live: list[_Play], watch: Watch) -> Watch:
-    """Return what tells of all turns so far when it is told of the present one.
+    """Return a watch for one turn that reports the progress of all turns so far.
 
-    A sample of several turns has ended when nothing follows its turn, which is not known before.
+    A sample of several turns has ended when nothing follows its turn, which is known only then.
     """
     before = sum(len(each.tokens) for each in plays)
     is_one_turn = all(each.environment is None for each in live)
@@ -202,10 +202,10 @@ def _prove(engine: InferenceEngine, plays: list[_Play], proof: ProofRecipe) -> N
 
 @dataclass(frozen=True, slots=True)
 class DialogueFault:
-    """Where a completion is not what its turns and the environment make."""
+    """A difference between a completion and what its turns and the environment lead to."""
 
     kind: Literal["reply", "ending"]
-    """Whether a reply is another, or missing; or the completion ends too early or too late."""
+    """A wrong or missing reply, or a completion that ends too early or too late."""
     detail: str
     """For people."""
     is_repeatable: bool
@@ -223,17 +223,17 @@ class Claimed:
     tokens: tuple[int, ...]
     """The completion."""
     replies: Spans
-    """Where it was replied to."""
+    """Where its replies are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What a completion turns out to be."""
+    """The result of following a completion."""
 
     answer: str
     """What is to be graded."""
     fault: DialogueFault | None = None
-    """What is wrong with it; without one its replies are the claimed ones."""
+    """What is wrong with it; None if its replies are the claimed ones."""
 
 
 @dataclass(slots=True)
@@ -267,7 +267,7 @@ class _Walk:
         return None
 
     def go_on(self, found: Following | Undecided) -> None:
-        """Compare what follows the turn with what stands there."""
+        """Compare what should follow the turn with the claimed tokens."""
         if isinstance(found, Undecided):
             self.result = found
             return
@@ -297,11 +297,11 @@ class _Walk:
 def follow(
     engine: InferenceEngine, completions: Sequence[Claimed], recipe: Recipe
 ) -> list[Followed | Undecided]:
-    """Return what completions are, by running their environments again.
+    """Return the results of following completions, by running their environments again.
 
-    Total over tokens of the vocabulary. The claimed replies are compared place by place: where two
-    honest machines' replies differ in length, nothing after them would stand where it should. What
-    has no environment is one turn, whose ending the caller checks.
+    Never raises for tokens of the vocabulary. The claimed replies are compared by place: if a reply
+    had another length on another honest machine, everything after it would be displaced. A
+    completion of a task without environment is one turn, whose ending the caller checks.
     """
     reader, limit = Reader(engine, recipe.prompt), recipe.sampling.max_new_tokens
     walks = {

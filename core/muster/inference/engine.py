@@ -1,7 +1,7 @@
-"""What a worker and a validator ask of an inference engine, and what every engine refuses.
+"""The interface of inference engines for workers and validators, and what every engine refuses.
 
-No torch here, and no tensor crosses this seam: an engine that examines samples says what it found,
-some tens of bytes a token. Hidden states and logits stay where they are computed. Axes: T
+No torch here, and no tensor crosses this interface: an engine that examines samples returns its
+findings, some tens of bytes a token. Hidden states and logits stay where they are computed. Axes: T
 completion tokens, S shares of a sample.
 """
 
@@ -25,13 +25,13 @@ from muster.toploc import ChunkResult
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What an engine may take of its machine."""
+    """The resources of its machine that an engine may use."""
 
     context: int | None = None
     """Most tokens of a prompt and its completion together; None for as many as the model can."""
     memory_share: float | None = None
-    """Part of the device's memory, free when the engine starts, that weights, keys and values may
-    take; None for 0.9 of a GPU's and half of a CPU's."""
+    """Share of the memory that is free when the engine starts, for weights, keys and values; None
+    for 0.9 of a GPU's and half of a CPU's."""
     max_rows: int = 256
     """Most samples that run at a time."""
     batch_tokens: int | None = None
@@ -39,7 +39,7 @@ class Room:
 
 
 ROOM = Room()
-"""What an engine takes unless told otherwise."""
+"""The default resources of an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ class Request:
     max_new_tokens: int
     """Limit of the completion, EOS included."""
     position: int = 0
-    """Noise position of the first token: what of a completion of several turns is in the prompt."""
+    """Noise position of the first token: the tokens of a completion's earlier turns, which are in
+    the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
-"""Is told, every few steps, how far a `generate` is; what it raises ends that."""
+"""Called every few steps with the progress of a `generate`; what it raises ends that call."""
 
 
 # Examining
@@ -89,24 +90,24 @@ Watch = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A sample's part of a block of hidden states whose projections are wanted."""
+    """A sample's part of a block of hidden states that is to be projected."""
 
     seed: Hash32
-    """What the directions follow from, see `muster.toploc.projections`."""
+    """The seed of the directions, see `muster.toploc.projections`."""
     first: int
-    """The block's row at which the sample's first one stands."""
+    """The block's row that is the sample's first."""
     tokens: int
     """Rows of the whole block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Redraw:
-    """Other choices at the same rows, which calibration compares machines by."""
+    """Other choices at the same rows: calibration compares machines by them."""
 
     seed: int
     """64-bit sampling seed."""
     tokens: tuple[int, ...]
-    """[T]: what was chosen under it. The rows stay those of the sample's own completion."""
+    """[T] The tokens chosen under that seed, at the rows of the sample's own completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +123,14 @@ class Sample:
     proofs: Sequence[bytes]
     """Its TOPLOC proofs, one per chunk."""
     shares: tuple[Share, ...] = ()
-    """The projections to take part in."""
+    """The projections that it is a part of."""
     redraws: tuple[Redraw, ...] = ()
     """Other choices to replay. With any, the probability of EOS is measured too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """Choices against those that the noise yields under the engine's logits."""
+    """Choices compared with those that the noise yields under the engine's logits."""
 
     margins_T: npt.NDArray[np.float32]
     """`max - chosen` in units of `logit / T`; inf for an id outside the vocabulary and for scores
@@ -147,7 +148,7 @@ class Examined:
     replayed: Replayed
     """The sample's own choices."""
     chunks: tuple[ChunkResult, ...]
-    """Each proof against the hidden states."""
+    """Each proof compared with the hidden states."""
     projections: npt.NDArray[np.float64]
     """[S, VALUES]: what the sample's rows add to each share's block, before scaling."""
     redrawn: tuple[Replayed, ...] = ()
@@ -157,8 +158,8 @@ class Examined:
 
 
 class InferenceEngine(Protocol):
-    """Runs one policy at a time; every method may be called from any thread, and while another one
-    generates, whose weights `load_policy` waits for.
+    """Runs one policy at a time. Every method may be called from any thread, also during a
+    `generate`; `load_policy` waits until no other call uses the weights.
     """
 
     @property
@@ -179,8 +180,9 @@ class InferenceEngine(Protocol):
 
     @property
     def set_aside(self) -> SetAside:
-        """The problems that the loaded policy sets aside, as its folder lists them; nobody has held
-        the list against the run yet."""
+        """The problems that the loaded policy sets aside, as its folder lists them; the list has
+        not been checked against the run yet.
+        """
 
     def load_policy(self, folder: Path, version: PolicyVersion) -> None:
         """Load a policy folder; raises EngineError when it is unusable."""
@@ -195,9 +197,9 @@ class InferenceEngine(Protocol):
     ) -> list[Completion]:
         """Return the completions in the order asked.
 
-        Calls at the same time share the engine: samples of the one with the smallest `due` are
-        begun first, and those of the next take the rows that they leave. Raises EngineError, and
-        what `watch` raises, which ends this call's samples only.
+        Concurrent calls share the engine: the samples of the call with the smallest `due` start
+        first, and those of the next call take the rows that remain. Raises EngineError, and what
+        `watch` raises, which ends this call's samples only.
         """
 
     def examine(
@@ -205,9 +207,9 @@ class InferenceEngine(Protocol):
     ) -> list[Examined]:
         """Return what the policy shows of every sample.
 
-        Raises SampleUnfit on a token id outside the vocabulary, an empty part and a sample beyond
-        the model's context, and ProofError for hidden states that are no numbers and for proofs
-        that do not parse.
+        Raises SampleUnfit for a token id outside the vocabulary, an empty prompt or completion and
+        a sample beyond the model's context; ProofError for hidden states with NaN or infinity and
+        for proofs that do not parse.
         """
 
     def prove(
@@ -218,8 +220,8 @@ class InferenceEngine(Protocol):
         """
 
     def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a prompt, see `muster.inference.prompts`; of one within a
-        sequence, without what the tokenizer puts around a text, when it is not the start.
+        """Return the token ids of a prompt, see `muster.inference.prompts`. If it is not the start
+        of a sequence, the tokens that the tokenizer puts around a text are left out.
         """
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -227,8 +229,9 @@ class InferenceEngine(Protocol):
 
 
 def set_aside_in(folder: Path) -> SetAside:
-    """Return the list of a policy folder, nothing where there is none; of a file that is too large
-    for any task set its beginning, which does not hold. Raises EngineError when it cannot be read.
+    """Return the list of problems set aside of a policy folder, empty without one. If the file is
+    too large for any task set, its beginning is returned, which is no valid list. Raises
+    EngineError when it cannot be read.
     """
     path = folder / FILE_NAME
     try:
@@ -257,8 +260,8 @@ def require_fits(
     context: int | None,
     room: int | None = None,
 ) -> None:
-    """Raise SampleUnfit for an empty part, a token id outside the vocabulary, and a sample beyond
-    the model's context (None for no limit); EngineError for one beyond what `room` leaves of it.
+    """Raise SampleUnfit for an empty prompt or completion, a token id outside the vocabulary, and a
+    sample beyond the model's `context` (None for no limit); EngineError for one beyond `room`.
     """
     if not prompt or new_tokens < 1:
         raise SampleUnfit("a prompt or completion is empty")
@@ -268,10 +271,11 @@ def require_fits(
     if context is not None and len(prompt) + new_tokens > context:
         raise SampleUnfit(
             f"{len(prompt)} prompt and {new_tokens} new tokens exceed the context of {context}",
-            hint="prompts are never truncated: use shorter problems or a smaller limit",
+            hint="prompts are never truncated: use shorter problems or a smaller limit of "
+            "new tokens",
         )
     if room is not None and len(prompt) + new_tokens > room:
-        # The machine's fault, and no verdict on anybody's sample.
+        # A limit of this machine: no verdict on anybody's sample.
         raise EngineError(
             f"{len(prompt)} prompt and {new_tokens} new tokens exceed the {room} that this engine "
             "makes room for",

@@ -1,10 +1,10 @@
 """What a forward pass shows of samples, block of rows by block of rows.
 
-An engine has the hidden states of some samples and can make logits of any few of their rows. Here
-the rows of all samples are joined, cut into blocks whose logits are small, and replayed while they
-are there, so that no [T, V] ever is. Numpy only; `muster.inference.blocks` has the same on a
-device. Axes: T completion tokens of a sample, N rows of all samples, B rows of a block, H hidden
-units, V vocabulary.
+An engine has the hidden states of some samples and can compute the logits of any few rows. Here the
+rows of all samples are joined and cut into blocks. The logits of one block are small; they are
+replayed and dropped, so no [T, V] array ever exists. Numpy only; `muster.inference.blocks` does the
+same on a device. Axes: T completion tokens of a sample, N rows of all samples, B rows of a block, H
+hidden units, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from muster.toploc.chunks import Patterns
 from muster.toploc.projections import VALUES, project_rows
 
 BLOCK_BYTES = 64 << 20
-"""Float32 logits of one block of rows, or of one row."""
+"""Bytes of the float32 logits of one block, unless it is a single row."""
 
 Floats = npt.NDArray[np.float32]
 Odds = npt.NDArray[np.float64]
 
 
 class Recomputed(NamedTuple):
-    """All that a forward pass computes of one completion; row t predicts token t.
+    """All results of a forward pass for one completion; row t predicts token t.
 
-    For calibration and small models: at the size that users have it is half a megabyte a token.
+    For calibration and small models only: at usual sizes it is half a megabyte per token.
     """
 
     hidden_TH: Patterns
@@ -43,25 +43,25 @@ class Recomputed(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """Tokens that are said to follow from noise, one per row."""
+    """Tokens that are claimed to follow from noise, one per row."""
 
     tokens_B: npt.NDArray[np.int64]
     seeds_B: npt.NDArray[np.uint64]
     positions_B: npt.NDArray[np.uint64]
 
     def at(self, rows: slice) -> Choices:
-        """Return those of some rows."""
+        """Return the choices of some rows."""
         return Choices(self.tokens_B[rows], self.seeds_B[rows], self.positions_B[rows])
 
 
 class Block(Protocol):
-    """The logits of some rows, wherever they are."""
+    """The logits of some rows, on any device."""
 
     def replay(self, choices: Choices, temperature: float) -> Replayed:
-        """Return the rows' choices against those that the noise yields."""
+        """Return the rows' choices compared with those that the noise yields."""
 
     def ends(self, eos: Sequence[int], temperature: float) -> Odds:
-        """Return [B] the probability of an EOS."""
+        """Return the probability [B] of an EOS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class HostBlock:
     logits_BV: Floats
 
     def replay(self, choices: Choices, temperature: float) -> Replayed:
-        """Return the rows' choices against those that the noise yields."""
+        """Return the rows' choices compared with those that the noise yields."""
         logits_BV = self.logits_BV
         margins_B, expected_B = replay_block(logits_BV, *choices, temperature)
         rows_B = np.arange(len(logits_BV))
@@ -79,7 +79,7 @@ class HostBlock:
         return Replayed(margins_B, expected_B, chosen_B > logits_BV[rows_B, expected_B])
 
     def ends(self, eos: Sequence[int], temperature: float) -> Odds:
-        """Return [B] the probability of an EOS."""
+        """Return the probability [B] of an EOS."""
         scaled_BV = self.logits_BV.astype(np.float64) / temperature
         weights_BV = np.exp(scaled_BV - scaled_BV.max(axis=1, keepdims=True))
         odds: Odds = weights_BV[:, list(eos)].sum(axis=1) / weights_BV.sum(axis=1)
@@ -87,10 +87,10 @@ class HostBlock:
 
 
 class Proven(NamedTuple):
-    """What hidden states show of samples, wherever they are."""
+    """Findings about samples from their hidden states, which may be on any device."""
 
     chunks: Sequence[Sequence[ChunkResult]]
-    """Per sample, each proof against them."""
+    """Per sample, each proof compared with them."""
     projections: Sequence[Odds]
     """Per sample [S, VALUES], see `Examined.projections`."""
 
@@ -105,10 +105,10 @@ def examine(
     temperature: float,
     block_bytes: int | None = None,
 ) -> list[Examined]:
-    """Return what is found in samples of as many redraws each.
+    """Return the findings about samples, which all have the same number of redraws.
 
-    `block_of` makes the logits of some of the N rows, which are those of all samples in order;
-    `block_bytes` bounds them, by default as a CPU likes it.
+    `block_of` computes the logits of some of the N rows, which are those of all samples in order;
+    `block_bytes` bounds their size, by default to what suits a CPU.
     """
     rows = max(1, (block_bytes or BLOCK_BYTES) // (4 * vocab_size))
     replays, ends = _replayed(samples, block_of, rows, sorted(eos), temperature)
@@ -127,9 +127,9 @@ def examine(
 
 
 def prove_host(samples: Sequence[Sample], hidden: Sequence[Patterns], proof: ProofRecipe) -> Proven:
-    """Return what hidden states [T, H] in this process's memory show of samples.
+    """Return the findings about samples from hidden states [T, H] in this process's memory.
 
-    Raises ProofError for hidden states that are no numbers and proofs that do not parse.
+    Raises ProofError for hidden states with NaN or infinity and for proofs that do not parse.
     """
     proofs = [sample.proofs for sample in samples]
     chunks = verify_proofs_many(hidden, proofs, chunk_tokens=proof.chunk_tokens, topk=proof.topk)
@@ -147,7 +147,9 @@ def _replayed(
     eos: Sequence[int],
     temperature: float,
 ) -> tuple[list[list[Replayed]], list[Odds]]:
-    """Return, per choice of a sample, the replays of all samples; and the odds of EOS."""
+    """Return the replays of all samples, for their own choices and each redraw; and the odds of
+    EOS.
+    """
     claimed = _claimed(samples)
     made: list[list[Replayed]] = [[] for _ in claimed]
     odds = [np.empty(0)]
@@ -165,7 +167,7 @@ def _replayed(
 
 
 def _claimed(samples: Sequence[Sample]) -> list[Choices]:
-    """Return the samples' own choices, then those of each redraw, of the rows of all samples."""
+    """Return the own choices of all samples' rows, then those of each redraw."""
     lengths = [len(sample.completion_tokens) for sample in samples]
     positions_N = np.concatenate([np.arange(n, dtype=np.uint64) for n in lengths])
     own = [(sample.seed, sample.completion_tokens) for sample in samples]
@@ -200,7 +202,7 @@ def examine_whole(
     proof: ProofRecipe,
     temperature: float,
 ) -> list[Examined]:
-    """Return what is found in samples of which everything is computed already."""
+    """Return the findings about samples whose hidden states and logits are all computed."""
     if not samples:
         return []
     logits_NV = np.concatenate([each.logits_TV for each in computed])

@@ -42,7 +42,7 @@ class Chunks:
 
 
 Forger = Callable[[Chunks, np.random.Generator], list[list[bytes]]]
-"""Makes one proof per chunk, in one or several attempts; a chunk counts as forged if any passes."""
+"""Returns attempts, each with one proof per chunk. A chunk is forged if any attempt passes."""
 
 
 def constants(chunks: Chunks, _random: np.random.Generator) -> list[list[bytes]]:
@@ -71,7 +71,7 @@ def token_template(chunks: Chunks, _random: np.random.Generator) -> list[list[by
 
 
 def channel_template(chunks: Chunks, _random: np.random.Generator) -> list[list[bytes]]:
-    """The mean hidden state again, under a modulus that folds all positions of a channel into one.
+    """Proofs of the mean hidden state, under a modulus that maps all positions of a channel to one.
 
     It needs no guess of where the largest entries are, only of their channels.
     """
@@ -96,7 +96,7 @@ def transplants(chunks: Chunks, random: np.random.Generator) -> list[list[bytes]
 
 
 def negated(chunks: Chunks, _random: np.random.Generator) -> list[list[bytes]]:
-    """True proofs with every sign turned."""
+    """True proofs with every sign flipped."""
     return [_build(chunks, chunks.patterns_BRH ^ _SIGN_BIT)]
 
 
@@ -136,7 +136,7 @@ def _polynomial(coefficients: list[int], points: int, *, modulus: int = PRIME) -
 
 
 def _template(chunks: Chunks, keys_BR: npt.NDArray[np.int64]) -> list[bytes]:
-    """Return proofs of mean rows per key, each half of the prompts learning from the other."""
+    """Return proofs of mean rows per key; each half of the prompts uses the other half's means."""
     values = (chunks.patterns_BRH.astype(np.uint32) << 16).view(np.float32)
     forged = np.empty_like(values)
     half_B = chunks.prompts_B % 2

@@ -1,10 +1,9 @@
-"""A transformers model's own forward pass: what it is given, what it yields, a decode through it.
+"""A transformers model's own forward pass: its inputs and results, and a decode through it.
 
-Any architecture goes this way. A hook on the head sees exactly the rows that the head is given, and
-can end a pass there. It can as well give the head other rows: then the model's own code makes their
-logits, whatever it does beside multiplying. So models that scale or cap their logits need no
-special case. Axes: R rows, L width, N kept positions, B rows of a block, H hidden units, V
-vocabulary.
+This works for any architecture. A hook on the head sees exactly the rows that the head is given,
+and can end a pass there. It can also give the head other rows: then the model's own code computes
+their logits. So models that scale or cap their logits need no special case. Axes: R rows, L width,
+N kept positions, B rows of a block, H hidden units, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Predicted: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Hidden states [R, H] in the model's format and float32 logits [R, V], one row per sample."""
 
 ROOM = 64
-"""Positions to spare when a buffer is made; every so many tokens it is copied."""
+"""Spare positions of a new buffer; after so many tokens it is copied into a longer one."""
 
 
 # --------------------------------------------------------------------------------- laying out
@@ -36,10 +35,11 @@ ROOM = 64
 def plan_prefill(
     samples: Sequence[tuple[Tokens, Tokens]], max_rows: int, max_tokens: int
 ) -> list[list[int]]:
-    """Return batches of positions: like lengths together, so that little is computed for padding.
+    """Return batches, as lists of places: similar lengths together, so that there is little
+    padding.
 
-    `max_tokens` bounds the tokens of a batch with padding, which its activations grow with; one
-    sample always fits.
+    `max_tokens` bounds the tokens of a batch with padding, and so its activations; one sample
+    always fits.
     """
     lengths = [len(prompt) + len(completion) for prompt, completion in samples]
     batches: list[list[int]] = []
@@ -52,7 +52,7 @@ def plan_prefill(
 
 
 def distinct(prompts: Sequence[Tokens]) -> tuple[list[tuple[int, ...]], npt.NDArray[np.int64]]:
-    """Return the different prompts in order of appearance, and [R] which of them each row has."""
+    """Return the distinct prompts in order of appearance, and per row [R] its prompt's index."""
     places: dict[tuple[int, ...], int] = {}
     rows = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
     return list(places), np.array(rows)
@@ -81,7 +81,7 @@ def pad_right(rows: Sequence[Tokens]) -> npt.NDArray[np.int64]:
 
 
 _PROBE = (1, 0, 2, 5, 3)
-"""Tokens that the ways to the logits are compared on, modulo the vocabulary."""
+"""Tokens on which the two ways to logits are compared, modulo the vocabulary."""
 
 
 class _HeadReached(Exception):
@@ -89,9 +89,9 @@ class _HeadReached(Exception):
 
 
 class Forward:
-    """Calls a model; made once per model, because it hooks its head. One thread at a time.
+    """Calls a model; made once per model, because it hooks the model's head. One thread at a time.
 
-    Raises EngineError unless the model's logits follow from what its head is given.
+    Raises EngineError unless the model's logits follow from the input of its head alone.
     """
 
     def __init__(self, model: Any) -> None:
@@ -151,7 +151,7 @@ class Forward:
 
     def logits(self, hidden_BH: torch.Tensor) -> torch.Tensor:
         """Return float32 logits [B, V] of hidden states as the head is given them."""
-        # One token each: were the decoder run, no row would be beyond the model's context.
+        # One token each: even if the decoder runs, no row exceeds the model's context.
         tokens_B1 = torch.zeros(len(hidden_BH), 1, dtype=torch.int64, device=self.device)
         self._given = hidden_BH[:, None]
         try:
@@ -163,7 +163,7 @@ class Forward:
         return logits
 
     def _try_head(self) -> None:
-        """Find out whether `logits` needs the decoder: not where the model goes on without it."""
+        """Find out whether `logits` has to run the decoder, or the model works without it."""
         outputs: list[Any] = []
         decoder = self.model.base_model
         hook = decoder.register_forward_hook(
@@ -176,7 +176,7 @@ class Forward:
         for output_type in (found, None):
             self._output_type = output_type
             with suppress(AttributeError, TypeError, ValueError):
-                # Rounding in the model's own format, where the same product has another shape.
+                # The same product in another shape rounds differently in the model's own format.
                 limit = 2 * torch.finfo(hidden.dtype).eps * float(logits.nan_to_num().abs().max())
                 found_NV = self.logits(hidden[0])
                 if torch.allclose(found_NV, logits[0], rtol=0, atol=limit, equal_nan=True):
@@ -212,7 +212,7 @@ class Forward:
             self._seen = inputs[0]
             if self._ends_at_head:
                 raise _HeadReached
-        # torch multiplies a slice of a batch by a copy of the weight for each row.
+        # For a slice that is not contiguous, torch would copy the weight for each row.
         return ((self._seen if self._given is None else self._given).contiguous(),)
 
 
@@ -225,10 +225,10 @@ def to_patterns(hidden: torch.Tensor) -> npt.NDArray[np.uint16]:
 
 
 def to_rows(hidden: torch.Tensor) -> Any:
-    """Return hidden states as the builder of their device takes them: patterns, or floats without a
-    copy, on a CPU; themselves elsewhere.
+    """Return hidden states as the builder of their device takes them: on a CPU patterns, or floats
+    without a copy; elsewhere the tensor itself.
 
-    Rounding costs a step as much as the rest of proving; the builder rounds whole chunks.
+    Rounding every step would double the cost of proving; the builder rounds whole chunks.
     """
     if hidden.device.type != "cpu":
         return hidden
@@ -241,8 +241,8 @@ def to_rows(hidden: torch.Tensor) -> Any:
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
     """One layer's keys and values [R, heads, L, E]: views of longer buffers.
 
-    transformers' own cache copies everything for every token that is added. Here a token is written
-    into room that is already there; the views that attention reads are the same values.
+    transformers' own cache copies all keys and values for every new token. Here a token is written
+    into a buffer with spare positions; attention reads the same values through views.
     """
 
     def update(
@@ -294,11 +294,11 @@ class WholeBatch:
         self._next_R = np.empty(0, np.int64)
 
     def room(self) -> int:
-        """Return how many samples may be admitted: none while there are any."""
+        """Return how many samples may be admitted: 0 while any are generated."""
         return 0 if len(self._next_R) else self._rows
 
     def admit(self, prompts: Sequence[tuple[int, ...]]) -> Predicted:
-        """Start a batch; return what predicts the first tokens."""
+        """Start a batch; return the hidden states and logits of the first tokens."""
         different, prompt_of_R = distinct(prompts)
         tokens, mask = pad_left(different)
         positions = None if mask is None else np.maximum(mask.cumsum(axis=1) - 1, 0)
@@ -319,7 +319,7 @@ class WholeBatch:
         return hidden[shared, -1], logits[shared, -1]
 
     def step(self, tokens_R: npt.NDArray[np.int64]) -> Predicted:
-        """Take one more token per row; return what predicts the next."""
+        """Take one more token per row; return the hidden states and logits of the next."""
         self._width += 1
         is_padded = self._mask_RL is not None
         hidden, logits = self._forward(

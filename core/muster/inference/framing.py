@@ -1,11 +1,11 @@
 """A recipe's `[prompt]` and a model: what its chat template writes, pinned and checked.
 
-For a run's owner before the run, and for whoever compares a pinned recipe with a policy.
-
-A template is a program of whoever made the model. Only they execute it: in two processes of bounded
-time, memory and output whose hashes and addresses differ, without clock, chance or files. It is
-given marks in place of texts. So what it writes around the texts of a prompt is found once for a
-whole run, cannot depend on a problem, and a text never passes through it.
+Used by a run's owner before the run, and by anybody who compares a pinned recipe with a policy. A
+template is a program, written by the maker of the model. Nobody else executes it. It runs in two
+processes of bounded time, memory and output, with different hash seeds and addresses, and without
+clock, randomness or files. Its input has marks in place of texts. So the frame that it writes
+around the texts of a prompt is found once for a whole run and cannot depend on a problem, and a
+text never passes through the template.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def pin_prompt(recipe: Recipe, folder: Path) -> Recipe:
     """Return the recipe with its prompt's frame and the hash of the model's template. Blocks.
 
     A recipe that has them already is compared with the model. Raises ConfigError when the model's
-    template is missing, another, unusable or not what the recipe pins; when a token that ends a
-    thought or a turn is none of the model's.
+    template is missing, unusable or not the one that the recipe pins, and when the model has no
+    such token as the recipe's end of a thought or of a turn.
     """
     prompt = recipe.prompt
     if prompt == PromptRecipe():
@@ -111,9 +111,9 @@ def _require_token(tokenizer: Any, text: str) -> None:
 # --------------------------------------------------------- what a chat template writes
 
 CPU_S = 3
-"""CPU time of a process for all it renders; a real template takes milliseconds."""
+"""CPU time that one process may take in all; a real template takes milliseconds."""
 DEADLINE_S = 60.0
-"""Clock time, the start of Python included."""
+"""Wall-clock limit, the start of Python included."""
 MEMORY_BYTES = 1 << 30
 """Address space of a process."""
 MAX_CHARS = 65_536
@@ -126,12 +126,12 @@ Message = dict[str, str]
 
 
 class Conversation(NamedTuple):
-    """What a template is to write."""
+    """A conversation that a template is asked to write."""
 
     messages: Sequence[Message]
     """Its messages."""
     goes_on: bool
-    """Whether what begins an answer follows them."""
+    """Whether the beginning of the model's answer is written after them."""
     thinks: bool | None
     """The thinking switch; None leaves it as it is."""
     tools: Sequence[Mapping[str, Any]] = ()
@@ -145,7 +145,7 @@ class ChatTemplate:
     source: str
     """The template, in Jinja."""
     special_tokens: Mapping[str, str]
-    """What it may call by name, such as `bos_token`."""
+    """Special tokens that it can refer to by name, such as `bos_token`."""
     ends: tuple[str, ...]
     """Texts of the tokens that end the model's completions."""
 
@@ -156,7 +156,7 @@ class ChatTemplate:
 
 
 def _mark(number: int) -> str:
-    # Of the private use area: no filter changes it, and no template writes it.
+    # Characters of the private use area: no filter changes them, and no template writes them.
     return f"\ue000{number}\ue001"
 
 
@@ -166,8 +166,9 @@ SYSTEM, ASKED, TURN, REPLY, NEXT_TURN, NEXT_REPLY = (_mark(i) for i in range(6))
 def frame_of(template: ChatTemplate, prompt: PromptRecipe) -> ChatFrame:
     """Return what a template writes around the texts of a recipe's prompts. Blocks.
 
-    Raises ConfigError when it fails, is not the same every time, has no place for a text, lacks a
-    switch that the recipe sets, leaves its tools out, or ends turns with what ends no completion.
+    Raises ConfigError when the template fails, differs from time to time, has no place for a text,
+    lacks a switch that the recipe sets, omits the tools, or ends turns with a token that ends no
+    completion.
     """
     thinks = {"on": True, "off": False, "template": None}[prompt.thinking]
     tools = (FUNCTION,) if prompt.tools == "python" else ()
@@ -215,7 +216,7 @@ def _message(role: str, content: str) -> Message:
 def _reply(role: str, content: str) -> Message:
     if role != "tool":
         return _message(role, content)
-    # Templates of Mistral's family ask for an id of nine letters or digits.
+    # Templates of Mistral's family require an id of nine letters or digits.
     return {**_message(role, content), "name": "python", "tool_call_id": "000000000"}
 
 
@@ -299,7 +300,7 @@ def _variables(template: ChatTemplate, asked: Conversation) -> dict[str, Any]:
     }
     if asked.thinks is None:
         return given
-    # The two names that templates have for it.
+    # Templates know the thinking switch by one of these two names.
     return given | {"enable_thinking": asked.thinks, "thinking": asked.thinks}
 
 

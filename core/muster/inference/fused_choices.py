@@ -1,11 +1,11 @@
 """The best token of every row in two kernels: hash, noise, score, choice, for CUDA with Triton.
 
-Imported by `muster.inference.sampler` alone, and only where there is a CUDA device. The arithmetic
-is that of docs/protocol.md section 5, as torch does it there: integers, and the same library's
-logarithm in float64. Two such logarithms of every token would take most of the time, so the first
-kernel finds a score of float32 that is off by less than _SLACK, and the second computes exactly the
-few tiles that can hold the best token. Nothing of [R, V] is written. The sampler compares both with
-torch before it uses this.
+Imported by `muster.inference.sampler` alone, and only if there is a CUDA device. The arithmetic is
+that of docs/protocol.md section 5, as torch does it on CUDA: integers, and the same library's
+logarithm in float64. Two such logarithms per token would take most of the time. So the first kernel
+computes float32 scores that are off by less than _SLACK, and the second computes exactly the few
+tiles that can hold the best token. No [R, V] tensor is written. The sampler compares both kernels
+with torch before it uses them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _SLACK = tl.constexpr(1e-2)
 """How far below a row's best approximate score the exact best may be; the approximate noise is off
 by less than a thousandth of it (`_near_noise`)."""
 _ROUNDING = tl.constexpr(2.0**-20)
-"""The same of large scores, relative to them: sixteen roundings of float32."""
+"""The same for large scores, relative to the score: sixteen roundings of float32."""
 _SERIES = tl.constexpr(2.0**-6)
-"""Below this a series is nearer than the logarithm."""
+"""Below this a series is more exact than the logarithm."""
 
 
 @triton.jit
@@ -44,9 +44,9 @@ def _words(keys, row, rows, places):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _near_noise(words):  # type: ignore[no-untyped-def]
-    # -log(-log(1 - rest)). Where the rest is small, 1 - rest has few of its digits: a series there,
-    # off by a millionth of itself; elsewhere the logarithm's error of 2^-22 is at most 64 times as
-    # much of what it is the logarithm of.
+    # -log(-log(1 - rest)). If the rest is small, 1 - rest loses most of its digits, so a series is
+    # used, with a relative error of 1e-6. Elsewhere the inner logarithm's error of 2^-22 becomes a
+    # relative error of at most 64 times as much.
     rest = ((words ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
     uniform = (words.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     series = rest * (1.0 + rest * (0.5 + rest * 0.33333334))
@@ -68,7 +68,7 @@ def _near_best_of_tile(  # type: ignore[no-untyped-def]
     places = tile * size + tl.arange(0, size)
     score = _scaled(logits, stride, temperatures, row, places, vocab)
     score += _near_noise(_words(keys, row, rows, places))
-    # A tile with NaN is looked at again, as one with the largest score of all.
+    # A tile with NaN counts as having the largest score of all, so the second kernel computes it.
     best = tl.max(tl.where(score != score, float("inf"), score), axis=0)
     tl.store(near + row * tl.num_programs(1) + tile, best)
 
@@ -97,7 +97,7 @@ def _best_of_row(  # type: ignore[no-untyped-def]
     place = tl.full((), 0, tl.int32) + vocab
     is_none = tl.full((), 0, tl.int32)
     for _ in range(tl.sum(is_open.to(tl.int32), axis=0)):
-        # In their order, so that the first of equal tokens stays.
+        # In ascending order, so that the first of equal tokens wins.
         tile = tl.min(tl.where(is_open, numbers, room), axis=0)
         is_open = is_open & (numbers != tile)
         places = tile * size + tl.arange(0, size)
@@ -111,7 +111,7 @@ def _best_of_row(  # type: ignore[no-untyped-def]
         is_better = (best > found) | (place == vocab)
         found = tl.where(is_better, best, found)
         place = tl.where(is_better & (is_none == 0), own, place)
-        # A row with NaN has the first one, as everywhere.
+        # A row with NaN yields the first token whose score is NaN, as everywhere.
         place = tl.where((first_none < vocab) & (is_none == 0), first_none, place)
         is_none = tl.where(first_none < vocab, 1, is_none)
     tl.store(ids + row, place.to(tl.int64))

@@ -1,8 +1,8 @@
 """The honest matrix: every worker's way against every validator's.
 
-Margins are nearly all zero, and it takes many draws to see how large the rest may be. So one
-worker's tokens are drawn again under fresh noise, as the reference would choose them, and every
-validator replays those choices too. Axes: T completion tokens.
+Nearly all margins are zero, so many draws are needed to see how large the others may be. Therefore
+the rows of one worker get fresh noise: the reference chooses tokens under it, and every validator
+replays those choices too. Axes: T completion tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from muster.inference.engine import Examined, Redraw, Request
+from muster.inference.engine import Completion, Examined, Redraw, Request
 from muster.inference.limits import Drawn
 from muster.inference.measuring import Delivery, Errors, OwnParty, Party, Survey, one_token
 from muster.inference.plan import MIN_CHUNKS, PLAIN, MeasuringPlan
@@ -22,29 +22,29 @@ from muster.toploc import ChunkResult
 
 _MOST_REDRAWS = 16
 _REDRAWN_VALUES = 1 << 22
-"""Noise values drawn per way, but for one draw at least."""
+"""Noise values drawn per way; one draw at least."""
 
 
 @dataclass(slots=True)
 class Honest:
-    """What honest workers and validators were seen to differ by."""
+    """Measured differences between honest workers and validators."""
 
     survey: Survey
-    """What one forward pass over the plain way's work showed."""
+    """Findings of one forward pass over the plain way's work."""
     errors: dict[str, Errors] = field(default_factory=dict)
-    """Per pair of ways."""
+    """Errors per pair of ways."""
     redrawn: dict[str, Drawn] = field(default_factory=dict)
-    """Single tokens per pair of ways, the noise drawn afresh."""
+    """Choices under fresh noise, per pair of ways."""
     shortest: Delivery = field(default_factory=lambda: Delivery([], []))
     """Honest work of one token each."""
     shifts: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Per pair, how the probability of EOS differs: sums over tokens, signed and absolute."""
+    """Per pair, the difference of the probability of EOS: sums over tokens, signed and absolute."""
 
     claimed: set[str] = field(default_factory=set)
-    """Pairs that nobody here has seen: what contributors say of their own validators."""
+    """Pairs that were not measured here: contributors report them of their own validators."""
 
     def add(self, pair: str, errors: Errors) -> None:
-        """Take some samples of a pair of ways."""
+        """Add some samples of a pair of ways."""
         self.errors[pair] = self.errors[pair] + errors if pair in self.errors else errors
 
     def chunks(self) -> list[ChunkResult]:
@@ -52,12 +52,12 @@ class Honest:
         return [result for errors in self.errors.values() for result in errors.all_chunks()]
 
     def token_margins(self) -> npt.NDArray[np.float32]:
-        """Return the margins of all tokens, those of the work itself and those redrawn."""
+        """Return the margins of all tokens: of the work itself, and of the redrawn choices."""
         seen = [
             *((pair, margins) for pair, each in self.errors.items() for margins in each.margins),
             *((pair, drawn.margins_N) for pair, drawn in self.redrawn.items()),
         ]
-        # Nobody here has seen how many tokens a contributor has: the worst of each lot counts.
+        # A contributor's number of tokens cannot be checked: only its worst margin counts.
         return np.concatenate(
             [
                 margins_N.max(keepdims=True) if pair in self.claimed else margins_N
@@ -75,7 +75,7 @@ class Honest:
         return [drawn.margins_N for drawn in self.redrawn.values()]
 
     def leans(self) -> list[float]:
-        """Return how far every pair's choices lean to EOS or from it: 0 evenly, 1 always."""
+        """Return per pair the bias of its choices to or from EOS: 0 for none, 1 for always."""
         sums = self.shifts.values()
         return [abs(signed) / absolute for signed, absolute in sums if absolute > 0]
 
@@ -89,7 +89,7 @@ def measure_honest(
 ) -> Honest:
     """Return errors of every worker way under every validator way, of all parties.
 
-    `requests` are more than the plan's base: where samples end early, some more are generated.
+    `requests` are more than the plan's base: if samples end early, more of them are generated.
     """
     parties = [bench, *others]
     tell("honest work")
@@ -110,18 +110,24 @@ def measure_honest(
 
 
 def _enough(bench: OwnParty, requests: list[Request], plan: MeasuringPlan) -> Delivery:
-    """Return the plain way's work: of the plan's size, of more where it has too few chunks.
+    """Return the plain way's work: the plan's samples, then more until there are enough chunks.
 
     Forgers are not tried on a length that few chunks have, so there is one of each to spare.
     """
-    work = bench.generate(requests[: plan.base])
     wanted = MIN_CHUNKS + plan.recipe.proof.chunk_tokens
-    missing = wanted - sum(len(completion.proofs) for completion in work.completions)
-    if missing <= 0:
-        return work
-    asked = requests[plan.base : plan.base + missing]
-    more = bench.generate(asked)
-    return Delivery([*work.requests, *asked], [*work.completions, *more.completions])
+    asked = requests[: plan.base]
+    completions = list(bench.generate(asked).completions)
+    while (missing := wanted - _chunks(completions)) > 0 and len(asked) < len(requests):
+        # As many samples as hold the missing chunks, if they end as early as the others.
+        count = -(-missing * len(completions) // max(1, _chunks(completions)))
+        more = requests[len(asked) : len(asked) + count]
+        completions += bench.generate(more).completions
+        asked = [*asked, *more]
+    return Delivery(asked, completions)
+
+
+def _chunks(completions: Sequence[Completion]) -> int:
+    return sum(len(completion.proofs) for completion in completions)
 
 
 def judge(
@@ -132,8 +138,8 @@ def judge(
     plan: MeasuringPlan,
     reference: _Reference | None = None,
 ) -> None:
-    """Take what every validator finds in some work; of one worker's, margins are redrawn too: its
-    tokens are as good as any.
+    """Add what every validator finds in some work. With a `reference`, its choices under fresh
+    noise are added too; the work of one worker is enough for those.
     """
     for party in parties:
         for way in party.ways(plan.validators()):
@@ -155,7 +161,7 @@ def judge(
 
 
 class _Reference:
-    """What the reference chooses at the rows of some work, and how likely an EOS is to it."""
+    """The reference's choices at the rows of some work, and its probabilities of EOS."""
 
     def __init__(self, bench: OwnParty, work: Delivery, plan: MeasuringPlan) -> None:
         tokens = sum(len(completion.tokens) for completion in work.completions)
@@ -169,13 +175,13 @@ class _Reference:
         self.survey = bench.survey(work, asked, [request.seed ^ 1 for request in work.requests])
 
     def unmoved(self) -> Drawn:
-        """Return its own choices as it finds them itself."""
+        """Return the reference's choices as it replays them itself."""
         tokens = [redraw.tokens for redraws in self.survey.redraws for redraw in redraws]
         is_end_N = np.isin(np.concatenate(tokens), self._eos)
         return Drawn(np.zeros(len(is_end_N), np.float32), is_end_N)
 
     def drawn(self, validator: Sequence[Examined]) -> Drawn:
-        """Return the reference's choices as another finds them."""
+        """Return the reference's choices as another validator replays them."""
         pairs = [
             (redraw.tokens, drawn)
             for redraws, each in zip(self.survey.redraws, validator, strict=False)
@@ -192,7 +198,7 @@ class _Reference:
         )
 
     def shift(self, validator: Sequence[Examined]) -> tuple[float, float]:
-        """Return `end_shift` from the reference to another's findings."""
+        """Return `end_shift` between the reference and another validator."""
         return end_shift(_ends(self.survey.found[: len(validator)]), _ends(validator))
 
 
@@ -212,10 +218,10 @@ def end_shift(
     own_N: npt.NDArray[np.float64], other_N: npt.NDArray[np.float64]
 ) -> tuple[float, float]:
     """Return the sums over tokens of the difference of the probability of EOS, signed and absolute:
-    how many more tokens become EOS here than there, and how many flip at all.
+    how many more tokens become EOS in one than in the other, and how many flip at all.
 
-    Less than a flip in a million tokens is rounding of float32 that no history of choices shows.
-    Where nearly all rows are computed alike, the few that differ would seem to lean always.
+    Less than one flip in a million tokens counts as none: it is float32 rounding that no history of
+    choices shows. If nearly all rows are equal, the few that differ would look like a full bias.
     """
     shift = np.where(np.abs(own_N - other_N) > 1e-6, own_N - other_N, 0.0)
     return float(shift.sum()), float(np.abs(shift).sum())

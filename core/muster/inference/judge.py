@@ -1,7 +1,7 @@
-"""A judge that runs here: a model's folder, asked through an engine.
+"""A judge that runs on this machine: a model's folder, asked through an engine.
 
-The noise of a reply follows from the question, so the same judge gives the same reply, and a reply
-is proven like any rollout: who has the judge's folder checks by one forward pass that this model
+The noise of a reply follows from the question, so the same judge gives the same reply. A reply is
+proven like a rollout: anybody with the judge's folder can check by one forward pass that this model
 said it, without asking again (`EngineJudge.fault_of`, `muster data judge`). Installed by
 `MUSTER_JUDGE_MODEL=DIR`, for runs that allow a judge.
 """
@@ -27,14 +27,14 @@ from muster.toploc import Calibration
 MODEL_VARIABLE = "MUSTER_JUDGE_MODEL"
 """Environment variable that names the judge's folder."""
 MAX_REPLY_TOKENS = 32
-"""A reply is one short line of JSON."""
+"""Most tokens of a reply, which is one short line of JSON."""
 PROMPT, PROOF, TEMPERATURE = PromptRecipe(), ProofRecipe(), 1.0
-"""How a judge is asked, and how its reply is proven and sampled."""
+"""The recipe by which a judge's replies are sampled and proven."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """A judge's reply to a question, with what proves it."""
+    """A judge's reply to a question, with its proofs."""
 
     tokens: tuple[int, ...]
     """The reply, with the EOS that ended it, if one did."""
@@ -45,7 +45,7 @@ class Opinion:
 
 
 class EngineJudge:
-    """A judge on an engine that has its policy loaded; from any thread, one question at a time."""
+    """A judge on an engine that has loaded its model. Any thread may ask; questions take turns."""
 
     def __init__(self, engine: InferenceEngine) -> None:
         self._engine = engine
@@ -61,7 +61,7 @@ class EngineJudge:
         return cls(engine)
 
     def ask(self, prompt: str) -> str:
-        """Return the reply to one question, which is always the same."""
+        """Return the reply to a question; the same question always gets the same reply."""
         return self.opinions([prompt])[0].text
 
     def opinions(self, prompts: Sequence[str]) -> list[Opinion]:
@@ -78,7 +78,7 @@ class EngineJudge:
             ]
 
     def fault_of(self, prompt: str, opinion: Opinion, calibration: Calibration) -> str:
-        """Return why an opinion is not what this judge says, empty when it is.
+        """Return why an opinion is not this judge's; empty if it is.
 
         `calibration` has the limits of the judge's own model.
         """
@@ -113,7 +113,7 @@ def seed_of(prompt: str) -> int:
 
 
 def read_limits(path: Path) -> Calibration:
-    """Return a judge's calibration; raises ConfigError when it is about other replies."""
+    """Return a judge's calibration; raises ConfigError when it has other proofs or temperature."""
     calibration = Calibration.from_bytes(read_file(path, hint="muster calibrate writes it"))
     if (calibration.proof, calibration.temperature) != (PROOF, TEMPERATURE):
         raise ConfigError(

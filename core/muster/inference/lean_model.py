@@ -1,13 +1,14 @@
-"""Llama-like models as plain arithmetic over their own weights: decoding without layers of calls.
+"""Models of known families as plain arithmetic over their own weights, with few Python calls.
 
 A step of a small model through transformers is mostly Python: modules, masks, caches. For the
 families whose layers are known this computes the same with a few calls per layer, on the weights of
-the transformers model itself, which stays whole and usable. `muster.inference.lean_rows` compares
-it with the model's own forward pass before anything is decoded.
+the transformers model itself, which stays whole and usable: `lean_rows` generates with it,
+`lean_prefill` examines. `muster.inference.lean_rows.try_lean`
+compares it with the model's own forward pass before anything is decoded.
 
-Owns how weights lie in memory, and the largest activations: what is done to every token by itself
-is done for some tokens at a time. Axes: N tokens, H hidden units, A query and key heads, K key
-heads, E head size, D kinds of layers.
+Owns the layout of weights in memory, and bounds activations: work that is independent per token is
+done for some tokens at a time. Axes: N tokens, H hidden units, A query and key heads, K key heads,
+E head size, D kinds of layers.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ FAMILIES = frozenset(
 """Model classes of transformers whose layers are computed here."""
 
 BLOCK_ROWS = 1 << 10
-"""Tokens of a pass through a layer, but for its attention, on a CPU."""
+"""Tokens that go through a layer at once, except for its attention, on a CPU."""
 
 DEVICE_BLOCK_ROWS = 1 << 14
 """The same on an accelerator."""
@@ -44,20 +45,20 @@ _ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 """Called with a layer's number, queries [N, heads, E], and keys followed by values [N, 2K, E];
-returns what attention yields, [N, heads * E]."""
+returns the output of attention, [N, heads * E]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """What positions multiply queries and keys by, for N tokens, in each kind of layer."""
+    """Rotary factors of queries and keys, for N tokens, in each kind of layer."""
 
     cos_DN1E: tuple[torch.Tensor, ...]
     """Cosines, the same for all heads."""
     sin_DN1E: tuple[torch.Tensor, ...]
-    """Sines, those of the first half negated: for entries that swapped halves."""
+    """Sines, with the first half negated: the halves of a head are swapped before the product."""
 
     def at(self, places: torch.Tensor | slice) -> Rotary:
-        """Return those of some positions."""
+        """Return the factors of some positions."""
         return Rotary(
             tuple(cos[places] for cos in self.cos_DN1E), tuple(sin[places] for sin in self.sin_DN1E)
         )
@@ -65,7 +66,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True)
 class _Linear:
-    """The tensors of a module, whose attributes cost more to find than a small product."""
+    """The tensors of a module: looking up its attributes costs more than a small product."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -83,7 +84,7 @@ class _Norm:
     weight: torch.Tensor
     eps: float
     is_offset: bool
-    """Whether weights count from one, as Gemma's do, which is rounded last."""
+    """Whether 1 is added to the weights, as in Gemma, whose norm rounds at the end."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.dtype == torch.float32 and not self.is_offset:
@@ -100,7 +101,7 @@ class _Norm:
 
 @dataclass(frozen=True, slots=True)
 class _HeadNorms:
-    """The norms of queries and of keys as one, whose weight has a row a head."""
+    """The norms of queries and of keys as one norm, whose weight has one row per head."""
 
     queries: _Norm
     keys: _Norm
@@ -109,7 +110,7 @@ class _HeadNorms:
 
     @classmethod
     def of(cls, attention: Any) -> _HeadNorms:
-        """Return those of an attention module."""
+        """Return the norms of an attention module."""
         config, size = attention.config, attention.head_dim
         heads = config.num_attention_heads + config.num_key_value_heads
         queries, keys = _norm_of(attention.q_norm), _norm_of(attention.k_norm)
@@ -117,9 +118,7 @@ class _HeadNorms:
         return cls(queries, keys, weight_AE, config.num_attention_heads)
 
     def take_weights(self) -> None:
-        """Take the present weights, where the former are: steps that are recorded read them
-        there.
-        """
+        """Copy the present weights over the former ones, where recorded steps read them."""
         self.weight_AE[: self.query_heads] = self.queries.weight
         self.weight_AE[self.query_heads :] = self.keys.weight
 
@@ -144,9 +143,9 @@ class _Layer:
 
 
 class LeanModel:
-    """The arithmetic of one loaded model, meant only while `is_intact`.
+    """The arithmetic of one loaded model, valid only while `is_intact`.
 
-    Lays the weights out anew; the model computes the same as before.
+    Changes the layout of the weights; the model computes the same as before.
     """
 
     def __init__(self, model: Any) -> None:
@@ -162,7 +161,7 @@ class LeanModel:
         self.head_size: int = attention.head_dim
         self.scale: float = attention.scaling
         self.cap: float | None = getattr(config, "attn_logit_softcapping", None)
-        """What the scores of attention are capped to."""
+        """Cap of the attention scores."""
         self._head_cap: float | None = getattr(config, "final_logit_softcapping", None)
         kinds = _kinds(config)
         self._kinds = sorted(set(kinds))
@@ -183,10 +182,10 @@ class LeanModel:
         self._hooks = self._count_hooks()
 
     def is_intact(self) -> bool:
-        """Return whether the model still is what was loaded, but for the values of its weights.
+        """Return whether the model is still the loaded one, apart from the values of its weights.
 
-        Calibration hooks modules, drops layers and asks for other attention kernels: then only the
-        model's own forward pass computes what was meant.
+        Calibration hooks modules, drops layers and sets other attention kernels: then only the
+        model's own forward pass computes the changed model.
         """
         return (
             self._config.num_hidden_layers == self.layers
@@ -207,7 +206,7 @@ class LeanModel:
         return values * self.dtype.itemsize
 
     def empty_results(self, places: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return room for the hidden states and logits of so many rows."""
+        """Return empty tensors for the hidden states and logits of so many rows."""
         like, (vocabulary, width) = self._embedding, self._head.weight.shape
         return (
             like.new_empty(places, width, dtype=self.dtype),
@@ -215,7 +214,7 @@ class LeanModel:
         )
 
     def begin(self, length: int) -> Rotary:
-        """Take the present weights, and return the rotary factors of `length` positions."""
+        """Copy the present weights if needed; return the rotary factors of `length` positions."""
         for layer in self._layers:
             if layer.heads is not None:
                 layer.heads.take_weights()
@@ -226,7 +225,7 @@ class LeanModel:
         places = torch.arange(length, device=self.device)[None]
         like = torch.empty(0, dtype=self.dtype, device=self.device)
         embed = self._model.model.rotary_emb
-        # Gemma 3 turns by other angles in layers with a window.
+        # Gemma 3 rotates by other angles in layers with a window.
         arguments = (like, places, kind) if hasattr(embed, "layer_types") else (like, places)
         cos, sin = embed(*arguments)
         sin = sin[0].clone()
@@ -269,7 +268,7 @@ class LeanModel:
         return heads
 
     def _after(self, mixed: torch.Tensor, x: torch.Tensor, layer: _Layer) -> torch.Tensor:
-        """Return what follows attention, given what it yields."""
+        """Return the rest of a layer, given the output of attention."""
         added = layer.output(mixed)
         x = x + (added if layer.after_attention is None else layer.after_attention(added))
         normal = layer.before_mlp(x)
@@ -308,7 +307,7 @@ def _kinds(config: Any) -> list[str]:
 
 
 def reason_against(model: Any) -> str | None:
-    """Return why a model's layers are not known here; None where they are."""
+    """Return why a model's layers are not supported here; None if they are."""
     if type(model).__name__ not in FAMILIES:
         return f"{type(model).__name__} is none of {', '.join(sorted(FAMILIES))}"
     config = model.config
@@ -329,7 +328,7 @@ def _rope_types(parameters: Any, kinds: list[str]) -> set[str]:
 
 def _lay_out(layer: Any, kind: int) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
-    # Gemma's layers have norms on both sides, one of them under the others' name.
+    # Gemma's layers have norms on both sides; one has a name that means another norm elsewhere.
     is_between = hasattr(layer, "pre_feedforward_layernorm")
     before_mlp = layer.pre_feedforward_layernorm if is_between else layer.post_attention_layernorm
     return _Layer(

@@ -1,11 +1,11 @@
 """Many positions at once in a lean model: prompts, and the completions that follow them.
 
 All sequences of a pass lie one after the other without padding, and a prompt that several
-completions have is there once: a layer is finished for all of them before the next begins, so that
-no layer's keys and values outlive it. Attention takes all sequences in one call where a GPU has a
-kernel for that, else some queries at a time. Axes: N positions of a pass, M of them as sequences
-see them, T completion tokens, Q queries, L keys, A query heads, K key heads, E head size, H hidden
-units.
+completions share is there once. A layer is finished for all of them before the next begins, so a
+layer's keys and values are freed after it. Attention takes all sequences in one call where a GPU
+has a kernel for that, else some queries at a time. Axes: N positions of a pass, M of them as
+sequences see them, T completion tokens, Q queries, L keys, A query heads, K key heads, E head size,
+H hidden units.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Keep = Callable[[int, torch.Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A sequence's rows in a pass, and those of what comes before it."""
+    """A sequence's rows in a pass, and the rows of its prompt, if that lies elsewhere."""
 
     rows: slice
     before: slice | None = None
@@ -75,7 +75,7 @@ def prefill(
 
 
 def has_flash(model: LeanModel) -> bool:
-    """Return whether a GPU's attention of sequences of any length can compute a model's."""
+    """Return whether the GPU kernel for sequences of any length can compute a model's attention."""
     is_half = model.dtype in (torch.bfloat16, torch.float16)
     is_size = model.head_size <= 256 and model.head_size % 8 == 0
     return model.device.type == "cuda" and is_half and is_size and model.cap is None
@@ -121,7 +121,7 @@ def flash(
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """Return what attention yields [N, A, E] of sequences that end at `asking` among the queries
+    """Return the output of attention [N, A, E] for sequences that end at `asking` among the queries
     and at `asked` among the keys; the last query of each sees its last key.
     """
     found: tuple[torch.Tensor, ...] = torch.ops.aten._flash_attention_forward(
@@ -159,7 +159,7 @@ def _by_spans(model: LeanModel, spans: Sequence[Span]) -> Attend:
 def _attend_span(
     model: LeanModel, layer: int, queries_QAE: torch.Tensor, keys_values: torch.Tensor
 ) -> None:
-    """Put what attention yields in the place of the queries, which are those of the last keys."""
+    """Overwrite the queries, which belong to the last keys, with the output of attention."""
     seen = keys_values.transpose(0, 1)[None]
     keys, values = seen[:, : model.key_heads], seen[:, model.key_heads :]
     window, ahead = model.windows[layer], len(keys_values) - len(queries_QAE)
@@ -181,7 +181,7 @@ def _attend_span(
 
 
 def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Return [Q, L] what the last positions see: themselves and those before, within a window."""
+    """Return the mask [Q, L] of the last positions: what each sees, within a window."""
     places = torch.arange(keys, device=device)
     behind_QL = places[keys - queries :, None] - places
     return behind_QL >= 0 if window is None else (behind_QL >= 0) & (behind_QL < window)
@@ -196,12 +196,12 @@ def mix(
     scale: float,
     cap: float | None,
 ) -> torch.Tensor:
-    """Return what attention yields [R, A, Q, E], with scores capped by a tangent where models do;
-    the mask is of bits, or added.
+    """Return the output of attention [R, A, Q, E], with scores capped by tanh if `cap` is given;
+    the mask is boolean, or added to the scores.
     """
     groups = queries_RAQE.shape[1] // keys_RKLE.shape[1]
     if groups > 1 and (cap is not None or keys_RKLE.device.type != "cpu"):
-        # An accelerator's kernels for masks know no shared heads.
+        # The kernels of accelerators that take masks do not support shared heads.
         keys_RKLE = keys_RKLE.repeat_interleave(groups, dim=1)
         values_RKLE = values_RKLE.repeat_interleave(groups, dim=1)
         groups = 1
@@ -221,7 +221,7 @@ def mix(
 
 
 def plan_passes(samples: Sequence[tuple[Tokens, Tokens]], max_tokens: int) -> list[list[int]]:
-    """Return passes of positions: samples of one prompt together, which counts once in a pass.
+    """Return passes, as lists of places. Samples of one prompt go together and share its tokens.
 
     `max_tokens` bounds the tokens of a pass; one sample always fits.
     """

@@ -1,4 +1,4 @@
-"""Rows of a lean decode: a fixed number of places that finished samples leave to the next.
+"""Rows of a lean decode: a fixed number of places, which waiting samples reuse.
 
 Keys and values lie in one buffer whose size is known before the first token; every token is written
 in place, and a prompt is computed once for all its samples. Axes: Y layers, S places for rows, R
@@ -37,10 +37,10 @@ _NEXT = ((2, 4, 1), (3, 0, 2), (0, 1, 5))
 _LEAST_CONTEXT = 8
 
 _SIZES = (1.0, 16.0, 256.0)
-"""Factors of the hidden state that heads are compared on, and of queries."""
+"""Scales of the hidden states and queries on which heads and attention are compared."""
 
 _WINDOW = 3
-"""Positions that layers with a window see meanwhile."""
+"""Window of layers that have one, during the comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class _Prompt:
 class LeanRows:
     """DecodingRows of a LeanModel; `length` is the most positions that a sample may have.
 
-    Steps are recorded by `record` and replayed, where it is given.
+    If `record` is given, it records steps, and they are replayed.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class LeanRows:
         self._cache_YSLKE = _zeros(
             (model.layers, places, length, *heads), model.dtype, model.device
         )
-        # Calls are what a step of a small model costs: views that never change are made once.
+        # Python calls dominate a step of a small model: views that never change are made once.
         self._tokens_Y = self._cache_YSLKE.view(model.layers, places * length, *heads).unbind()
         self._places = places
         hidden = torch.full((places, length), -torch.inf, dtype=model.dtype, device=model.device)
@@ -83,7 +83,7 @@ class LeanRows:
         return self._places - len(self._lengths_R)
 
     def admit(self, prompts: Sequence[tuple[int, ...]]) -> Predicted:
-        """Append a row per prompt; return what predicts their first tokens."""
+        """Append a row per prompt; return the hidden states and logits of their first tokens."""
         different, prompt_of_R = distinct(prompts)
         first = len(self._lengths_R)
         hidden_PH: list[torch.Tensor] = []
@@ -97,14 +97,14 @@ class LeanRows:
             hidden_PH.append(prompt.hidden_H)
         lengths = np.array([len(prompt) for prompt in prompts])
         self._lengths_R = np.concatenate([self._lengths_R, lengths])
-        # Samples of the last prompt that still wait shall find it computed.
+        # Samples of the last prompt that still wait need not compute it again.
         self._kept = _Prompt(prompt.tokens, prompt.cache_YLKE.clone(), prompt.hidden_H)
         hidden = torch.stack(hidden_PH)
         shared = torch.from_numpy(prompt_of_R).to(self._model.device)
         return hidden[shared], self._model.logits(hidden)[shared]
 
     def step(self, tokens_R: npt.NDArray[np.int64]) -> Predicted:
-        """Take one more token per row; return what predicts the next."""
+        """Take one more token per row; return the hidden states and logits of the next."""
         at_R = np.arange(len(tokens_R)) * self._length + self._lengths_R
         given_3R, width = (
             np.stack([tokens_R, self._lengths_R, at_R]),
@@ -116,7 +116,7 @@ class LeanRows:
         return self._step(torch.from_numpy(given_3R).to(self._model.device), width)
 
     def _step(self, given_3R: torch.Tensor, width: int) -> Predicted:
-        """Return what `step` does, given tokens, their positions, and those among all places'."""
+        """Return what `step` does, given tokens, their positions, and those in the whole buffer."""
         model = self._model
         tokens_R, positions_R, at_R = given_3R.unbind()
         rows = len(tokens_R)
@@ -130,7 +130,7 @@ class LeanRows:
 
         def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
             self._tokens_Y[layer].index_copy_(0, at_R, keys_values)
-            # Query heads of one key head stand where positions usually do: nothing is repeated.
+            # Query heads of one key head take the axis of positions, so keys need no repetition.
             grouped = queries.reshape(rows, model.key_heads, -1, model.head_size)
             mask = masks[model.windows[layer]]
             mixed = mix(
@@ -144,10 +144,11 @@ class LeanRows:
     def _seen(
         self, window: int | None, positions_R: torch.Tensor, at_R: torch.Tensor
     ) -> torch.Tensor:
-        """Return the mask [S, L] of a window, after the next position came into it."""
+        """Return the mask [S, L] of a window that has moved to the next position."""
         mask_SL = self._masks[window]
         if window is not None:
-            # Where nothing leaves the window yet, the next position is hidden for a moment.
+            # While the window is not full, this hides the next position, which is shown right
+            # below.
             left_R = at_R - window * (positions_R >= window)
             mask_SL.view(-1).index_fill_(0, left_R, -torch.inf)
         mask_SL.view(-1).index_fill_(0, at_R, 0)
@@ -163,7 +164,7 @@ class LeanRows:
         self._lengths_R = self._lengths_R[order]
 
     def _computed(self, prompts: Sequence[tuple[int, ...]]) -> Iterator[_Prompt]:
-        """Yield every prompt computed, in their order; what is kept is not computed again."""
+        """Yield every prompt computed, in order; a prompt that is kept is not computed again."""
         start = 0
         if self._kept is not None and self._kept.tokens == prompts[0]:
             yield self._kept
@@ -193,10 +194,10 @@ class LeanRows:
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return zeros: what attention masks out it still multiplies by nought."""
+    """Return zeros: attention multiplies masked values by 0, which must not meet a NaN."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # The system hands out such pages when they are first written: unused places take no memory.
+    # The system allocates such pages at their first write: unused places take no memory.
     pages = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(pages).view(dtype).view(shape)
 
@@ -208,8 +209,10 @@ def _tokens(prompts: Sequence[tuple[int, ...]]) -> int:
 # --------------------------------------------------------------------- tried before it is used
 
 
-def lean_model(model: Any, forward: Forward) -> LeanModel | None:
-    """Return a model's lean arithmetic, tried; None, and why in the log, where there is none."""
+def try_lean(model: Any, forward: Forward) -> LeanModel | None:
+    """Return a model's lean arithmetic once it was compared with the model's own forward pass; None
+    when its layers are not known or differ, and the log says which.
+    """
     if reason := reason_against(model):
         logger.info("decoding through the model's own forward pass: %s", reason)
         return None
@@ -222,7 +225,7 @@ def lean_model(model: Any, forward: Forward) -> LeanModel | None:
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as failure:
         logger.warning("decoding through the model's own forward pass: %s", failure)
         return None
-    # A layer computed otherwise is off by its whole size, 64 layers of bfloat16 by some percent.
+    # A layer computed wrongly is off by 100 %; 64 layers in bfloat16 are off by a few percent.
     is_exact = lean.dtype == torch.float32
     limit, head_limit = (1e-3, 1e-5) if is_exact else (0.1, 0.02)
     if not error <= limit or not head_error <= head_limit or not attention_error <= 1e-3:
@@ -246,8 +249,8 @@ def _worst_error(pairs: Sequence[_Pair]) -> float:
 
 
 def _head_error(lean: LeanModel, forward: Forward, hidden_H: torch.Tensor) -> float:
-    """Return the relative error of logits, of states of several sizes: a model that caps its logits
-    does little to small ones.
+    """Return the relative error of logits, for hidden states of several scales: a cap changes only
+    large logits.
     """
     sizes_B1 = torch.tensor(_SIZES, device=hidden_H.device)[:, None]
     hidden_BH = (sizes_B1 * hidden_H).to(lean.dtype)
@@ -256,8 +259,8 @@ def _head_error(lean: LeanModel, forward: Forward, hidden_H: torch.Tensor) -> fl
 
 
 def _attention_error(lean: LeanModel, model: Any) -> float:
-    """Return the relative error of one query's attention, in float32, of scores of several sizes:
-    what caps them does little to small ones.
+    """Return the relative error of one query's attention, in float32, for scores of several scales:
+    a cap changes only large scores.
     """
     module = model.model.layers[0].self_attn
     kernel = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -271,7 +274,7 @@ def _attention_error(lean: LeanModel, model: Any) -> float:
     none = torch.zeros(1, 1, 1, 4, device=lean.device)
     errors = []
     for size in _SIZES:
-        # Scores of that size that differ by about one: no key takes all of the attention.
+        # Scores of that scale that differ by about one: no key takes all of the attention.
         both = size * asked, 1 + spread / size, values, none
         ours = mix(*both, scale=lean.scale, cap=lean.cap).transpose(1, 2)
         own, _ = kernel(module, *both, scaling=lean.scale, softcap=cap)
@@ -281,7 +284,7 @@ def _attention_error(lean: LeanModel, model: Any) -> float:
 
 @contextmanager
 def _short_windows(lean: LeanModel, model: Any) -> Iterator[None]:
-    """Let layers with a window see so few positions that a short decode shows it."""
+    """Make windows so small that a short decode exceeds them."""
     config, own = model.config, lean.windows
     if not any(own):
         yield
@@ -309,7 +312,7 @@ def _pairs(lean: LeanModel, forward: Forward) -> Iterator[_Pair]:
             row.append(tokens[position] % forward.vocab_size)
         hidden, _ = lean_rows.step(np.array([row[-1] for row in rows]))
         yield from zip(hidden.float(), _own(forward, rows), strict=True)
-    # The same, examined: all positions of completions, two of them after one prompt.
+    # Now as a validator computes: all positions of completions at once, two after one prompt.
     samples = [(prompts[0], row[len(prompts[0]) :]) for row in (rows[0], rows[0][::-1] + rows[0])]
     for (prompt, completion), hidden_TH in zip(
         samples, predicting_rows(lean, samples), strict=True

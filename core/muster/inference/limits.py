@@ -1,8 +1,8 @@
-"""From measured errors to validation limits: the margins, and why. Pure.
+"""From measured errors to validation limits: the safety margins, and why. Pure.
 
 Honest errors of one machine underestimate those of a thousand, so every limit is a multiple of the
-worst error seen and at least a floor. The forgers, judged under these limits afterwards, tell
-whether that left room for fraud.
+worst error seen and at least a floor. Forgers are then judged under these limits, which shows
+whether they leave room for fraud.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _FALSE_FRAUD = 1e-6
 """Bound on the probability that an honest submission collects enough strikes to be Fraud."""
 
 DETECTED = 0.95
-"""Share of submissions of a cheat that saves most of the work which must not be accepted."""
+"""A cheat that saves most of the work must have at least this share of its submissions refused."""
 
 _FALSE_STRIKE = 1e-7
 """Bound on the probability that an honest sample has too many tokens outside the margin."""
 
 _RATE_HEADROOM = 4
-"""How many times the rate seen other machines may turn close choices."""
+"""Other machines may change close choices at this multiple of the measured rate."""
 
 _ENOUGH = 10_000
-"""Tokens of a pair of ways from which its own rate counts, beside that of all."""
+"""From so many tokens on, a pair of ways has a rate of its own, beside the rate of all pairs."""
 
 _MOST_HALVINGS = 8
 _LEAST_STRAIN, _LEAST_LOSS, _LEAST_LEAN = 0.02, 1e-4, 0.25
@@ -57,12 +57,12 @@ _MOST_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """Limits below which no measurement leads: other machines round elsewhere than this one."""
+    """Least limits, whatever was measured: other machines round differently from this one."""
 
     exponent_share: float
-    """Of the points. One value that rounds across the cut, or a power of two, changes a point."""
+    """Share of the points. A value that rounds across the cut or a power of two changes a point."""
     sign_share: float
-    """Of the points."""
+    """Share of the points."""
     mantissa_mean: float
     """In units of the last mantissa bit."""
     mantissa_median: float
@@ -72,15 +72,15 @@ class Floors:
 
 
 FLOORS = {
-    # Arithmetic agrees to 1e-5 or so: few bfloat16 roundings turn, and most values are equal. One
+    # Results agree to about 1e-5: few bfloat16 roundings differ, and most values are equal. An
     # entry that crosses the cut may still match an exponent by chance and be far off in mantissa:
-    # up to 1 in the mean of 128 points, but once in 10,000 chunks.
+    # this adds up to 1 to the mean of 128 points, once in 10,000 chunks.
     "float32": Floors(1 / 16, 1 / 32, 0.25, 0.0, 0.001),
     # Two engines in bfloat16 differ in the last bit of most values; margins up to 0.063 were seen
     # between vLLM and transformers.
     "bfloat16": Floors(1 / 8, 1 / 16, 2.0, 1.0, 0.25),
 }
-"""By number format, the coarser ones later."""
+"""Floors by number format, the coarser formats later."""
 
 
 def chunk_limits(results: Iterable[ChunkResult], proof: ProofRecipe, floors: Floors) -> ChunkLimits:
@@ -98,7 +98,7 @@ def chunk_limits(results: Iterable[ChunkResult], proof: ProofRecipe, floors: Flo
         max_sign_mismatches=_count(max(floors.sign_share, 2 * signs), proof.topk),
         max_mantissa_error_mean=min(_MANTISSA_MAX, mean),
         max_mantissa_error_median=min(_MANTISSA_MAX, median),
-        # An honest decoy matches by chance; half of them do so less than once in 10^12 chunks.
+        # Decoys match honest chunks by chance; half of them do so in less than one of 10^12 chunks.
         max_decoy_matches=min(DECOYS, max(DECOYS // 2, decoys + DECOYS // 4)),
     )
 
@@ -115,9 +115,9 @@ def sampler_limits(
 ) -> SamplerLimits:
     """Return the limits of check 7 from honest margins of single tokens.
 
-    Either twice the worst margin and no token beyond, or a smaller margin and as many tokens beyond
-    as honest samples of `longest` tokens practically never have: whichever notices more of the
-    cheats' samples, whose margins are given.
+    Either twice the worst margin with no token beyond it, or a smaller margin with a number of
+    tokens beyond it that honest samples of `longest` tokens practically never exceed. The choice is
+    the one that detects more samples of the cheats, whose margins are given.
     """
     worst = float(honest.max(initial=0))
     best = SamplerLimits(margin=max(floors.margin, 2 * worst), max_outside_per_sample=0)
@@ -132,7 +132,7 @@ def sampler_limits(
 
 
 def _outside(honest: Margins, margin: float, longest: int) -> int:
-    """Return the tokens beyond a margin that an honest sample exceeds with probability < 1e-7."""
+    """Return the count of tokens beyond a margin that is exceeded with probability < 1e-7."""
     _, rate = wilson(int((honest > margin).sum()), len(honest))
     rate = min(1.0, _RATE_HEADROOM * rate)
     return next(
@@ -141,8 +141,8 @@ def _outside(honest: Margins, margin: float, longest: int) -> int:
 
 
 def with_room(sampler: SamplerLimits) -> SamplerLimits:
-    """Return limits whose outright margin is four times the worst honest one, for calibrations
-    that count wide tokens: in bfloat16 an honest token of some 150,000 was at more than twice.
+    """Return limits whose margin for any single token is four times the worst honest one, for
+    calibrations that count wide tokens: in bfloat16 one honest token of 150,000 exceeded twice.
     """
     if sampler.max_outside_per_sample:
         return sampler
@@ -158,15 +158,15 @@ def wide_limits(
     claimed: Sequence[Drawn] = (),
 ) -> WideLimits | None:
     """Return how many tokens of a submission may have a margin that few honest ones have, given the
-    choices of every pair of honest ways; None where the margin is not beyond its floor.
+    choices of every pair of honest ways; None if the margin is not above its floor.
 
-    `sampler` has the margin that no token may exceed then, see `with_room`. `claimed` are pairs
-    that other machines say they measured: they can raise the counts, and not lower them.
+    `sampler` has the margin that no token may exceed, see `with_room`. `claimed` are pairs that
+    other machines report: they can raise the counts, but not lower them.
 
-    A worker that prefers some token can do so by `WideLimits.margin` everywhere, and by more at as
-    many tokens as may be wide: of all margins the one is taken that leaves it least, per completion
-    that it ends. An honest submission exceeds the counts with probability below 1e-7, even if its
-    machine turns four times as many choices as the worst pair's.
+    A worker that favours some token can add `WideLimits.margin` to its score everywhere, and more
+    at the few tokens that may be wide. The margin chosen is the one that leaves such a worker the
+    least gain per completion that it ends. An honest submission exceeds the counts with probability
+    below 1e-7, even if its machine changes four times as many choices as the worst pair does.
     """
     samples = submission_size(recipe)
     tokens = samples * recipe.sampling.max_new_tokens
@@ -178,7 +178,7 @@ def wide_limits(
             break
         limits = _wide_limits(pairs, claimed, margin, tokens)
         share = min(1.0, max(limits.most_ends / samples, limits.most / tokens))
-        # Beyond a margin that some tokens may exceed, these may do so by anything.
+        # Tokens that may exceed the margin may do so by any amount.
         found = margin + (max(worst, sampler.margin) - margin) * share
         if found < left:
             left, best = found, limits
@@ -201,7 +201,7 @@ def _wide_limits(
 
 
 def _rate(own: Sequence[tuple[int, int]], claimed: Sequence[tuple[int, int]]) -> float:
-    """Return the rate that other machines may have, given (hits, trials) of every pair of ways."""
+    """Return the rate to allow other machines, given (hits, trials) of every pair of ways."""
     hits, trials = (sum(column) for column in zip(*own, strict=True))
     rates = [hit / total for hit, total in [*own, *claimed] if total >= _ENOUGH]
     return min(1.0, _RATE_HEADROOM * max([wilson(hits, trials)[1], *rates]))
@@ -227,8 +227,8 @@ def _noticed(limits: SamplerLimits, cheats: Sequence[Margins]) -> int:
 def history_limits(
     strains: Iterable[float], losses: Iterable[float], leans: Iterable[float]
 ) -> HistoryLimits:
-    """Return the limits of the sequential test from the mean strains and losses of honest ways, and
-    how their choices lean to EOS: twice the worst, and at least what other machines may differ by.
+    """Return the limits of the sequential test from the mean strains, losses and leans of honest
+    ways: twice the worst, and at least a floor for the differences between machines.
     """
 
     def limit(least: float, seen: Iterable[float]) -> float:
@@ -244,8 +244,8 @@ def history_limits(
 def fraud_strikes(honest_samples: int, recipe: Recipe) -> int:
     """Return the strikes that an honest submission collects with probability below 1e-6.
 
-    None of the honest samples failed, which bounds the true rate with 95 % confidence. At least 2:
-    no single sample makes Fraud.
+    No honest sample failed, which bounds the true failure rate with 95 % confidence. The result is
+    at least 2: no single sample makes Fraud.
     """
     size = submission_size(recipe)
     rate = rate_bound(honest_samples)
@@ -272,7 +272,7 @@ def detection(row: Measurement, size: int, strikes: int = 1) -> tuple[float, flo
 
 
 def require_no_forger(measured: Iterable[Measurement]) -> None:
-    """Raise EngineError, with the reason, when a forger that computed nothing was accepted."""
+    """Raise EngineError when a forger that computed nothing was accepted."""
     for row in measured:
         if row.kind == "nothing" and row.accepted:
             raise EngineError(
@@ -284,7 +284,7 @@ def require_no_forger(measured: Iterable[Measurement]) -> None:
 
 
 def require_separated(measured: Iterable[Measurement], recipe: Recipe) -> None:
-    """Raise EngineError when honest work and that of a cheat which saves most of it overlap."""
+    """Raise EngineError when a cheat that saves most of the work passes as honest."""
     size = submission_size(recipe)
     for row in measured:
         low, _ = detection(row, size)
@@ -307,7 +307,7 @@ class Figures(TypedDict, total=False):
 
 
 def worst_of(results: Sequence[ChunkResult], *, honest: bool) -> Figures:
-    """Return the worst errors of honest chunks, the best of forged ones; none without chunks."""
+    """Return the worst errors of honest chunks, or the best of forged ones."""
     if not results:
         return {}
     pick = max if honest else min

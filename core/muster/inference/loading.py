@@ -1,4 +1,4 @@
-"""Engines by name, as flags and settings name them. What runs one is imported when it is made."""
+"""Engines by their names in flags and settings. Making one imports its modules."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from muster.inference.engine import ROOM, InferenceEngine, Room
 from muster.protocol.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16"]
-"""Arithmetic of a model."""
+"""Number format of a model's arithmetic."""
 EngineLoader = Callable[[Dtype, str], InferenceEngine]
-"""Makes an engine of an arithmetic and a device; called off the event loop, as it imports torch."""
+"""Makes an engine for a number format and a device. Imports torch: call it off the event loop."""
 
 
 def engine_of(options: Mapping[str, Any]) -> InferenceEngine:
-    """Return the engine that the flags of `engine_choice` ask for; raises ConfigError."""
+    """Return the engine that the flags of `engine_choice` name; raises ConfigError."""
     load = load_as(options["engine"] or "transformers", options["threads"] or 1)
     return load(options["dtype"] or "float32", options["device"] or "cpu")
 
 
 def load_as(engine: str, threads: int, room: Room = ROOM, tensor_parallel: int = 1) -> EngineLoader:
-    """Return what runs models with an engine of a name."""
+    """Return the loader of an engine, by the engine's name."""
     if engine == "vllm":
         return load_vllm(threads, room, tensor_parallel)
     return load_transformers(threads, room)
 
 
 def load_vllm(threads: int, room: Room = ROOM, tensor_parallel: int = 1) -> EngineLoader:
-    """Return what runs vLLM in a process and an environment of its own."""
+    """Return the loader of vLLM, which runs in its own process and environment."""
 
     def load(dtype: Dtype, device: str) -> InferenceEngine:
         from muster.inference.vllm.engine import VllmEngine
@@ -41,7 +41,7 @@ def load_vllm(threads: int, room: Room = ROOM, tensor_parallel: int = 1) -> Engi
 
 
 def load_transformers(threads: int, room: Room = ROOM) -> EngineLoader:
-    """Return what runs any Hugging Face causal language model."""
+    """Return the loader of transformers, which runs any Hugging Face causal language model."""
 
     def load(dtype: Dtype, device: str) -> InferenceEngine:
         from muster.inference.transformers_engine import TransformersEngine
@@ -53,7 +53,7 @@ def load_transformers(threads: int, room: Room = ROOM) -> EngineLoader:
 
 
 def load_process(threads: int, room: Room = ROOM) -> EngineLoader:
-    """Return what runs transformers in a process of its own, beside others of the same worker."""
+    """Return the loader of transformers in its own process, beside others of the same worker."""
 
     def load(dtype: Dtype, device: str) -> InferenceEngine:
         from muster.inference.vllm.engine import ProcessEngine

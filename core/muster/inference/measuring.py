@@ -1,6 +1,6 @@
 """Generates and recomputes rollouts the way workers and validators do, and measures the difference.
 
-Whatever two honest parties may do differently is a way here, because limits are chosen from the
+Every difference that two honest parties may have is a way here, because limits are chosen from the
 worst pair. `muster.inference.calibrate` compares them; nothing here applies limits. Axes: R rows, L
 width, T completion tokens, H hidden units.
 """
@@ -35,7 +35,7 @@ from muster.toploc import ChunkResult, build_proofs_many, verify_proofs_many
 from muster.toploc.chunks import Patterns
 
 _MOST_CHUNKS = 512
-"""Chunks that forgers are tried on: more would take memory and tell little."""
+"""Chunks that forgers are tried on: more would take memory and hardly change the result."""
 
 _PART_LOGITS = 1 << 26
 """Logits held at a time where two models are compared: 256 MiB for each."""
@@ -72,9 +72,9 @@ class Delivery:
     """Completions and the requests they claim to answer."""
 
     requests: Sequence[Request]
-    """What was asked, with the seeds a validator replays."""
+    """The requests, with the seeds that a validator replays."""
     completions: Sequence[Completion]
-    """What was delivered."""
+    """The delivered completions."""
 
     def __getitem__(self, places: slice) -> Delivery:
         """Return some of the samples."""
@@ -87,7 +87,7 @@ class Delivery:
         return list(zip(asked, [c.tokens for c in self.completions], strict=True))
 
     def samples(self, redraws: Sequence[tuple[Redraw, ...]] = ()) -> list[Sample]:
-        """Return what a validator examines; `redraws` are each sample's, none at all if empty."""
+        """Return the samples for a validator; `redraws` are those of each sample, or empty."""
         rows = zip(
             self.requests, self.completions, redraws or [()] * len(self.requests), strict=True
         )
@@ -96,7 +96,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Recomputed work against the work, sample by sample."""
+    """Differences between work and its recomputation, sample by sample."""
 
     chunks: list[list[ChunkResult]]
     """Distances of the proofs."""
@@ -105,7 +105,7 @@ class Errors:
 
     @staticmethod
     def of(examined: Sequence[Examined]) -> Errors:
-        """Return the errors among what was found."""
+        """Return the errors that an examination found."""
         chunks = [list(each.chunks) for each in examined]
         return Errors(chunks, [each.replayed.margins_T for each in examined])
 
@@ -125,7 +125,7 @@ class Errors:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What one forward pass over honest work shows, used in many ways."""
+    """Findings of one forward pass over honest work."""
 
     work: Delivery
     """The work."""
@@ -134,15 +134,15 @@ class Survey:
     redraws: list[tuple[Redraw, ...]]
     """What the policy chooses at the same rows under other noise, per sample."""
     other_seed: Errors
-    """Choices of one more seed in the place of the sample's own, where any is another, with the
-    true proofs: what a cheat achieves that changes only seeds. Its texts would be the policy's as
-    well, so that it is measured on these."""
+    """Samples whose choices are replaced by those of one more seed, if any differs, with true
+    proofs: the result of a cheat that changes only seeds. Its texts would come from the policy too,
+    so these texts stand for them."""
     hidden: list[Patterns]
     """The policy's hidden states [T, H] of each sample."""
 
     def chunks(self, proof: ProofRecipe, *, one_token: bool = False) -> list[Chunks]:
-        """Return chunks by shape, where prompts of both halves have some: all, or of long samples
-        some that are spread over them; `one_token` takes the first row of each.
+        """Return chunks by shape, for shapes that both halves of the prompts have: all chunks, or,
+        of long samples, some spread over each; `one_token` takes the first row of each chunk.
         """
         places: dict[tuple[int, ...], int] = {}
         starts = [range(0, len(tokens), proof.chunk_tokens) for _, tokens in self.work.pairs]
@@ -170,7 +170,7 @@ class Survey:
 
 
 def _most_of_each(counts: Sequence[int]) -> int:
-    """Return how many chunks of each sample come to _MOST_CHUNKS, where there are so many."""
+    """Return how many chunks to take of each sample to have about _MOST_CHUNKS in all."""
     most = 1
     while most < max(counts) and sum(min(count, most) for count in counts) < _MOST_CHUNKS:
         most += 1
@@ -190,10 +190,10 @@ class Party:
     def __init__(self, name: str, engine: InferenceEngine, recipe: Recipe) -> None:
         self.name, self.engine, self.recipe = name, engine, recipe
         self.done = 0
-        """Samples generated or examined, which shows progress."""
+        """Samples generated or examined so far, for progress reports."""
 
     def ways(self, ways: Sequence[Way]) -> Sequence[Way]:
-        """Return those of some ways to compute that this engine has."""
+        """Return the ways among these that this engine can compute in."""
         return [way for way in ways if way == PLAIN]
 
     def generate(self, requests: Sequence[Request], way: Way = PLAIN) -> Delivery:
@@ -262,7 +262,9 @@ class OwnParty(Party):
     def survey(
         self, work: Delivery, redraws: Sequence[tuple[Redraw, ...]], other_seeds: Sequence[int]
     ) -> Survey:
-        """Return what one forward pass over work shows; `redraws` say seeds, not yet tokens."""
+        """Return the findings of one forward pass over work; `redraws` have seeds, but no tokens
+        yet.
+        """
         asked = [
             replace(sample, redraws=(*sample.redraws, Redraw(seed, sample.completion_tokens)))
             for sample, seed in zip(work.samples(redraws), other_seeds, strict=True)
@@ -302,8 +304,8 @@ class OwnParty(Party):
         )
 
     def measure_proven(self, work: Delivery) -> tuple[Errors, Errors]:
-        """Return how far work is from its recomputation, and how far its tokens would be with
-        proofs of the policy itself.
+        """Return the errors of work, and the errors that its tokens would have with proofs by the
+        policy itself.
         """
         found: dict[int, Examined] = {}
         proven: dict[int, list[ChunkResult]] = {}
@@ -335,18 +337,18 @@ class OwnParty(Party):
         yield start, work[start:]
 
     def measure(self, work: Delivery) -> Errors:
-        """Return how far work is from its recomputation in the plain way."""
+        """Return the errors of work under its recomputation in the plain way."""
         return Errors.of(self.examine(work))
 
     def prove(self, work: Delivery) -> list[Completion]:
-        """Return the completions with true proofs, whatever the tokens came from."""
+        """Return the completions with true proofs, whatever model chose the tokens."""
         built = self.engine.prove(work.pairs, proof=self.recipe.proof)
         pairs = zip(work.completions, built, strict=True)
         return [Completion(completion.tokens, proofs) for completion, proofs in pairs]
 
 
 def _padded_left(forward: Forward, samples: Sequence[tuple[Tokens, Tokens]]) -> list[torch.Tensor]:
-    """Prefill as libraries do that pad every batch on the left."""
+    """Prefill a batch that is padded on the left, as some libraries do."""
     tokens_RL, mask_RL = pad_left([(*prompt, *completion[:-1]) for prompt, completion in samples])
     positions = None if mask_RL is None else np.maximum(mask_RL.cumsum(axis=1) - 1, 0)
     longest = max(len(completion) for _, completion in samples)

@@ -1,6 +1,6 @@
 """What a calibration measures: engines, the ways to compute, how many samples of each.
 
-Known before a model is loaded, so that what cannot work is refused at once. No torch here.
+Known before a model is loaded, so that a plan that cannot work is refused at once. No torch here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ ENGINES: dict[str, NumberFormat] = {
     "vllm:float32": "float32",
     "vllm:bfloat16": "bfloat16",
 }
-"""Engines that can be measured, by what `--engines` calls them, of each kind the exacter first."""
+"""Engines that can be measured, by their names for `--engines`; of each kind the more exact
+first."""
 
 
 def layout_of(engine: str) -> tuple[NumberFormat, int]:
@@ -48,7 +49,7 @@ _FEW = 24
 """Samples of one chunk for the ways that run one sample at a time."""
 
 _LEAST_SAMPLES = 48
-"""Of the work that everything is compared with, however long a sample is."""
+"""Least samples of the work that everything is compared with, however long a sample is."""
 
 _LEAST_CHEATS = 80
 """Samples of a cheat: all noticed bounds its detection above 95 % (95 %)."""
@@ -58,7 +59,7 @@ _LEAST_OF_A_WAY = 4
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to compute that gives the same results but for rounding."""
+    """A way to compute that gives the same results up to rounding."""
 
     name: str
     """What differs, in words."""
@@ -73,11 +74,11 @@ class Way:
     lean: bool = True
     """Whether a worker decodes without the model's own forward pass, where it can."""
     samples: int | None = None
-    """How many samples to spend on it; None for all."""
+    """How many samples are computed in this way; None for all."""
 
 
 PLAIN = Way("batched")
-"""How work is generated and recomputed when nothing else is said."""
+"""The default way to generate and recompute work."""
 
 WORKERS = {
     "quick": (
@@ -99,7 +100,7 @@ WORKERS = {
         Way("eager, batches of 16", attention="eager", max_rows=16, samples=4 * _FEW),
     ),
 }
-"""How workers generate, by profile. Numbers of samples are for samples of one chunk."""
+"""Ways of workers, by profile. Numbers of samples are for samples of one chunk."""
 
 VALIDATORS = {
     "quick": (
@@ -117,7 +118,7 @@ VALIDATORS = {
         Way("decoding with a cache", path="decode", samples=_FEW // 3),
     ),
 }
-"""How validators recompute, by profile. Numbers of samples are for samples of one chunk."""
+"""Ways of validators, by profile. Numbers of samples are for samples of one chunk."""
 
 
 _CHEATS = {"quick": 4, "full": 27}
@@ -131,20 +132,21 @@ class MeasuringPlan:
     recipe: Recipe
     """Sampling, proofs and learning rate."""
     prompts: Sequence[Prompt] = ()
-    """Taken in turn; none means prompts that the model makes up."""
+    """Prompts, used in turn; if empty, the model makes prompts up."""
     engines: Sequence[str] = ("transformers:float32",)
-    """Whose errors must be inside the limits, each against each; cheats use the first."""
+    """Engines whose errors must be inside the limits, each against each; cheats use the first."""
     others: Mapping[str, Path] = field(default_factory=dict)
     """Further models of the same vocabulary that a cheat could run, by name: a smaller sibling,
     the base model."""
     profile: Profile = "full"
     """"quick" is for small models and demonstrations: fewer ways, fewer cheats."""
     samples: int = 320
-    """Samples of most ways and cheats, were each one chunk: of longer ones fewer are taken."""
+    """Samples of most ways and cheats if a sample is one chunk; with longer samples fewer are
+    taken."""
     seed: int = 0
-    """Of everything drawn."""
+    """Seed of everything drawn."""
     device: str = "cpu"
-    """Where the models compute, as torch calls it."""
+    """Torch's name of the device that computes the models."""
     threads: int = 1
     """CPU threads of the models."""
 
@@ -160,7 +162,7 @@ class MeasuringPlan:
 
     @property
     def cheats(self) -> int:
-        """Samples of each cheat. A longer one tells more, so that fewer do."""
+        """Samples of each cheat. Longer samples tell more, so fewer are enough."""
         return max(min(self.base, _LEAST_CHEATS), self.samples // self.chunks**2)
 
     def workers(self) -> list[Way]:
@@ -172,7 +174,7 @@ class MeasuringPlan:
         return [self._sized(way) for way in VALIDATORS[self.profile] if self._has(way)]
 
     def honest_samples(self) -> int:
-        """Return how many samples all pairs of ways have together."""
+        """Return the number of samples of all pairs of ways together."""
         workers, judges = self.workers(), self.validators()
         vllm = [PLAIN] * sum(engine.startswith("vllm:") for engine in self.engines)
         benches = len(self.engines) - len(vllm)
@@ -185,7 +187,7 @@ class MeasuringPlan:
         )
 
     def effort(self) -> int:
-        """Return about how many samples are generated or examined in all, which shows progress."""
+        """Return about how many samples are generated or examined in all, for progress reports."""
         parties = len(self.engines)
         made = sum(min(way.samples or self.base, self.base) for way in self.workers())
         cheats = _CHEATS[self.profile] + len(self.others)
@@ -195,7 +197,7 @@ class MeasuringPlan:
         return way.threads is None or self.device == "cpu"
 
     def _sized(self, way: Way) -> Way:
-        """Return the way with as many tokens as its samples of one chunk have."""
+        """Return the way with fewer samples if they are long: about the same number of tokens."""
         if way.threads is not None and way.threads == self.threads:
             way = replace(way, name="one thread", threads=1)
         if way.samples is None:
@@ -239,7 +241,7 @@ def few_chunks(count: int) -> EngineError:
 
 
 def _require_model(folder: Path, plan: MeasuringPlan) -> int | None:
-    """Return the vocabulary that a model's folder states, if it does."""
+    """Return the vocabulary size that a model's folder states; None without one."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:

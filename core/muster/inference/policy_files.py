@@ -2,7 +2,7 @@
 
 Loads any Hugging Face causal language model, and swaps the weights in place when only they changed
 since the last version, which is what every training step does. Never unpickles, never runs code
-from the folder, never reaches for the network.
+from the folder, never uses the network.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from __future__ import annotations
 import hashlib
 import inspect
 import threading
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from muster.protocol.errors import EngineError
 from muster.protocol.set_aside import FILE_NAME
 
-# While transformers builds a model it changes defaults of the whole process, so that another one
-# that is built at that moment misses tied weights.
+# While transformers builds a model it changes defaults of the whole process. A second model that is
+# built at the same time would miss tied weights.
 _BUILDING = threading.Lock()
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".peft")
 
 
 @dataclass(slots=True)
 class LoadedPolicy:
-    """A model that computes and what its folder says about it."""
+    """A loaded model and what its folder says about it."""
 
     model: Any
     """The transformers model, in evaluation mode."""
@@ -44,10 +44,24 @@ class LoadedPolicy:
     """SHA-256 of every file but the weights and the list of problems set aside."""
 
 
-def load_folder(folder: Path, *, dtype: torch.dtype, device: str) -> LoadedPolicy:
-    """Return the model of a folder; raises EngineError when any weight is missing or left over."""
-    transformers_logging.disable_progress_bar()
+@contextmanager
+def as_engine_error(what: str, hint: str | None = None) -> Iterator[None]:
+    """Turn any error into an EngineError: a stranger's files may make libraries raise any."""
     try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:
+        raise EngineError(f"{what}: {error or type(error).__name__}", hint=hint) from error
+
+
+def load_folder(folder: Path, *, dtype: torch.dtype, device: str) -> LoadedPolicy:
+    """Return the model of a folder; raises EngineError when it is unusable, for example when any
+    weight is missing or left over.
+    """
+    transformers_logging.disable_progress_bar()
+    needs = "it needs config.json, *.safetensors and the tokenizer's files"
+    with as_engine_error(f"policy folder {folder} does not load", needs):
         with _BUILDING:
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
@@ -60,22 +74,17 @@ def load_folder(folder: Path, *, dtype: torch.dtype, device: str) -> LoadedPolic
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, RuntimeError, MemoryError, SafetensorError) as error:
-        raise EngineError(
-            f"policy folder {folder} does not load: {error}",
-            hint="it needs config.json, *.safetensors and the tokenizer's files",
-        ) from error
-    _require_complete(folder, report)
-    require_supported(model)
-    model.to(device).eval().requires_grad_(False)
-    keep_caps(model)
-    eos = eos_token_ids(model.config.get_text_config(), model.generation_config, tokenizer)
-    return LoadedPolicy(model, tokenizer, eos, fingerprint(folder))
+        _require_complete(folder, report)
+        require_supported(model)
+        model.to(device).eval().requires_grad_(False)
+        keep_caps(model)
+        eos = eos_token_ids(model.config.get_text_config(), model.generation_config, tokenizer)
+        return LoadedPolicy(model, tokenizer, eos, fingerprint(folder))
 
 
 def fingerprint(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file of a policy folder except weights, index, adapter and the
-    list of problems set aside: where these alone differ the weights are swapped in place.
+    list of problems set aside: if only these differ, the weights are swapped in place.
     """
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
@@ -87,26 +96,23 @@ def fingerprint(folder: Path) -> dict[str, str]:
 def swap_weights(model: Any, folder: Path) -> bool:
     """Overwrite the model's weights with the folder's; return whether that was possible.
 
-    It is when the files name every parameter exactly once (tied ones under either name) with its
-    shape; otherwise nothing is touched. Raises EngineError when the files cannot be read, after
-    which the model may hold a mixture.
+    It is possible when the files name every parameter exactly once (tied ones under either name)
+    with its shape; otherwise nothing changes. Raises EngineError when the files cannot be read; the
+    model may then hold a mixture.
     """
     parameters: Mapping[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    try:
-        with ExitStack() as stack:
-            files = [
-                stack.enter_context(safe_open(path, framework="pt"))
-                for path in sorted(folder.glob("*.safetensors"))
-            ]
-            located = [(name, file) for file in files for name in file.keys()]  # noqa: SIM118
-            shapes = [(name, tuple(file.get_slice(name).get_shape())) for name, file in located]
-            if not _covers(parameters, shapes):
-                return False
-            with torch.no_grad():
-                for name, file in located:
-                    parameters[name].copy_(file.get_tensor(name))
-    except (OSError, SafetensorError, RuntimeError, MemoryError) as error:
-        raise EngineError(f"weights in {folder} do not load: {error}") from error
+    with as_engine_error(f"weights in {folder} do not load"), ExitStack() as stack:
+        files = [
+            stack.enter_context(safe_open(path, framework="pt"))
+            for path in sorted(folder.glob("*.safetensors"))
+        ]
+        located = [(name, file) for file in files for name in file.keys()]  # noqa: SIM118
+        shapes = [(name, tuple(file.get_slice(name).get_shape())) for name, file in located]
+        if not _covers(parameters, shapes):
+            return False
+        with torch.no_grad():
+            for name, file in located:
+                parameters[name].copy_(file.get_tensor(name))
     return True
 
 
@@ -130,22 +136,22 @@ def _require_complete(folder: Path, report: Mapping[str, Any]) -> None:
 
 
 def require_supported(model: Any) -> None:
-    """Raise EngineError unless a model has a head that can be asked for some positions only."""
+    """Raise EngineError unless a model's head can compute some positions only."""
     accepts = inspect.signature(model.forward).parameters
     if model.get_output_embeddings() is None or "logits_to_keep" not in accepts:
         raise EngineError(f"{type(model).__name__} is not a causal language model with a head")
 
 
 def keep_caps(model: Any) -> None:
-    """Choose a kernel that caps attention's scores where the model does: transformers' sdpa leaves
-    that out without a word.
+    """Choose a kernel that caps attention's scores if the model does: transformers' sdpa silently
+    ignores the cap.
     """
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
         model.set_attn_implementation("eager")
 
 
 def declared_ends(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
-    """Return `eos_token_ids` of a folder whose model is not loaded."""
+    """Return the `eos_token_ids` of a folder without loading its model."""
     try:
         generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
     except OSError:

@@ -1,7 +1,7 @@
 """Products of bfloat16 matrices on a CPU that has no instruction for them.
 
-Such a CPU multiplies bfloat16 numbers one by one, at a tenth of its float32 speed. Here some
-weights at a time become float32, which loses nothing; products are summed in float32, as the
+Such a CPU multiplies bfloat16 numbers one by one, at a tenth of its float32 speed. Here weights are
+converted to float32 some at a time, which is exact. Products are summed in float32, as the
 instructions for bfloat16 do, and rounded once. Axes: N rows, I input and O output units.
 """
 
@@ -17,7 +17,7 @@ FEWEST_ROWS = 3
 """With fewer rows, reading float32 weights costs more than it saves."""
 
 _PASS_ELEMENTS = 1 << 20
-"""Weights converted at a time: 4 MiB, which a CPU's caches still hold when they are multiplied."""
+"""Weights converted at a time: 4 MiB, so that they are still in the cache when multiplied."""
 
 
 def has_bfloat16() -> bool:
@@ -47,7 +47,7 @@ def linear(x: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
 
 
 def quicken(model: Any) -> None:
-    """Let the layers of a loaded model, of any architecture, multiply so where that is faster."""
+    """Make the linear layers of any loaded model use `linear`, where that is faster."""
     layers: list[Any] = [m for m in model.modules() if type(m) is torch.nn.Linear]
     for layer in layers:
         if _IS_SLOW and layer.weight.dtype == torch.bfloat16:
@@ -56,6 +56,6 @@ def quicken(model: Any) -> None:
 
 def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
     if torch.is_grad_enabled():
-        # Writing parts in place keeps nothing that a gradient could follow.
+        # `linear` writes in place, so it cannot be differentiated.
         return F.linear(x, module.weight, module.bias)
     return linear(x, module.weight, module.bias)

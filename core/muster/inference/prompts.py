@@ -1,8 +1,8 @@
 """Token ids of prompts, and where an answer begins among a turn's tokens.
 
 Both engines encode with this, so that they agree. A chat prompt is encoded as the tokenizer would
-encode the whole text, but that control tokens are recognised in the frame alone: a problem that
-spells the token which ends a turn is read as the letters of it.
+encode the whole text, with one difference: control tokens are recognised in the frame only. A
+problem's text that spells the token which ends a turn is encoded as its letters.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from muster.protocol.prompts import Part, Prompt
 def encode_prompt(tokenizer: Any, prompt: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
     """Return the token ids of a prompt.
 
-    A text gets what the tokenizer puts around one (a BOS, say) where it is the start; a chat prompt
-    never does, for its frame has it.
+    At the start of a sequence a text gets the tokens that the tokenizer puts around one (a BOS,
+    say). A chat prompt never does, because its frame has them.
     """
     if isinstance(prompt, str):
         return tuple(tokenizer.encode(prompt, add_special_tokens=is_start))
@@ -35,8 +35,8 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, *, is_start: bool = True) -> t
 
 
 def after_last(tokens: Sequence[int], mark: Sequence[int]) -> Sequence[int]:
-    """Return what follows the last occurrence of a mark: nothing without one, all of the tokens
-    where the mark is empty.
+    """Return the tokens after the last occurrence of a mark: none if it does not occur, all if the
+    mark is empty.
     """
     if not mark:
         return tokens
@@ -48,7 +48,7 @@ def after_last(tokens: Sequence[int], mark: Sequence[int]) -> Sequence[int]:
 
 def _control_tokens(tokenizer: Any, markup: str) -> dict[str, int]:
     """Return the tokens that only a frame may have, by their texts: the special ones, and any other
-    added token that this frame uses. What stands for unknown text is none.
+    added token that this frame uses. The token for unknown text is not among them.
     """
     special, unknown = set(tokenizer.all_special_ids), tokenizer.unk_token_id
     return {
@@ -90,7 +90,7 @@ def _encoded(
 ) -> Iterator[int]:
     """Yield the ids of pieces that follow a control token, without any control token.
 
-    Each is encoded behind the token, because some tokenizers treat the start of a text otherwise.
+    Each is encoded behind the token, because some tokenizers treat the start of a text differently.
     """
     if not pieces:
         return
@@ -101,5 +101,5 @@ def _encoded(
             ids = ids[1:]
         elif mark:
             ids = tokenizer.encode(piece, add_special_tokens=False)
-        # A vocabulary may spell one in another way than its text.
+        # Encoding may still yield a control token, from another spelling of it.
         yield from (number for number in ids if number not in forbidden)

@@ -1,8 +1,8 @@
 """Chooses the tokens of the rows that are being generated, on whatever device their logits are.
 
-On an accelerator torch does the arithmetic of `muster.inference.sampling`: the hashes are identical
-integers; the noise agrees with numpy's to the last bit or one beside it, as far as two libraries'
-logarithms do. Axes: R rows that are asked about, V vocabulary.
+On an accelerator torch does the arithmetic of `muster.inference.sampling`. The hashes are identical
+integers. The noise equals numpy's or differs in the last bit, as the logarithms of the two
+libraries do. Axes: R rows that need a token, V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from muster.inference.sampling import Integers
 logger = logging.getLogger(__name__)
 
 DEVICE_ELEMENTS = 1 << 22
-"""Scores computed per pass: bounds the float64 intermediates to about 64 MiB."""
+"""Scores computed per pass: this keeps the float64 intermediates at about 64 MiB."""
 
-# As int32, whose products wrap modulo 2^32.
+# As int32 numbers, whose products wrap modulo 2^32.
 _FIRST_FACTOR, _SECOND_FACTOR = 0x7FEB352D, 0x846CA68B - 2**32
 
 
@@ -33,7 +33,7 @@ def choices(
     positions: Integers,
     temperature_R: npt.NDArray[np.float32],
 ) -> torch.Tensor:
-    """Return the ids [R] of `muster.inference.sampling.winners`, where float32 logits are."""
+    """Return the ids [R] of `muster.inference.sampling.winners`, on the logits' device."""
     if logits_RV.device.type == "cpu":
         ids_R, _ = sampling.winners(logits_RV.numpy(), seeds, positions, temperature_R)
         return torch.from_numpy(ids_R)
@@ -49,8 +49,8 @@ def device_winners(
     positions: Integers,
     temperature_R: npt.NDArray[np.float32],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the ids and scores [R] of `muster.inference.sampling.winners`, where logits are; the
-    smallest id wins a tie.
+    """Return the ids and scores [R] of `muster.inference.sampling.winners`, on the logits' device;
+    the smallest id wins a tie.
     """
     device = logits_RV.device
     keys_2R = _keys(seeds, positions, device)
@@ -88,23 +88,21 @@ _Winners = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tens
 
 @cache
 def _fused(device: torch.device) -> _Winners | None:
-    """Return the kernel that does all in one launch; None where there is none, or where it differs
-    from torch's arithmetic.
-    """
+    """Return the fused kernel; None if there is none, or if it differs from torch's arithmetic."""
     if device.type != "cuda":
         return None
     try:
         from muster.inference.fused_choices import winners
 
         return winners if is_same(winners, device) else None
-    except Exception as failure:  # Whatever a compiler of kernels raises: torch can do it.
+    except Exception as failure:  # A kernel's compiler may raise anything; torch works without.
         logger.warning("tokens are chosen without a fused kernel: %s", failure)
         return None
 
 
 def is_same(winners: _Winners, device: torch.device) -> bool:
-    """Return whether a kernel chooses as torch does: ids and bits of scores, of rows that are flat,
-    ordinary and peaked, and of one with NaN.
+    """Return whether a kernel chooses as torch does: the same ids and the same bits of scores, for
+    flat, ordinary and peaked rows and one with NaN.
     """
     spread_R1 = torch.tensor([[0.0], [1.0], [8.0], [1.0]])
     logits = torch.randn(4, 5000, generator=torch.Generator().manual_seed(0)) * spread_R1
@@ -121,7 +119,7 @@ def is_same(winners: _Winners, device: torch.device) -> bool:
 
 
 def _keys(seeds: Integers, positions: Integers, device: torch.device | str) -> torch.Tensor:
-    """Return [2, R] what rows' hashes start from, of all rows in one upload."""
+    """Return the words [2, R] that the rows' hashes start from, in one upload."""
     keys_2R = np.stack(sampling.row_keys(seeds, positions)).view(np.int32)
     return torch.from_numpy(keys_2R).to(device, non_blocking=True)
 

@@ -1,16 +1,16 @@
-"""Verifiable sampling: the noise that decides every token, the choice it leads to, the replay.
+"""Verifiable sampling: the noise of every token, the choice that follows, and the replay.
 
 A token is the argmax of `logit / T + g`, with Gumbel noise g a pure function of (sample seed,
 position, token id): exact sampling from the softmax that anyone can repeat. Specified in
 docs/protocol.md section 5. `tools/build_kernel.py` compiles native/choices.c when the package is
-installed: it finds the few tokens of a row that can win it, whose scores numpy then computes;
-without it numpy computes those of all, to the same bytes. `muster.inference.sampler` holds the same
-arithmetic for accelerators.
+installed. That kernel finds the few tokens of a row that can have its highest score, and numpy
+computes only their scores. Without the kernel numpy computes the scores of all tokens; the results
+are the same bytes. `muster.inference.sampler` holds the same arithmetic for accelerators.
 
-The replay needs the logits of one prefill and nothing else. The margin of a token is how much its
-`logit / T + g` misses the maximum by: 0 for the token that sampling yields under these logits,
-small where other arithmetic turned a close choice, large for a token that was chosen otherwise.
-Axes: R rows, B rows of a replay, V vocabulary, C candidates.
+The replay needs the logits of one prefill and nothing else. The margin of a token is the distance
+of its `logit / T + g` from the row's maximum: 0 for the token that sampling yields under these
+logits, small where different rounding decided a close choice, large for a token that was chosen in
+another way. Axes: R rows, B rows of a replay, V vocabulary, C candidates.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Longs = npt.NDArray[np.uint64]
 FOLDER = Path(__file__).parent / "native"
 
 BLOCK_ELEMENTS = 1 << 16
-"""Noise values computed per pass, one row at least: intermediates of 2 MiB stay in a core's cache,
+"""Noise values computed per pass (at least one row): intermediates of 2 MiB stay in a core's cache,
 which halves the time."""
 
 _MOST = 8
@@ -45,7 +45,7 @@ _FOUND = np.dtype(
     [("id", "i8", _MOST), ("hash", "u4", _MOST), ("scaled", "f4", _MOST), ("found", "i8")]
 )
 _TILE = 1024
-"""As in native/choices.c: what it hands back of a row, and how many ids it looks at together."""
+"""As in native/choices.c: the most candidates that it returns per row, and the ids of one tile."""
 
 
 def gumbel_noise(seeds: Integers, positions: Integers, vocab: int) -> Noise:
@@ -58,7 +58,7 @@ def gumbel_noise(seeds: Integers, positions: Integers, vocab: int) -> Noise:
 
 
 def token_hashes(seeds: Integers, positions: Integers, vocab: int) -> _Words:
-    """Return [R, V] the 32-bit integers that the noise is made of."""
+    """Return the 32-bit integers [R, V] that the noise is computed from."""
     return _hash(*row_keys(seeds, positions), vocab)
 
 
@@ -74,9 +74,9 @@ def winners(
 ) -> tuple[TokenIds, Noise]:
     """Return per row the smallest id that maximises `logit / T + g` in float32, and its score.
 
-    Takes float32 logits and temperatures. The score of a row with NaN is NaN. Holds one block of
-    scores beyond what it takes. Releases the GIL. Raises ValueError unless every row has its own
-    seed, position and temperature.
+    Takes float32 logits and temperatures. The score of a row with NaN is NaN. Allocates one block
+    of scores. Releases the GIL. Raises ValueError unless every row has its own seed, position and
+    temperature.
     """
     seeds_R, positions_R = np.array(seeds, np.uint64), np.array(positions, np.uint64)
     if not len(logits_RV) == len(seeds_R) == len(positions_R) == len(temperature_R):
@@ -111,7 +111,9 @@ def _find(
     positions_R: _Longs,
     temperature_R: Noise,
 ) -> npt.NDArray[np.void]:
-    """Return per row, as _FOUND, the tokens that can win it; none where the kernel cannot tell."""
+    """Return per row, as _FOUND, the tokens that can have its highest score; none where the kernel
+    cannot tell.
+    """
     rows, vocab = logits_RV.shape
     found_R = np.zeros(rows, _FOUND)
     largest = np.empty(vocab // _TILE + 1, np.float32)
@@ -154,14 +156,14 @@ def scaled(logits_RV: Noise, temperature_R: Noise) -> Noise:
 
 
 def blocks(rows: int, vocab: int, elements: int | None = None) -> Iterator[slice]:
-    """Yield slices of the rows that together hold at most so many values (or one row)."""
+    """Yield slices of rows; the rows of a slice hold at most `elements` values, or are one row."""
     size = max(1, (elements or BLOCK_ELEMENTS) // vocab)
     for start in range(0, rows, size):
         yield slice(start, start + size)
 
 
 def row_keys(seeds: Integers, positions: Integers) -> tuple[_Words, _Words]:
-    """Return per row the two words that, with an id, make its hash."""
+    """Return per row the two words that are hashed together with a token id."""
     seeds_R, positions_R = np.array(seeds, np.uint64), np.array(positions, np.uint64)
     high = (seeds_R >> np.uint64(32)).astype(np.uint32)
     low = seeds_R.astype(np.uint32)
@@ -220,8 +222,8 @@ def replay_block(
 
     Takes [B, V] float32 logits before temperature, of any samples' rows; `positions_B` count from
     0 within each completion. A margin is `max - chosen` in units of `logit / T`, inf for an id
-    outside the vocabulary and for scores that are not finite. Never raises on what a peer may
-    claim: tokens may be any integers.
+    outside the vocabulary and for scores that are not finite. Never raises on a peer's claims:
+    tokens may be any integers.
     """
     rows, vocab = logits_BV.shape
     temperature_B = np.full(rows, temperature, np.float32)

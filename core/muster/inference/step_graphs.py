@@ -1,9 +1,9 @@
-"""Steps of a decode, recorded once and replayed: one launch in the place of some five hundred.
+"""Steps of a decode, recorded once and replayed: one launch instead of some five hundred.
 
-A GPU computes a step of a small model in less time than a CPU takes to ask for it. A recording has
-the same numbers of rows and positions each time; here they are rounded up, so that a recording
-serves many steps. What is rounded up lies in places that no sample has, and positions that masks
-hide. Axes: S places for rows, R rows in use, V vocabulary.
+A GPU computes a step of a small model in less time than a CPU takes to launch it. A recording has
+fixed numbers of rows and positions; here both are rounded up, so that a recording serves many
+steps. The added rows lie in places that no sample has, and masks hide the added positions. Axes: S
+places for rows, R rows in use, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ import torch
 from muster.inference.forward import Predicted
 
 LEAST_WIDTH = 256
-"""Positions by which short widths are rounded up."""
+"""Short widths are rounded up to a multiple of this."""
 
 _ORDINARY_STEPS = 3
-"""Steps of some size that are computed before one is recorded: a recording takes as long."""
+"""Steps of a size that are computed before one is recorded: recording takes as long as these."""
 
 Work: TypeAlias = Callable[[], None]
 Record: TypeAlias = Callable[[Work], Work]
-"""Takes some work on fixed tensors, and returns what does it again."""
+"""Does some work on fixed tensors, and returns a function that repeats it."""
 
 Compute: TypeAlias = Callable[[torch.Tensor, int], Predicted]
-"""Called with the [3, R] of `StepGraphs.step` and a width; asks nothing of the host."""
+"""Called with the [3, R] of `StepGraphs.step` and a width; never synchronises with the host."""
 
 
 def record_cuda(work: Work) -> Work:
     """Record work as a CUDA graph; its memory is the recording's own."""
     graph = torch.cuda.CUDAGraph()
-    # The thread that builds proofs waits for events meanwhile.
+    # The thread that builds proofs may wait for events during the capture.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         work()
     replay: Work = graph.replay
@@ -44,8 +44,8 @@ def record_cuda(work: Work) -> Work:
 
 
 class StepGraphs:
-    """The recordings of one decode. They do not hold what computes: keys and values are gigabytes,
-    and are freed when the decode is over.
+    """The recordings of one decode. They hold no reference to its keys and values: those are
+    gigabytes, and are freed when the decode is over.
     """
 
     def __init__(self, record: Record, results: Predicted, length: int) -> None:
@@ -59,8 +59,9 @@ class StepGraphs:
         self._recorded: dict[tuple[int, int], Work] = {}
 
     def step(self, compute: Compute, given_3R: npt.NDArray[np.int64], width: int) -> Predicted:
-        """Return what predicts the next token of each row, until the next step: given its last
-        token, that token's position, and the position's place among those of all places.
+        """Return the hidden states and logits of the next token of each row, valid until the next
+        step. A row is given as its last token, that token's position, and the position's index in
+        the buffer of all places.
         """
         rows = given_3R.shape[1]
         size = min(len(self._results[0]), 1 << (rows - 1).bit_length())
@@ -72,7 +73,7 @@ class StepGraphs:
             self._given[size] = torch.empty_like(torch.from_numpy(given_3S), device=self._device)
         given = self._given[size].copy_(torch.from_numpy(given_3S), non_blocking=True)
         hidden, logits = self._done(compute, given, wide)
-        # Hidden states wait for some steps until proofs take them.
+        # Hidden states are kept for some steps until proofs are built of them.
         return hidden[:rows].clone(), logits[:rows]
 
     def _done(self, compute: Compute, given: torch.Tensor, wide: int) -> Predicted:
@@ -86,13 +87,13 @@ class StepGraphs:
         return self._results
 
     def _fill(self, compute: Compute, given: torch.Tensor, wide: int) -> None:
-        """Compute a step into tensors that all recordings share, and that outlive their own."""
+        """Compute a step into tensors that all recordings share and that outlive each recording."""
         for kept, made in zip(self._results, compute(given, wide), strict=True):
             kept[: len(made)].copy_(made)
 
 
 def width_step(width: int) -> int:
-    """Return what a width is rounded up by: a quarter of it at most, beyond short ones."""
+    """Return the step that a width is rounded up by: at most a quarter of a long width."""
     return max(LEAST_WIDTH, 1 << max(0, (width - 1).bit_length() - 3))
 
 

@@ -1,8 +1,8 @@
-"""What a cheat may run instead of the policy, as changes that a `with` block makes and takes back.
+"""Models that a cheat may run instead of the policy: changes that a `with` block makes and undoes.
 
 Each stands for a way to save work or to skip an update: other weights (noise, quantised, trained
 further), fewer layers, a rounded key-value cache, a filtered distribution. Works on any
-transformers model; a change that does nothing on an architecture shows as a divergence of zero.
+transformers model; a change without effect on an architecture shows as a divergence of zero.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ WeightChange = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 _FP8_LARGEST = 448.0
 _TRAINING_BATCH = 16
 _TRAINING_TOKENS = 32
-"""Of each sample, its last: all weights get a gradient."""
-_TRAINING_LOGITS = 1 << 25
-"""Logits held at once."""
+"""Last tokens of each sample that are trained on; every weight still gets a gradient."""
+_TRAINING_LOGITS = 1 << 23
+"""Most logits held at once."""
+_TRAINED_AT_ONCE = 1 << 22
+"""Weights that take an optimiser step together; a large model's head has forty times as many."""
 
 
 def weights(change: WeightChange) -> Substitution:
@@ -87,8 +89,8 @@ def shuffled(model: Any, seed: int) -> AbstractContextManager[None]:
 def trained(samples: Sequence[Sequence[int]], steps: int, learning_rate: float) -> Substitution:
     """A neighbour version: optimiser steps of a policy gradient with random advantages.
 
-    Adam on a float32 copy, rounded to the model's format, as a trainer publishes; samples are
-    prompt and completion in one, of one length or longer.
+    Adam on a float32 copy, rounded to the model's format, as a trainer publishes. Each sample is a
+    prompt and its completion in one sequence.
     """
 
     @contextmanager
@@ -138,7 +140,7 @@ def without_unlikely(share: float) -> Substitution:
     def substitution(model: Any, _seed: int) -> Iterator[None]:
         def filtered(_module: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
             is_unlikely = logits.float().softmax(dim=-1) < share
-            # The likeliest stays even where all are unlikely.
+            # The likeliest token stays, even if all are unlikely.
             is_unlikely.scatter_(-1, logits.argmax(dim=-1, keepdim=True), False)
             return logits.masked_fill(is_unlikely, torch.finfo(logits.dtype).min)
 
@@ -175,7 +177,7 @@ def _train(
     live = list(model.parameters())
     shortest = min(_TRAINING_TOKENS, *(len(sample) for sample in samples))
     tokens = torch.tensor([list(sample[-shortest:]) for sample in samples], device=live[0].device)
-    optimizers: dict[int, torch.optim.Adam] = {}
+    optimizers: list[dict[int, torch.optim.Adam]] = [{} for _ in live]
     try:
         for weight in live:
             weight.requires_grad_(True)
@@ -183,9 +185,9 @@ def _train(
             rows = torch.randint(len(tokens), (_TRAINING_BATCH,), generator=random)
             advantages = torch.randint(0, 2, (_TRAINING_BATCH,), generator=random) * 2.0 - 1
             _add_gradient(model, tokens[rows], advantages)
-            for number, weight in enumerate(live):
+            for weight, own in zip(live, optimizers, strict=True):
                 if weight.grad is not None:
-                    _descend(weight, number, optimizers, learning_rate, is_last=step == steps - 1)
+                    _descend(weight, own, learning_rate, is_last=step == steps - 1)
     finally:
         for weight in live:
             weight.requires_grad_(False)
@@ -193,7 +195,7 @@ def _train(
 
 
 def _add_gradient(model: Any, tokens_BT: torch.Tensor, advantages_B: torch.Tensor) -> None:
-    """Add the gradient of a batch, some rows at a time: logits are what takes memory."""
+    """Add the gradient of a batch, some rows at a time, because logits take much memory."""
     width = tokens_BT.shape[1] * model.get_output_embeddings().weight.shape[0]
     count = max(1, _TRAINING_LOGITS // width)
     for start in range(0, len(tokens_BT), count):
@@ -206,24 +208,26 @@ def _add_gradient(model: Any, tokens_BT: torch.Tensor, advantages_B: torch.Tenso
 
 def _descend(
     weight: torch.Tensor,
-    number: int,
     optimizers: dict[int, torch.optim.Adam],
     learning_rate: float,
     *,
     is_last: bool,
 ) -> None:
-    """Take a step of one tensor. Its float32 copy and moments, three times its size or six, are
-    kept for the next step only.
+    """Take an optimiser step of one tensor, some rows at a time. A row's float32 copy and moments
+    are kept in `optimizers`, by the first of the rows, only if there is a next step.
     """
-    optimizer = optimizers.pop(number, None)
-    if optimizer is None:
-        optimizer = torch.optim.Adam([weight.detach().float().clone()], lr=learning_rate)
-    if not is_last:
-        optimizers[number] = optimizer
-    (master,) = optimizer.param_groups[0]["params"]
     assert weight.grad is not None  # the caller looked
-    master.grad, weight.grad = weight.grad.float(), None
-    optimizer.step()
-    master.grad = None
-    with torch.no_grad():
-        weight.copy_(master)
+    gradient, weight.grad = weight.grad, None
+    count = max(1, _TRAINED_AT_ONCE * len(weight) // weight.numel())
+    for start in range(0, len(weight), count):
+        rows = weight.detach()[start : start + count]
+        optimizer = optimizers.pop(start, None)
+        if optimizer is None:
+            optimizer = torch.optim.Adam([rows.float().clone()], lr=learning_rate)
+        if not is_last:
+            optimizers[start] = optimizer
+        (master,) = optimizer.param_groups[0]["params"]
+        master.grad = gradient[start : start + count].float()
+        optimizer.step()
+        master.grad = None
+        rows.copy_(master)

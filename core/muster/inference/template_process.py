@@ -1,8 +1,8 @@
-"""A process that renders a chat template: bounded, without clock, chance and files.
+"""A process that renders a chat template: bounded, without clock, randomness and files.
 
-Executed by its path with a JSON request on standard input, see `muster.inference.framing`; it
-imports nothing of Muster's, which would take a second. Request: source, variables of each text,
-limits. Answer: the texts, or what went wrong.
+Executed by its path with a JSON request on standard input, see `muster.inference.framing`. It
+imports no module of Muster, because that would take a second. Request: source, variables of each
+text, limits. Answer: the texts, or what went wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks what a model is trained on, writes what it holds."""
+    """`{% generation %}` marks text that a model is trained on; here it only writes its content."""
 
     tags = {"generation"}  # noqa: RUF012  # jinja2's own form
 
@@ -37,7 +37,7 @@ def _tojson(value: Any, **options: Any) -> str:
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """Return what transformers gives templates, without the date and chance."""
+    """Return the environment that transformers gives templates, without date and randomness."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -52,7 +52,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         template = environment().from_string(request["source"])
         return {"texts": [_render(template, v, request["max_chars"]) for v in request["variables"]]}
-    except Exception as error:  # a stranger's program: what it raises is its answer
+    except Exception as error:  # untrusted program: what it raises is its answer
         return {"fault": f"{type(error).__name__}: {str(error)[:200]}"}
 
 

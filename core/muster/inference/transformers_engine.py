@@ -1,6 +1,6 @@
-"""The engine on Hugging Face transformers: any causal language model, a decode loop of its own.
+"""The engine on Hugging Face transformers: any causal language model, with its own decode loop.
 
-Owns the loaded policy and what a pass may hold. `muster.inference.decode_loop` generates, on
+Owns the loaded policy and the size of a pass. `muster.inference.decode_loop` generates, on
 `muster.inference.lean_rows` where the architecture is known there, through the model's own forward
 pass otherwise. Axes: R rows, L width, T completion tokens, H hidden units, V vocabulary.
 """
@@ -44,8 +44,14 @@ from muster.inference.forward import (
 )
 from muster.inference.lean_model import LeanModel
 from muster.inference.lean_prefill import plan_passes, predicting_rows
-from muster.inference.lean_rows import LeanRows, lean_model
-from muster.inference.policy_files import LoadedPolicy, fingerprint, load_folder, swap_weights
+from muster.inference.lean_rows import LeanRows, try_lean
+from muster.inference.policy_files import (
+    LoadedPolicy,
+    as_engine_error,
+    fingerprint,
+    load_folder,
+    swap_weights,
+)
 from muster.inference.products import quicken
 from muster.inference.prompts import encode_prompt
 from muster.inference.step_graphs import record_cuda
@@ -59,32 +65,32 @@ from muster.protocol.set_aside import NOTHING, SetAside
 logger = logging.getLogger(__name__)
 
 _LED_STEPS = 16
-"""Steps that one call takes for all before it tells how far it is, and the next call takes some."""
+"""Steps that one call takes for all before it reports progress and another call takes over."""
 
 _CPU_TOKENS = 1 << 11
-"""Tokens of one batch of a model's own forward pass on a CPU: beyond, activations leave its caches,
-and a fifth more time is spent (width 256)."""
+"""Tokens of one batch of a model's own forward pass on a CPU: with more, activations do not fit
+into its caches, which takes a fifth more time (width 256)."""
 
 _PASS_TOKENS = 1 << 14
 """Most tokens of one lean pass on a CPU."""
 
 _PASS_BYTES = 256 << 20
-"""Bytes of all positions' hidden states, queries, keys and values in a lean pass there."""
+"""Most bytes of hidden states, queries, keys and values of all positions in that pass."""
 
 _DEVICE_TOKENS = 1 << 16
 """Most tokens of one batch on an accelerator."""
 
 _DEVICE_ACTIVATIONS = 2 << 30
-"""Bytes of a layer's activations in one batch there, or in one sample."""
+"""Most bytes of a layer's activations in that batch, unless it is one sample."""
 
 
 class TransformersEngine:
     """InferenceEngine on transformers; see `muster.inference.engine` for the contract.
 
     `threads` sets torch's thread count for the whole process. `room` bounds the samples of one
-    forward pass, and the keys and values of a lean decode, as `cache_bytes` does where it is given:
-    one sample has room at least, and samples beyond wait for others to end. Without `lean`, every
-    architecture is decoded through its own forward pass.
+    forward pass. `room`, or `cache_bytes` if given, bounds the keys and values of a lean decode:
+    there is room for one sample at least, and the others wait. Without `lean`, every architecture
+    is decoded through its own forward pass.
     """
 
     def __init__(
@@ -112,7 +118,7 @@ class TransformersEngine:
         self._set_aside = NOTHING
         self._turn = Turn()
         self._decodes: list[Decode] = []
-        # They must not change under a running generation, or its proofs would be a forger's.
+        # Weights must not change during a generation, or its proofs would not verify.
         self._weights = Weights()
         self._reading = threading.Lock()
         torch.set_num_threads(threads)
@@ -157,8 +163,9 @@ class TransformersEngine:
         """Load a policy folder, in place when only weights differ from the loaded policy's."""
         if not folder.is_dir():
             raise EngineError(f"no policy folder at {folder}")
-        with self._weights.replaced(), self._turn:
-            # Until the new one is complete there is none: a mixture must never generate.
+        unusable = as_engine_error(f"policy folder {folder} is unusable")
+        with self._weights.replaced(), self._turn, unusable:
+            # No policy until the new one is complete: a mixture must never generate.
             self._version = None
             self._set_aside = set_aside_in(folder)
             in_place = (
@@ -172,20 +179,20 @@ class TransformersEngine:
                 self._policy = load_folder(folder, dtype=self._dtype, device=self._device)
                 quicken(self._policy.model)
                 self._forward = Forward(self._policy.model)
-                self._lean = lean_model(self._policy.model, self._forward)
+                self._lean = try_lean(self._policy.model, self._forward)
             self._version = version
         logger.info("policy loaded", extra={"policy_version": version, "in_place": in_place})
 
     def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a prompt, or of one within a sequence."""
+        """Return the token ids of a prompt, which may stand within a sequence."""
         policy, _ = self._loaded()
-        with self._reading:
+        with self._reading, as_engine_error("the policy's tokenizer does not encode a prompt"):
             return encode_prompt(policy.tokenizer, text, is_start=is_start)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a completion without EOS and special tokens."""
         policy, _ = self._loaded()
-        with self._reading:
+        with self._reading, as_engine_error("the policy's tokenizer does not decode a completion"):
             text: str = policy.tokenizer.decode(
                 [token for token in tokens if token not in policy.eos_token_ids],
                 skip_special_tokens=True,
@@ -216,7 +223,7 @@ class TransformersEngine:
                     self._take_steps(decode)
                     if watch is not None and not call.is_over:
                         watch(decode.progress(call))
-                with _sound():
+                with _computed(), _sound():
                     return decode.finish(call)
             finally:
                 with self._turn, torch.inference_mode():
@@ -226,7 +233,7 @@ class TransformersEngine:
                         decode.close()
 
     def _take_steps(self, decode: Decode) -> None:
-        """Take some steps, for all calls; fewer when one of them is over."""
+        """Take some steps for all calls; stop early when one of them is over."""
         with decode.lead:
             for _ in range(_LED_STEPS):
                 with self._computing(), _sound():
@@ -340,7 +347,7 @@ class TransformersEngine:
         for decode in self._decodes:
             if decode.takes(longest, proof):
                 return decode
-        # Who says how long samples may be has room made for all that are to come.
+        # With a stated context, there is room for every later sample too.
         length = self._room.context or longest
         places = self.max_rows if self._room.context else len(requests)
         decode = Decode(
@@ -370,7 +377,7 @@ class TransformersEngine:
         return int(share * _free_bytes(device))
 
     def _bytes_left(self, device: torch.device) -> int:
-        """Return what the weights leave of the engine's memory, as far as it is free."""
+        """Return the bytes of the engine's memory that the weights leave and that are free."""
         assert self._memory_bytes is not None  # a policy is loaded
         weights = sum(int(each.nbytes) for each in self.model.parameters())
         return min(self._memory_bytes - weights, _free_bytes(device))
@@ -379,12 +386,8 @@ class TransformersEngine:
     def _computing(self) -> Iterator[tuple[LoadedPolicy, Forward]]:
         with self._turn, torch.inference_mode():
             policy, forward = self._loaded()
-            try:
+            with _computed():
                 yield policy, forward
-            except (EngineError, ProofError):
-                raise
-            except (RuntimeError, MemoryError) as error:
-                raise EngineError(f"inference failed: {error}") from error
 
     def _require_fits(self, prompt: Tokens, new_tokens: int, completion: Tokens = ()) -> None:
         policy, forward = self._loaded()
@@ -401,15 +404,26 @@ class TransformersEngine:
 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
-        # What torch keeps of former buffers is free for others.
+        # Memory that torch keeps from earlier buffers can be used again.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
     return int(psutil.virtual_memory().available)
 
 
 @contextmanager
+def _computed() -> Iterator[None]:
+    """Turn errors of torch and a lack of memory into an EngineError."""
+    try:
+        yield
+    except (EngineError, ProofError):
+        raise
+    except (RuntimeError, MemoryError) as error:
+        raise EngineError(f"inference failed: {error}") from error
+
+
+@contextmanager
 def _sound() -> Iterator[None]:
-    """Say that the engine failed where its own work cannot be proven."""
+    """Turn a ProofError about the engine's own work into an EngineError."""
     try:
         yield
     except ProofError as error:

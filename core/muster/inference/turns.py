@@ -1,4 +1,4 @@
-"""Threads that use one engine: whose turn it is, and whether its weights may change."""
+"""Locks of threads that use one engine: whose turn it is, and whether its weights may change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Turn:
-    """A lock that nobody gets again while another waits for it."""
+    """A fair lock: a thread does not get it again while another one waits for it."""
 
     def __init__(self) -> None:
         self._door, self._inside = threading.Lock(), threading.Lock()
@@ -22,7 +22,7 @@ class Turn:
 
 
 class Weights:
-    """Used by many at a time, or changed by one while nobody uses them."""
+    """A lock of weights: many use them at a time, or one changes them while nobody uses them."""
 
     def __init__(self) -> None:
         self._users = 0
@@ -30,7 +30,7 @@ class Weights:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Keep the weights as they are."""
+        """Keep the weights unchanged inside the block."""
         with self._changed:
             self._users += 1
         try:
@@ -42,7 +42,7 @@ class Weights:
 
     @contextmanager
     def replaced(self) -> Iterator[None]:
-        """Wait until nobody uses them, and let nobody use them until the end."""
+        """Wait until nobody uses the weights; nobody else can use them inside the block."""
         with self._changed:
             self._changed.wait_for(lambda: not self._users)
             yield

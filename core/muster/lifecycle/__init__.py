@@ -1,5 +1,5 @@
-"""The life of a process: its limits, a free port, one main coroutine, one thread that computes, a
-clean stop, and what outlives it on disk.
+"""The life of a process: its limits, a free port, one main coroutine, one compute thread, a clean
+stop, and durable files.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ T = TypeVar("T")
 _FIRST_PORT, _PORT_TRIES = 20_000, 100
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_EPHEMERAL = 32_768
-"""First port that the kernel gives to connections where the file is missing: Linux's default."""
+"""First port of the kernel's range for connections if the file is missing: Linux's default."""
 
 _PR_SET_PDEATHSIG = 1
 _computing = 0
 
 
 class ComputeThread:
-    """Runs heavy functions one at a time, off the event loop; what it runs can block a stop."""
+    """Runs heavy functions one at a time, off the event loop; a running function delays a stop."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="compute")
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what the function returns."""
+        """Return the function's result."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self._executor, partial(_counted, partial(function, *args, **kwargs))
         )
 
     def close(self) -> None:
-        """Start no more functions; one that runs is not waited for."""
+        """Start no more functions; do not wait for a running one."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
@@ -77,7 +77,7 @@ async def run_beside(main: Coroutine[Any, Any, None], *others: Coroutine[Any, An
             beside += [tasks.create_task(other) for other in others]
             tasks.create_task(leading())
     except BaseExceptionGroup as group:
-        # One cause ended them all: callers handle that, not a group.
+        # One error ended them all: callers handle that error, not a group.
         raise first_error(group) from None
 
 
@@ -97,8 +97,8 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
 def run_until_stopped(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a process until its main coroutine ends, or SIGTERM or SIGINT asks it to stop.
 
-    A stop cancels the coroutine, which closes what it opened. Threads cannot be cancelled: if one
-    still computes after that, the interpreter is left at once rather than at its leisure.
+    A stop cancels the coroutine, which closes its resources. Threads cannot be cancelled: if one is
+    still computing after that, the process exits at once without waiting for it.
     """
     try:
         asyncio.run(_supervised(main))
@@ -134,9 +134,9 @@ async def _supervised(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def limit_memory(size_bytes: int) -> None:
-    """Bound this process's address space, and let it leave no core dump.
+    """Bound this process's address space, and disable core dumps.
 
-    A lower bound that somebody set before stays. Not for Windows.
+    A lower bound that was set before stays. Not for Windows.
     """
     import resource
 
@@ -147,7 +147,9 @@ def limit_memory(size_bytes: int) -> None:
 
 
 def die_with_parent() -> None:
-    """Have this process ended when its parent ends, even by SIGKILL. May run before an exec."""
+    """Make the kernel end this process when its parent ends, even by SIGKILL. May run before an
+    exec.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -162,14 +164,14 @@ def sync_path(path: Path) -> None:
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 on which nobody listens, for a process that is to be started.
+    """Return a free TCP port of 127.0.0.1 for a process that will be started.
 
-    It lies below the range from which the kernel serves connections, unless that range is all there
-    is: on a busy machine a port of that range is taken before the process listens. Raises
-    ConfigError when none is found.
+    It is below the kernel's range for outgoing connections, unless there are no other ports: on a
+    busy machine a port of that range may be taken before the process listens. Raises ConfigError
+    when none is found.
     """
     candidates = range(_FIRST_PORT, _first_ephemeral()) or range(_FIRST_PORT, 65_536)
-    # Not drawn from `random`: processes that were seeded alike would find the same.
+    # Not from `random`: processes with the same seed would choose the same port.
     for port in SystemRandom().sample(candidates, min(_PORT_TRIES, len(candidates))):
         with socket.socket() as probe:
             try:

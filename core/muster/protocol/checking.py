@@ -1,10 +1,10 @@
-"""Proof of checking: a validator's commitment shows that it recomputed what it judged.
+"""Proof of checking: a validator's commitment shows that it recomputed the work that it judged.
 
-A validator that prefills a submission has its hidden states; one that does not has nothing to
-invent them from. With its outcomes it commits to *fingerprints*: a few random projections of the
-hidden states of every block of rows, in directions that follow from itself, the policy's beacon
-and the submission. Nobody else's fingerprints are its own, so none can be copied. Once the outcomes
-are on chain it shows them, and others that recomputed the same submission compare.
+Only a validator that prefills a submission has its hidden states. With its outcomes it commits to
+*fingerprints*: a few random projections of the hidden states of every block of rows, in directions
+derived from the validator's address, the policy's beacon and the submission. Each validator has
+other directions, so fingerprints cannot be copied. Once the outcomes are on chain the validator
+publishes its fingerprints, and others that recomputed the same submission compare them.
 
 The arithmetic is in `muster.toploc.projections`, the rules in docs/protocol.md section 9.
 """
@@ -20,28 +20,28 @@ from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import SignedMessage
 
 BLOCK_TOKENS = 64
-"""Rows are joined into blocks of at least so many completion tokens."""
+"""Least completion tokens of a block of rows."""
 _PURPOSE = keccak(b"muster.checking.v1")
 
 
 @dataclass(frozen=True, slots=True)
 class Checking(SignedMessage):
-    """What a validator signs with its outcomes: that it has these fingerprints already."""
+    """A validator's signed commitment, with its outcomes, to its fingerprints."""
 
     TYPE = "Checking(uint64 batchId,bytes32 batchRoot,bytes32 recordsHash,bytes32 fingerprintsHash)"
 
     batch_id: int
     batch_root: Hash32
-    """The root it was committed with."""
+    """The batch's root at its commitment."""
     records_hash: Hash32
-    """Keccak-256 of the outcomes that go with them."""
+    """Keccak-256 of the outcome records that it signed."""
     fingerprints_hash: Hash32
-    """What the fingerprints of all its submissions hash to, see `fingerprints_hash`."""
+    """Hash of the fingerprints of all submissions of the batch, see `fingerprints_hash`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport(SignedMessage):
-    """What one validator signs about another's fingerprints of a batch, having recomputed it."""
+    """A validator's signed report on another's fingerprints of a batch that it recomputed."""
 
     TYPE = (
         "CheckReport(uint64 batchId,bytes32 batchRoot,address validator,bytes32 fingerprintsHash,"
@@ -50,22 +50,22 @@ class CheckReport(SignedMessage):
 
     batch_id: int
     batch_root: Hash32
-    """The root it was committed with."""
+    """The batch's root at its commitment."""
     validator: Address
-    """Whose fingerprints."""
+    """The validator whose fingerprints were compared."""
     fingerprints_hash: Hash32
     """The hash of the fingerprints that were compared."""
     compared: int
-    """Submissions that both had to recompute. uint32."""
+    """Submissions that both validators had to recompute. uint32."""
     failed: int
-    """Those whose fingerprints do not come from the hidden states. uint32."""
+    """Compared submissions whose fingerprints do not match the hidden states. uint32."""
 
 
 def block_seed(validator: Address, beacon: Hash32, leaf: Hash32, block: int) -> Hash32:
-    """Return what a validator's directions in one block of a submission follow from.
+    """Return the seed of a validator's directions in one block of a submission.
 
-    `beacon` is that of the submission's policy, `leaf` the submission's: the file is committed by
-    then, so neither a validator nor a worker can choose the directions.
+    `beacon` is that of the submission's policy, `leaf` the submission's. The file is committed
+    before, so neither a validator nor a worker can choose the directions.
     """
     return keccak(abi_words(_PURPOSE, address_bytes(validator), beacon, leaf, block))
 
@@ -87,7 +87,7 @@ def split_blocks(lengths: Sequence[int]) -> list[range]:
 
 
 def fingerprints_hash(fingerprints: Sequence[bytes]) -> Hash32:
-    """Return what a batch's fingerprints hash to: the hash of each submission's hash, in order.
+    """Return the hash of a batch's fingerprints: the hash of each submission's hash, in order.
 
     A submission that was judged without a prefill has none, and counts as empty bytes.
     """
@@ -95,7 +95,7 @@ def fingerprints_hash(fingerprints: Sequence[bytes]) -> Hash32:
 
 
 def pack_fingerprints(fingerprints: Sequence[bytes]) -> bytes:
-    """Return a batch's fingerprints as one string: each with its length, as 4 bytes big-endian."""
+    """Return a batch's fingerprints as one string: each after its length as 4 bytes, big-endian."""
     return b"".join(len(each).to_bytes(4, "big") + each for each in fingerprints)
 
 

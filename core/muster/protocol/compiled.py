@@ -1,7 +1,7 @@
-"""Libraries that `tools/build_kernel.py` compiled from C sources, used only if made from those.
+"""Loads libraries that `tools/build_kernel.py` compiled, if they match their C sources.
 
-Their users fall back to Python when there is none. Keccak-256 stands here, because everything
-hashes: compiled it is ten times as fast as the library that stands in for it.
+Without a library its users fall back to Python. Keccak-256 is here because everything hashes:
+compiled it is ten times as fast as the portable library.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from eth_hash.auto import keccak as _portable
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent / "native"
-"""The sources of Keccak-256, and what they were compiled to."""
+"""The sources of Keccak-256, and their compiled library."""
 _Digest = ctypes.c_char * 32
 
 
 def load_library(
     path: Path, source_symbol: str, *, what: str, level: int = logging.WARNING
 ) -> ctypes.CDLL | None:
-    """Return a library, or None: not compiled, or not from the sources that lie beside it now.
+    """Return a library; None if it was not compiled, or not from the sources now beside it.
 
-    `source_symbol` is where the library says what it was compiled from; `what` is computed without
-    it, in the words of the message, which is logged at `level`.
+    `source_symbol` holds the digest of the sources that it was compiled from. `what` names the
+    purpose in the message that is logged at `level` without a library.
     """
     try:
         library = ctypes.CDLL(str(path))
@@ -48,15 +48,15 @@ def source_of(library: ctypes.CDLL, source_symbol: str) -> str:
 
 
 def source_digest(folder: Path) -> str:
-    """Return what identifies the C sources in `folder`, as the build hook computes it."""
+    """Return the digest of the C sources in `folder`, as the build hook computes it."""
     sources = sorted(folder.glob("*.[ch]"))
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()
 
 
 @cache
 def load_keccak(folder: Path = FOLDER) -> ctypes.CDLL | None:
-    """Return the kernel in a folder, or None: not compiled, or not from the sources there."""
-    # Every command hashes, and the portable library is fast enough for most: nobody is warned.
+    """Return the kernel in a folder; None if it was not compiled from the sources there."""
+    # No warning: every command hashes, and the portable library is fast enough for most.
     library = load_library(
         folder / "keccak.so", "muster_keccak_source", what="Keccak hashes", level=logging.INFO
     )

@@ -1,15 +1,17 @@
 """Documents that a run pins on chain: canonical JSON, one byte string and one hash each.
 
-Nobody who hands such a document over need be trusted: its hash is on chain.
+Anybody may serve such a document without being trusted: its hash is on chain.
 
-A document never changes once it is pinned, but its form grows. Every document says the schema
-version it was written in, and is read and written in that version: a field that came later is not
-in its bytes and has its default. A new field is declared with the version that brings it,
+A document never changes once it is pinned, but its schema grows. Every document states the schema
+version that it was written in, and is read and written in that version: a later field is not in its
+bytes and has its default. A new field is declared with the version that adds it,
 
     new: Annotated[float, Field(ge=0), Since(2)] = 0.0
 
-its default must mean what documents without it meant, and `schema_version` gets the new number as
-default and upper bound. `tests/unit/protocol/documents/` keeps one document of each version.
+its default must have the meaning of documents without it, and the whole document's
+`schema_version` gets the new number as default and upper bound. A new name among a field's values
+needs none: a program that does not know it refuses the document. `tests/unit/protocol/documents/`
+keeps one document of each version.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from muster.protocol.ids import Hash32
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """Marks a field that came with a later schema version than the first."""
+    """Marks a field that was added in a later schema version than the first."""
 
     version: int
 
@@ -49,14 +51,14 @@ _LINES = str.maketrans("", "", "\n\t")
 
 
 class DocumentPart(BaseModel):
-    """A part of a document: frozen, strict, nothing unknown."""
+    """A part of a document: frozen and strict, without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _refuse_control_characters(self) -> Self:
         for name, value in self:
-            # Integers have bounds of their own, some of 256 bits.
+            # Integers have their own bounds, some of 256 bits.
             if not isinstance(value, str):
                 continue
             has_lines = any(isinstance(m, Lines) for m in type(self).model_fields[name].metadata)
@@ -76,12 +78,12 @@ class DocumentPart(BaseModel):
 
 
 class Document(DocumentPart):
-    """A whole document; subclasses say what it is called and how large it may be."""
+    """A whole document; subclasses state its name and its largest size."""
 
     NAME: ClassVar[str]
-    """What errors call it."""
+    """Its name in errors."""
     MAX_BYTES: ClassVar[int]
-    """Larger ones are refused unread."""
+    """Most bytes; a larger document is not read."""
 
     schema_version: int
     """Version of the form that this document is read and written in."""
@@ -107,7 +109,8 @@ class Document(DocumentPart):
         """Parse canonical JSON; raises EncodingError on oversized, unknown or invalid content."""
         parse_canonical_json(data, max_bytes=cls.MAX_BYTES)
         try:
-            # JSON has no tuples and may write 1.0 as 1, so strictness is pydantic's JSON kind.
+            # JSON has no tuples and may write 1.0 as 1, so this uses pydantic's strict mode for
+            # JSON.
             document = cls.model_validate_json(data)
         except ValidationError as error:
             raise EncodingError(f"malformed {cls.NAME}: {error}") from error
@@ -117,20 +120,20 @@ class Document(DocumentPart):
 
 
 def first_fault(error: ValidationError, whole: str = "document") -> str:
-    """Return what is wrong first, after the name of its field, or of the `whole` without one."""
+    """Return the first fault, after the name of its field, or after `whole` without a field."""
     fault = error.errors()[0]
     where = ".".join(str(part) for part in fault["loc"])
     return f"{where or whole}: {fault['msg']}"
 
 
 def _later_than(part: type[DocumentPart], version: int) -> dict[str, int]:
-    """Return the fields of a part that a schema version does not have, with their own version."""
+    """Return the fields of a part that a schema version does not have, with the version of each."""
     marks = [(n, m) for n, field in part.model_fields.items() for m in field.metadata]
     return {n: m.version for n, m in marks if isinstance(m, Since) and m.version > version}
 
 
 def _set_later_than(part: DocumentPart, version: int) -> Iterator[tuple[str, int]]:
-    """Yield the later fields that do not have their default, below a part."""
+    """Yield the later fields in a part and its parts that differ from their default."""
     later = _later_than(type(part), version)
     for name, value in part:
         if name in later and value != type(part).model_fields[name].default:

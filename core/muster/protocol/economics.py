@@ -1,13 +1,13 @@
-"""What cheating is worth: every adversary's expected profit, and what would make it a loss.
+"""Economics of cheating: every adversary's expected profit, and changes that make it a loss.
 
 Pure arithmetic on a run's parameters and the measured power of its checks: `muster run create`
 refuses a run in which cheating pays. Amounts are in wei of the Muster token. Profits are relative
 to doing the same work honestly, so cheating pays when its profit is above zero. docs/economics.md
-derives the formulas; the lab's `muster economics` says what else follows from them.
+derives the formulas; the lab's `muster economics` shows further consequences.
 
 The model is that of audits with a fixed penalty (Becker 1968, "Crime and punishment"), for files of
-many units: a file's price is lost with the first sample that fails, the slash falls due from the
-strikes that make it fraud.
+many units: the first sample that fails costs the file's price, and `fraud_strikes` failing samples
+cost the slash.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from functools import cache, lru_cache
 from muster.protocol import intervals
 
 PPM = 1_000_000
-"""The whole, in millionths."""
+"""One whole, in millionths."""
 MAX_STAKE = 1 << 88
-"""No account holds as much (StakeVault)."""
+"""More than any account can hold (StakeVault)."""
 
 at_least = lru_cache(maxsize=1 << 16)(intervals.at_least)
 exactly = lru_cache(maxsize=1 << 16)(intervals.exactly)
-"""Searches for a stake or a price ask for the same probabilities again and again."""
+"""Cached probabilities: searches for a stake or a price need the same ones repeatedly."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerTerms:
-    """What a run and its deployment fix about workers."""
+    """The terms of a run and its deployment for workers."""
 
     price_wei: int
     """r: paid per unit."""
@@ -50,7 +50,7 @@ class WorkerTerms:
     stake_per_unit: int
     """Stake behind one unit in flight."""
     unvested_wei: int = 0
-    """V: reward that a fraud verdict forfeits beside its own submission's."""
+    """V: reward that a fraud verdict forfeits in addition to its own submission's."""
     audit_rate: float = 1.0
     """p: share of submissions that validators check before the deadline. Unjudged work
     is void: neither paid nor slashed."""
@@ -66,39 +66,39 @@ class WorkerTerms:
 
     @property
     def least_stake(self) -> int:
-        """The smallest stake with which one can be leased work."""
+        """The smallest stake with which a worker gets a lease."""
         return max(self.required_stake, self.units * self.stake_per_unit)
 
 
 @dataclass(frozen=True, slots=True)
 class Cheat:
-    """A way to cheat, and how well it is noticed."""
+    """A way to cheat, and the probability that it is noticed."""
 
     name: str
-    """What it is, in words."""
+    """Description of the cheat."""
     power: float
     """d: probability that one cheated sample fails when it is checked."""
     exact: bool = False
-    """Whether one failure is fraud; such checks look at every sample of a checked submission."""
+    """Whether one failure is fraud; such checks cover every sample of a checked submission."""
     saving: float = 1.0
-    """g / r: what cheating saves on a unit as a share of its price. 1 is the worst case: work that
-    costs its whole price, forged for nothing."""
+    """g / r: the saving per unit as a share of its price. 1 is the worst case: work that costs its
+    whole price is forged for free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Odds:
-    """What becomes of a submission of which some samples are cheated."""
+    """Odds of a submission in which some samples are cheated."""
 
     cheated: int
-    """Samples that are."""
+    """Number of cheated samples."""
     lost: float
-    """Probability that it is not paid, beyond an honest one's."""
+    """Probability that it is not paid, minus an honest one's."""
     fraud: float
-    """Probability that it is fraud, beyond an honest one's."""
+    """Probability that it is fraud, minus an honest one's."""
 
 
 def odds_of(terms: WorkerTerms, cheat: Cheat, cheated: int) -> Odds:
-    """Return what becomes of a submission with `cheated` cheated samples.
+    """Return the odds of a submission with `cheated` cheated samples.
 
     Failures are binomial: each cheated sample is checked with probability `audited_share` and then
     fails with the cheat's power, or as an honest one would. The odds are those in excess of a
@@ -126,10 +126,10 @@ def _either(a: int, rate_a: float, needed: int, b: int, rate_b: float, strikes: 
 def expected_slash(
     terms: WorkerTerms, cheat: Cheat, stake: int, fraud: float, submissions: int = 1
 ) -> float:
-    """Return the stake that so many submissions are expected to cost, in wei.
+    """Return the expected slash of so many submissions, in wei.
 
-    Each is fraud with probability `fraud` on its own. Every fraud takes its share of what the ones
-    before left; a statistical one twice the share of the one before.
+    Each is independently fraud with probability `fraud`. Every fraud takes its share of the stake
+    that earlier ones left; a statistical fraud takes twice the share of the previous one.
     """
     rate = min(max(fraud, 0.0), 1.0)
     if cheat.exact:
@@ -137,7 +137,7 @@ def expected_slash(
     expected, left, ppm = 0.0, 1.0, terms.fraud_ppm
     for count in range(1, submissions + 1):
         share = min(ppm, PPM) / PPM
-        # The count-th fraud takes `share` of what is left, when there are that many.
+        # The count-th fraud, if there are that many, takes `share` of the stake that is left.
         expected += at_least(submissions, rate, count) * left * share
         left *= 1 - share
         ppm *= 2
@@ -151,7 +151,7 @@ def _log_rest(share: float) -> float:
 
 
 def profit(terms: WorkerTerms, cheat: Cheat, stake: int, odds: Odds, submissions: int = 1) -> float:
-    """Return what `submissions` cheated ones bring over honest ones, in wei.
+    """Return the profit of cheated `submissions` over honest ones, in wei.
 
     j g u - L n r - E[slash] - F V for each submission, with j of its samples cheated, u units a
     sample, L and F its odds of being lost and of being fraud. With everything cheated, one strike
@@ -163,13 +163,13 @@ def profit(terms: WorkerTerms, cheat: Cheat, stake: int, odds: Odds, submissions
     return submissions * (saved - lost) - slashed
 
 
-# What a worker can do best
+# The best strategies of a worker
 
 
 def every_odds(terms: WorkerTerms, cheat: Cheat) -> list[Odds]:
-    """Return the odds for each number of cheated samples that is looked at.
+    """Return the odds for a selection of numbers of cheated samples.
 
-    All up to 32, then about sixteen for every doubling, and all of the submission.
+    All numbers up to 32, then about sixteen for every doubling, and the whole submission.
     """
     counts = set(range(1, min(terms.samples, 32) + 1)) | {terms.samples}
     step = 32.0
@@ -182,7 +182,7 @@ def every_odds(terms: WorkerTerms, cheat: Cheat) -> list[Odds]:
 def best_share(
     terms: WorkerTerms, cheat: Cheat, stake: int, table: Sequence[Odds] | None = None
 ) -> tuple[Odds, float]:
-    """Return how much of each submission is best cheated, and what one then brings, in wei."""
+    """Return the odds of the most profitable number of cheated samples, and its profit in wei."""
     table = every_odds(terms, cheat) if table is None else table
     return max(
         ((odds, profit(terms, cheat, stake, odds)) for odds in table), key=lambda pair: pair[1]
@@ -190,7 +190,7 @@ def best_share(
 
 
 def burst(terms: WorkerTerms, cheat: Cheat, stake: int, units: int) -> float:
-    """Return what a worker gains at best that fills `units` in flight with cheated submissions.
+    """Return the best gain of a worker that fills `units` in flight with cheated submissions.
 
     All are delivered before the first is judged, so a stake is slashed once for all of them.
     """
@@ -199,7 +199,7 @@ def burst(terms: WorkerTerms, cheat: Cheat, stake: int, units: int) -> float:
     return max(profit(terms, cheat, stake, odds, submissions) for odds in table)
 
 
-# What must change
+# Necessary changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ def pays(terms: WorkerTerms, cheats: Iterable[Cheat]) -> bool:
 
 
 def remedies(terms: WorkerTerms, cheats: Sequence[Cheat]) -> Remedies:
-    """Return what, changed alone, makes every cheat a loss."""
+    """Return the single changes that each make every cheat a loss."""
 
     def safe(changed: WorkerTerms) -> bool:
         return not pays(changed, cheats)
@@ -256,6 +256,6 @@ def least(holds: Callable[[int], bool], most: int) -> int | None:
 
 
 def _greatest(holds: Callable[[int], bool], most: int) -> int | None:
-    """Return the greatest n from 1 to `most` for which a condition holds that small n meet."""
+    """Return the greatest n from 1 to `most` for which a condition, true for small n, holds."""
     failing = least(lambda n: n > most or not holds(n), most + 1)
     return failing - 1 if failing and failing > 1 else None

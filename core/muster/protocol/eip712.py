@@ -28,7 +28,7 @@ _HALF_ORDER = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """Where a signature is valid."""
+    """The chain and contract for which a signature is valid."""
 
     chain_id: int
     """EIP-155 chain id."""
@@ -105,14 +105,14 @@ def recover(digest_: Hash32, signature: bytes) -> Address:
 
 
 class Signable(Protocol):
-    """A message that is signed."""
+    """A message that can be signed."""
 
     def struct_hash(self) -> Hash32:
         """Return its EIP-712 `hashStruct`."""
 
 
 def signer_of(domain: Domain, message: Signable, signature: bytes) -> Address | None:
-    """Return who signed a message; None for a signature that recovers to nobody."""
+    """Return the signer of a message; None for an invalid signature."""
     try:
         return recover(digest(domain, message.struct_hash()), signature)
     except SignatureError:
@@ -129,7 +129,7 @@ def _account(key: PublicKey) -> Address:
 
 
 def _private(key: bytes) -> PrivateKey:
-    # The library pads a short key, and names a bad one in its message.
+    # The library would pad a short key, and print a bad one in its error message.
     if len(key) != 32 or not 0 < int.from_bytes(key, "big") < _ORDER:
         raise SignatureError("the private key is not 32 valid bytes")
     return PrivateKey(key)

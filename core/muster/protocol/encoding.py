@@ -20,11 +20,11 @@ from muster.protocol.ids import Address, Hash32
 
 
 def _tame_py_ecc() -> None:
-    """Import py_ecc, which eth-account needs, and undo what that does to the interpreter.
+    """Import py_ecc, which eth-account needs, and undo its change to the interpreter.
 
     On import it raises the recursion limit to 100,000. Under that, deeply nested JSON from a
     stranger overflows the C stack and kills the process instead of raising RecursionError.
-    Later imports of it change nothing more.
+    Later imports of it have no such effect.
     """
     importlib.import_module("py_ecc")
     if sys.getrecursionlimit() >= 100_000:
@@ -69,7 +69,7 @@ def address_bytes(address: Address) -> bytes:
 
 
 _MAX_EXACT_INT = 1 << 53
-"""JSON's integers are exact below this."""
+"""Integers in JSON are exact below this."""
 _ENCODER = json.JSONEncoder(
     ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":")
 )
@@ -90,9 +90,9 @@ def canonical_json(value: Any) -> bytes:
 
 
 def _plain_json(value: Any) -> bytes | None:
-    """Return what Python's own encoder makes of a value, None where that may not be canonical.
+    """Return the encoding of Python's own encoder; None where that may not be canonical.
 
-    Five times as fast. JCS writes floats in another way, and sorts names as UTF-16 does.
+    It is five times as fast. JCS writes floats differently, and sorts names by UTF-16.
     """
     if not _is_plain(value):
         return None
@@ -132,7 +132,7 @@ def parse_canonical_json(data: bytes, *, max_bytes: int) -> Any:
 
 
 def _json_number(text: str) -> int | float:
-    # JCS writes large floats without exponent or point; JSON's integers are exact below 2^53 only.
+    # JCS writes large floats without exponent or point; integers in JSON are exact only below 2^53.
     number = int(text)
     return number if abs(number) < _MAX_EXACT_INT else float(text)
 
@@ -141,10 +141,10 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def message_fault(value: Any) -> str | None:
-    """Return what makes a JSON value unfit for a message; None for nothing.
+    """Return why a JSON value is unfit for a message; None if it is fit.
 
-    Whatever arrives is stored, logged and shown: no database, terminal or JSON parser shall meet a
-    control character, a lone surrogate, an integer beyond 64 bits or a float that is no number.
+    Messages are stored, logged and shown. So no database, terminal or JSON parser may meet a
+    control character, a lone surrogate, an integer beyond 64 bits, NaN or infinity.
     """
     if isinstance(value, str):
         return "holds a control character or a lone surrogate" if _CONTROL.search(value) else None

@@ -2,7 +2,7 @@
 
 MusterError
 ├── ConfigError (ValueError)            a setting, file or argument the user can mend
-├── NotYet (RuntimeError)               the same command will do later, without anybody's doing
+├── NotYet (RuntimeError)               the same command will succeed later by itself
 ├── WalletError (ValueError)            keystore missing, malformed, or the password is wrong
 ├── ChainError (RuntimeError)
 │   ├── ChainUnreachable                the RPC endpoint does not answer
@@ -23,13 +23,19 @@ MusterError
 ├── EngineError (RuntimeError)          an inference engine failed: its machine or its policy
 │   ├── SampleUnfit (ValueError)        what it was asked to compute fits no machine's policy
 │   └── ValidatorDisturbed              a validator that fails what it knows to be good
-├── TrainingCollapsed (RuntimeError)    the policy got worse for long, and the run was to stop then
+├── TrainingCollapsed (RuntimeError)    the policy collapsed, and training was told to stop then
 └── StorageError (OSError)              a disk that is full, a database or folder that is corrupt
+    └── StorageFailed                   a full or failing disk or bucket: a later try may succeed
 
 Expected outcomes (a rejected submission, a failed check) are values, not exceptions.
 """
 
 from __future__ import annotations
+
+import errno
+
+_DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_SQLITE_IOERR, _SQLITE_FULL = 10, 13
 
 
 class MusterError(Exception):
@@ -45,7 +51,7 @@ class ConfigError(MusterError, ValueError):
 
 
 class NotYet(MusterError, RuntimeError):
-    """What was asked for is not possible yet; later the same request will be."""
+    """The request is not possible yet; later the same request will succeed."""
 
 
 class WalletError(MusterError, ValueError):
@@ -85,9 +91,9 @@ class RpcError(ChainError):
 class ContractRevert(ChainError):
     """A call or transaction reverted.
 
-    `name` and `args_` are the decoded custom error (`name` is the bare selector when the ABI does
-    not know it, and `NO_REASON` when there are no bytes: it ran out of gas, or the endpoint did not
-    say), `tx` is the transaction hash when one was sent.
+    `name` and `args_` are the decoded custom error. `name` is the bare selector when the ABI does
+    not know it, and `NO_REASON` when there are no bytes: it ran out of gas, or the endpoint gave no
+    reason. `tx` is the transaction hash when one was sent.
     """
 
     NO_REASON = "without a reason"
@@ -186,15 +192,15 @@ class TaskError(MusterError, ValueError):
 
 
 class EngineError(MusterError, RuntimeError):
-    """An inference engine failed: says nothing about what it was asked to compute."""
+    """An inference engine failed, which says nothing about the samples that it had to compute."""
 
 
 class SampleUnfit(EngineError, ValueError):
-    """The loaded policy cannot compute a sample on any machine: its lengths or ids say so."""
+    """No machine can compute the sample with the loaded policy: wrong lengths or token ids."""
 
 
 class ValidatorDisturbed(EngineError):
-    """A validator lacks what judging takes, or fails what it knows to be good: it must not sign."""
+    """A validator lacks what it needs to judge, or fails known good work: it must not sign."""
 
 
 class TrainingCollapsed(MusterError, RuntimeError):
@@ -203,3 +209,15 @@ class TrainingCollapsed(MusterError, RuntimeError):
 
 class StorageError(MusterError, OSError):
     """A disk is full, or a database or folder is corrupt."""
+
+
+class StorageFailed(StorageError):
+    """A disk is full, or a disk or bucket failed: the same may succeed later."""
+
+
+def is_disk_failure(error: BaseException) -> bool:
+    """Return whether an error of the operating system, or of SQLite, says that a disk is full or
+    fails.
+    """
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return getattr(error, "errno", None) in _DISK_ERRNOS or code in (_SQLITE_IOERR, _SQLITE_FULL)

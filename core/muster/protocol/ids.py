@@ -26,7 +26,7 @@ Hash32 = NewType("Hash32", bytes)
 
 
 class BatchName(NamedTuple):
-    """What tells a batch from every other; in a reorganisation its number may go to another."""
+    """A batch's unique name: after a reorganisation another batch may get its number."""
 
     batch_id: int
     """Its number."""
@@ -36,7 +36,7 @@ class BatchName(NamedTuple):
 
 _ADDRESS = re.compile("(?:0[xX])?([0-9a-fA-F]{40})")
 _KNOWN_ADDRESSES = 1 << 17
-"""Checksums that are remembered, 30 MB at most: the same nodes sign again and again."""
+"""Cached checksums, 30 MB at most: the same nodes sign repeatedly."""
 
 
 def to_address(value: str | bytes) -> Address:
@@ -55,7 +55,7 @@ def to_address(value: str | bytes) -> Address:
 
 @lru_cache(maxsize=_KNOWN_ADDRESSES)
 def _checksummed(digits: str) -> Address:
-    """Return the address of 40 lower-case digits; those are capitals where the hash says so."""
+    """Return the checksummed address of 40 lower-case digits; the hash decides the capitals."""
     hashed = keccak256(digits.encode()).hex()
     cased = (d.upper() if h > "7" else d for d, h in zip(digits, hashed, strict=False))
     return Address("0x" + "".join(cased))

@@ -1,4 +1,4 @@
-"""Confidence intervals of shares, and what they mean for a whole submission. Pure."""
+"""Confidence intervals of shares, and binomial probabilities. Pure."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 
 
 def score_interval(share: float, trials: float) -> tuple[float, float]:
-    """Return the same of a share that is known, of trials that need not be a whole number."""
+    """Return the same interval for a given share; the number of trials may be fractional."""
     spread = _Z * _Z / trials
     middle = share + spread / 2
     width = math.sqrt(share * (1 - share) * spread + spread * spread / 4)
     low, high = (middle - width) / (1 + spread), (middle + width) / (1 + spread)
-    # Exact at the ends, where rounding would leave a hair.
+    # Exact at 0 and 1, without rounding errors.
     return (0.0 if share == 0 else low), (1.0 if share == 1 else high)
 
 
 def rate_bound(trials: int) -> float:
-    """Return the one-sided 95 % upper bound of a rate that showed no success: about 3 / trials."""
+    """Return the one-sided 95 % upper bound of a rate after no success: about 3 / trials."""
     return 1.0 if not trials else -math.expm1(math.log(0.05) / trials)
 
 
@@ -38,12 +38,12 @@ def at_least(trials: int, rate: float, count: int) -> float:
     odds = math.log(rate), math.log1p(-rate)
     if count <= trials * rate:
         return max(0.0, 1 - math.fsum(_term(trials, k, *odds) for k in range(count)))
-    # The upper tail is summed itself: one minus the lower would lose small probabilities.
+    # The upper tail is summed directly: one minus the lower tail would lose small probabilities.
     return min(1.0, math.fsum(_upper_terms(trials, count, odds)))
 
 
 def exactly(trials: int, rate: float, count: int) -> float:
-    """Return the probability of just `count` successes."""
+    """Return the probability of exactly `count` successes."""
     if not 0 <= count <= trials:
         return 0.0
     if rate <= 0 or rate >= 1:
@@ -69,6 +69,6 @@ def _log_ways(trials: int, k: int) -> float:
     """Return the logarithm of the binomial coefficient."""
     few = min(k, trials - k)
     if few <= 32:
-        # Of large numbers the gamma function's logarithm has no digits left for the difference.
+        # For large numbers the difference of log-gamma values loses all digits.
         return math.fsum(math.log((trials - i) / (i + 1)) for i in range(few))
     return math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1)

@@ -1,7 +1,6 @@
-"""Cases: what jurors rule, who is drawn, and how claims and votes are hidden until they count.
+"""Cases: rulings, the draw of jurors, and how claims and votes are hidden until they count.
 
-The rules of docs/protocol.md section 9; the contracts' JuryPool and DisputeCourt are the Solidity
-twins.
+The rules of docs/protocol.md section 9; the contracts JuryPool and DisputeCourt implement the same.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import Reason, Verdict
 
 BENCH = 0
-"""The run that jurors stake for."""
+"""The run id under which jurors stake."""
 MAX_TRIES = 512
-"""Places that a draw looks at."""
+"""Most places that a draw tries."""
 _SUMMONS = b"muster.summons"
 _EXACT_REASONS = range(30, 60)
 
@@ -32,17 +31,17 @@ class Ruling:
 
     @property
     def number(self) -> int:
-        """The ruling as contracts have it: `verdict << 8 | reason`. uint16."""
+        """The ruling's number in contracts: `verdict << 8 | reason`. uint16."""
         return int(self.verdict) << 8 | int(self.reason)
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is a fraud that one look proves."""
+        """Whether it is a fraud that a single check proves."""
         return is_exact(self.number)
 
     @classmethod
     def of(cls, number: int) -> Self | None:
-        """Return the ruling with a number; None for zero: nothing was seen, or recorded.
+        """Return the ruling with a number; None for 0: no data was seen, or no outcome recorded.
 
         Raises EncodingError when there is no such verdict or reason.
         """
@@ -63,11 +62,11 @@ class Ruling:
         return f"{self.verdict.name.lower()} for {self.reason.name.lower()}"
 
 
-# By number, for jurors may vote for a reason that nobody knows.
+# By number, because jurors may vote for an unknown reason.
 
 
 def is_exact(ruling: int) -> bool:
-    """Return whether a ruling is a fraud that one look proves."""
+    """Return whether a ruling is a fraud that a single check proves."""
     return ruling >> 8 == Verdict.FRAUD and ruling & 0xFF in _EXACT_REASONS
 
 
@@ -77,20 +76,20 @@ def is_same(a: int, b: int) -> bool:
 
 
 def is_unavailable(ruling: int) -> bool:
-    """Return whether a ruling says that a file could not be had; who accepts or convicts had it."""
+    """Return whether a ruling says that a file could not be obtained."""
     said = ruling >> 8 not in (Verdict.ACCEPTED, Verdict.FRAUD)
     return said and ruling & 0xFF == Reason.FILE_UNAVAILABLE
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPlace:
-    """A place of the bench, with the juror that holds it or held it last."""
+    """A place on the bench, with its present or last juror."""
 
     juror: Address
     joined_at: int
-    """Unix seconds; drawn in cases that open later than this."""
+    """Unix seconds; can be drawn in cases that open later than this."""
     left_at: int = 0
-    """Unix seconds; drawn in cases that opened no later. 0 while it stays."""
+    """Unix seconds; can be drawn in cases that opened no later than this. 0 while it stays."""
 
     def is_eligible(self, opened_at: int) -> bool:
         """Return whether a case that opened at a time may draw it."""
@@ -98,7 +97,7 @@ class BenchPlace:
 
 
 def jury_seed(block_hash: Hash32, case_id: Hash32) -> Hash32:
-    """Return the seed of a case's draw, of its draw block's hash and its name."""
+    """Return the seed of a case's draw, from the hash of its draw block and its name."""
     return keccak(abi_words(block_hash, case_id))
 
 
@@ -110,10 +109,10 @@ def draw_jury(
     seed: Hash32,
     excluded: Collection[Address] = (),
 ) -> list[Address]:
-    """Return up to `size` different jurors among the places that there were at the opening.
+    """Return up to `size` different jurors among the places that existed at the opening.
 
-    Place `keccak256(abi.encode(seed, i)) % places` for i = 0, 1, …, 511; jurors who were not there,
-    are excluded or drawn already are passed over.
+    Tries place `keccak256(abi.encode(seed, i)) % places` for i = 0, 1, …, 511, and skips jurors
+    that were absent, are excluded or are already drawn.
     """
     drawn: list[Address] = []
     for i in range(MAX_TRIES if places else 0):
@@ -133,16 +132,17 @@ def summons_of(batch_id: int) -> Hash32:
 
 
 def claim_announcement(claimant: Address, leaf: Hash32, ruling: Ruling, salt: Hash32) -> Hash32:
-    """Return what a claimant announces before it says what it claims."""
+    """Return the hash that a claimant announces before it reveals its claim."""
     return keccak(abi_words(address_bytes(claimant), leaf, ruling.number, salt))
 
 
 def vote_commitment(
     case_id: Hash32, juror: Address, ruling: Ruling | None, result_hash: Hash32, salt: Hash32
 ) -> Hash32:
-    """Return what a juror commits to before it reveals its vote; no ruling: it saw nothing.
+    """Return the hash that a juror commits to before it reveals its vote; no ruling if it saw no
+    data.
 
-    The juror is part of it, so that another's commitment cannot be copied.
+    The hash covers the juror, so that another juror's commitment cannot be copied.
     """
     number = 0 if ruling is None else ruling.number
     return keccak(abi_words(case_id, address_bytes(juror), number, result_hash, salt))

@@ -15,7 +15,7 @@ from muster.protocol.ids import Hash32
 
 
 def hash_pair(a: bytes, b: bytes) -> Hash32:
-    """Return the parent of two nodes, whichever order they come in."""
+    """Return the parent of two nodes, in either order."""
     return keccak(a + b if a < b else b + a)
 
 
@@ -52,9 +52,9 @@ def merkle_proof(leaves: Sequence[Hash32], position: int) -> list[Hash32]:
 def merkle_multi_proof(leaves: Sequence[Hash32], positions: Sequence[int]) -> list[Hash32]:
     """Return the siblings that prove the leaves at ascending positions together.
 
-    They are the nodes that cannot be computed on the way up, level by level, left to right, as
-    the contracts' MultiProofLib takes them. Raises EncodingError when positions do not ascend
-    strictly or are not in the tree.
+    They are the nodes that cannot be computed from the leaves, level by level from the bottom, left
+    to right, as the contracts' MultiProofLib expects them. Raises EncodingError when positions do
+    not ascend strictly or are not in the tree.
     """
     ascending = all(a < b for a, b in pairwise(positions))
     if not positions or not ascending or positions[0] < 0 or positions[-1] >= len(leaves):

@@ -1,7 +1,7 @@
-"""The frozen messages that travel between components, with their hashes and byte layouts.
+"""The frozen messages between components, with their hashes and byte layouts.
 
-Layouts are normative in docs/protocol.md. Parsing peers' bytes into these types is the only place
-where they are validated; inside, nothing checks again.
+docs/protocol.md specifies the layouts. Peers' bytes are validated once, when they are parsed into
+these types; inside, nothing checks again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SignedMessage:
 
     __slots__ = ()
     TYPE: ClassVar[str]
-    """The type as EIP-712 writes it."""
+    """The type in EIP-712's notation."""
 
     def struct_hash(self) -> Hash32:
         """Return the EIP-712 struct hash."""
@@ -68,13 +68,13 @@ _CAPITAL = re.compile("([A-Z])")
 
 
 class _Members(NamedTuple):
-    """The fields of an EIP-712 type as a message has them; once for a type, since it is slow."""
+    """The fields of an EIP-712 type in a message; computed once per type, because that is slow."""
 
     values_of: Callable[[SignedMessage], tuple[Any, ...]]
     addresses: list[int]
     """The places of fields that are addresses."""
     parsers: dict[str, Callable[[Any], Any]]
-    """By name, what makes a field of its JSON value."""
+    """Parsers of the fields' JSON values, by field name."""
 
 
 @cache
@@ -93,7 +93,7 @@ def _parser(kind: str, name: str) -> Callable[[Any], Any]:
 
 
 class _parsing:
-    """Turns what hostile JSON makes Python raise into one EncodingError."""
+    """Turns the errors that hostile JSON causes in Python into an EncodingError."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -133,7 +133,8 @@ class Ticket(JsonMessage):
     policy_root: Hash32
     """Root of that policy's manifest, as on chain."""
     beacon: Hash32
-    """Hash of the block that published that policy."""
+    """Hash of the block that published that policy, or in which the worker joined the run: the
+    later one."""
     deadline: int
     """Unix seconds after which the upload is late."""
 
@@ -170,7 +171,7 @@ class Submission(JsonMessage):
 
 @dataclass(frozen=True, slots=True)
 class HardwareReport(JsonMessage):
-    """What a node says its machine has, signed by its key. What it is worth is measured."""
+    """A node's own claim about its machine, signed by its key. Its real speed is measured."""
 
     TYPE = (
         "HardwareReport(uint64 runId,address node,uint32 cpuCores,uint64 memoryMb,uint32 gpus,"
@@ -178,7 +179,7 @@ class HardwareReport(JsonMessage):
     )
 
     run_id: RunId
-    """The run it is meant for."""
+    """The run that the report is for."""
     node: Address
     """The node that signs."""
     cpu_cores: int
@@ -197,7 +198,7 @@ _RECORD = struct.Struct(">IIII32sHIBB")
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRecord:
-    """One submission's outcome as it stands on chain: 56 bytes, big-endian, no padding."""
+    """One submission's outcome as stored on chain: 56 bytes, big-endian, no padding."""
 
     SIZE = _RECORD.size
 
@@ -271,7 +272,7 @@ def unpack_records(data: bytes) -> list[OutcomeRecord]:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes(SignedMessage):
-    """What a validator signs: the outcomes of every submission of one batch."""
+    """The outcomes of every submission of one batch, signed by a validator."""
 
     TYPE = "Outcomes(uint64 batchId,bytes32 batchRoot,bytes32 recordsHash)"
 
@@ -304,7 +305,7 @@ class NodeRegistration(SignedMessage):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(SignedMessage):
-    """What the trainer signs about a published policy version. Its domain is RunRegistry's."""
+    """A published policy version, signed by the trainer. Its domain is RunRegistry's."""
 
     TYPE = "Checkpoint(uint64 runId,uint32 version,bytes32 manifestRoot)"
 
@@ -316,7 +317,7 @@ class Checkpoint(SignedMessage):
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest(SignedMessage):
-    """What a node signs to make one HTTP request."""
+    """One HTTP request, signed by a node."""
 
     TYPE = (
         "ApiRequest(string audience,string method,string path,bytes32 bodyHash,"
@@ -324,7 +325,7 @@ class ApiRequest(SignedMessage):
     )
 
     audience: str
-    """Who may act on it: the orchestrator's account address, checksummed."""
+    """Account address of the orchestrator that may act on it, checksummed."""
     method: str
     """Upper-case HTTP method."""
     path: str
@@ -339,7 +340,7 @@ class ApiRequest(SignedMessage):
 
 @dataclass(frozen=True, slots=True)
 class NetworkDocument(SignedMessage):
-    """What a run's orchestrator signs to say where the run's network is."""
+    """The description of a run's network, signed by the run's orchestrator."""
 
     TYPE = "NetworkDocument(uint64 runId,bytes32 documentHash)"
 

@@ -1,8 +1,8 @@
-"""A mixture: the parts of a run's task set, with their weights and what holds for each.
+"""A mixture: the parts of a run's task set, with the weights and rules of each.
 
-A ticket's problems are derived: first the part of each, by the weights at the ticket's step, then
-the problem within the part (`muster.protocol.seeds`). Weights are integers, and so is all that is
-made of them: every machine comes to the same part.
+For each problem of a ticket, first its part is drawn, by the weights at the ticket's step, then the
+problem within the part (`muster.protocol.seeds`). Weights and everything computed from them are
+integers, so every machine gets the same part.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from muster.protocol.documents import DocumentPart, Since
 
 MOST_PARTS = 16
 MAX_WEIGHT = 1_000_000
-"""Of a part; the sum over all parts stays below 2^24."""
+"""Weight of a part; the sum over all parts stays below 2^24."""
 PART_NAME = "[a-z][a-z0-9_]{0,31}"
-"""Pattern of a part's name: it becomes part of figures' names."""
+"""Pattern of a part's name, which appears in names of figures."""
 
-Lengths = tuple[Annotated[int, Field(ge=1)], ...]
+Lengths = tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...]
 """Length budgets in tokens."""
 Weight = Annotated[int, Field(ge=0, le=MAX_WEIGHT)]
 
@@ -33,14 +33,14 @@ class PartFilters(DocumentPart):
     pool_window: Annotated[int, Field(ge=0, le=1024)] = 0
     """Groups over which a problem's pass rate is averaged; 0 for no difficulty pools."""
     pool_min_groups: Annotated[int, Field(ge=1, le=1024)] = 2
-    """Groups of a problem before it can be set aside."""
+    """Least groups of a problem before it can be set aside."""
     pool_hard: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Problems are set aside as too hard while their pass rate is at most this."""
     pool_easy: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Problems are set aside as too easy while their pass rate is at least this."""
     pool_revisit: Annotated[int, Field(ge=0, le=1024), Since(4)] = 0
-    """Tickets skip problems that are set aside, but for one problem in so many, which is drawn from
-    all: so their rates go on being measured. 0 for tickets that skip none."""
+    """Tickets skip problems that are set aside, except for one problem in so many, which is drawn
+    from all problems so that pass rates are still measured. 0 if tickets skip none."""
 
     @model_validator(mode="after")
     def _pools_leave_something(self) -> Self:
@@ -57,20 +57,20 @@ class CurriculumPoint(DocumentPart):
     """A part's weight at one step."""
 
     step: Annotated[int, Field(ge=1, lt=1 << 32)]
-    """Rollout step, as tickets name it."""
+    """Rollout step, as in tickets."""
     weight: Weight
     """The weight there."""
 
 
 class PartRecipe(DocumentPart):
-    """A part of the task set, and what holds for its problems."""
+    """A part of the task set, and the rules for its problems."""
 
     name: Annotated[str, Field(pattern=f"^{PART_NAME}$")]
     """The part's name in the task set's document."""
     weight: Weight = 1
-    """How often its problems come up, in proportion to the other parts' weights."""
+    """Frequency of its problems, relative to the other parts' weights."""
     curriculum: Annotated[tuple[CurriculumPoint, ...], Field(max_length=64)] = ()
-    """Its weight by step, instead: on straight lines between these points, rounded up, and level
+    """Its weight by step, in place of `weight`: linear between these points, rounded up; constant
     before the first and after the last."""
     target_lengths: Lengths | None = None
     """Its length budgets; left out for those of [sampling]."""
@@ -97,19 +97,19 @@ class PartRecipe(DocumentPart):
             if step <= other.step:
                 length = other.step - one.step
                 drawn = one.weight * (other.step - step) + other.weight * (step - one.step)
-                # Rounded up: what is above 0 on the line is never 0.
+                # Rounded up, so that a positive weight never becomes 0.
                 return -(-drawn // length)
         return points[-1].weight
 
     def comes_up(self, steps: int) -> bool:
         """Tell whether the weight is above 0 at some of the first `steps` steps; 0 for any."""
         points = [point.step for point in self.curriculum if not steps or point.step <= steps]
-        # Lines that are 0 at both ends of a stretch are 0 all along.
+        # A line that is 0 at both ends is 0 everywhere between.
         return any(map(self.weight_at, [1, *points, *([steps] if steps else [])]))
 
 
 class TasksRecipe(DocumentPart):
-    """Which parts of the task set problems are of, and how often."""
+    """The parts of the task set that problems come from, and how often."""
 
     parts: Annotated[tuple[PartRecipe, ...], Field(max_length=MOST_PARTS)] = ()
     """All parts that the task set has; none for a task set without parts."""
@@ -124,7 +124,7 @@ class TasksRecipe(DocumentPart):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"part {name!r} comes {names.count(name)} times: name each once")
-        # Between two points all weights are lines: their sum is 0 where it is 0 at both ends.
+        # Between two points all weights are linear: their sum is 0 only if it is 0 at both ends.
         steps = sorted({1, *(point.step for part in self.parts for point in part.curriculum)})
         for step in steps if self.parts else []:
             if not any(self.weights_at(step)):

@@ -1,8 +1,8 @@
-"""What the policy is trained towards: the part of a recipe that says how samples become a gradient.
+"""The training objective: how samples become a gradient; in a recipe, fields of `[training]`.
 
-Every loss has parameters of its own; those that a document leaves out are filled in for its loss,
-so that the document pinned on chain says all of them. A parameter that the chosen loss would ignore
-must keep its default. The formulas are in docs/losses.md.
+Every loss has its own parameters; those that a document leaves out are filled in for its loss, so
+that the pinned document states all of them. A parameter that the chosen loss ignores must keep its
+default. The formulas are in docs/losses.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ LOSS_DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "masked_is": {"ratio_low": 0.5, "ratio_high": 5.0},
     "dppo": {},
 }
-"""Where a loss's defaults are not those of the fields."""
+"""Defaults of a loss that differ from those of the fields."""
+
+SAMPLE_LOSSES: Final = frozenset({"gspo"})
+"""Losses in which a token's loss depends on other tokens of its sample."""
 
 _EPSILON_LOSSES = {"two_sided", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "dppo"}
 _USED_BY: Final[dict[str, set[str]]] = {
@@ -60,10 +63,10 @@ class ObjectiveRecipe(DocumentPart):
     """What the loss is a mean over, always of a whole optimiser step: all completion tokens; the
     tokens of each sample, then all samples; all samples, their sums divided by max_new_tokens."""
     clip_epsilon: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """How far below 1 the ratio counts; for dppo how far a token's probability may fall."""
+    """Lower clip of the ratio: 1 minus this; for dppo how far a token's probability may fall."""
     clip_epsilon_high: Annotated[float, Field(gt=0, le=1000)] = 0.2
-    """How far above 1 the ratio counts; for dppo how far a token's probability may rise. Where
-    the loss has no default of its own: clip_epsilon."""
+    """Upper clip of the ratio: 1 plus this; for dppo how far a token's probability may rise.
+    Without a default of the loss: clip_epsilon."""
     clip_delta: Annotated[float, Field(gt=1)] = 4.0
     """Upper bound of the ratio when the advantage is negative (two_sided)."""
     ratio_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -84,14 +87,15 @@ class ObjectiveRecipe(DocumentPart):
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.001
     """Weight of the KL term to the base model."""
     kl_estimator: Literal["k1", "k2", "k3", "k3_weighted"] = "k3"
-    """Which estimate of it, and which gradient."""
+    """Estimator of the KL term and its gradient."""
     drift_coefficient: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the squared log-ratio to the behaviour policy."""
     entropy_coefficient: Annotated[float, Field(ge=0)] = 1e-4
     """Weight of the entropy bonus."""
     advantage: Literal["std", "mean", "leave_one_out", "max_rl"] = "std"
-    """What a reward is compared with: the group's mean, divided by its standard deviation; that
-    mean; the mean of the others; the mean, divided by the mean."""
+    """Advantage of a reward: its difference from the group's mean, divided by the standard
+    deviation (std); the difference alone (mean); the difference from the mean of the others
+    (leave_one_out); the difference divided by the mean (max_rl)."""
     length_reward: Literal["exact", "max", "clip"] = "exact"
     """How a sample's length changes its reward; unused without target lengths."""
     length_alpha: Annotated[float, Field(ge=0)] = 0.0003
@@ -99,15 +103,15 @@ class ObjectiveRecipe(DocumentPart):
     length_delta: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of the reward at exactly the target (max)."""
     length_advantage: Literal["joint", "std", "mean"] = "joint"
-    """Whether the length part is added to the reward, or normalised apart and then added to the
-    advantage of the task reward."""
+    """Whether the length part is added to the reward (joint), or normalised separately and then
+    added to the advantage of the task reward."""
     length_weight: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the length part when it is normalised apart."""
+    """Weight of the length part when it is normalised separately."""
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, value: Any) -> Any:
-        """Complete what is left out with the defaults of the loss that is named."""
+        """Fill in missing fields with the defaults of the chosen loss."""
         if not isinstance(value, dict):
             return value
         filled = {**LOSS_DEFAULTS.get(str(value.get("loss", "two_sided")), {}), **value}
@@ -129,10 +133,10 @@ class ObjectiveRecipe(DocumentPart):
         )
         if self.loss == "two_sided" and self.clip_delta <= 1 + self.clip_epsilon_high:
             raise ValueError(f"clip_delta {self.clip_delta} must exceed 1 + clip_epsilon_high")
-        if self.loss == "gspo" and self.aggregation != "sequence":
+        if self.loss in SAMPLE_LOSSES and self.aggregation != "sequence":
             raise ValueError(
-                f"aggregation {self.aggregation!r} with loss 'gspo': its ratio is a sample's, so "
-                "long samples would count more; set aggregation to 'sequence'"
+                f"aggregation {self.aggregation!r} with loss {self.loss!r}: its ratio is a "
+                "sample's, so long samples would count more; set aggregation to 'sequence'"
             )
         return self
 

@@ -1,11 +1,11 @@
-"""How much a Parquet file holds, by its own headers: nothing of it is decoded.
+"""Measures a Parquet file by its own headers, without decoding it.
 
 A few bytes can stand for millions of values (runs, dictionaries, compressed zeros), so a stranger's
-file is measured before the Parquet library sees it. The library decodes what the page headers
-state and no more, hence their sums bound it, as long as both read the same headers. So whatever two
-readers could understand differently is refused: a field twice, a list of another type than the
-format's, a number too wide for its field, pages that do not fill their column, another kind of
-page, encoding or codec than submissions are written with.
+file is measured before the Parquet library sees it. The library decodes no more than the page
+headers state, so their sums are an upper bound, if both read the same headers. Therefore everything
+that two readers could understand differently is refused: a repeated field, a list with a type other
+than the format's, a number too wide for its field, pages that do not fill their column, and any
+kind of page, encoding or codec that submissions do not use.
 
 Knows nothing of rollouts. Format: https://parquet.apache.org/docs/file-format/metadata/
 """
@@ -21,11 +21,11 @@ import pyarrow as pa
 from muster.protocol.errors import EncodingError
 
 MAX_FOOTER_BYTES = 1 << 16
-"""A submission's footer has a few KiB; statistics are nearly all of it."""
+"""Most bytes of a footer. A submission's footer has a few KiB, nearly all of it statistics."""
 MAX_FIELDS = 1 << 14
-"""Fields and list elements that are read of a file's headers; a submission's have hundreds."""
+"""Most fields and list elements in a file's headers; a submission's have hundreds."""
 MAX_DEPTH = 8
-"""Structures within each other."""
+"""Deepest nesting of structures."""
 
 _MAGIC = b"PAR1"
 _TAIL_BYTES = 8
@@ -47,15 +47,15 @@ _FOOTER_LISTS = {
     (4, 1, 3, 16, 2): _I64,  # histograms of its levels
     (4, 1, 3, 16, 3): _I64,
 }
-"""The lists of a footer by their place, and the type of what they hold: the library takes the type
-for granted, whatever a file says."""
+"""The lists of a footer by their place, and the type of their elements: the library assumes this
+type, whatever a file states."""
 
 _WIDTHS = {1: 4, 2: 8, 5: 8, 6: 0}
-"""Bytes of a value of INT32, INT64 and DOUBLE, and 0 of a BYTE_ARRAY, which says its length."""
+"""Bytes of a value of INT32, INT64 and DOUBLE; 0 for a BYTE_ARRAY, which states its length."""
 _CODECS = {0: "uncompressed", 1: "snappy", 6: "zstd"}
 _PLAIN, _RLE = 0, 3
 _ENCODINGS = frozenset({_PLAIN, 2, 8})
-"""Plain, and indices of a dictionary, by both their names."""
+"""Encodings that are read: plain, and both kinds of dictionary indices."""
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
 
 _Fields = dict[int, tuple[int, Any]]
@@ -67,17 +67,17 @@ class DictionaryPage:
     """The distinct values of a column of byte strings."""
 
     values: int
-    """How many it holds, it says."""
+    """Stated number of values."""
     size_bytes: int
-    """Its size once decompressed, it says."""
+    """Stated size after decompression."""
     codec: str
-    """How it is compressed."""
+    """Compression codec."""
     stored: memoryview
     """Its bytes in the file."""
 
     def longest(self) -> int:
-        """Return the bytes of its longest value; raises EncodingError when it does not hold what it
-        says.
+        """Return the bytes of its longest value; raises EncodingError when its content differs from
+        its header.
         """
         page: Any = self.stored
         if self.codec != _CODECS[0]:
@@ -97,18 +97,18 @@ class Column:
     """One leaf column, all row groups together."""
 
     width: int
-    """Bytes of one value; 0 of byte strings."""
+    """Bytes of one value; 0 for byte strings."""
     values: int = 0
-    """Values that its pages state, of lists those of all rows."""
+    """Values stated by its pages; for lists the elements of all rows."""
     page_bytes: int = 0
     """Size of its pages once decompressed, dictionaries included."""
     dictionaries: list[DictionaryPage] = field(default_factory=list)
-    """Its dictionaries; none unless it holds byte strings."""
+    """Its dictionaries; empty unless it holds byte strings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the headers of a file state."""
+    """The contents of a file according to its headers."""
 
     rows: int
     columns: list[Column]
@@ -116,8 +116,8 @@ class Measured:
 
 
 def footer_bytes(data: bytes) -> int:
-    """Return the size of a file's footer, by its last bytes; raises EncodingError when it is that
-    of no submission.
+    """Return the size of a file's footer, by its last bytes; raises EncodingError when it cannot be
+    a submission's.
     """
     end = len(data) - _TAIL_BYTES
     size = int.from_bytes(data[end : end + 4], "little")
@@ -129,9 +129,9 @@ def footer_bytes(data: bytes) -> int:
 
 
 def measure(data: bytes) -> Measured:
-    """Return how much a file holds; raises EncodingError when its headers are not a submission's.
+    """Return a file's sizes; raises EncodingError when its headers are not a submission's.
 
-    Takes time and memory for the headers alone, and for at most MAX_FIELDS of their fields.
+    Time and memory depend only on the headers, of which at most MAX_FIELDS fields are read.
     """
     end, size = len(data) - _TAIL_BYTES, footer_bytes(data)
     reader = _HeaderReader(memoryview(data))
@@ -182,7 +182,7 @@ class _Chunk:
 
 
 def _add_pages(reader: _HeaderReader, chunk: _Chunk, column: Column) -> None:
-    """Add what a chunk's pages state to its column."""
+    """Add the stated sizes of a chunk's pages to its column."""
     at, values = chunk.start, 0
     while at < chunk.end:
         header = reader.read(at, chunk.end, {})
@@ -199,7 +199,7 @@ def _add_pages(reader: _HeaderReader, chunk: _Chunk, column: Column) -> None:
         else:
             values += _page_values(kind, header)
     if values != chunk.values:
-        # The library reads on until it has as many as the column states.
+        # The library would read on until it has as many values as the column states.
         raise EncodingError("not a readable Parquet file: pages of another number of values")
     column.values += values
 
@@ -229,18 +229,18 @@ def _counted(values: int, encoding: int, has_known_levels: bool) -> int:
 
 
 class _HeaderReader:
-    """Reads structures of Thrift's compact protocol; all it reads together is bounded."""
+    """Reads structures of Thrift's compact protocol, with a bound on their total size."""
 
     def __init__(self, data: memoryview) -> None:
         self.data = data
         self.at = 0
-        """Where the structure read last ended."""
+        """End of the structure that was read last."""
         self._end = 0
         self._left = MAX_FIELDS
         self._lists: dict[tuple[int, ...], int] = {}
 
     def read(self, start: int, end: int, lists: dict[tuple[int, ...], int]) -> _Fields:
-        """Return the structure at `start`, which ends before `end` and has no other lists."""
+        """Return the structure at `start`, which must end before `end` and have only `lists`."""
         self.at, self._end, self._lists = start, end, lists
         return self._struct(())
 
@@ -252,7 +252,7 @@ class _HeaderReader:
         while head := self._byte():
             kind, step = head & 15, head >> 4
             number = number + step if step else self._integer(16)
-            # The library's number would wrap around, and name another field.
+            # In the library the number would wrap around and name another field.
             if not 0 <= number < 1 << 15 or number in fields:
                 raise EncodingError(f"not a readable Parquet file: field {number}, again or not")
             fields[number] = kind, self._value(kind, (*path, number))

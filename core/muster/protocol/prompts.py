@@ -1,9 +1,9 @@
-"""Prompts: what a model reads of a problem, and of what is replied to it.
+"""Prompts: the texts that a model reads for a problem and for a reply.
 
 Workers, validators, calibration and evaluation call these functions with the pinned recipe, so that
-they come to the same text. A chat prompt is a frame around texts, and the frame is pinned in the
-recipe: nobody runs a stranger's template, and no text changes what surrounds it. What finds the
-frame is `muster.inference.framing`, what makes token ids of a prompt `muster.inference.prompts`.
+they get the same text. A chat prompt is a frame around texts, and the frame is pinned in the
+recipe: nobody runs a stranger's template, and no text changes the frame. `muster.inference.framing`
+finds the frame, `muster.inference.prompts` makes token ids of a prompt.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from muster.protocol.recipe import PromptRecipe
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a chat prompt; nothing stands between two of them."""
+    """A piece of a chat prompt; pieces follow each other directly."""
 
     text: str
     """The piece."""
     is_markup: bool
-    """Whether it is the frame's. Control tokens are recognised nowhere else."""
+    """Whether it belongs to the frame. Control tokens are recognised only there."""
 
 
 Prompt = str | tuple[Part, ...]
-"""What a model is given: a text as the tokenizer reads it, or the pieces of a chat prompt."""
+"""A model's prompt: a text as the tokenizer reads it, or the pieces of a chat prompt."""
 
 
 def render_prompt(text: str, target_length: int, prompt: PromptRecipe) -> Prompt:
-    """Return what a model is given for a problem's text, by a recipe's `[prompt]`.
+    """Return the model's prompt for a problem's text, by a recipe's `[prompt]`.
 
     A target length is in tokens, -1 for none.
     """
@@ -46,7 +46,7 @@ def render_prompt(text: str, target_length: int, prompt: PromptRecipe) -> Prompt
 
 
 def render_reply(text: str, prompt: PromptRecipe) -> Prompt:
-    """Return what follows the end of a model's turn when `text` is replied."""
+    """Return what follows the end of a model's turn when the reply is `text`."""
     if prompt.form == "plain":
         return text
     frame = prompt.frame
@@ -54,7 +54,7 @@ def render_reply(text: str, prompt: PromptRecipe) -> Prompt:
 
 
 def request_length(text: str, target_length: int) -> str:
-    """Return a text that asks for a length at its end, in INTELLECT-2's words; -1 asks for none."""
+    """Return a text with a length request at its end, in INTELLECT-2's words; -1 for none."""
     if target_length < 0:
         return text
     request = f"Think for {target_length} tokens before giving a response."

@@ -1,8 +1,9 @@
-"""Verdicts and their reasons: numbers, meanings, and what the worker can do about them.
+"""Verdicts and their reasons: numbers, meanings, and advice for the worker.
 
-A new reason is one member here, a row in docs/protocol.md section 8, and a check that gives it
-(`muster.client.validator.checks`). Contracts know reasons by number: 30 to 59 prove a fraud at one
-look (`JuryPool`, `muster.protocol.jury`).
+A new reason is one member here, a place in those of the sets below that it belongs to, a row in
+docs/protocol.md section 8, and a check that gives it (`muster.client.validator.checks`). Contracts
+know reasons by number: a single failure proves a Fraud with 30 to 59 (`OutcomeRecordLib.isExact`,
+`muster.protocol.jury`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CHECKS = (
 
 
 class Verdict(IntEnum):
-    """What validators decide about a submission."""
+    """The decision of validators about a submission."""
 
     ACCEPTED = 1
     """Paid, and offered to training, whose filters may leave it out."""
@@ -41,20 +42,20 @@ VERDICTS = {
     Verdict.REJECTED: "not paid",
     Verdict.FRAUD: "not paid, and slashed",
 }
-"""What follows from a verdict."""
+"""The consequence of each verdict."""
 
 
 class Words(NamedTuple):
-    """A reason for people."""
+    """A reason in words."""
 
     meaning: str
     """The finding."""
     advice: str
-    """What the worker can do."""
+    """Advice for the worker."""
 
 
 _STATISTICAL = "run muster doctor: this machine's arithmetic may be outside the calibration"
-_OWN_FAULT = "the software was changed, or is another version than the run's"
+_OWN_FAULT = "install the run's version again: this software was changed, or is another version"
 
 
 class Reason(IntEnum):
@@ -74,35 +75,44 @@ class Reason(IntEnum):
     BAD_SIGNATURE = (
         11,
         "it is not signed by the node of a worker that was active when its batch was committed",
-        "was the node rotated, or the worker jailed, while it was on its way? muster worker status",
+        (
+            "see muster worker status: the node may have been rotated, or the worker jailed, "
+            "before the commit"
+        ),
     )
     UNKNOWN_TICKET = (
         12,
-        "there is no ticket for its slot that the orchestrator signed and the chain bears out",
-        "ask the run's owner; a worker that checks its tickets, as this one does, holds the proof",
+        (
+            "there is no ticket for its slot that the orchestrator signed and that agrees with "
+            "the chain"
+        ),
+        "ask the run's owner, and keep the worker's state folder: it holds the ticket as proof",
     )
     LATE = (
         13,
         "its batch was committed too long after the ticket's deadline",
-        "a slow machine or line: muster doctor; or a slow orchestrator, then dispute it",
+        "check machine and network with muster doctor; if the orchestrator was slow, dispute it",
     )
     """More than `muster.protocol.messages.COMMIT_GRACE_S` after it."""
     SLOT_REUSED = (
         14,
         "an earlier submission fills its slot",
-        "does another process use the same node's key?",
+        "stop any other process that uses the same node's key",
     )
     FILE_UNAVAILABLE = (
         15,
-        "validators asked for the file in vain",
+        "validators could not get the file",
         "the orchestrator lost or withheld it: dispute it, and keep the state folder",
     )
     BATCH_MISDECLARED = (
         16,
         "its whole batch was refused, because it declares fewer units than it holds",
-        "the orchestrator's fault; its slot is not used: the worker submits it again by itself",
+        (
+            "this is the orchestrator's fault: the slot is still free, and the worker submits "
+            "it again by itself"
+        ),
     )
-    SCHEMA = 20, "the file is no Parquet file of the right form", _OWN_FAULT
+    SCHEMA = 20, "the file is not a Parquet file of the right form", _OWN_FAULT
     PROOF_COUNT = 21, "a sample has too few or too many proofs", _OWN_FAULT
     PROOF_ENCODING = 22, "a proof does not parse, or is not canonical", _OWN_FAULT
     FILE_INCOMPLETE = (
@@ -115,7 +125,7 @@ class Reason(IntEnum):
     WRONG_POLICY = 32, "rows claim another policy version than the ticket's", _OWN_FAULT
     WRONG_REPLY = (
         33,
-        "within a completion something else is replied than its task's environment does",
+        "a completion holds a reply that its task's environment does not give",
         "a program that a model wrote may answer differently elsewhere: that is only rejected; "
         + _OWN_FAULT,
     )
@@ -143,20 +153,39 @@ class Reason(IntEnum):
     SAMPLER_DRIFT = (
         71,
         "close choices of its worker's last submissions all go one way, or too many are close",
-        f"stop it, before it is called fraud; {_STATISTICAL}",
+        f"stop the worker, before its work is called fraud; {_STATISTICAL}",
     )
 
     @property
     def check(self) -> int:
-        """The number of the check that gives it; 0 for no reason."""
+        """The number of its check; 0 for no reason."""
         return int(self) // 10
 
 
 GRADED = (Reason.WRONG_REPLY, Reason.WRONG_REWARD)
-"""Reasons that a grader gives: where its answer is not repeatable, the work is only rejected."""
+"""Reasons from grading: if a grade is not repeatable, the work is only rejected."""
+OTHERS_FAULTS = frozenset(
+    {
+        Reason.UNKNOWN_TICKET,
+        Reason.LATE,
+        Reason.SLOT_REUSED,
+        Reason.FILE_UNAVAILABLE,
+        Reason.BATCH_MISDECLARED,
+    }
+)
+"""Reasons that can be the fault of the batch's committer instead of the worker."""
+NOT_OF_ONE_FILE = {
+    Reason.BATCH_MISDECLARED: "the whole batch was refused: recomputing that needs all its claims",
+    Reason.FILE_UNAVAILABLE: (
+        "validators did not get the file: no bundle can show whether they could have"
+    ),
+    Reason.SAMPLER_DRIFT: "it rests on the worker's earlier submissions, too: muster audit run "
+    "runs it again with them",
+}
+"""Reasons that one submission's evidence can neither confirm nor contradict, and why."""
 
 _MOVED = (4, 5)
-"""Checks that come last where a task runs what completions say."""
+"""Checks that come last if a task executes completions."""
 
 
 def verdicts_of(reason: Reason) -> set[Verdict]:
@@ -172,11 +201,11 @@ def verdicts_of(reason: Reason) -> set[Verdict]:
 
 
 def marks_of(verdict: Verdict, reason: Reason) -> list[str]:
-    """Return `passed`, `FAILED`, or `-` where the reason does not say that it ran, for each check.
+    """Return for each check `passed`, `FAILED`, or `-` if the reason does not tell whether it ran.
 
-    Checks 6 and 7 come before 4 and 5 where a task runs what completions say, and after them
-    elsewhere. So a failure of 5, 6 or 7 does not say that 4 and 5 ran. A reason of a later version
-    of the protocol says nothing of any check.
+    Checks 6 and 7 come before 4 and 5 if a task executes completions, and after them otherwise. So
+    a failure of 5, 6 or 7 does not tell whether 4 and 5 ran. A reason of a later version of the
+    protocol tells nothing about any check.
     """
     if verdict is Verdict.ACCEPTED:
         return ["passed"] * len(CHECKS)
@@ -188,7 +217,7 @@ def marks_of(verdict: Verdict, reason: Reason) -> list[str]:
 
 
 def checks_of(verdict: Verdict, reason: Reason) -> list[str]:
-    """Return each check as a line: its number, its mark and what it is."""
+    """Return each check as a line: its number, its mark and its description."""
     marks = marks_of(verdict, reason)
     return [
         f"{n} {mark:7} {check}"

@@ -21,7 +21,7 @@ class SamplingRecipe(DocumentPart):
     """How rollouts are generated."""
 
     problems_per_submission: Annotated[int, Field(ge=1, le=4096)]
-    """Groups in one submission."""
+    """Groups of every ticket, and so of the submission that fills it."""
     samples_per_problem: Annotated[int, Field(ge=2, le=1024)]
     """Samples in one group (G in GRPO)."""
     temperature: Annotated[float, Field(gt=0, le=10)]
@@ -29,18 +29,18 @@ class SamplingRecipe(DocumentPart):
     max_new_tokens: Annotated[int, Field(ge=1, le=1 << 20)]
     """Limit of a completion, EOS included; also the unit cap per sample."""
     target_lengths: Lengths = ()
-    """Length budgets in tokens from which one is derived per problem; empty for none."""
+    """Length budgets in tokens, of which one is drawn per problem; empty for none."""
 
 
 Markup = Annotated[str, Field(max_length=8_192), Lines()]
-"""Text of a run's owner that every prompt holds."""
+"""A text by the run's owner that is part of every prompt."""
 
 
 class ChatFrame(DocumentPart):
-    """What a chat template writes around the texts of a prompt, and around a reply."""
+    """The markup of a chat template around the texts of a prompt, and around a reply."""
 
     begin: Markup = ""
-    """Before the first text: the system text where there is one, else the problem's."""
+    """Before the first text: the system text if there is one, else the problem's."""
     middle: Markup = ""
     """Between the system text and the problem's; empty without a system text."""
     end: Markup = ""
@@ -48,32 +48,33 @@ class ChatFrame(DocumentPart):
     reply_begin: Markup = ""
     """Between the end-of-sequence token of a turn and the text that replies to it."""
     reply_end: Markup = ""
-    """After that text, up to where the model goes on."""
+    """After the text of the reply, up to where the model continues."""
 
 
 class PromptRecipe(DocumentPart):
-    """How a problem's text becomes what the model reads, and where its answer begins."""
+    """How a problem's text becomes the model's prompt, and where its answer begins."""
 
     form: Literal["plain", "chat"] = "plain"
     """The problem's text alone, or a message of a conversation."""
     system: Markup = ""
-    """Chat: the system text; empty for what the template writes without one."""
+    """Chat: the system text; empty for the template's default."""
     thinking: Literal["template", "on", "off"] = "template"
     """Chat: the template's thinking switch; `template` leaves it as it is."""
     answer_after: Annotated[str, Field(max_length=64)] = ""
-    """Token that ends a thought. Verifiers read what comes after its last occurrence in a turn, and
-    nothing without one; empty for the whole turn."""
+    """Token that ends a thought. Verifiers read the text after its last occurrence in a turn, and
+    none if it does not occur; empty for the whole turn."""
     length_request: Literal["user", "system"] = "user"
-    """Where a length budget is asked for: after the problem's text, or after the system text."""
+    """Where the prompt states a length budget: after the problem's text, or after the system
+    text."""
     reply_role: Literal["none", "user", "tool"] = "none"
-    """Chat: whose messages the replies of a task's environment are; none where nobody replies."""
+    """Chat: role of the messages with which a task's environment replies; none without replies."""
     tools: Annotated[Literal["none", "python"], Since(3)] = "none"
-    """Chat: what functions the template tells the model of: none, or the Python tool's."""
+    """Chat: functions that the template describes to the model: none, or the Python tool's."""
     template_hash: Annotated[str, Field(pattern="^(0x[0-9a-f]{64})?$")] = ""
     """Chat: Keccak-256 of the template's UTF-8 text. Creating a run fills it in, and refuses a
     model with another template if it is given."""
     frame: ChatFrame = ChatFrame()
-    """Chat: what the template writes. Creating a run fills it in: nobody else runs the template."""
+    """Chat: the template's markup. Creating a run fills it in: nobody else runs the template."""
 
     @property
     def has_system(self) -> bool:
@@ -134,7 +135,7 @@ class TrainingRecipe(OptimizerRecipe, ObjectiveRecipe):
     optimizer_steps: Annotated[int, Field(ge=1)] = 8
     """Optimiser steps per training step."""
     outer_learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.7
-    """With several trainer sites: how much of their mean movement an outer step takes (DiLoCo)."""
+    """With several trainer sites: the outer step's share of their mean movement (DiLoCo)."""
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """With several trainer sites: Nesterov momentum of the outer step."""
 
@@ -149,11 +150,12 @@ class AdapterRecipe(DocumentPart):
     target_modules: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]{1,128}$")], ...], Field(max_length=64)
     ] = ()
-    """Linear layers that get an update, by the end of their names; empty for all but the head."""
+    """Linear layers that get an update, by the end of their names; empty for all except the
+    head."""
 
 
 class VerifierIdentity(DocumentPart):
-    """Which verifier grades a task type; another one's scores may differ."""
+    """The verifier that grades a task type; another verifier's scores may differ."""
 
     task_type: Annotated[str, Field(min_length=1, max_length=64)]
     """The task type."""
@@ -162,7 +164,7 @@ class VerifierIdentity(DocumentPart):
     version: Annotated[str, Field(min_length=1, max_length=64)]
     """The verifier's version."""
     code_hash: Annotated[str, Field(pattern="^0x[0-9a-f]{64}$")]
-    """Keccak-256 over the verifier's source and the versions it rests on."""
+    """Keccak-256 over the verifier's source and the versions of its dependencies."""
 
 
 class FilterRecipe(PartFilters):
@@ -177,37 +179,37 @@ class FilterRecipe(PartFilters):
 
 
 class HardwareRecipe(DocumentPart):
-    """What a node must have to be leased work; 0 for anything."""
+    """Requirements on a node that leases work; 0 for none."""
 
     min_memory_mb: Annotated[int, Field(ge=0, le=1 << 24)] = 0
     """Main memory, in MiB."""
     min_gpu_memory_mb: Annotated[int, Field(ge=0, le=1 << 24)] = 0
     """Memory of its largest GPU, in MiB."""
     min_units_per_s: Annotated[float, Field(ge=0, le=1e9)] = 0.0
-    """Units per second between lease and upload, on the best of its first tickets."""
+    """Units per second from lease to upload, for the best of its first tickets."""
 
 
 class BreakerRecipe(DocumentPart):
-    """When so many independent workers fail one check that slashing pauses."""
+    """The circuit breaker: slashing pauses when too many independent workers fail one check."""
 
     max_share: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Weighed share of the workers seen at a check above which slashing pauses; 1 for never."""
+    """Weighted share of failing workers at one check above which slashing pauses; 1 for never."""
     min_workers: Annotated[int, Field(ge=1, le=1 << 20)] = 3
-    """Workers that must fail it."""
+    """Least number of workers that fail the check."""
     window_s: Annotated[int, Field(ge=1, le=1 << 32)] = 3600
-    """Seconds of outcomes that are looked at; those before the last pause never are."""
+    """Seconds of outcomes that count; outcomes before the last pause never do."""
     proven_after: Annotated[int, Field(ge=0, le=1 << 32)] = 8
-    """Accepted submissions before the window from which a worker counts in full."""
+    """With so many accepted submissions before the window a worker has full weight."""
     newcomer_weight: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """For how much a worker with fewer counts."""
+    """Weight of a worker with fewer accepted submissions."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartRules:
-    """What holds for the problems of a part; in a run without parts, for all."""
+    """The rules for the problems of a part; in a run without parts, for all problems."""
 
     name: str
-    """The part's; empty in a run without parts."""
+    """Name of the part; empty in a run without parts."""
     target_lengths: tuple[int, ...]
     """Length budgets in tokens; empty for none."""
     filters: PartFilters
@@ -223,34 +225,37 @@ class Recipe(Document):
     schema_version: Annotated[int, Field(ge=1, le=4)] = 4
     """Version of this document's form."""
     name: Annotated[str, Field(min_length=1, max_length=64)]
-    """What people call the run."""
+    """Name of the run, for people."""
     sampling: SamplingRecipe
     """How rollouts are generated."""
     tasks: Annotated[TasksRecipe, Since(3)] = TasksRecipe()
-    """Which parts of the task set they are of."""
+    """The parts of the task set that problems come from."""
     prompt: Annotated[PromptRecipe, Since(2)] = PromptRecipe()
-    """What the model reads."""
+    """How prompts are made."""
     proof: ProofRecipe = ProofRecipe()
     """How generation is proven."""
     training: TrainingRecipe
     """How the policy learns."""
     verifiers: Annotated[tuple[VerifierIdentity, ...], Field(max_length=64)] = ()
-    """Who grades, by task type; creating a run fills it in. What is not listed is not pinned."""
+    """The verifiers by task type; creating a run fills them in. Verifiers not listed are not
+    pinned."""
     allows_judge: bool = False
     """Whether the task set may hold problems whose grades validators cannot replay."""
     filters: FilterRecipe = FilterRecipe()
-    """Which rollouts it learns from."""
+    """Which rollouts are trained on."""
     adapter: AdapterRecipe = AdapterRecipe()
-    """What of the policy is trained."""
+    """Whether all weights or an adapter are trained."""
     hardware: HardwareRecipe = HardwareRecipe()
-    """What a node must have."""
+    """Requirements on nodes."""
     breaker: BreakerRecipe = BreakerRecipe()
-    """When slashing pauses because many fail alike."""
+    """When slashing pauses because many workers fail the same check."""
     min_software: Annotated[str, Field(pattern=r"^(\d{1,5}(\.\d{1,5}){0,3})?$")] = ""
     """Oldest version of this software that workers and validators may run; empty for any."""
 
     def rules_of(self, part: str = "") -> PartRules:
-        """Return what holds for a part; for a name that the recipe does not have, its own rules."""
+        """Return the rules of a part; for a name that the recipe does not have, the run's own
+        rules.
+        """
         lengths, filters = self.sampling.target_lengths, self.filters
         found = next((each for each in self.tasks.parts if each.name == part), None)
         if found is None:
@@ -259,7 +264,7 @@ class Recipe(Document):
         return PartRules(part, lengths if own is None else own, found.filters or filters)
 
     def parts_of(self, seed: Hash32, step: Step) -> list[PartRules]:
-        """Return which part each problem is of that a ticket of this seed and step derives."""
+        """Return the part of each problem of a ticket with this seed and step."""
         count, parts = self.sampling.problems_per_submission, self.tasks.parts
         if not parts:
             return [self.rules_of()] * count
@@ -269,7 +274,7 @@ class Recipe(Document):
 
     @property
     def rules(self) -> list[PartRules]:
-        """What holds for each part, in order; in a run without parts, for all problems."""
+        """The rules of each part, in order; in a run without parts, one set for all problems."""
         return [self.rules_of(part.name) for part in self.tasks.parts] or [self.rules_of()]
 
     @property
@@ -279,7 +284,7 @@ class Recipe(Document):
 
     @property
     def longest_budget(self) -> int:
-        """The largest length budget of any part, in tokens; -1 without any."""
+        """The largest length budget of any part, in tokens; -1 without budgets."""
         lengths = (length for rules in self.rules for length in rules.target_lengths)
         return max(lengths, default=-1)
 

@@ -1,8 +1,8 @@
 """The submission file: one Parquet row per sample, groups in ticket order, samples in order.
 
 `decode_rollouts` checks sizes before it decodes (`muster.protocol.parquet`), then schema and
-ranges. The Parquet library below it aborts the process on some damaged files, so files nobody has
-judged are decoded in a child process (`muster.client.validator.decoding`).
+ranges. The Parquet library below it aborts the process on some damaged files. So files that nobody
+has judged yet are decoded in a child process (`muster.client.validator.decoding`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from muster.protocol.recipe import Recipe
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
-"""Files above this are refused unread."""
+"""Most bytes of a file; a larger one is not read."""
 MAX_ROWS = 65_535
-"""Rows above this are refused: the outcome record counts them in 16 bits."""
+"""Most rows of a file: the outcome record counts them in 16 bits."""
 MAX_UNCOMPRESSED_BYTES = 256 * 1024 * 1024
-"""Decoded size above which a file is refused."""
+"""Most bytes of a decoded file."""
 MAX_PROBLEM_ID_BYTES = 4096
 """Longest name of a problem in a file."""
 _PAGES_BYTES = 1 << 16
-"""Room for levels and lengths in a column's pages, beside values."""
+"""Allowance in bytes for levels and lengths in a column's pages, beside values."""
 
 _TOKENS = pa.list_(pa.field("item", pa.int32(), nullable=False))
 _KINDS = {
@@ -52,30 +52,31 @@ SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _KIND
 """Column names, types and order; checked for equality."""
 
 SCHEMA_WITH_REPLIES = SCHEMA.append(pa.field("replies", _TOKENS, nullable=False))
-"""The schema of files in which an environment replied: the replies' first and last places, flat."""
+"""The schema of files with environment replies: with a flat list of the replies' bounds."""
 
 _LISTS = ("prompt_tokens", "completion_tokens")
 
 Spans = tuple[tuple[int, int], ...]
-"""Places in a completion, half-open, in order, none next to another."""
+"""Half-open ranges of places in a completion, in order and not adjacent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The most that a file may hold, in the mean of its rows; larger ones are not decoded."""
+    """Upper bounds on a file, as means per row; a larger file is not decoded."""
 
     rows: int = MAX_ROWS
     prompt_tokens: int = MAX_UNCOMPRESSED_BYTES
     """Prompt tokens of a row."""
     completion_tokens: int = MAX_UNCOMPRESSED_BYTES
-    """Completion tokens of a row; places of replies, too."""
+    """Completion tokens of a row; also its reply bounds."""
     proof_bytes: int = MAX_UNCOMPRESSED_BYTES
     """Bytes of a row's proofs."""
 
     @classmethod
     def of(cls, recipe: Recipe, *, prompt_tokens: int = MAX_UNCOMPRESSED_BYTES) -> Bounds:
-        """Return the bounds of a recipe's files, with room for rows that are a little too long: the
-        checks of single rows have more to say about it. The prompts are the task set's.
+        """Return the bounds of a recipe's files, with room for rows that are a little too long,
+        because the checks of single rows give a better reason. `prompt_tokens` depends on the task
+        set.
         """
         sampling, proof = recipe.sampling, recipe.proof
         completion = 2 * sampling.max_new_tokens + 256
@@ -88,7 +89,7 @@ class Bounds:
 
 
 ANY = Bounds()
-"""The bounds of every file."""
+"""The bounds of any file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Rollout:
     """A sample with its proof and reward: one row."""
 
     problem_id: str
-    """The problem, as the task set names it."""
+    """The problem's name in the task set."""
     group: int
     """Position of the problem in the ticket, from 0."""
     sample: int
@@ -106,7 +107,7 @@ class Rollout:
     target_length: int
     """Length budget in tokens, -1 without one."""
     policy_version: int
-    """The policy that generated."""
+    """The policy that generated the sample."""
     prompt_tokens: tuple[int, ...]
     """Prompt token ids."""
     completion_tokens: tuple[int, ...]
@@ -116,7 +117,7 @@ class Rollout:
     task_reward: float
     """Score of the task's verifier, in [0, 1]."""
     replies: Spans = ()
-    """Where in the completion an environment replied; the model sampled all else."""
+    """Where in the completion an environment replied; the model sampled all other tokens."""
 
     @property
     def sampled(self) -> int:
@@ -132,7 +133,7 @@ def sampled_places(length: int, replies: Spans) -> list[int]:
 
 
 def count_units(rollouts: Sequence[Rollout], max_new_tokens: int) -> int:
-    """Return what rollouts are paid for: the tokens that the model sampled, capped per sample."""
+    """Return the units of rollouts: the tokens that the model sampled, capped per sample."""
     return sum(min(rollout.sampled, max_new_tokens) for rollout in rollouts)
 
 
@@ -153,16 +154,17 @@ def decode_rollouts(data: bytes, bounds: Bounds = ANY) -> list[Rollout]:
     Raises EncodingError when the file is too large, exceeds the bounds, is not Parquet, has another
     schema, nulls, negative positions or token ids, an empty prompt or completion, a reward outside
     [0, 1], replies that are no places within their completion, or a column of replies without any.
-    Raises MemoryError where the machine is short of what the bounds allow: no fault of the file's.
+    Raises MemoryError when the machine has less memory than the bounds allow: the file is not at
+    fault.
     """
     require_bounds(data, bounds)
     return to_rollouts(read_table(data))
 
 
 def require_bounds(data: bytes, bounds: Bounds) -> int:
-    """Return how many bytes a file's columns decode to, by its headers alone.
+    """Return the decoded bytes of a file's columns, by its headers alone.
 
-    Raises EncodingError when that, or anything else that the headers state, exceeds the bounds.
+    Raises EncodingError when this or any other number in the headers exceeds the bounds.
     """
     if len(data) > MAX_FILE_BYTES:
         raise EncodingError(f"file of {len(data)} bytes exceeds the limit of {MAX_FILE_BYTES}")
@@ -195,7 +197,7 @@ def require_bounds(data: bytes, bounds: Bounds) -> int:
 
 
 def _longest(column: Column, rows: int, most: int) -> int:
-    """Return the bytes of the longest value in a column's dictionaries, which any may repeat."""
+    """Return the bytes of the longest value in a column's dictionaries: any row may repeat it."""
     if sum(page.values for page in column.dictionaries) > rows:
         raise EncodingError("file has dictionaries of more values than rows")
     try:
@@ -235,7 +237,7 @@ def _read_table(data: bytes) -> pa.Table:
 
 
 def _require_in_range(table: pa.Table) -> None:
-    """Raise EncodingError for values that no rollout has; replies are looked at row by row."""
+    """Raise EncodingError for values that no rollout has; replies are checked row by row."""
     for name in ("prompt_tokens", "completion_tokens"):
         values, ends = _list_parts(table[name])
         if not (np.diff(ends) > 0).all():
@@ -254,7 +256,7 @@ def _require_in_range(table: pa.Table) -> None:
 
 
 def to_rollouts(table: pa.Table) -> list[Rollout]:
-    """Return a table's rows; raises EncodingError for replies that are none."""
+    """Return a table's rows; raises EncodingError for invalid replies."""
     names = [name for name in SCHEMA.names if name not in _LISTS]
     columns: list[list[Any]] = [table[name].to_pylist() for name in names]
     tokens = [_list_rows(table[name]) for name in _LISTS]
@@ -273,26 +275,26 @@ def to_rollouts(table: pa.Table) -> list[Rollout]:
 
 
 def _numbers(array: pa.Array) -> npt.NDArray[Any]:
-    # Not the array's own method: that imports pandas, 45 MB.
+    # Not `array.to_numpy`, which imports pandas, 45 MB.
     numbers: npt.NDArray[Any] = np.from_dlpack(array)
     return numbers
 
 
 def _list_parts(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Return the values of all rows, and where each row's begin and end among them."""
+    """Return the values of all rows, and the bounds of each row's values among them."""
     chunk = column.chunk(0)
     ends = _numbers(chunk.offsets)
     return _numbers(chunk.flatten()), ends - ends[0]
 
 
 def _list_rows(column: pa.ChunkedArray) -> Iterator[tuple[int, ...]]:
-    # Row by row: other threads wait for the interpreter's lock for one row at most.
+    # Row by row, so that other threads wait for the GIL for one row at most.
     values, ends = _list_parts(column)
     return (tuple(values[a:b].tolist()) for a, b in pairwise(ends.tolist()))
 
 
 def _to_spans(places: tuple[int, ...], length: int) -> Spans:
-    """Return replies as spans: each after a token of the model's, and before one."""
+    """Return replies as spans: each must stand between two tokens of the model."""
     bounds = [0, *places, length]
     if len(places) % 2 or (places and any(a >= b for a, b in pairwise(bounds))):
         raise EncodingError("a row has replies that are not within its completion")

@@ -1,16 +1,16 @@
-"""Who checks which batch, when more are called, and when their word counts.
+"""Which validators check a batch, when more are called, and when their outcomes decide.
 
-The rules of docs/protocol.md section 9. Pure: the chain's facts and clock come in, nobody is asked.
+The rules of docs/protocol.md section 9. Pure: the chain's facts and time are arguments.
 
-A batch has an *order* of the run's validators, drawn of the hash of the block that committed it.
-The first `quorum` of the order are *called*. Each that is silent for a timeout calls the next one
-besides. An outcome other than Accepted, or two different sets of outcomes, is an *alarm*: it
-*escalates* the batch to 2 * quorum + 1 called validators, and where they do not settle it, to all.
-The quorum that the ledger asks for stays the law on chain; this decides who looks, and when the
-orchestrator posts.
+A batch has an *order* of the run's validators, drawn from the hash of the block that committed it.
+The first `quorum` of the order are *called*. When one of them is silent for a timeout, the next one
+is called too. An outcome other than Accepted, or two different sets of outcomes, is an *alarm*: it
+*escalates* the batch to 2 * quorum + 1 called validators, and if they do not settle it, to all. On
+chain the ledger only requires a quorum; these rules decide who checks, and when the orchestrator
+posts.
 
-Both sides compute the same from the same facts. A validator that knows nothing but the chain goes
-by the batch's age alone (`called_by_age`), which calls nobody later than the rules above would.
+Both sides compute the same from the same facts. A validator that knows only the chain uses the
+batch's age alone (`called_by_age`), which calls nobody later than the rules above.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.ids import Address, Hash32, RunId
 
 TIMEOUTS_PER_DEADLINE = 8
-"""A timeout is this part of the outcome deadline, unless an orchestrator has less patience."""
+"""A timeout is this fraction of the outcome deadline, unless the orchestrator sets a shorter
+one."""
 STAGE_TIMEOUTS = 2
-"""Timeouts that a stage lasts before the next one begins by itself."""
+"""Number of timeouts after which the next stage begins by itself."""
 REAUDIT_PPM = 50_000
 """Millionths of the accepted batches that one more validator checks."""
 PPM = 1_000_000
@@ -36,17 +37,17 @@ _SHARE = 0
 _ORDER = 1
 _HISTORY = 2
 _KNOWN_BATCHES = 4096
-"""Batches whose draws are remembered, 16 MB at most: until one is judged, it is asked for again and
-again, and no answer ever changes."""
+"""Batches whose draws are cached, 16 MB at most: until a batch is judged, its order is needed
+repeatedly, and it never changes."""
 
 
 class Stage(IntEnum):
     """How many validators a batch needs."""
 
     QUORUM = 0
-    """As many as the ledger asks for."""
+    """As many as the ledger requires."""
     ESCALATED = 1
-    """2 * quorum + 1: those who spoke first cannot decide against all who come now."""
+    """2 * quorum + 1: the validators of the first stage cannot outvote those called in this one."""
     ALL = 2
     """Every validator of the run."""
 
@@ -64,18 +65,18 @@ class Timing:
 
     @property
     def last_call_at(self) -> int:
-        """From when on any quorum's outcomes are posted: later may be too late."""
+        """Time from which the outcomes of any quorum are posted, because later may be too late."""
         return self.committed_at + self.deadline_s - timeout_of(self.deadline_s)
 
     @property
     def due_at(self) -> int:
-        """From when on the ledger takes no outcomes."""
+        """Time from which the ledger accepts no outcomes."""
         return self.committed_at + self.deadline_s
 
 
 @dataclass(frozen=True, slots=True)
 class SignedOutcomes:
-    """A validator signed outcomes of a batch."""
+    """A validator's signed outcomes of a batch."""
 
     validator: Address
     records_hash: Hash32
@@ -83,21 +84,21 @@ class SignedOutcomes:
     accepts: bool
     """Whether every outcome is Accepted."""
     at: int
-    """Chain time at which it was handed in."""
+    """Chain time at which it was delivered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Where a batch stands."""
+    """The state of a batch's calls."""
 
     stage: Stage
     """How many validators it needs."""
     called: tuple[Address, ...]
-    """Who is to check it, in the order drawn."""
+    """Validators that have to check it, in the order drawn."""
     silent: tuple[Address, ...]
-    """Those of them that said nothing for a timeout, or are known to be absent."""
+    """Called validators that were silent for a timeout, or are known to be absent."""
     decision: Hash32 | None
-    """Hash of the records that are to be posted; None while more must be heard."""
+    """Hash of the records to post; None while more outcomes are needed."""
 
 
 def timeout_of(deadline_s: int) -> int:
@@ -109,8 +110,9 @@ def timeout_of(deadline_s: int) -> int:
 def batch_seed(beacon: Hash32, run_id: RunId, batch_id: int, root: Hash32) -> Hash32:
     """Return the seed of a batch's draws: `keccak256(abi.encode(beacon, runId, batchId, root))`.
 
-    For the order, `beacon` is the hash of the block of the commitment; for the re-audit, that of
-    the block in which the outcomes were posted, so that nobody who judges knows whether it comes.
+    For the order, `beacon` is the hash of the commitment's block. For the re-audit, it is the hash
+    of the block in which the outcomes were posted, so that validators do not know beforehand
+    whether a re-audit follows.
     """
     return keccak(abi_words(beacon, run_id, batch_id, root))
 
@@ -133,9 +135,9 @@ def _drawn(seed: Hash32, validators: tuple[Address, ...]) -> tuple[Address, ...]
 def order_of_batch(
     seed: Hash32, seated_then: Sequence[Address], seated_now: Sequence[Address]
 ) -> tuple[Address, ...]:
-    """Return the order of a batch: validators seated at its commitment that still are, then those
-    that came since, in the order of seating: their addresses may have been chosen to be drawn
-    first.
+    """Return the order of a batch: first the validators that were seated at its commitment and
+    still are, in the drawn order; then newer ones in the order of seating, because their addresses
+    may have been chosen to be drawn first.
     """
     return _ordered(seed, tuple(seated_then), tuple(seated_now))
 
@@ -158,7 +160,7 @@ def is_reaudited(seed: Hash32, share_ppm: int = REAUDIT_PPM) -> bool:
 
 
 def place_of_history(seed: Hash32, count: int) -> int:
-    """Return the place of a batch of `count` submissions that is judged by its worker's history:
+    """Return the place in a batch of `count` submissions that is judged by its worker's history:
     the first 8 bytes of `keccak256(abi.encode(seed, 2))`, modulo the count.
     """
     return int.from_bytes(keccak(abi_words(seed, _HISTORY))[:8], "big") % count
@@ -179,7 +181,7 @@ def stage_by_age(timing: Timing, now: int) -> Stage:
 def called_by_age(
     order: Sequence[Address], quorum: int, timing: Timing, now: int
 ) -> Sequence[Address]:
-    """Return who is called as far as the chain alone tells; nobody once it is due."""
+    """Return the validators called by the batch's age alone; none once outcomes are overdue."""
     if now >= timing.due_at:
         return ()
     return order[: size_of(stage_by_age(timing, now), quorum, len(order))]
@@ -195,15 +197,15 @@ def plan_calls(
     absent: Collection[Address] = (),
     is_hasty: bool = False,
 ) -> Calls:
-    """Return who is called, and what is to be posted, given what was handed in until now.
+    """Return the called validators and the decision, given the statements delivered so far.
 
-    Statements of validators outside the order count for nothing. Those that nobody asked for raise
-    the alarm like any other, but decide only once their validator is called. An `absent` validator
-    is silent from the moment of its call, unless it spoke.
+    Statements of validators outside the order are ignored. Statements of validators that are not
+    called raise the alarm like others, but count for the decision only once their validator is
+    called. An `absent` validator is silent from the moment of its call, unless it delivered.
 
-    An alarm calls more validators once nobody of those called before is waited for: their number
-    must not tell those who have yet to speak what the others said. With `is_hasty` it calls at
-    once: an audit asks how many can have been called at most, and does not know who spoke when.
+    An alarm calls more validators only when no earlier call is pending: otherwise the number of
+    calls would tell pending validators what the others found. With `is_hasty` it calls at once: an
+    audit needs the largest possible number of calls, and does not know who delivered when.
     """
     heard = {s.validator: s for s in statements if s.validator in order and s.at <= now}
     hearing = _Hearing(order, quorum, timing, now, heard, absent)
@@ -214,7 +216,7 @@ def plan_calls(
 
 @dataclass(frozen=True, slots=True)
 class _Hearing:
-    """What is known of a batch at one time."""
+    """The facts about a batch at one time."""
 
     order: Sequence[Address]
     quorum: int
@@ -225,7 +227,7 @@ class _Hearing:
     absent: Collection[Address]
 
     def stage_starts(self, settled_at: int) -> list[int]:
-        """Return when each stage that has begun did."""
+        """Return the start of each stage that has begun."""
         begin, patience = self.timing.committed_at, STAGE_TIMEOUTS * self.timing.timeout_s
         longest = STAGE_TIMEOUTS * timeout_of(self.timing.deadline_s)
         alarm = self._alarm()
@@ -241,8 +243,8 @@ class _Hearing:
         return [begin, second] if third > self.now else [begin, second, third]
 
     def settled_at(self) -> int:
-        """Return when the last validator called first spoke, or the one that took its place; beyond
-        the deadline while one is waited for.
+        """Return when the last of the first called validators, or of their replacements, delivered;
+        beyond the deadline while one is pending.
         """
         settled = self.timing.committed_at
         places = [settled] * self._size(Stage.QUORUM)
@@ -261,7 +263,7 @@ class _Hearing:
         return settled
 
     def call(self, stages: Sequence[int]) -> tuple[tuple[Address, ...], tuple[Address, ...]]:
-        """Return who is called by now, and who of them is silent."""
+        """Return the validators called so far, and those of them that are silent."""
         places: list[int] = []
         for stage, start in enumerate(stages):
             places += [start] * (self._size(Stage(stage)) - len(places))
@@ -275,13 +277,13 @@ class _Hearing:
             spoke = self.heard.get(validator)
             if spoke is None and gives_up <= self.now:
                 silent.append(validator)
-            # A validator that took its place in the meantime stays called.
+            # A validator that replaced it in the meantime stays called.
             if spoke is None or spoke.at > gives_up:
                 heapq.heappush(places, gives_up)
         return tuple(called), tuple(silent)
 
     def decide(self, called: Sequence[Address], stages: Sequence[int]) -> Hash32 | None:
-        """Return the hash of the records to post, None while more must be heard."""
+        """Return the hash of the records to post; None while more outcomes are needed."""
         stage = Stage(len(stages) - 1)
         if self.now >= self.timing.last_call_at:
             return self._agreed(self.order)
@@ -289,13 +291,13 @@ class _Hearing:
             patience = STAGE_TIMEOUTS * self.timing.timeout_s
             is_over = stage is Stage.ALL and self.now >= stages[-1] + patience
             if not is_over and not all(v in self.heard for v in self.order):
-                # The quorum alone does not decide, also before more are called.
+                # The quorum alone does not decide, even before more validators are called.
                 return self._agreed(called, max(stage, Stage.ESCALATED))
         return self._agreed(called)
 
     def _alarm(self) -> int | None:
-        """Return when the first statement came that calls for more: it does not accept, or differs
-        from the first of all.
+        """Return the time of the first statement that raises the alarm: it does not accept, or
+        differs from the very first one.
         """
         statements = sorted(self.heard.values(), key=lambda s: (s.at, s.validator))
         for said in statements:
@@ -304,8 +306,9 @@ class _Hearing:
         return None
 
     def _agreed(self, among: Sequence[Address], stage: Stage = Stage.QUORUM) -> Hash32 | None:
-        """Return the hash of the records that a quorum of these signed, or that most of those
-        called in a later stage did; of several, the most signed, then that with the first signer.
+        """Return the hash of the records signed by a quorum of these, or in a later stage by most
+        of the called. Of several, the one with most signatures wins, then the one with the first
+        signer.
         """
         needed = self.quorum
         if stage is not Stage.QUORUM:
@@ -316,7 +319,7 @@ class _Hearing:
         return records_hash if count >= needed else None
 
     def _gives_up(self, validator: Address, since: int) -> int:
-        """Return until when a validator that is called at a time is waited for."""
+        """Return the time at which a validator called at `since` becomes silent."""
         is_absent = validator in self.absent and validator not in self.heard
         return since if is_absent else since + self.timing.timeout_s
 

@@ -1,8 +1,7 @@
-"""What a worker must do, derived from its ticket: parts, problems, target lengths, sampling seeds.
+"""Derives a worker's task from its ticket: parts, problems, target lengths, sampling seeds.
 
-Nothing here is chosen by anyone: the beacon is a block hash that did not exist when the worker
-chose its address. Solidity and Python share the golden vectors of
-`tests/conformance/vectors/seeds.json`.
+Nobody can choose any of these: the beacon is a block hash that did not exist when the worker chose
+its address. Solidity and Python share the golden vectors of `tests/conformance/vectors/seeds.json`.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ def mixed_indices(
     set_aside: Container[int] = (),
     revisit: Sequence[int] = (),
 ) -> list[int]:
-    """Return one index of each range, all distinct, in this order; two ranges are the same one or
-    have nothing in common.
+    """Return one index of each range, all distinct, in this order. Two ranges must be equal or
+    disjoint.
 
     Draws modulo the length and skips repeats; the bias is below 2^-32 for sets under 2^32 problems.
-    Problem j skips what is set aside, unless `revisits` says otherwise with `revisit[j]`; without
-    `revisit` none does. A list that holds (`muster.protocol.set_aside`) leaves enough to draw.
-    Raises EncodingError when a range is shorter than it is often there.
+    Problem j skips indices that are set aside, unless `revisits` is true for `revisit[j]`; without
+    `revisit` no problem skips any. A valid list (`muster.protocol.set_aside`) leaves enough to
+    draw. Raises EncodingError when a range has fewer indices than occurrences in `parts`.
     """
     for part, count in Counter(parts).items():
         if count > len(part):
@@ -78,13 +77,13 @@ def mixed_indices(
 
 def revisits(seed: Hash32, problem: int, every: int) -> bool:
     """Tell whether the ticket's `problem`-th problem may be one that is set aside: one in `every`
-    may, and all where that is 0.
+    may; if `every` is 0, all may.
     """
     return not every or draw(seed, Purpose.REVISIT, problem) % every == 0
 
 
 def part_of(seed: Hash32, problem: int, weights: Sequence[int]) -> int:
-    """Return which part of a mixture the ticket's `problem`-th problem is of, by its number.
+    """Return the number of the mixture's part that the ticket's `problem`-th problem comes from.
 
     Draws modulo the sum of the weights, which are not negative and not all 0; the bias is below
     2^-40 for sums under 2^24.

@@ -1,12 +1,12 @@
-"""The problems that a policy version sets aside, and what their list must be to hold.
+"""The problems that a policy version sets aside, and the rules for a valid list.
 
-The trainer lists problems that are solved (nearly) always or never. The list lies in the version's
-folder, so its bytes are under the root that the chain has and every ticket names. A ticket's
-problems are drawn past it (`muster.protocol.seeds`). Whoever derives a ticket has the folder: its
-tokenizer encodes the prompts.
+The trainer lists problems that are solved (nearly) always or never. The list is in the version's
+folder, so the manifest root on chain and in every ticket covers its bytes. The draw of a ticket's
+problems skips listed ones (`muster.protocol.seeds`). Everybody who derives a ticket has the folder,
+because its tokenizer encodes the prompts.
 
-A list is a bit for each problem of the task set, so it has one order, and nothing comes twice. A
-list that does not hold sets nothing aside, for whoever derives: nobody has to trust its author.
+A list has one bit per problem of the task set, so it has one order and no duplicates. An invalid
+list sets nothing aside, for everybody who derives: nobody has to trust its author.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Self
 FILE_NAME = "set_aside.bits"
 """The list's file in a policy folder; without it nothing is set aside."""
 MAX_BYTES = 1 << 25
-"""No task set has more problems than fit in so many bytes; of a larger file no more is read."""
+"""Most bytes of a list: no task set has more problems. More bytes of a file are not read."""
 LEAST_LEFT = 8
-"""One problem of so many in a part stays at least."""
+"""At least one in so many problems of a part must not be set aside."""
 
 
 class ListFault(StrEnum):
-    """Why a list does not hold."""
+    """Why a list is invalid."""
 
     LENGTH = "it does not have one bit for each problem of the task set"
     UNKNOWN = "it sets problems aside that the task set does not have"
@@ -35,7 +35,7 @@ class ListFault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A part of the task set, as a list is held against it."""
+    """A part of the task set, for checking a list."""
 
     problems: range
     """Its indices."""
@@ -61,7 +61,7 @@ class SetAside:
         return self._number.bit_count()
 
     def fault(self, size: int, stretches: Sequence[Stretch], needed: int) -> ListFault | None:
-        """Return why this is no list for a task set of `size` problems, or None.
+        """Return why this list is invalid for a task set of `size` problems; None if it is valid.
 
         `stretches` are its parts, which cover it; each must leave the `needed` problems of a
         submission.
@@ -88,7 +88,7 @@ class SetAside:
 
     @classmethod
     def of(cls, indices: Iterable[int], size: int) -> Self:
-        """Return the list of some problems of a task set of `size`; of none, no list."""
+        """Return the list of some problems of a task set of `size`; without any, an empty list."""
         bits = bytearray(-(-size // 8))
         for index in indices:
             bits[index // 8] |= 1 << index % 8
@@ -100,7 +100,7 @@ NOTHING = SetAside()
 
 
 def most_listed(size: int, needed: int) -> int:
-    """Return how many of a part's `size` problems may be set aside, where a submission needs so
-    many different ones.
+    """Return how many of a part's `size` problems may be set aside if a submission needs `needed`
+    distinct ones.
     """
     return max(0, size - max(needed, -(-size // LEAST_LEFT)))

@@ -14,17 +14,17 @@ from muster.protocol.recipe import AdapterRecipe, OptimizerRecipe, PromptRecipe
 
 
 class SftRows(DocumentPart):
-    """What of a data set is trained on."""
+    """The rows of a data set that are trained on."""
 
     form: Literal["text", "tokens"] = "text"
-    """Whether texts are rendered and encoded for the base model, or the tokens are taken that were
-    sampled, which the base model's tokenizer must read as the same texts."""
+    """Whether texts are rendered and encoded for the base model, or the sampled tokens are used,
+    which the base model's tokenizer must decode to the same texts."""
     trained: Literal["completion", "all"] = "completion"
-    """Whether the loss is over completions, replies left out, or over prompts as well."""
+    """Whether the loss is over completions without replies, or over prompts as well."""
     max_tokens: Annotated[int, Field(ge=2, le=1 << 20)]
     """Most tokens of a row, prompt and completion; longer ones are left out."""
     held_out_share: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Share of the problems that are held out, beside those of a split `test`."""
+    """Share of the problems that are held out, in addition to those of a split `test`."""
 
 
 class SftTraining(OptimizerRecipe):
@@ -33,24 +33,24 @@ class SftTraining(OptimizerRecipe):
     epochs: Annotated[int, Field(ge=1, le=1000)] = 1
     """How often every row is trained on."""
     order: Literal["rows", "problems"] = "rows"
-    """What is shuffled: rows; or problems, whose rows then come together, so that their prompt is
+    """Unit of shuffling: rows; or problems, whose rows stay together so that their prompt is
     computed once."""
     batch_tokens: Annotated[int, Field(ge=1, le=1 << 30)]
     """Mean tokens of an optimiser step, prompts included."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-5
     """AdamW learning rate after warm-up."""
     schedule: Literal["cosine", "constant"] = "cosine"
-    """What the learning rate does after warm-up."""
+    """Learning rate schedule after warm-up."""
     final_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Where a cosine ends, as a share of the learning rate."""
+    """Final value of a cosine schedule, as a share of the learning rate."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradient clip, L2 norm over all parameters."""
     seed: Annotated[int, Field(ge=0, le=1 << 32)] = 0
-    """Decides in which order rows come."""
+    """Seed of the order of rows."""
 
 
 class SftSampling(DocumentPart):
-    """How the model is asked when it is evaluated on problems."""
+    """Sampling when the model is evaluated on problems."""
 
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Softmax temperature."""
@@ -67,14 +67,14 @@ class SftRecipe(Document):
     schema_version: Annotated[int, Field(ge=1, le=1)] = 1
     """Version of this document's form."""
     name: Annotated[str, Field(min_length=1, max_length=64)]
-    """What people call it."""
+    """Name of the fine-tuning, for people."""
     rows: SftRows
-    """What is trained on."""
+    """The rows that are trained on."""
     prompt: PromptRecipe = PromptRecipe()
-    """What the model reads: as in the recipe of the run that comes after."""
+    """How prompts are made: as in the recipe of the run that follows."""
     training: SftTraining
-    """How it is trained on."""
+    """The optimiser steps."""
     adapter: AdapterRecipe = AdapterRecipe()
-    """What of the model is trained; an adapter is merged in at the end."""
+    """Whether all weights or an adapter are trained; an adapter is merged at the end."""
     sampling: SftSampling = SftSampling()
     """How it is evaluated."""

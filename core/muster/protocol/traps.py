@@ -1,7 +1,7 @@
-"""Hidden traps: which slots of a trap worker hold one follows from a secret that was committed to.
+"""Hidden traps: a committed secret decides which slots of a trap worker hold a trap.
 
-The whole plan is one secret and one hash. The hash is on chain before the first trap; whoever is
-shown the secret later knows which files were traps and what the right verdict was, and that
+The whole plan is one secret and one hash. The hash is on chain before the first trap. Anybody who
+later sees the secret can verify which files were traps and what the right verdict was, and that
 neither was decided after the verdicts. See docs/guides/watching.md.
 """
 
@@ -22,7 +22,7 @@ _PURPOSE = keccak(b"muster.traps.v1")
 
 
 class TrapKind(StrEnum):
-    """What one sample of a trap is made of, each the work of a known adversary."""
+    """Kinds of bad samples in traps, each as a known adversary makes them."""
 
     OTHER_SEED = "other-seed"
     """Sampled under another seed than it claims, as by a worker that picks the best of many."""
@@ -40,7 +40,7 @@ class Trap:
     """One file whose right verdict is Rejected: a single sample fails, below any fraud."""
 
     kind: TrapKind
-    """The kind that is tried first; the next one follows where it does not fail."""
+    """The kind that is tried first; if its sample does not fail, the next kind is tried."""
     row: int
     """The sample, modulo the number of rows."""
 
@@ -60,15 +60,15 @@ class TrapPlan:
     first_step: Step
     last_step: Step
     rate_ppm: int
-    """Traps among a million slots."""
+    """Traps per million slots."""
     secret: Hash32
-    """It decides which slots are traps; to be kept until the plan is over."""
+    """Decides which slots are traps; must be kept until the plan is over."""
 
     def __repr__(self) -> str:
         return f"TrapPlan(run_id={self.run_id}, worker={self.worker})"
 
     def commitment(self) -> Hash32:
-        """Return what goes on chain before the first trap."""
+        """Return the hash that is put on chain before the first trap."""
         return keccak(
             abi_words(
                 _PURPOSE,
@@ -82,7 +82,7 @@ class TrapPlan:
         )
 
     def trap_at(self, step: int, index: int) -> Trap | None:
-        """Return the trap of a slot; None where the worker is honest."""
+        """Return the trap of a slot; None if the worker is honest there."""
         if not self.first_step <= step <= self.last_step:
             return None
         if self._draw(step, index, 0) % MILLION >= self.rate_ppm:
@@ -94,7 +94,7 @@ class TrapPlan:
         return int.from_bytes(keccak(abi_words(self.secret, step, index, number))[:8], "big")
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values, secret and all."""
+        """Return it as JSON values, including the secret."""
         return {
             "run": self.run_id,
             "worker": self.worker,
@@ -106,7 +106,7 @@ class TrapPlan:
 
     @classmethod
     def from_json(cls, value: Any) -> TrapPlan:
-        """Return the plan of JSON values; raises EncodingError for anything else."""
+        """Return the plan in JSON values; raises EncodingError for anything else."""
         try:
             numbers = [value[name] for name in ("run", "first_step", "last_step", "rate_ppm")]
             worker, secret = to_address(value["worker"]), to_hash32(value["secret"])

@@ -1,6 +1,6 @@
 """Process settings: one frozen model per process, from defaults < TOML < environment < flags.
 
-The network (`muster.settings.network`) says where the chain is, unless one of them does. Secrets
+Unless one of these sets the chain's endpoint, the network (`muster.settings.network`) does. Secrets
 are never settings: they come from a file or the environment, see muster.wallet.
 """
 
@@ -28,11 +28,12 @@ CACHE = Path("~/.muster/cache")
 """Files that can be fetched or computed again."""
 
 Confirmations = Annotated[int, Field(ge=0, le=1000)] | Literal["safe", "finalized"]
-"""How many blocks must be on top of a believed block, or the tag that consensus gives it."""
+"""Blocks that must be on top of a block before it counts, or the consensus tag that it must
+have."""
 
 
 def urls_of(text: str) -> list[str]:
-    """Return the URLs between blanks or commas."""
+    """Return the URLs in a text, separated by blanks or commas."""
     return text.replace(",", " ").split()
 
 
@@ -47,7 +48,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     of_network: ClassVar[frozenset[str]] = frozenset({"rpc", "deployments"})
-    """Settings that a network's profile gives when nothing else does."""
+    """Settings that come from a network's profile if nothing else sets them."""
 
 
 S = TypeVar("S", bound=Settings)
@@ -88,7 +89,7 @@ def load_settings(
 def _of_network(
     cls: type[Settings], values: Mapping[str, Any], environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the settings that the network gives."""
+    """Return the settings from the network."""
     wanted = cls.of_network & cls.model_fields.keys()
     if "rpc" not in wanted:
         return {}
@@ -104,7 +105,7 @@ def _of_network(
 
 
 def read_file(file: Path, most: int | None = None, *, hint: str | None = None) -> bytes:
-    """Return what a file holds that somebody named, all of it or `most` bytes and one more.
+    """Return the content of a file that the user named: all of it, or at most `most` + 1 bytes.
 
     Raises ConfigError when it cannot be read.
     """

@@ -1,12 +1,12 @@
-"""Which network a command means: where its chain, its contracts and its services are.
+"""Chooses a command's network: the addresses of its chain, its contracts and its services.
 
-This module decides for every command. The first of these that says something counts: a flag
+This module decides for every command. The first of these that has a value counts: a flag
 (`--network NAME` is one), the process's own variable, MUSTER_RPC and MUSTER_DEPLOYMENTS, the file
 of --config, the network profile, a chain on this machine. The profile is that of MUSTER_NETWORK,
 else the current one, else the devnet that runs on this machine.
 
 Profiles are in `~/.config/muster/config.toml`. The devnet describes itself in a file beside it, and
-locks that file while it runs: a killed devnet is not taken for a running one.
+locks that file while it runs, so that a killed devnet does not seem to be running.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from muster.protocol.errors import ConfigError
 
 _IS_CHECKOUT = (Path(__file__).parents[3] / "contracts").is_dir()
 DEPLOYMENTS = Path("contracts/deployments" if _IS_CHECKOUT else "~/.muster/deployments")
-"""Where contracts' addresses are looked for, and written, unless told otherwise."""
+"""Default folder of the contracts' addresses."""
 DEFAULT_RPC = "http://127.0.0.1:8545"
 """The endpoint of a chain on this machine."""
 SHARED = {"rpc": "MUSTER_RPC", "deployments": "MUSTER_DEPLOYMENTS"}
-"""Variables that tell every command where the chain is."""
+"""Environment variables with the chain's endpoint and addresses, for every command."""
 NETWORK_VARIABLE = "MUSTER_NETWORK"
-"""Variable that tells every command which profile is meant."""
+"""Environment variable with the network profile, for every command."""
 CONFIG_FILE, DEVNET_FILE = "config.toml", "devnet.json"
 DEVNET = "devnet"
 """The name of the network that runs on this machine: no profile may have it."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _CHOSEN = "muster.network"
 _LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.01
-"""A reader looks whether the file is locked by locking it for a moment."""
+"""Tries to lock the file: a reader locks it for a moment to see whether it is locked."""
 
 
 class Served(BaseModel):
-    """Who serves a run."""
+    """The services of a run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -58,7 +58,7 @@ class Served(BaseModel):
 
 
 class NetworkProfile(BaseModel):
-    """A network that a name stands for."""
+    """A network with a name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -69,7 +69,7 @@ class NetworkProfile(BaseModel):
     deployments: Path
     """Folder with the contracts' addresses, one file per chain id."""
     runs: dict[str, Served] = {}
-    """Who serves which run, by its number."""
+    """The services of each run, by its number."""
 
     @field_validator("runs")
     @classmethod
@@ -80,7 +80,7 @@ class NetworkProfile(BaseModel):
         return value
 
     def served(self, run: int | None) -> Served:
-        """Return who serves a run; without a number, the only run that is known."""
+        """Return the services of a run; without a number, those of the only known run."""
         if run is None and len(self.runs) == 1:
             return next(iter(self.runs.values()))
         return self.runs.get(str(run), Served())
@@ -92,7 +92,7 @@ class Profiles(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     current: str | None = None
-    """The profile that commands use unless told otherwise."""
+    """The default profile of commands."""
     networks: dict[str, NetworkProfile] = {}
     """Profiles by name."""
 
@@ -106,19 +106,19 @@ class Profiles(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ChosenNetwork:
-    """Where a command finds its network."""
+    """The network of a command."""
 
     rpc: str | None
-    """RPC endpoints between commas; None when nothing says where."""
+    """RPC endpoints, separated by commas; None if nothing sets them."""
     deployments: Path | None
-    """Folder with the contracts' addresses; None when nothing says where."""
+    """Folder with the contracts' addresses; None if nothing sets it."""
     name: str | None = None
     """The network's name, if one of its endpoints or its contracts are used."""
     profile: NetworkProfile | None = None
-    """What the name stands for."""
+    """The profile of that name."""
 
     def served(self, run: object) -> Served:
-        """Return who serves a run, as far as the network's profile knows."""
+        """Return the services of a run, as far as the network's profile has them."""
         number = int(run) if isinstance(run, int) or str(run).isdecimal() else None  # type: ignore[call-overload]  # text of the environment
         return self.profile.served(number) if self.profile else Served()
 
@@ -131,9 +131,9 @@ def chosen_network(
     deployments: Path | str | None,
     environ: Mapping[str, str] = os.environ,
 ) -> ChosenNetwork:
-    """Return where the network is, given what flags, variables and file said of it.
+    """Return the network, given the values from flags, variables and file.
 
-    Raises ConfigError for a network that nobody knows, and for a file of profiles that is wrong.
+    Raises ConfigError for an unknown network, and for a wrong file of profiles.
     """
     folder = Path(deployments) if deployments else None
     if rpc and folder and typed_network() is None:
@@ -147,8 +147,8 @@ def chosen_network(
 def resolve(
     rpc: str | None, deployments: Path | None, environ: Mapping[str, str] = os.environ
 ) -> tuple[ChosenNetwork, str, Path]:
-    """Return the network that flags name, or else variables, profile, devnet or the defaults; with
-    its endpoints and its folder of addresses.
+    """Return the network from flags, or else variables, profile, devnet or defaults, with its
+    endpoints and its folder of addresses.
     """
     if typed_network() is None:
         rpc = rpc or environ.get(SHARED["rpc"])
@@ -158,7 +158,7 @@ def resolve(
 
 
 def typed_network() -> str | None:
-    """Return what --network of the command says that runs; None without it."""
+    """Return the value of --network of the running command; None without it."""
     import click
 
     context = click.get_current_context(silent=True)
@@ -166,7 +166,7 @@ def typed_network() -> str | None:
 
 
 def choose(_context: Any, _option: object, name: str | None) -> None:
-    """Keep the name that --network gives: the callback of the option."""
+    """Store the value of --network: the callback of the option."""
     if name is not None:
         _context.meta[_CHOSEN] = name
 
@@ -225,7 +225,7 @@ def read_profiles(environ: Mapping[str, str] = os.environ) -> Profiles:
     """Return the profiles; raises ConfigError for a file that is wrong."""
     folder = config_folder(environ)
     file = folder / CONFIG_FILE if folder else None
-    hint = "mend the file, or remove it and add the networks again"
+    hint = "correct the file, or remove it and add the networks again"
     if file is None:
         return Profiles()
     try:
@@ -243,8 +243,8 @@ def read_profiles(environ: Mapping[str, str] = os.environ) -> Profiles:
 
 
 def write_profiles(profiles: Profiles, environ: Mapping[str, str] = os.environ) -> Path:
-    """Write the profiles, whole or not at all, and return the file: only its owner may read it,
-    because URLs of endpoints may hold keys.
+    """Write the profiles atomically, and return the file: only its owner may read it, because URLs
+    of endpoints may contain keys.
     """
     folder = config_folder(environ)
     if folder is None:
@@ -275,7 +275,7 @@ def _toml(profiles: Profiles) -> str:
 
 
 def _quoted(text: str) -> str:
-    # JSON's strings are TOML's, but for one character that JSON leaves as it is.
+    # JSON strings are valid TOML strings, except for one character that JSON does not escape.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -287,16 +287,16 @@ def _list(texts: Sequence[str]) -> str:
 
 
 class Devnet:
-    """What the devnet of this process tells other commands on this machine."""
+    """Announces this process's devnet to other commands on this machine."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
 
     def tell(self, profile: NetworkProfile) -> None:
-        """Say where the devnet is and which runs it has, unless another devnet is known."""
+        """Announce the devnet's addresses and runs, unless another devnet is announced."""
         if self._descriptor is None:
             return
-        # One line: a reader meanwhile finds the rest of the older line behind its end.
+        # One line: a concurrent reader may see the rest of the older line after its end.
         line = profile.model_dump_json().encode() + b"\n"
         os.pwrite(self._descriptor, line, 0)
         os.ftruncate(self._descriptor, len(line))
@@ -304,9 +304,9 @@ class Devnet:
 
 @contextmanager
 def announced(environ: Mapping[str, str] = os.environ) -> Iterator[Devnet]:
-    """Hold the place of the devnet that this machine knows by itself.
+    """Hold the lock of the devnet that commands on this machine find by themselves.
 
-    Another one that runs already keeps it: the second devnet of a machine is named by flags.
+    If another devnet holds it already, this one can be reached only by flags.
     """
     descriptor = _open_devnet(environ)
     try:
@@ -325,7 +325,7 @@ def _open_devnet(environ: Mapping[str, str]) -> int | None:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / DEVNET_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
-        return None  # a home that cannot be written: the devnet is named by flags
+        return None  # the home is not writable: the devnet is reached by flags
     for _ in range(_LOCK_TRIES):
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -352,5 +352,5 @@ def running_devnet(environ: Mapping[str, str] = os.environ) -> NetworkProfile | 
             try:
                 return NetworkProfile.model_validate_json(file.readline())
             except ValidationError:
-                return None  # it begins, and has told nothing yet
+                return None  # it is starting, and has announced nothing yet
     return None

@@ -1,7 +1,7 @@
-"""What commands of several packages share: flags, each worded once; help under titles; recipes.
+"""Shared parts of commands: common flags, help under titles, recipes.
 
-The recipes that come with the software have names: they are `configs/` in a checkout, and `presets`
-here in a wheel.
+The recipes that come with the software have names: they are in `configs/` of a checkout, and in
+`presets` here in a wheel.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ chain_options = together(
 
 
 def endpoint(options: Mapping[str, Any]) -> tuple[str, Path]:
-    """Return the RPC endpoint and the folder of addresses that a command means."""
+    """Return the RPC endpoint and the folder of addresses of a command."""
     _, rpc, deployments = resolve(options["rpc"], options["deployments"])
     return rpc, deployments
 
 
 ENGINES = ("transformers", "vllm")
-"""What runs models: docs/engines.md."""
+"""Engines that run models: docs/engines.md."""
 DTYPES = ("float32", "bfloat16")
 """Number formats that engines compute in."""
 
@@ -85,21 +85,21 @@ engine_choice = together(
 
 
 def orchestrator_option(command: F) -> F:
-    """Add --orchestrator, which else is the one that the network's profile has for the run."""
+    """Add --orchestrator, whose default is the run's in the network's profile."""
     return click.option("--orchestrator", metavar="URL", help=ORCHESTRATOR_HELP)(
         _served(command, "orchestrator")
     )
 
 
 def relay_option(command: F) -> F:
-    """Add --relay, which else are those that the network's profile has for the run."""
+    """Add --relay, whose default is the run's relays in the network's profile."""
     return click.option("--relay", multiple=True, metavar="URL", help=RELAY_HELP)(
         _served(command, "relay")
     )
 
 
 def _served(command: F, name: str) -> F:
-    """Return the command with who serves its run filled in where no flag says it."""
+    """Return the command with the run's services filled in if no flag sets them."""
 
     @wraps(command)
     def filled(*args: Any, **options: Any) -> Any:
@@ -110,13 +110,13 @@ def _served(command: F, name: str) -> F:
             options[name] = served.orchestrator if name == "orchestrator" else served.relays
         return command(*args, **options)
 
-    return filled  # type: ignore[return-value]  # of the same form
+    return filled  # type: ignore[return-value]  # same signature
 
 
 class SectionedCommand(click.Command):
     """A command whose help has its options under titles.
 
-    `sections` names, by title, parameters; what is under none comes last, under `Others`.
+    `sections` has the parameters of each title; all others come last, under `Others`.
     """
 
     def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
@@ -163,7 +163,7 @@ class RecipePath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; fails with the presets' names when it is neither."""
-        if Path(value).is_file():  # a folder may be called like a preset
+        if Path(value).is_file():  # a folder may have a preset's name
             return super().convert(value, param, ctx)
         preset = find_preset(str(value))
         if preset is None:

@@ -1,7 +1,7 @@
 """Broadcast of policy weights: manifest, chunk store, origin, relay, fetcher.
 
-`publish`, `Relay` and `fetch` are all that is needed to broadcast any large file. Roots, domains
-and addresses come as arguments: the chain's client is a sibling that is not imported here.
+`publish`, `Relay` and `fetch` are enough to broadcast any large file. Roots, domains and addresses
+come as arguments: the chain's client is not imported here.
 """
 
 from muster.shardcast.connections import ServerLimits as ServerLimits

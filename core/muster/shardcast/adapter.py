@@ -1,8 +1,8 @@
-"""Low-rank adapters (LoRA) over a base: the files that hold one, and weights merged with it.
+"""Low-rank adapters (LoRA) over a base: an adapter's files, and the merge with weights.
 
-A version that is an adapter has the base's weights *merged* with it, so that any engine loads it
-like any other policy, and beside them the adapter as peft wrote it, under names that no engine
-takes for weights. Only the adapter travels: a delta makes the merged weights from the base's
+A version that is an adapter holds the base's weights *merged* with it, so that any engine loads it
+like any other policy. Beside them it holds the adapter as peft wrote it, under names that no engine
+takes for weights. Only the adapter is sent: a delta makes the merged weights from the base's
 (`muster.shardcast.delta`).
 
 The merge of a weight W [rows, columns] with A [rank, columns] and B [rows, rank] is
@@ -33,19 +33,19 @@ from muster.shardcast.delta_block import FORMATS, FloatFormat, Patterns
 from muster.shardcast.delta_layout import Tensor, read_tensors
 
 CONFIG_NAME = "adapter_config.peft"
-"""What peft calls adapter_config.json."""
+"""Our name of peft's adapter_config.json."""
 WEIGHTS_NAME = "adapter_model.peft"
-"""What peft calls adapter_model.safetensors. Transformers would load a folder with its own name as
-an adapter, and engines would take the tensors for the model's."""
+"""Our name of peft's adapter_model.safetensors. With peft's name transformers would load the folder
+as an adapter, and engines would take the tensors for the model's."""
 MAX_RANK = 1024
-"""Largest rank: bounds what merging costs in proportion to the weights."""
+"""Largest rank: it bounds the cost of a merge in proportion to the weights."""
 FACTOR_TYPES = ("BF16", "F32")
 MAX_ALPHA = 1 << 20
 MAX_COLUMNS = 1 << 24
-"""Longest row of a weight that is merged: bounds memory."""
+"""Longest row of a weight that can be merged: it bounds memory."""
 MAX_CONFIG_BYTES = 1 << 20
 BLOCK_NUMBERS = 1 << 16
-"""Numbers that are merged together: they fit a core's own cache."""
+"""Numbers of a weight that are merged at a time: they fit a core's own cache."""
 
 _PREFIX = "base_model.model."
 _PARTS = (".lora_A.weight", ".lora_B.weight")
@@ -55,7 +55,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class Factors(NamedTuple):
-    """What one weight is merged with."""
+    """The factors of one weight's update."""
 
     up_OK: Floats
     """B, scaled already."""
@@ -80,7 +80,7 @@ class Merge:
     """Offset of B in the file."""
 
     def __post_init__(self) -> None:
-        """Raise AdapterError for numbers that no merge can have."""
+        """Raise AdapterError for numbers out of range."""
         is_bounded = (
             1 <= self.rank <= MAX_RANK
             and 1 <= self.columns <= MAX_COLUMNS
@@ -104,7 +104,7 @@ class Adapter:
     """An adapter's merges, by the name of the base's weight."""
 
     def __init__(self, files: Mapping[str, Path]) -> None:
-        """Raises AdapterError when the files are not an adapter that can be merged."""
+        """Raise AdapterError when the files are not an adapter that can be merged."""
         config = _config(files)
         self.base = str(config.get("base_model_name_or_path"))
         """The base model that the adapter names."""
@@ -129,7 +129,7 @@ def read_factors(merge: Merge, path: Path) -> Factors:
 
 
 def block_rows(columns: int) -> int:
-    """Return how many rows are merged together."""
+    """Return how many rows are merged at a time."""
     return max(1, BLOCK_NUMBERS // columns)
 
 
@@ -169,7 +169,8 @@ def _patterns(numbers: Floats, dtype: str) -> Patterns:
     kind: FloatFormat = FORMATS[dtype]
     if dtype == "BF16":
         bits = numbers.view(np.uint32)
-        # To the nearest, ties to even: what is cut off is above a half, or a half and the rest odd.
+        # To the nearest, ties to even: round up if the dropped bits are above a half, or a half and
+        # the kept part is odd.
         made: Patterns = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
     elif dtype == "F16":
         made = numbers.astype(np.float16).view(np.uint16)
@@ -184,7 +185,7 @@ def _read(path: Path, offset: int, count: int, dtype: str) -> Floats:
     width = FORMATS[dtype].width
     if not path.is_file():
         raise AdapterError(f"there is no {path.name}", reason="missing")
-    # Before anything is read: memory is asked for by the number of bytes.
+    # Checked before reading: a read allocates memory for the requested number of bytes.
     if offset + count * width > path.stat().st_size:
         raise AdapterError(f"{path.name} ends before what is read of it", reason="bounds")
     with path.open("rb") as file:
@@ -243,5 +244,5 @@ def _merge(down: Tensor, up: Tensor, rank: int, scale: np.float32) -> Merge:
         raise AdapterError(f"{down.name} is of type {down.dtype}", reason="config")
     width = FORMATS[down.dtype].width
     if (down.size, up.size) != (width * math.prod(down.shape), width * math.prod(up.shape)):
-        raise AdapterError(f"{down.name} has not the size of its shape", reason="rank")
+        raise AdapterError(f"{down.name} has another size than its shape says", reason="rank")
     return Merge(up.shape[0], down.shape[1], rank, scale, down.dtype, down.offset, up.offset)

@@ -1,4 +1,4 @@
-"""The folder that fetched versions lie in; several processes may share it.
+"""The folder of fetched versions; several processes may share it.
 
     <run>/v<version>/            the verified files
     <run>/v<version>.manifest    what they are
@@ -6,9 +6,9 @@
     <run>/.v<version>.delta/     a delta that is being fetched
     <run>/.v<version>.lock       held by the process that fetches
 
-Chunks are written where they belong in their files, so nothing is copied at the end. There is no
+Chunks are written to their places in the files, so nothing is copied at the end. There is no
 journal: after any interruption the files are hashed chunk by chunk, and matching chunks are kept. A
-file here is believed only after it has been hashed. Knows nothing of relays.
+file here is trusted only after it has been hashed. Knows nothing of relays.
 """
 
 from __future__ import annotations
@@ -41,15 +41,47 @@ from muster.shardcast.manifest import ChunkSpan, Manifest, ManifestFile
 
 logger = logging.getLogger(__name__)
 
+RESERVE_BYTES = 1 << 30
+"""Bytes that fetched files leave free on a disk, for journals; on a small disk a 16th of it."""
 LOCK_POLL_S = 0.02
-"""How often to look whether another process has finished fetching the same version."""
+"""Seconds between two checks whether another process has finished fetching the same version."""
 
 _VERSION_FOLDER = re.compile(r"v(0|[1-9][0-9]{0,9})")
 _UNFINISHED = re.compile(r"\.v(0|[1-9][0-9]{0,9})\.(?:part|delta)")
 
 
+class LacksRoom(StorageError):
+    """A disk has too little room for fetched files. `needed_bytes` is what they take in all."""
+
+    def __init__(self, message: str, *, needed_bytes: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.needed_bytes = needed_bytes
+
+
+def reserve_in(folder: Path) -> int:
+    """Return how many bytes fetched files leave free on a folder's disk."""
+    return min(RESERVE_BYTES, shutil.disk_usage(folder).total // 16)
+
+
+def room_in(folder: Path) -> int:
+    """Return how many bytes fetched files may still take on a folder's disk."""
+    return shutil.disk_usage(folder).free - reserve_in(folder)
+
+
+def require_room(folder: Path, bytes_now: int, *, what: str, needed_bytes: int) -> None:
+    """Raise LacksRoom when less than `bytes_now` fit on the disk; `what` needs the bytes."""
+    room = room_in(folder)
+    if bytes_now > room:
+        raise LacksRoom(
+            f"{what} needs {bytes_now} bytes, {max(room, 0)} are free in {folder.parent} besides "
+            "the reserve for journals",
+            needed_bytes=needed_bytes,
+            hint="free disk space, or choose a cache folder on a larger disk",
+        )
+
+
 def version_folder(cache: Path, run_id: RunId, version: PolicyVersion) -> Path:
-    """Return where a version's files are or would be."""
+    """Return the folder of a version's files, whether it exists or not."""
     return cache / str(int(run_id)) / f"v{int(version)}"
 
 
@@ -86,7 +118,7 @@ async def _locked(path: Path) -> int:
                 raise
             if os.fstat(fd).st_nlink:
                 return fd
-            os.close(fd)  # deleted with its version while we waited
+            os.close(fd)  # the lock was deleted with its version while we waited
     except OSError as error:
         raise storage_error(error, f"lock {path}") from error
 
@@ -122,7 +154,7 @@ def _read_manifest(folder: Path) -> Manifest | None:
 
 
 async def is_intact(folder: Path, root: Hash32) -> bool:
-    """Tell whether the folder holds the version whole; if not, its files are kept for resuming."""
+    """Tell whether the folder has the whole version; if not, its files are kept for resuming."""
     if not folder.is_dir():
         return False
     manifest = _read_manifest(folder)
@@ -161,8 +193,9 @@ def require_consistent(manifest: Manifest) -> None:
 async def require_state(part: PartFolder) -> None:
     """Raise PolicyUnavailable unless the files have the published state hash.
 
-    Every chunk has been verified, so this only tells whether the manifest contradicts itself: where
-    its chunks are the state hash's own blocks, `require_consistent` has, and nothing is read again.
+    Every chunk has been verified, so this only finds a manifest that contradicts itself. If its
+    chunks are the blocks of the state hash, `require_consistent` has checked that, and nothing is
+    read again.
     """
     if part.manifest.derived_state_hash() is not None:
         return
@@ -177,7 +210,7 @@ async def require_state(part: PartFolder) -> None:
 def copy_from_neighbours(
     part: PartFolder, lacking: list[list[ChunkSpan]], folder: Path
 ) -> list[list[ChunkSpan]]:
-    """Fill chunks that another cached version has too; returns those that no version has."""
+    """Copy chunks that another cached version has too; return those that no version has."""
     held: dict[Hash32, tuple[Path, int]] = {}
     for neighbour, _ in _cached_versions(folder.parent):
         manifest = _read_manifest(neighbour)
@@ -191,7 +224,9 @@ def copy_from_neighbours(
 
 
 def install(part: PartFolder, folder: Path) -> None:
-    """Give the finished folder its name; its manifest comes first, so no folder lacks one."""
+    """Rename the finished folder to its final name; the manifest comes first, so no folder lacks
+    one.
+    """
     try:
         fresh = folder.with_name(temporary_name())
         fresh.write_bytes(part.manifest.to_bytes())
@@ -202,7 +237,7 @@ def install(part: PartFolder, folder: Path) -> None:
 
 
 def drop_old(folder: Path, keep: int) -> None:
-    """Delete all but the newest versions; never the one just fetched, nor its delta's parent."""
+    """Delete all but the newest versions; keep the one just fetched and its delta's parent."""
     manifest = _read_manifest(folder)
     kept = {folder}
     if manifest is not None and manifest.parent is not None:
@@ -257,7 +292,7 @@ class PartSink(VerifyingSink):
     def __init__(
         self, folder: Path, places: Sequence[ChunkSpan], writing: threading.Lock | None = None
     ) -> None:
-        """`writing` is held while bytes go to the disk."""
+        """`writing` is a lock that is held while bytes go to the disk."""
         super().__init__(places[0].digest, places[0].size)
         self._writing = writing or threading.Lock()
         self.places = len(places)
@@ -277,7 +312,7 @@ class PartSink(VerifyingSink):
             os.close(self._fds.pop())
 
     def restart(self) -> None:
-        """Forget what was written; it is overwritten."""
+        """Forget the written bytes; later ones overwrite them."""
         super().restart()
         self._offset = 0
 
@@ -287,7 +322,7 @@ class PartSink(VerifyingSink):
         return all(region_digest(fd, start, self.size) == self.digest for fd, start in places)
 
     def _store(self, pieces: Sequence[bytes | memoryview]) -> None:
-        # The kernel lets one thread at a time write to a file; the others would spin meanwhile.
+        # The kernel lets one thread at a time write to a file; other threads would spin meanwhile.
         with self._writing:
             for fd, start in zip(self._fds, self._starts, strict=True):
                 offset = start + self._offset
@@ -309,13 +344,17 @@ class PartFolder:
         self._writing = threading.Lock()
 
     def sink(self, places: Sequence[ChunkSpan]) -> PartSink:
-        """Return a receiver for the chunk at these places; close it in a `finally`."""
+        """Return a receiver for the chunk at these places; close it in a `finally`.
+
+        Raises StorageError, also when others have filled the disk since the fetch began.
+        """
+        self.require_room(sum(place.size for place in places))
         return PartSink(self.path, places, self._writing)
 
     def prepare(self) -> bool:
         """Make the folder hold exactly the manifest's files, in full size.
 
-        Returns whether it existed, so that it may hold chunks already. Raises StorageError.
+        Returns whether it existed: then it may hold chunks already. Raises StorageError.
         """
         try:
             existed = self.path.exists()
@@ -328,7 +367,7 @@ class PartFolder:
         return existed
 
     def held(self, file: ManifestFile, spans: Sequence[ChunkSpan]) -> list[ChunkSpan]:
-        """Return those chunks of a file whose bytes are there; hashes them all."""
+        """Return the chunks of a file whose bytes are already there; hashes all of them."""
         try:
             with (self.path / file.name).open("rb", buffering=0) as source:
                 fd = source.fileno()
@@ -337,18 +376,14 @@ class PartFolder:
             raise storage_error(error, f"read {file.name} of the version") from error
 
     def require_room(self, needed_bytes: int) -> None:
-        """Raise StorageError when the disk has less room than that."""
-        free_bytes = shutil.disk_usage(self.path).free
-        if needed_bytes > free_bytes:
-            raise StorageError(
-                f"version {self.manifest.version} needs {needed_bytes} bytes, "
-                f"{free_bytes} are free in {self.path.parent}",
-                hint="free disk space, or choose a cache folder on a larger disk",
-            )
+        """Raise LacksRoom when the disk has less room than that."""
+        what = f"version {self.manifest.version}"
+        total_bytes = self.manifest.total_bytes
+        require_room(self.path, needed_bytes, what=what, needed_bytes=total_bytes)
 
     def fill_from(self, places: list[ChunkSpan], source: Path, offset: int) -> bool:
         """Copy one chunk out of another file; False when that file does not hold it."""
-        sink = PartSink(self.path, places)
+        sink = self.sink(places)
         try:
             with source.open("rb", buffering=0) as file:
                 file.seek(offset)

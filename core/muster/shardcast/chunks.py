@@ -29,12 +29,12 @@ from muster.shardcast.manifest import parse_digest
 logger = logging.getLogger(__name__)
 
 TEMPORARY_PREFIX = ".tmp-"
-"""How names of unfinished files and folders start; never a digest, a version or a manifest name."""
+"""Prefix of names of unfinished files and folders; no digest, version or manifest name has it."""
 STALE_AFTER_S = 3600.0
-"""A temporary file untouched for this long belongs to a process that died."""
+"""A temporary file that did not change for so many seconds belongs to a process that died."""
 
 COPY_BYTES = 64 << 20
-"""Bytes that the kernel is asked to copy at a time."""
+"""Most bytes per call that copies within the kernel."""
 
 _counter = itertools.count()
 
@@ -55,7 +55,7 @@ class Region(NamedTuple):
 
 
 def temporary_name() -> str:
-    """Return a name no other process or thread uses."""
+    """Return a name that no other process or thread uses."""
     return f"{TEMPORARY_PREFIX}{os.getpid()}-{next(_counter)}-{time.monotonic_ns():x}"
 
 
@@ -68,19 +68,19 @@ def storage_error(error: OSError, what: str) -> StorageError:
 
 
 class VerifyingSink(ABC):
-    """Receives one chunk's bytes piece by piece and knows whether they are the promised ones."""
+    """Receives one chunk's bytes piece by piece and verifies their hash."""
 
     def __init__(self, digest: Hash32, size: int) -> None:
         self.digest = digest
         self.size = size
         self.seen = 0
-        """Bytes that have arrived, with those that are not written yet."""
+        """Bytes that have arrived, including those that are not written yet."""
         self._received = 0
         self._hasher = blake3()
 
     @property
     def received(self) -> int:
-        """Bytes written so far: another relay's bytes go on from there."""
+        """Bytes written so far; another relay can continue from there."""
         return self._received
 
     def saw(self, count: int) -> None:
@@ -93,9 +93,10 @@ class VerifyingSink(ABC):
         self._hasher = blake3()
 
     def still_holds(self) -> bool:
-        """Tell whether the committed bytes still lie there; hashes them again if others write too.
+        """Tell whether the committed bytes are still there; hashes them again if others may write
+        too.
 
-        Only a sink that writes where others write too has to look.
+        Only a sink that shares its place with other sinks has to look.
         """
         return True
 
@@ -112,7 +113,7 @@ class VerifyingSink(ABC):
             raise storage_error(error, "write a chunk") from error
 
     def commit(self) -> None:
-        """Keep the bytes; raises EncodingError unless size and hash are the promised ones."""
+        """Keep the bytes; raises EncodingError unless their size and hash are right."""
         if self._received != self.size:
             raise EncodingError(
                 f"chunk {self.digest.hex()} has {self._received} bytes, expected {self.size}"
@@ -123,7 +124,7 @@ class VerifyingSink(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the sink holds; without a commit, nothing of it counts as received."""
+        """Release the sink's resources; without a commit, no bytes count as received."""
 
     @abstractmethod
     def _store(self, pieces: Sequence[bytes | memoryview]) -> None: ...
@@ -180,11 +181,13 @@ class ChunkFolder:
             raise storage_error(error, f"create {path}") from error
 
     def path_of(self, digest: Hash32) -> Path:
-        """Return where the chunk is or would be."""
+        """Return the path of the chunk, whether it exists or not."""
         return self.path / digest.hex()
 
     def sink(self, digest: Hash32, size: int, *, kept: Callable[[Hash32], None]) -> ChunkSink:
-        """Return a receiver for one chunk that calls `kept` with it; close it in a `finally`."""
+        """Return a receiver for one chunk that calls `kept` after its commit; close it in a
+        `finally`.
+        """
         return ChunkSink(self, digest, size, kept)
 
     def has(self, digest: Hash32, size: int) -> bool:
@@ -200,7 +203,7 @@ class ChunkFolder:
             return digest in self._checked
 
     def find(self, digest: Hash32) -> Region | None:
-        """Return where a chunk whose bytes match lies, hashing it on first use; else None.
+        """Return where a chunk with matching bytes lies, hashing it on first use; else None.
 
         A chunk that does not match is deleted, so that it can be fetched again.
         """
@@ -287,7 +290,7 @@ def _size(entry: os.DirEntry[str]) -> int:
 def is_stale(entry: Path) -> bool:
     """Tell whether a temporary file or folder belongs to a process that died."""
     if entry.name.startswith(f"{TEMPORARY_PREFIX}{os.getpid()}-"):
-        return False  # ours, however wrong a clock is
+        return False  # our own, whatever the clock says
     try:
         age_s = time.time() - entry.stat(follow_symlinks=False).st_mtime
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A server's connections: how much of it one address may take, and how bytes are sent to a reader.
+"""A server's connections: the share that one address may take, and the sending of bytes.
 
 Knows nothing of chunks or versions; the answers are `muster.shardcast.server`'s.
 """
@@ -22,23 +22,24 @@ from aiohttp.web_protocol import RequestHandler
 
 from muster.shardcast.metrics import ShardMetrics
 
-# Malformed requests are the sender's business; aiohttp would log a traceback for each.
+# Malformed requests are the sender's fault; aiohttp would log a traceback for each.
 _quiet = logging.getLogger(f"{__name__}.http")
 _quiet.addHandler(logging.NullHandler())
 _quiet.propagate = False
 
 MAX_TRACKED_ADDRESSES = 4096
-"""Addresses whose request rate is remembered; beyond, the longest idle is forgotten."""
+"""Most addresses whose request rate is kept; beyond that, the longest idle one is dropped."""
 
 FREE_CONNECTIONS = 8
-"""Connections that do not count against an address that has taken a whole chunk."""
+"""Connections that do not count for an address once it has received a whole chunk."""
 
 SENDERS = 4
-"""Fast readers served at the same time; others are served by the event loop alone."""
+"""Threads for fast readers; the event loop serves all others."""
 THREAD_S = 0.25
-"""Longest time a thread spends on one reader."""
+"""Longest time that a thread spends on one reader, in seconds."""
 CONGESTION_CONTROL = b"bbr"
-"""Senders use it where the kernel has it: it does not take random loss for a full queue."""
+"""Congestion control of senders, if the kernel has it: it does not mistake random loss for a full
+queue."""
 
 C = TypeVar("C")
 
@@ -48,9 +49,9 @@ class ServerLimits:
     """Bounds that keep a server alive under misuse."""
 
     connections: int = 1024
-    """Open connections; beyond, the address with most gives one up for the newcomer."""
+    """Most open connections; beyond that, a newcomer replaces one of the address that has most."""
     connections_per_address: int = 128
-    """Open connections from one address."""
+    """Most open connections from one address."""
     requests_per_s: float = 500.0
     """Sustained requests per second from one address."""
     burst: int = 1000
@@ -62,7 +63,7 @@ class ServerLimits:
     wait_s: float = 10.0
     """Longest wait for a version or chunk that is still to come."""
     waiting: int = 512
-    """Requests that may wait at the same time; beyond, they are answered at once."""
+    """Most requests that wait at the same time; further ones are answered at once."""
 
 
 class RequestRates:
@@ -87,8 +88,9 @@ class RequestRates:
 class ConnectionTable(Generic[C]):
     """The addresses that hold a server's connections; one event loop owns it.
 
-    When a server is full, a newcomer replaces a connection of the address that has most: the one on
-    which no request began or ended for longest, so that idle ones and slow readers go first.
+    When a server is full, a newcomer replaces a connection of the address that has most. Of these
+    the one is cut whose last start or end of a request is oldest: idle ones and slow readers go
+    first.
     """
 
     def __init__(self, limits: ServerLimits) -> None:
@@ -121,7 +123,7 @@ class ConnectionTable(Generic[C]):
             self._held[connection] = (self._held[connection][0], now_s)
 
     def know(self, address: str) -> None:
-        """Record that an address took a whole chunk."""
+        """Record that an address received a whole chunk."""
         self._known.pop(address, None)
         self._known[address] = None
         if len(self._known) > MAX_TRACKED_ADDRESSES:
@@ -165,7 +167,7 @@ class LimitedServer(web.Server):
         self._transports: dict[RequestHandler, asyncio.Transport] = {}
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
-        """Take a connection; one is cut when there are too many."""
+        """Add a connection; cut one when there are too many."""
         super().connection_made(handler, transport)
         prefer_congestion_control(transport.get_extra_info("socket"))
         peer = transport.get_extra_info("peername")
@@ -187,16 +189,16 @@ class LimitedServer(web.Server):
 
 
 def prefer_congestion_control(sock: socket.socket, name: bytes = CONGESTION_CONTROL) -> None:
-    """Send with this congestion control, or the machine's own where the kernel lacks it."""
+    """Use this congestion control, or the machine's default if the kernel lacks it."""
     option = getattr(socket, "TCP_CONGESTION", None)  # Linux and FreeBSD
     if option is not None:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, option, name)
 
 
-# Sending: from the page cache to the socket within the kernel. A fast reader is served by a thread,
-# which wakes up cheaply; one that has not read everything after a moment goes on in the event loop,
-# so that slow readers occupy no thread.
+# Sending: from the page cache to the socket within the kernel. A thread, which wakes up cheaply,
+# serves a fast reader. A reader that has not read everything after a moment is handed to the event
+# loop, so slow readers occupy no thread.
 
 
 class Sender:
@@ -211,9 +213,9 @@ class Sender:
         self._threads.shutdown(wait=False)
 
     async def send(self, transport: asyncio.Transport, file: BinaryIO, window: range) -> None:
-        """Send those bytes of the file; raises ConnectionError when the reader has gone.
+        """Send a window of the file; raises ConnectionError when the reader has gone.
 
-        The caller has written the head and writes nothing meanwhile.
+        The caller has written the head, and must not write during the call.
         """
         loop = asyncio.get_running_loop()
         start = window.start
@@ -237,7 +239,7 @@ def _is_plain_and_idle(transport: asyncio.Transport) -> bool:
 
 
 def _send(sock: int, file: int, window: range) -> int:
-    """Send for a while; returns the first byte that was not sent. Closes both descriptors."""
+    """Send for a while; return the place of the first unsent byte. Closes both descriptors."""
     deadline_s = time.monotonic() + THREAD_S
     at = window.start
     try:

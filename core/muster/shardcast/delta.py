@@ -1,13 +1,13 @@
-"""Lossless deltas between two versions' files: what docs/protocol.md section 10 calls a delta.
+"""Lossless deltas between two versions' files, as in docs/protocol.md section 10.
 
  * `write_delta` compares a version with its parent and writes one file
- * `apply_delta` rebuilds the version's files, bit by bit, from the parent's and that file
- * `add_delta` decides for the publisher whether a version gets a delta and is an anchor
+ * `apply_delta` rebuilds the version's files exactly, from the parent's files and that file
+ * `add_delta` decides for the publisher whether a version gets a delta, and whether it is an anchor
 
 The first two go through the files once, a block at a time, so memory does not grow with the model.
-A delta comes from strangers. It is applied only to the parent that it names and never writes more
-than the sizes that the signed manifest announces; whatever else is wrong with it is a DeltaError.
-The caller compares the state hash of the rebuilt files.
+A delta comes from strangers. It is applied only to the parent that it names, and never writes more
+than the sizes in the signed manifest; any other fault is a DeltaError. The caller compares the
+state hash of the rebuilt files.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ WORTH_CARRYING = 2
 """A delta is published only if it is at most the files' size divided by this."""
 
 MAGIC = b"MUSTERD1"
-"""How a delta starts: what it is, and the version of the format."""
+"""First bytes of a delta: its kind, and the version of the format."""
 COPY, LITERAL = 1, 2
-"""Operations: bytes of the parent's; bytes that follow."""
+"""Operations: copy bytes of the parent; write the bytes that follow."""
 CHANGED = {3: "BF16", 4: "F16", 5: "F32"}
-"""Operations: blocks of floats, as changes to the parent's."""
+"""Operations: write blocks of floats, coded as changes to the parent's floats."""
 MERGED = 6
-"""Operation: a weight of the parent's, merged with an adapter that was made before."""
+"""Operation: write a weight of the parent, merged with an adapter that was written before."""
 PART_BYTES = 1 << 20
 """Most bytes of one operation that are not floats."""
 
@@ -89,7 +89,7 @@ def write_delta(
     states: States,
     max_bytes: int,
 ) -> bool:
-    """Write the delta from `parent` to `files`; False when it takes more than `max_bytes`.
+    """Write the delta from `parent` to `files`; return False when it takes more than `max_bytes`.
 
     The caller has checked the state hashes. Blocks for seconds per gigabyte: call it in a thread.
     Raises OSError.
@@ -104,7 +104,7 @@ def write_delta(
                 writer.put(_file_head(name, path.stat().st_size))
                 with path.open("rb") as fresh:
                     for piece in layout.pieces(name, path):
-                        # An adapter can be merged once it is there.
+                        # A merge needs the adapter's file, which must be written before.
                         writer.put_piece(piece, fresh, may_merge=name > WEIGHTS_NAME)
         except _TooLarge:
             return False
@@ -119,10 +119,10 @@ def apply_delta(
     *,
     states: States,
 ) -> None:
-    """Write the files named in `sizes`, of these sizes, to `folder`.
+    """Write the files named in `sizes`, with these sizes, to `folder`.
 
     Raises DeltaError when the delta is malformed or not between these states, OSError when reading
-    or writing fails. The files are right only if their state hash is.
+    or writing fails. The files are right only if their state hash is right.
     """
     with _opened(parent) as bases:
         reader = _Reader(source, bases, folder / WEIGHTS_NAME)
@@ -138,7 +138,7 @@ def apply_delta(
 
 
 class _TooLarge(Exception):
-    """The delta would exceed what it may cost."""
+    """The delta would exceed its budget."""
 
 
 class _Writer:
@@ -160,7 +160,7 @@ class _Writer:
         self._target.write(data)
 
     def put_piece(self, piece: Piece, fresh: BinaryIO, *, may_merge: bool) -> None:
-        """Write a piece, read from where `fresh` stands."""
+        """Write a piece that is read at the position of `fresh`."""
         if piece.tensor and may_merge and self._put_merged(piece, fresh):
             return
         if piece.dtype is not None and piece.parent is not None:
@@ -175,7 +175,7 @@ class _Writer:
                 self.put(bytes([LITERAL]) + _varints(len(data)) + data)
 
     def _put_merged(self, piece: Piece, fresh: BinaryIO) -> bool:
-        """Write a weight as merged, if the merge makes it; else leave `fresh` where it stood."""
+        """Write a weight as a merge, if the merge gives it; else restore `fresh`'s position."""
         assert self._adapter is not None
         assert piece.parent is not None
         assert piece.dtype is not None
@@ -316,7 +316,7 @@ class _Reader:
 
 
 def _adapter(files: Mapping[str, Path]) -> Adapter | None:
-    """Return the adapter among a version's files; None when there is none that can be merged."""
+    """Return the adapter among a version's files; None without one that can be merged."""
     try:
         return Adapter(files) if is_adapter(files) else None
     except AdapterError:
@@ -324,7 +324,7 @@ def _adapter(files: Mapping[str, Path]) -> Adapter | None:
 
 
 def _merged_blocks(base: BinaryIO, merge: Merge, factors: Factors, dtype: str) -> Iterator[bytes]:
-    """Yield a merged weight, some rows at a time, from the base that `base` stands at."""
+    """Yield a merged weight, some rows at a time, reading the base at the position of `base`."""
     kind, step = FORMATS[dtype], block_rows(merge.columns)
     for row in range(0, merge.rows, step):
         numbers = min(step, merge.rows - row) * merge.columns
@@ -377,15 +377,15 @@ def _read_exactly(file: BinaryIO, size: int) -> bytes:
     return data
 
 
-# Which versions get a delta, and of which ones relays carry the delta alone. The decision follows
-# from version number and content alone, so publishing again gives the same manifest.
+# Which versions get a delta, and for which ones relays carry only the delta. The decision depends
+# only on version number and content, so publishing again gives the same manifest.
 
 
 def parent_to_publish(version: PolicyVersion, files: Mapping[str, Path]) -> PolicyVersion | None:
-    """Return the version that a new version's delta starts from, None for the base model.
+    """Return the version that a new version's delta starts from; None if it is the base model.
 
     An adapter's delta starts from the base model, version 0; other versions differ least from the
-    one before.
+    previous one.
     """
     if not version:
         return None
@@ -395,13 +395,13 @@ def parent_to_publish(version: PolicyVersion, files: Mapping[str, Path]) -> Poli
 def add_delta(
     manifest: Manifest, folder: Path, parent: Manifest, parent_folder: Path, *, anchor_every: int
 ) -> tuple[Manifest, dict[Hash32, Stamp]]:
-    """Return the manifest with a delta, now in `folder`, and the stamps of the delta's chunks.
+    """Return the manifest with a delta, which is now in `folder`, and the stamps of its chunks.
 
-    The manifest comes back unchanged and without stamps when a delta is not worth it, when the
-    version is larger than its parent and the delta together, or when the parent's files are not
-    what its manifest says. The folders hold the two versions' files. Every `anchor_every`-th
-    version, and every one without a delta, is an anchor: relays carry its files too, so that a
-    client without earlier versions can start there. Raises StorageError when the disk refuses.
+    The manifest is returned unchanged and without stamps when a delta saves too little, when the
+    version is larger than its parent and the delta together, or when the parent's files differ from
+    its manifest. The folders hold the two versions' files. Every `anchor_every`-th version, and
+    every one without a delta, is an anchor: relays carry its files too, so that a client without
+    earlier versions can start there. Raises StorageError when the disk refuses.
     """
     target = folder / DELTA_NAME
     try:
@@ -428,7 +428,7 @@ def add_delta(
     if manifest.total_bytes > parent.total_bytes + entry.size:
         target.unlink()  # fetchers would refuse it
         return manifest, {}
-    # From the base there are no chains of deltas that would have to be cut.
+    # Deltas from the base do not form chains, so no anchors are needed.
     is_anchor = manifest.version % anchor_every == 0 and not is_adapter(files)
     carried = replace(
         manifest,

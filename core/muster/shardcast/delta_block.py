@@ -1,18 +1,19 @@
-"""The delta of one block of floats: which of them changed, and by how many representable values.
+"""The delta of one block of floats: which ones changed, and by how many representable values.
 
 Owns the block format of docs/protocol.md section 10 and its implementation in numpy. The kernel
 `native/delta.c` gives the same bytes ten times as fast; `tools/build_kernel.py` compiles it when
 the package is installed, and its calls release the GIL.
 
-Floats are numbered in their order, so that neighbours differ by one: a bit pattern with the sign
-set has its other bits inverted and is read as a signed integer. This is a bijection over all
-patterns, -0, infinities and NaN payloads included, and differences wrap around.
+Floats are numbered in ascending order, so that neighbours differ by one: if the sign bit of a
+pattern is set, its other bits are inverted, and the result is read as a signed integer. This is a
+bijection over all patterns, -0, infinities and NaN payloads included, and differences wrap around.
 
-How likely a weight is to change in a training step depends on its exponent above all: a step of one
-size crosses a rounding boundary twice as often where representable values lie twice as close. The
-base's exponent therefore is the class under which a change is coded; the decoder knows it for free.
-Per class there are three lists, each Rice coded with its own parameter: gaps between changed floats
-(or unchanged ones, where those are fewer), gaps between changes of more than one, and their sizes.
+The probability that a weight changes in a training step depends mostly on its exponent: a step of a
+given size crosses a rounding boundary twice as often if representable values are twice as close. So
+changes are coded in classes by the base's exponent, which the decoder knows already. Each class has
+three lists, each Rice coded with its own parameter: gaps between changed floats (or between
+unchanged ones, if those are fewer), gaps between changes of more than one, and the sizes of those
+changes.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from muster.protocol.compiled import load_library
 from muster.protocol.errors import DeltaError
 
 BLOCK_FLOATS = 1 << 20
-"""Floats in a block, but for a segment's last."""
+"""Floats per block; the last block of a segment may have fewer."""
 SAME, RAW, CODED = 0, 1, 2
-"""A block's first byte: as in the base; the floats themselves follow; changes follow."""
+"""A block's first byte: equal to the base; the floats themselves follow; changes follow."""
 MAX_SHIFT = 31
 """Largest Rice parameter."""
 
@@ -45,12 +46,12 @@ _KERNEL_FAULTS = {
 }
 
 COMPLEMENT = 0x80
-"""Flag in a Rice parameter's byte: the list holds the positions that are not meant."""
+"""Flag in a Rice parameter's byte: the list holds the complement of the positions."""
 
 Integers = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
 Patterns = npt.NDArray[np.unsignedinteger[Any]]
-"""Floats as the unsigned integers that have their bits."""
+"""Floats as unsigned integers with the same bits."""
 
 
 class FloatFormat(NamedTuple):
@@ -67,32 +68,32 @@ FORMATS = {"BF16": FloatFormat(2, 7), "F16": FloatFormat(2, 10), "F32": FloatFor
 
 
 class _List(NamedTuple):
-    """What the table says about a list of gaps between positions."""
+    """The table's entry for a list of gaps between positions."""
 
     listed: int
-    """Positions that are listed."""
+    """Number of listed positions."""
     complement: bool
-    """Whether those are the ones not meant."""
+    """Whether the complement of the positions is listed."""
     shift: int
     """Rice parameter."""
 
 
 class _Class(NamedTuple):
-    """What the table says about the floats whose base has one exponent."""
+    """The table's row for the floats whose base has a given exponent."""
 
     exponent: int
     changes: int
     changed: _List
     large: int
-    """Changes of more than one."""
+    """Number of changes of more than one."""
     largest: _List
-    """Which of the changes those are."""
+    """Positions of those among the changes."""
     size_shift: int
     """Rice parameter of their sizes."""
 
 
 def encode_block(base: Patterns, fresh: Patterns, kind: FloatFormat) -> bytes:
-    """Return the delta that turns `base` into `fresh`, little-endian patterns, equally many."""
+    """Return the delta that turns `base` into `fresh`: equal numbers of little-endian patterns."""
     if np.array_equal(base, fresh):
         return bytes([SAME])
     coded = _encode_changes(base, fresh, kind)
@@ -203,14 +204,16 @@ def _encode_class(
 
 
 def _gaps(positions: Integers, members: int) -> tuple[Integers, int]:
-    """Return the gaps between positions, or with COMPLEMENT between the others if fewer."""
+    """Return the gaps between positions, or with COMPLEMENT those between the others, if fewer."""
     complement = 2 * len(positions) > members
     listed = _others(positions, members) if complement else positions
     return np.diff(listed, prepend=-1) - 1, COMPLEMENT if complement else 0
 
 
 def _best_shift(values: Integers) -> int:
-    """Return the Rice parameter of fewest bits, of the three around the mean's bit length."""
+    """Return the Rice parameter that needs the fewest bits, among three around the mean's bit
+    length.
+    """
     if not len(values):
         return 0
     guess = min(int(values.sum() // len(values)).bit_length(), MAX_SHIFT)
@@ -316,7 +319,7 @@ def _rice(values: _List, quotients: _Unary, fixed: _Fixed) -> Integers:
 
 
 def _positions(gaps: Integers, members: int, complement: bool) -> Integers:
-    # Every gap is checked first: only then can their sum not overflow.
+    # Every gap is checked first, so that the sum cannot overflow.
     if len(gaps) and (int(gaps.max()) >= members or int((gaps + 1).sum()) > members):
         raise malformed("a gap leads outside of its class")
     positions = np.cumsum(gaps + 1) - 1
@@ -350,7 +353,7 @@ class _Unary:
 
 
 class _Fixed:
-    """Reads numbers of so many bits."""
+    """Reads numbers with a fixed number of bits."""
 
     def __init__(self, data: bytes) -> None:
         self._bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
@@ -385,7 +388,7 @@ class BlockCodec:
 
 
 class CompiledCodec(BlockCodec):
-    """Does the same in C, with 16 MiB of memory to work in. Not thread-safe."""
+    """Does the same in C, with 16 MiB of working memory. Not thread-safe."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._encode, self._decode = library.muster_delta_encode, library.muster_delta_decode

@@ -1,8 +1,8 @@
-"""Which bytes of a version's files are compared with which bytes of its parent's.
+"""Pairs the bytes of a version's files with the bytes of its parent that they are compared with.
 
-Reads safetensors headers and nothing else. A tensor is compared with the parent's tensor of the
-same name, type and size, in any file. All other bytes are compared with those at the same place of
-the file of the same name. A file of another kind than safetensors is one such piece.
+Reads only safetensors headers. A tensor is compared with the parent's tensor of the same name, type
+and size, in any file. All other bytes are compared with the bytes at the same place in the file of
+the same name. A file that is not safetensors is a single such piece.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from muster.shardcast.delta_block import FORMATS
 SUFFIXES = {".safetensors", ".peft"}
 """Files with these endings are read as safetensors files."""
 MAX_HEADER_BYTES = 100 << 20
-"""Headers above this are not read: the file is then one piece."""
+"""Most bytes of a header that is read; a file with a larger one is a single piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,15 @@ class Tensor:
     """Where a tensor lies in a file."""
 
     name: str
-    """As the header calls it."""
+    """As in the header."""
     dtype: str
-    """As the header calls it."""
+    """As in the header."""
     offset: int
     """Its first byte in the file."""
     size: int
     """Bytes."""
     shape: tuple[int, ...]
-    """As the header says; nobody has compared it with the size."""
+    """As in the header; it is not checked against the size."""
 
 
 class ParentPlace(NamedTuple):
@@ -51,17 +51,17 @@ class Piece:
     """Consecutive bytes of a file, and the parent's bytes that they are compared with."""
 
     size: int
-    """Bytes; never 0."""
+    """Bytes; at least 1."""
     dtype: str | None
-    """The floats it consists of, as in `FORMATS`; None for anything else."""
+    """Type of its floats, as in `FORMATS`; None if it is not floats."""
     parent: ParentPlace | None
-    """None where the parent has nothing alike; then `dtype` is None too."""
+    """Counterpart in the parent; None without one, and then `dtype` is None too."""
     tensor: str = ""
-    """The tensor that this is, where an adapter may have made it of the parent's."""
+    """Name of the tensor, if an adapter may have changed it."""
 
 
 class ParentLayout:
-    """What the parent has to compare with."""
+    """The parent's bytes that pieces can be compared with."""
 
     def __init__(self, files: Mapping[str, Path], *, adapted: Collection[str] = ()) -> None:
         """`adapted` are tensors that an adapter changes: each is a piece of its own."""
@@ -78,7 +78,7 @@ class ParentLayout:
                 )
 
     def pieces(self, name: str, path: Path) -> list[Piece]:
-        """Return the pieces of a file of the new version, in order and without gap."""
+        """Return the pieces of a file of the new version, in order and without gaps."""
         return list(_merged(self._pieces(name, path)))
 
     def _pieces(self, name: str, path: Path) -> Iterator[Piece]:
@@ -126,7 +126,7 @@ def _tensor(name: str, entry: Any, data_start: int) -> Tensor:
 
 
 def _merged(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Join neighbours whose counterparts are neighbours too; leave out empty ones."""
+    """Join adjacent pieces whose counterparts are adjacent too; leave out empty pieces."""
     last: Piece | None = None
     for piece in pieces:
         if not piece.size:

@@ -1,7 +1,8 @@
 """BLAKE3 of files, read through one small buffer so that memory does not grow with them.
 
-A file's digest is that of its blocks' digests, joined: a manifest cut into chunks of that size
-holds them already, so a fetcher that has verified the chunks need not read the file again.
+A file's digest is the digest of its blocks' digests, joined. If a manifest's chunks have the size
+of these blocks, it already holds the blocks' digests, so a fetcher that has verified the chunks
+need not read the file again.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from blake3 import blake3
 from muster.protocol.ids import Hash32
 
 STATE_BLOCK_BYTES = 8 << 20
-"""Bytes of every block whose digest goes into a file's digest; a file's last block is shorter."""
+"""Bytes of the blocks whose digests make up a file's digest; a file's last block may be shorter."""
 BUFFER_BYTES = 512 << 10
-"""Bytes held in memory at a time while a file is hashed; fits a core's own cache."""
+"""Buffer for hashing a file, in bytes; it fits a core's own cache."""
 
 
 def digest_of(data: bytes | memoryview) -> Hash32:
@@ -26,7 +27,7 @@ def digest_of(data: bytes | memoryview) -> Hash32:
 
 
 def region_digest(fd: int, offset: int, size: int) -> Hash32:
-    """Return the BLAKE3 of that part of an open file, of what is there if it ends earlier."""
+    """Return the BLAKE3 of a part of an open file; if the file ends earlier, up to its end."""
     hasher = blake3()
     buffer = memoryview(bytearray(min(BUFFER_BYTES, size)))
     while size and (count := os.preadv(fd, [buffer[:size]], offset)):

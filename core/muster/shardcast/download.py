@@ -1,4 +1,4 @@
-"""Requests to one relay, each ending in verified bytes or in what was wrong with the relay."""
+"""Requests to one relay: each ends in verified bytes or in the relay's fault."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from muster.shardcast.trust import TrustedRoot, check_signature
 INLINE_BYTES = 256 << 10
 """Chunks up to this size are received without a thread."""
 BLOCK_BYTES = 64 << 10
-"""Bytes that are received at a time without a thread, each within what a silence may last."""
+"""Bytes received at a time without a thread; each block has the deadline of a silence."""
 BUFFER_BYTES = 256 << 10
 """Bytes that a thread receives, hashes and writes at a time."""
 LOOK_S = 0.1
-"""How often arrived bytes are counted while a buffer takes longer than that to fill."""
+"""Seconds after which arrived bytes are counted, even if the buffer is not full."""
 LEAST_BYTES = 64 << 10
-"""A peer that sends fewer bytes in SILENCE_S seconds is given up."""
+"""A peer that sends fewer bytes than this in SILENCE_S seconds is given up."""
 _local = threading.local()
 EXTRA = 8
-"""Attempts beside those that bring bytes: relays that say nothing yet, or next to nothing."""
+"""Attempts beyond `parallel`, for relays that send nothing yet, or almost nothing."""
 MAX_VERSIONS = 64
-"""Versions read from one listing."""
+"""Most versions read from one listing."""
 _MAX_LISTING_BYTES = 64 << 10
-# A pattern rather than a JSON parser: a stranger's nesting has no stack to fill. Possessive
-# quantifiers keep it linear.
+# A pattern rather than a JSON parser: deep nesting cannot exhaust the stack. Possessive quantifiers
+# keep it linear.
 _LISTING = re.compile(
     rb'\s*+\{\s*+"versions"\s*+:\s*+\[\s*+((?:[0-9]++(?:\s*+,\s*+[0-9]++)*+)?+)\s*+\]\s*+\}\s*+'
 )
 MAX_REFUSAL_BYTES = 4 << 10
-"""A refusal's body up to this size is read, so that the connection stays usable."""
+"""Most bytes read of a refusal's body, so that the connection stays usable."""
 
 R = TypeVar("R")
 
@@ -55,22 +55,22 @@ class RelayFault(Enum):
     """What was wrong with a relay's answer."""
 
     ABSENT = "absent"
-    """It does not have it, or not yet."""
+    """The relay does not have the item, or not yet."""
     FAILED = "failed"
-    """It refused, broke off, or was too slow."""
+    """The relay refused, broke off, or was too slow."""
     LIED = "lied"
-    """It sent other bytes than were asked for."""
+    """The relay sent wrong bytes."""
     SLOW = "slow"
-    """It sent far less than others at the same time, and was left."""
+    """The relay was far slower than others at the same time, and was abandoned."""
 
 
 class ShardClient:
     """Asks relays; connections are reused between requests."""
 
     def __init__(self, *, token: str | None = None, parallel: int = 4) -> None:
-        """`parallel` is how many chunks it can receive at the same time."""
+        """`parallel` is the number of chunks to receive at the same time."""
         self._http = HttpClient({"Authorization": f"Bearer {token}"} if token else {})
-        # A relay that sends next to nothing occupies a thread, too, until it is left.
+        # A relay that sends almost nothing occupies a thread too, until it is abandoned.
         self._threads = ThreadPoolExecutor(parallel + EXTRA, thread_name_prefix="chunk")
 
     def close(self) -> None:
@@ -87,9 +87,9 @@ class ShardClient:
         wait_s: int = 0,
         whole_only: bool = False,
     ) -> list[PolicyVersion] | RelayFault:
-        """Return what a relay offers, newest first; waits for something newer than `after`.
+        """Return the versions that a relay offers, newest first; wait for one newer than `after`.
 
-        With `whole_only` it leaves out versions that the relay does not hold whole.
+        With `whole_only`, versions that the relay holds only in part are left out.
         """
         query = f"?after={after}&wait={wait_s}" if after >= 0 else f"?wait={wait_s}"
         query += "&whole=1" * whole_only
@@ -109,19 +109,19 @@ class ShardClient:
     async def any_manifest(
         self, url: str, run_id: RunId, version: PolicyVersion
     ) -> bytes | RelayFault:
-        """Return what a relay gives as the manifest, true or not."""
+        """Return the bytes that a relay sends as the manifest, unverified."""
         return await self._read(f"{url}/v1/{run_id}/{version}/manifest", MAX_MANIFEST_BYTES)
 
     async def signature(
         self, url: str, run_id: RunId, version: PolicyVersion
     ) -> bytes | RelayFault:
-        """Return what a relay gives as the trainer's signature."""
+        """Return the bytes that a relay sends as the trainer's signature, unverified."""
         return await self._read(f"{url}/v1/{run_id}/{version}/signature", SIGNATURE_BYTES)
 
     async def signed_manifest(
         self, url: str, run_id: RunId, version: PolicyVersion, trusted: TrustedRoot
     ) -> tuple[bytes, bytes] | RelayFault:
-        """Return manifest and signature; LIED unless both are what `trusted` demands."""
+        """Return manifest and signature; LIED unless both satisfy `trusted`."""
         data = await self.any_manifest(url, run_id, version)
         if isinstance(data, RelayFault):
             return data
@@ -139,8 +139,8 @@ class ShardClient:
     async def chunk(self, url: str, sink: VerifyingSink) -> RelayFault | None:
         """Stream a chunk into its sink and commit it; None when it is verified and kept.
 
-        Goes on where the sink stands. Raises StorageError when the disk refuses. The caller closes
-        the sink.
+        Continues after the bytes that the sink has. Raises StorageError when the disk refuses. The
+        caller closes the sink.
         """
         at = sink.received
         wanted = {"Range": f"bytes={at}-"} if at else {}
@@ -152,7 +152,7 @@ class ShardClient:
                 if head.status not in (200, 206):
                     return await _refused(head.status, head.length, connection)
                 if head.status == 200 and at:
-                    sink.restart()  # it knows no ranges
+                    sink.restart()  # the relay does not support ranges
                 sink.seen = sink.received
                 if head.length != sink.size - sink.received:
                     connection.close()
@@ -160,7 +160,7 @@ class ShardClient:
                 await self._receive(connection, sink)
         except StorageError:
             raise
-        except (OSError, UnicodeError):  # every network failure; a host name that is none
+        except (OSError, UnicodeError):  # any network failure, or an invalid host name
             return RelayFault.FAILED
         try:
             sink.commit()
@@ -182,7 +182,7 @@ class ShardClient:
         except asyncio.CancelledError:
             connection.interrupt()
             await finished(receiving)
-            receiving.exception()  # how it broke off is of no interest
+            receiving.exception()  # retrieved, so that asyncio does not log it
             raise
 
     async def _receive_here(self, connection: Connection, sink: VerifyingSink) -> None:
@@ -210,14 +210,16 @@ class ShardClient:
 
 
 async def in_thread(function: Callable[..., R], *args: object) -> R:
-    """Run in a thread; when cancelled, wait for it first: the caller closes what it uses."""
+    """Run in a thread; if cancelled, wait for the thread first, because the caller closes its
+    resources.
+    """
     running = asyncio.ensure_future(asyncio.to_thread(function, *args))
     await finished(running)
     return running.result()
 
 
 async def finished(future: asyncio.Future[R]) -> None:
-    """Wait until the future is done, even when cancelled meanwhile."""
+    """Wait until the future is done, even if cancelled in between."""
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:
@@ -246,13 +248,13 @@ def parse_versions(data: bytes) -> list[PolicyVersion] | RelayFault:
     return sorted((PolicyVersion(n) for n in set(numbers) if n < 1 << 32), reverse=True)
 
 
-# Receiving in a thread: socket, hash and disk take turns with one small buffer. The buffer fits a
-# core's own cache, so hashing and writing find the bytes there; the thread holds the interpreter's
-# lock only in between.
+# Receiving in a thread: socket, hash and disk use one small buffer in turn. The buffer fits a
+# core's own cache, so hashing and writing read from there; the thread holds the GIL only in
+# between.
 
 
 def _receive_body(early: bytes, sock: socket.socket, sink: VerifyingSink) -> None:
-    """Fill the sink from `early` and the socket, which it closes; it stays connected elsewhere.
+    """Fill the sink from `early` and the socket, and close this duplicate of the socket.
 
     Raises EncodingError or StorageError as the sink does, ConnectionError when the peer breaks off,
     TimeoutError when fewer than LEAST_BYTES come in SILENCE_S.
@@ -288,7 +290,7 @@ def _fill(sock: socket.socket, poller: select.poll, block: memoryview, sink: Ver
 
 
 def _wake_at(sock: socket.socket, count: int) -> None:
-    """Let the socket count as readable once that many bytes are there, not with each segment."""
+    """Make the socket readable only when that many bytes are there, not at each segment."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
 

@@ -1,13 +1,13 @@
 """How a worker, validator or trainer gets a policy version: from any relays, trusting none.
 
  1. read the manifest whose root is on chain, from the first relay that has it
- 2. where deltas from a held version or an anchor take fewer bytes, fetch the version before it in
-    the same way, then the delta, and rebuild the files; otherwise, or when that fails:
- 3. keep what an interrupted fetch or a neighbouring version already holds
+ 2. if deltas from a held version or an anchor take fewer bytes, fetch the previous version in the
+    same way, then the delta, and rebuild the files; otherwise, or when that fails:
+ 3. keep chunks that an interrupted fetch or a neighbouring version already holds
  4. pull the other chunks in parallel, each verified by its hash; blame and avoid relays that lie
  5. check the state hash of the files on disk, then rename the folder to its final name
 
-The folder that all this ends in is `muster.shardcast.cache`'s.
+`muster.shardcast.cache` owns that folder.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ from muster.shardcast.trust import Trust
 logger = logging.getLogger(__name__)
 
 MAX_PARENTS = 16
-"""Manifests of versions that deltas start from, remembered by root."""
+"""Most manifests of deltas' parents that are cached."""
 
 GRACE_S = 1.0
-"""How long other relays may still offer a newer version than the newest that was shown."""
+"""Seconds in which other relays may still offer a newer version than the newest found."""
 MAX_CHAIN = 64
-"""Deltas in a row that are looked at; beyond, the files are fetched."""
+"""Most deltas in a row; a longer chain is not followed, and the files are fetched."""
 DELTA_FILE = "delta"
-"""What a delta is called while it is being fetched."""
+"""Name of a delta's file while it is being fetched."""
 
 ParentManifest = Callable[[Manifest], Awaitable[Manifest]]
-"""Returns the manifest of what a manifest's delta starts from; raises PolicyUnavailable."""
+"""Returns the manifest of a delta's parent; raises PolicyUnavailable."""
 
 Progress = Callable[[int, int], object]
-"""Called with the bytes that are held and verified, and with all that there are."""
+"""Called with the number of bytes that are held and verified, and with the total."""
 
 
 class Fetcher:
@@ -84,9 +84,9 @@ class Fetcher:
         reserve: Sequence[str] = (),
         rng: Random | None = None,
     ) -> None:
-        """`attempts` is how often in a row a relay may fail before a fetch gives it up; `wait_s` is
-        how long relays are asked to wait for a version that they do not have yet. `reserve` are
-        asked only when every relay has been given up: origins that allow it.
+        """`attempts` is how often in a row a relay may fail before a fetch gives it up. `wait_s` is
+        how long relays may wait for a version that they do not have yet. `reserve` are origins that
+        allow requests; they are asked only when every relay has been given up.
         """
         if not relays and not reserve:
             raise ConfigError("a fetcher needs at least one relay")
@@ -117,10 +117,11 @@ class Fetcher:
         """Return the newest version above `after` that a relay offers and `trust` believes, and its
         root; None when there is none.
 
-        Every relay is asked, for at most `wait_s` seconds, and shows the manifest of what it
-        offers: an invented version is no answer. Others have GRACE_S to offer a newer one, or any,
-        once one was believed or most have answered. So a relay that says nothing holds nobody up,
-        and one that hides versions decides only where no other answers in that time.
+        Every relay is asked, for at most `wait_s` seconds, and has to show the manifest of the
+        version that it offers: an invented version does not count. Once a version is believed, or
+        most relays have answered, the others have GRACE_S to offer a newer one. So a silent relay
+        delays nobody, and a relay that hides versions succeeds only if no other relay answers in
+        that time.
         """
         asked = {
             asyncio.create_task(self._offer(url, run_id, trust, after, wait_s))
@@ -153,20 +154,22 @@ class Fetcher:
     async def _offer(
         self, url: str, run_id: RunId, trust: Trust, after: int, wait_s: int
     ) -> tuple[PolicyVersion, Hash32] | RelayFault | None:
-        """Return the newest version that a relay shows to be true; None when it offers none."""
+        """Return the newest version of a relay that `trust` believes; None when it offers none."""
         listed = await self._client.versions(url, run_id, after=after, wait_s=wait_s)
         if isinstance(listed, RelayFault):
             return listed
         if not listed or listed[0] <= after:
             return None
         trusted = await trust(run_id, listed[0])
-        if trusted is None:
-            return RelayFault.LIED
+        if trusted is None:  # invented, or newer than what this client knows of the chain
+            return RelayFault.ABSENT
         shown = await self._client.signed_manifest(url, run_id, listed[0], trusted)
+        if shown is RelayFault.LIED:
+            self._transfer(run_id, listed[0]).note(url, shown)
         return shown if isinstance(shown, RelayFault) else (listed[0], keccak(shown[0]))
 
     async def root_of(self, run_id: RunId, version: PolicyVersion, trust: Trust) -> Hash32:
-        """Return the root of a version that `trust` believes, from whichever relay shows it.
+        """Return the root of a version that `trust` believes, from any relay that has it.
 
         Raises PolicyUnavailable when there is no such version or no relay shows it.
         """
@@ -188,9 +191,9 @@ class Fetcher:
     ) -> Path:
         """Return the folder with the version's verified files; `root` is the one on chain.
 
-        `progress` is called after every chunk with the bytes that are held, and with all. Resumes
-        what an earlier fetch left behind, and answers at once for a version this object has fetched
-        before. Raises PolicyUnavailable when no relay delivers, StorageError when the disk refuses.
+        `progress` is called after every chunk with the bytes held and the total. Resumes an earlier
+        fetch, and returns at once for a version that this object has fetched before. Raises
+        PolicyUnavailable when no relay delivers, StorageError when the disk refuses.
         """
         folder = version_folder(self._cache, run_id, version)
         async with self._locks.setdefault(folder, asyncio.Lock()):
@@ -231,9 +234,10 @@ class Fetcher:
         )
 
     async def _rebuild(self, part: PartFolder, folder: Path, progress: Progress) -> bool:
-        """Make the files from the version before, where that takes fewer bytes.
+        """Rebuild the files from the previous version, if that takes fewer bytes.
 
-        False when the files have to be fetched: they take fewer, or the other way failed.
+        Returns False when the files have to be fetched: they take fewer bytes, or rebuilding
+        failed.
         """
         manifest = part.manifest
         held = functools.partial(holds_parent, folder)
@@ -248,14 +252,14 @@ class Fetcher:
         require_proportion(manifest, parent)
         try:
             parent_folder = await self.fetch(manifest.run_id, parent.version, parent.root())
-            # A transfer of its own: a relay that cannot give the delta may still give the files.
+            # A separate transfer: a relay that cannot send the delta may still send the files.
             transfer = self._transfer(manifest.run_id, manifest.version)
             await self._fill(delta, folder, transfer, progress)
             await in_thread(part.prepare)
             part.require_room(manifest.total_bytes)
             await self._write(part, delta, parent, parent_folder)
         except (PolicyUnavailable, DeltaError) as error:
-            # The next fetch of the parent looks at its files again.
+            # The next fetch of the parent checks its files again.
             self._verified.pop(parent_folder, None)
             logger.warning(
                 "delta was of no use",
@@ -280,7 +284,7 @@ class Fetcher:
         """Return the manifest of the version that a manifest's delta starts from."""
         version, root = parent_of(manifest)
         if root not in self._parents:
-            # A full version can do without its parent: that is not waited for.
+            # A full version does not need its parent, so do not wait for it.
             wait_s = self._wait_s if manifest.kind == DELTA else 0
             transfer = self._transfer(manifest.run_id, version)
             found = await transfer.manifest(root, wait_s=wait_s)
@@ -295,10 +299,10 @@ class Fetcher:
     async def _fill(
         self, part: PartFolder, folder: Path, transfer: Transfer, progress: Progress
     ) -> None:
-        """Bring every chunk into the part folder, from there, from neighbours, from relays."""
+        """Complete the part folder, from its own chunks, neighbouring versions and relays."""
         held: set[ChunkSpan] = set()
         if await in_thread(part.prepare):
-            # File by file, so that a stop need not wait for the hashing of them all.
+            # File by file, so that a stop need not wait until all of them are hashed.
             for file, spans in part.manifest.spans_by_file():
                 held.update(await in_thread(part.held, file, spans))
         lacking = group_by_digest(span for span in part.manifest.spans() if span not in held)
@@ -326,9 +330,8 @@ def _silent(_held_bytes: int, _total_bytes: int) -> None:
     """Show no progress."""
 
 
-# The way to a version that costs least: its files, or deltas from a version that is at hand. A
-# manifest names the root of its delta's parent, so every manifest on the way is as trustworthy as
-# the first.
+# The cheapest way to a version: its files, or deltas from a version that is held. A manifest names
+# the root of its delta's parent, so every manifest in the chain is as trustworthy as the first.
 
 
 async def is_shorter_by_delta(
@@ -336,7 +339,7 @@ async def is_shorter_by_delta(
 ) -> bool:
     """Tell whether the deltas since a held version, or since an anchor, take fewer bytes.
 
-    `is_held` tells whether the files of the version a delta starts from are at hand.
+    `is_held` tells whether the files of a delta's parent are held.
     """
     full_bytes = manifest.total_bytes if manifest.kind == FULL else None
     spent_bytes = 0
@@ -358,7 +361,7 @@ async def is_shorter_by_delta(
 
 
 def parent_of(manifest: Manifest) -> tuple[PolicyVersion, Hash32]:
-    """Return version and root of what a delta starts from; raises PolicyUnavailable without one."""
+    """Return version and root of a delta's parent; raises PolicyUnavailable without a delta."""
     if manifest.parent is None or manifest.delta is None:
         raise PolicyUnavailable(f"version {manifest.version} has no delta")
     return manifest.parent, manifest.delta.parent_root
@@ -379,7 +382,7 @@ def require_proportion(manifest: Manifest, parent: Manifest) -> None:
 
 
 def delta_as_file(manifest: Manifest) -> Manifest:
-    """Return a manifest of which the delta is the only file, to fetch it like any other version."""
+    """Return a manifest whose only file is the delta, to fetch it like a version."""
     if manifest.delta is None:
         raise PolicyUnavailable(f"version {manifest.version} has no delta")
     entry = ManifestFile(DELTA_FILE, manifest.delta.size, manifest.delta.chunks)
@@ -394,7 +397,7 @@ def rebuild(
     Raises DeltaError when the delta does not make the files the manifest promises, StorageError
     when the disk refuses.
     """
-    # Only here: a client that applies no delta needs no numpy, a fifth of its memory.
+    # Imported only here: a client that applies no delta does not load numpy, a fifth of its memory.
     from muster.shardcast.delta import States, apply_delta
 
     files = {file.name: file.size for file in manifest.files}

@@ -1,7 +1,7 @@
-"""The policy manifest: which files a version has, and the hash of every chunk of them.
+"""The policy manifest: a version's files, and the hash of every chunk of them.
 
-Owns the format of docs/protocol.md section 10 and nothing else: no I/O. `Manifest.from_bytes` is
-total: any bytes give a Manifest whose invariants hold, or EncodingError.
+Owns the format of docs/protocol.md section 10 and does no I/O. `Manifest.from_bytes` is total: any
+bytes give a valid Manifest or raise EncodingError.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.digests import STATE_BLOCK_BYTES, digest_of_blocks, joined_digest
 
 MAX_MANIFEST_BYTES = 1 << 20
-"""Manifests above this are refused unread; it also bounds files and chunks."""
+"""Most bytes of a manifest; a larger one is not read. This also bounds files and chunks."""
 MAX_TOTAL_BYTES = 1 << 40
-"""Size of all files together above which a manifest is refused."""
+"""Most bytes of all files of a version together."""
 MAX_FILES = 4096
-"""Files in one version."""
+"""Most files in one version."""
 DEFAULT_CHUNK_BYTES = STATE_BLOCK_BYTES
-"""Chunk size of a publisher that says nothing else."""
+"""Default chunk size of publishers."""
 MIN_CHUNK_BYTES = 1 << 10
-"""Smaller chunks are refused: each costs a request."""
+"""Least chunk size: each chunk costs a request."""
 MAX_CHUNK_BYTES = 64 << 20
-"""Larger chunks are refused: each is verified as a whole before it is passed on."""
+"""Largest chunk size: each chunk is verified as a whole before it is served."""
 MAX_JSON_INT = (1 << 53) - 1
 """Largest integer that canonical JSON holds."""
 
 FULL, DELTA = "full", "delta"
 """Kinds of manifest: relays carry the files, or the delta alone."""
 DELTA_NAME = ".delta"
-"""Stands for the delta where a chunk's file is named; no file of a version can be called that."""
+"""Name of the delta in a ChunkSpan; no file of a version can have this name."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _RESERVED = re.compile(r"(?i:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?")
-"""Names of devices on Windows, whatever follows a dot."""
+"""Names of devices on Windows, with or without an extension."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -95,7 +95,7 @@ class ManifestFile:
 
 @dataclass(frozen=True, slots=True)
 class ManifestDelta:
-    """What turns the parent's files into this version's; see `muster.shardcast.delta`."""
+    """The delta from the parent's files to this version's; see `muster.shardcast.delta`."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
@@ -109,7 +109,7 @@ class ManifestDelta:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A policy version; raises EncodingError when constructed with anything the format refuses."""
+    """A policy version; its constructor raises EncodingError for values that the format refuses."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
@@ -124,13 +124,14 @@ class Manifest:
     stream_to: int
     """Position after the last one; equal to `stream_from` for version 0."""
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
-    """Bytes of every chunk but a file's last."""
+    """Bytes of every chunk except a file's last."""
     kind: str = FULL
-    """What relays carry: FULL the files, and the delta if there is one; DELTA the delta alone."""
+    """What relays carry: FULL for the files, and the delta if there is one; DELTA for the delta
+    alone."""
     parent: PolicyVersion | None = None
     """The version that the delta starts from; None without a delta."""
     delta: ManifestDelta | None = None
-    """How to make the files from the parent's."""
+    """The delta from the parent's files; None without one."""
     schema_version: int = 1
     """Version of this document's form."""
 
@@ -146,12 +147,12 @@ class Manifest:
 
     @property
     def broadcast_bytes(self) -> int:
-        """Size of what relays carry."""
+        """Bytes that relays carry."""
         carried = self.total_bytes if self.kind == FULL else 0
         return carried + (self.delta.size if self.delta else 0)
 
     def without_delta(self) -> Self:
-        """Return the manifest that the same files would have alone."""
+        """Return the manifest that the same files would have without a delta."""
         return replace(self, kind=FULL, parent=None, delta=None)
 
     def derived_state_hash(self) -> Hash32 | None:
@@ -213,8 +214,8 @@ _MANIFEST = TypeAdapter(Manifest)
 def require_file_name(name: object) -> str:
     """Return `name` if it can stand in a manifest; else raises EncodingError.
 
-    What passes has no separator and no leading dot, so joined to a folder it stays inside; it is
-    ASCII, ends in no dot and names no device, so it is the same file on every file system.
+    A valid name has no separator and no leading dot, so joined to a folder it stays inside. It is
+    ASCII, does not end in a dot and names no device, so it is the same file on every file system.
     """
     is_plain = isinstance(name, str) and _NAME.fullmatch(name) and not _RESERVED.fullmatch(name)
     if not isinstance(name, str) or not is_plain or name.endswith("."):
@@ -243,7 +244,7 @@ def _check_delta(manifest: Manifest) -> None:
     if manifest.delta is None or manifest.parent is None:
         return
     _require("parent", manifest.parent, 0, manifest.version - 1)
-    # Larger ones have no use, and the bound keeps what applying one may cost in proportion.
+    # A larger delta is useless, and the bound limits the cost of applying one.
     _require("size of the delta", manifest.delta.size, 1, manifest.total_bytes)
     expected = -(-manifest.delta.size // manifest.chunk_bytes)
     if len(manifest.delta.chunks) != expected:

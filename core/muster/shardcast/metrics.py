@@ -1,4 +1,4 @@
-"""Names of an origin's or relay's Prometheus metrics, all of them, with units."""
+"""All names of an origin's or relay's Prometheus metrics, with units."""
 
 from __future__ import annotations
 

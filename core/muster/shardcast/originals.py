@@ -1,8 +1,8 @@
-"""The files that an origin published, whole: its chunks are regions of them, not copies.
+"""The whole files that an origin published: its chunks are regions of them, not copies.
 
-Owns the `files` folders of published versions; knows nothing of manifests' truth or the network.
-A file may share its disk space with the publisher's (a hard link), so it is trusted only while its
-size and time of change are those it was hashed with; afterwards it is hashed again.
+Owns the `files` folders of published versions; does not verify manifests and knows no network. A
+file may share its disk space with the publisher's file (a hard link). So it is trusted only while
+its size and modification time are those of the last hashing; otherwise it is hashed again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from muster.shardcast.manifest import MAX_TOTAL_BYTES, Manifest, ManifestFile, r
 logger = logging.getLogger(__name__)
 
 HASHERS = 2
-"""Chunks hashed at the same time while a file is published."""
+"""Chunks that are hashed at the same time while a file is published."""
 
 
 class Stamp(NamedTuple):
-    """A file with the same stamp is still the one that was hashed."""
+    """Identity of a file's content: a file with the same stamp is still the one that was hashed."""
 
     inode: int
-    """Its number in the file system."""
+    """The file's number in the file system."""
     size: int
     """Bytes."""
     changed_ns: int
@@ -46,7 +46,7 @@ class Stamp(NamedTuple):
 
 
 class Originals:
-    """Where the chunks of published versions lie. Safe to use from several threads."""
+    """Index of the places of published versions' chunks. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,13 +55,15 @@ class Originals:
         self._hashed: dict[Hash32, Stamp] = {}
 
     def knows(self, folder: Path) -> bool:
-        """Tell whether a version's folder of files is indexed as it is now, or is not there."""
+        """Tell whether a version's folder of files is indexed in its present state, or does not
+        exist.
+        """
         inode = _inode(folder)
         with self._lock:
             return inode is None or self._known.get(folder) == inode
 
     def learn(self, folder: Path, manifest: Manifest) -> bool:
-        """Index the files of a version's folder; tells whether there is one."""
+        """Index the files of a version's folder; return whether the folder exists."""
         inode = _inode(folder)
         if inode is None:
             return False
@@ -82,7 +84,7 @@ class Originals:
             for digest in gone:
                 del self._regions[digest]
                 self._hashed.pop(digest, None)
-            # A chunk that another folder has too is found again when that one is learnt anew.
+            # A chunk that another folder has too is found again when that folder is indexed again.
             self._known.clear()
 
     def trust(self, digest: Hash32, stamp: Stamp) -> None:
@@ -97,12 +99,12 @@ class Originals:
         return region is not None and stamp is not None and _stamp(region.path) == stamp
 
     def is_indexed(self, digest: Hash32) -> bool:
-        """Tell whether a place of the chunk is known, whatever lies there now."""
+        """Tell whether a place of the chunk is known; the bytes there may have changed."""
         with self._lock:
             return digest in self._regions
 
     def has(self, digest: Hash32) -> bool:
-        """Tell whether the chunk's place is there in full; its bytes are checked on first use."""
+        """Tell whether the chunk's place exists in full; its bytes are checked on first use."""
         with self._lock:
             region = self._regions.get(digest)
         if region is None or (stamp := _stamp(region.path)) is None:
@@ -110,7 +112,7 @@ class Originals:
         return stamp.size >= region.offset + region.size
 
     def find(self, digest: Hash32) -> Region | None:
-        """Return where a chunk's bytes lie, hashing them if need be; None if they have changed."""
+        """Return where a chunk's bytes lie, hashing them if needed; None if they have changed."""
         with self._lock:
             region, trusted = self._regions.get(digest), self._hashed.get(digest)
         if region is None:
@@ -148,9 +150,9 @@ def place_files(
 
 
 def _place_file(name: str, source: Path, target: Path, *, link: bool) -> None:
-    """Put a file into the store: a hard link where allowed and possible, else a copy.
+    """Put a file into the store: a hard link if allowed and possible, else a copy.
 
-    Raises StorageError when it can be neither.
+    Raises StorageError when neither is possible.
     """
     try:
         if link:

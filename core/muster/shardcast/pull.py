@@ -1,16 +1,16 @@
-"""Which relay is asked for which chunk, and when a second one is: nobody waits for a slow relay.
+"""Chooses the relay for each chunk, and when to ask a second one: nobody waits for a slow relay.
 
-An attempt holds one of `parallel` slots while it brings bytes. One that brings next to nothing, or
-a small part of what others bring, is *quiet*: it may go on, but its slot is another's.
+An attempt holds one of `parallel` slots while it brings bytes. An attempt that brings almost
+nothing, or far less than others, is *quiet*: it may go on, but its slot is free for another.
 
- * while there is a chunk that nobody was asked for, relays that were never tried get one each, in
-   short intervals, whatever the others bring
- * once every chunk was asked for, a chunk of which nothing arrives is asked of another relay too;
-   the first attempt that brings bytes goes on, the first verified copy counts
- * an attempt that falls far below others, or below itself, is left, and another relay goes on with
-   its bytes; as long as bytes come as quickly as they ever did, nobody is left for that
+ * while there are chunks that no relay was asked for, each relay that was never tried gets one, at
+   short intervals, however fast the others are
+ * once every chunk was asked for, a chunk without any arriving bytes is requested from another
+   relay too; the first attempt that brings bytes goes on, the first verified copy counts
+ * an attempt that becomes far slower than others, or than it was, is abandoned (*left*), and
+   another relay goes on with its bytes; while the total rate stays high, none is left
 
-All comparisons are between relays at the same time: where all are slow, slow is no fault.
+Relays are compared at the same time only: if all are slow, slowness is no fault.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from muster.shardcast.download import EXTRA, RelayFault, in_thread
 from muster.shardcast.transfer import Transfer
 
 TICK_S = 0.05
-"""How often running attempts are looked at."""
+"""Seconds between two looks at the running attempts."""
 WINDOW_S = 0.5
-"""The span over which an attempt's rate is measured; younger attempts are not compared."""
+"""Seconds over which an attempt's rate is measured; younger attempts are not compared."""
 PATIENCE_S = 0.15
-"""A younger attempt is never quiet."""
+"""An attempt younger than this, in seconds, is never quiet."""
 NOTHING_BYTES_PER_S = 16 << 10
-"""An attempt below this brings next to nothing, whatever others bring."""
+"""An attempt below this rate brings almost nothing, however slow others are."""
 QUIET_SHARE = 0.25
 """An attempt below this part of the best rate is quiet."""
 FLOOR_SHARE = 0.125
 """An attempt below this part of another's rate, or of its own best, may be left."""
 LEFT_AFTER_S = 1.0
-"""An attempt is left after it was quiet for this long; sooner once every chunk was asked for."""
+"""An attempt is left after it was quiet for so many seconds, while chunks wait."""
 LEFT_LAST_AFTER_S = 0.2
+"""The same once every chunk was asked for."""
 STALL_S = 0.3
-"""Once every chunk was asked for, an attempt is left when it brought next to nothing for so long:
-little of it is missing then, another goes on with its bytes, and nothing else waits for the line.
+"""Once every chunk was asked for, an attempt is left after it brought almost nothing for so many
+seconds: another relay goes on with its bytes, and no other chunk needs the bandwidth.
 """
 FULL_SHARE = 0.5
-"""The line counts as full while all attempts together bring this part of their highest rate: asking
-others would gain nothing.
+"""Our own bandwidth counts as used up while all attempts together bring this part of their highest
+rate: asking other relays would gain nothing.
 """
 EXPLORE_S = 0.2
-"""While chunks wait, a relay that was never tried is tried at this interval."""
+"""While chunks wait, relays that were never tried are tried at this interval, in seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,9 +61,10 @@ class _Chunk:
     givers: set[str] = field(default_factory=set)
     """The relays that brought these bytes."""
     was_shared: bool = False
-    """Two attempts at it ran at the same time."""
+    """Whether two attempts at it ran at the same time."""
     is_alone: bool = False
-    """It is asked for once, and from its first byte: sharing it went wrong before."""
+    """Whether only one attempt at a time is allowed, from the first byte: shared bytes were wrong
+    before."""
 
     def is_brought(self) -> bool:
         return any(attempt.brings() for attempt in self.attempts)
@@ -75,23 +77,23 @@ class _Attempt:
     sink: VerifyingSink
     started_s: float
     givers: set[str]
-    """The relays that brought what the sink held when this began."""
+    """The relays that brought the bytes that the sink held at the start."""
     held_bytes: int
-    """How much that was."""
+    """Number of those bytes."""
     task: asyncio.Task[RelayFault | None] | None = None
     samples: deque[tuple[float, int]] = field(default_factory=deque)
     begun_s: float = 0.0
-    """When its first bytes came."""
+    """Time of its first bytes."""
     quiet_since_s: float | None = None
     rate: float = 0.0
-    """Bytes per second of late."""
+    """Recent bytes per second."""
     peak: float = 0.0
     """Its largest rate so far."""
     has_stalled: bool = False
-    """It brought bytes, and for STALL_S next to none."""
+    """Whether it brought bytes, and then almost none for STALL_S."""
 
     def look(self, now_s: float) -> None:
-        """Measure the rate; the connection's own beginning does not count."""
+        """Measure the rate; the time before the first bytes does not count."""
         if not self.has_begun():
             self.samples.clear()
             self.begun_s = now_s
@@ -132,7 +134,7 @@ class Pull:
         parallel: int,
         arrived: Callable[[VerifyingSink], object] = lambda _: None,
     ) -> None:
-        """Sinks are filled in order, `parallel` at a time; `arrived` hears of each full one."""
+        """Sinks are filled in order, `parallel` at a time; `arrived` is called with full ones."""
         self._transfer = transfer
         self._waiting = deque(_Chunk(open_sink) for open_sink in sinks)
         self._parallel = parallel
@@ -140,7 +142,7 @@ class Pull:
         self._running: list[_Attempt] = []
         self._tried: set[str] = set()
         self._left: set[str] = set()
-        """Relays that were left, and brought no whole chunk since: others are asked first."""
+        """Relays that were left and have brought no whole chunk since: others are asked first."""
         self._brought: set[str] = set()
         """Relays that brought a whole chunk."""
         self._explored_s = 0.0
@@ -149,7 +151,7 @@ class Pull:
         self._is_full = False
 
     async def run(self) -> None:
-        """Fill them all; raises PolicyUnavailable or StorageError."""
+        """Fill all sinks; raises PolicyUnavailable or StorageError."""
         loop = asyncio.get_running_loop()
         try:
             while self._waiting or self._running:
@@ -169,10 +171,10 @@ class Pull:
             for attempt in self._running:
                 attempt.sink.close()
 
-    # Looking at running attempts
+    # Measuring running attempts
 
     def _look(self, now_s: float) -> list[_Attempt]:
-        """Measure every attempt; returns those to leave."""
+        """Measure every attempt; return those to leave."""
         for attempt in self._running:
             attempt.look(now_s)
         known = self._transfer.scores.best(self._transfer.awake())
@@ -190,7 +192,7 @@ class Pull:
     def _is_slow(self, attempt: _Attempt, best: float, now_s: float) -> bool:
         if not attempt.brings():
             return True
-        # A line that one relay's attempts share is as fast as they are together.
+        # Attempts at one relay share its bandwidth: their rates add up.
         shared = attempt.rate * sum(a.url == attempt.url for a in self._running)
         return shared < QUIET_SHARE * best and now_s - attempt.begun_s >= WINDOW_S
 
@@ -202,7 +204,7 @@ class Pull:
         is_idle = attempt.was_quiet_for(after_s, now_s) and not self._holds_slot(attempt)
         if not is_idle and not (is_last and attempt.has_stalled):
             return False
-        # Others go on with its bytes, so little is lost where the whole network paused.
+        # Others go on with its bytes, so little is lost if the whole network paused.
         others = [a.rate for a in self._running if a.url != attempt.url]
         idle = [url for url in self._transfer.awake() if url != attempt.url]
         known = self._transfer.scores.best(idle)
@@ -213,7 +215,7 @@ class Pull:
         return not attempt.is_quiet() or (self._is_full and attempt.brings())
 
     def _crowding(self) -> list[_Attempt]:
-        """Return the attempt that makes room for a relay that was never tried, if one has to."""
+        """Return the attempt that must make room for a relay that was never tried, if any."""
         quiet = [attempt for attempt in self._running if attempt.is_quiet()]
         is_full = len(self._running) >= self._parallel + EXTRA
         if not is_full or not quiet or not set(self._transfer.awake()) - self._tried:
@@ -238,11 +240,12 @@ class Pull:
             self._begin(chunk, url, now_s)
 
     def _lagging(self, now_s: float) -> _Chunk | None:
-        """Return the chunk that a further relay is asked for, though it was asked for already."""
+        """Return the chunk to request from a further relay, although another was asked already."""
         found: dict[_Chunk, float] = {}
         for chunk in {attempt.chunk for attempt in self._running}:
             is_young = any(now_s - a.started_s < PATIENCE_S for a in chunk.attempts)
-            # A chunk of which a relay brought a part is handed on when that relay is left.
+            # A chunk that a relay has brought in part passes to another relay when that one is
+            # left.
             is_begun = any(a.sink.seen > a.sink.size * FLOOR_SHARE for a in chunk.attempts)
             is_open = not chunk.is_brought() and not is_begun
             if not chunk.is_alone and not is_young and (is_open or self._is_doubtful(chunk)):
@@ -270,7 +273,7 @@ class Pull:
         tries = sum(not scores.is_known(a.url) for a in self._running)
         if known and tries >= self._parallel // 2:
             fresh = []
-        # Whoever was quick up to the last bytes of a chunk is as quick as others on the average.
+        # A relay that finished a chunk is, on average, as fast as others.
         found = [*known, *fresh] or awake
         pool = (
             [url for url in found if url not in self._left]
@@ -302,7 +305,7 @@ class Pull:
         await self._end(attempts)
         for attempt in attempts:
             if attempt.task is None or not attempt.task.cancelled():
-                continue  # it ended by itself meanwhile
+                continue  # it has ended by itself
             self._remove(attempt)
             if attempt.is_quiet() or attempt.has_stalled:
                 self._left.add(attempt.url)
@@ -314,7 +317,7 @@ class Pull:
                 self._waiting.appendleft(attempt.chunk)
 
     def _keep(self, attempt: _Attempt) -> None:
-        """Keep what an attempt brought for the next, if there is not more already."""
+        """Keep an attempt's bytes for the next one, unless there are more already."""
         chunk, sink = attempt.chunk, attempt.sink
         is_more = chunk.begun is None or sink.received > chunk.begun.received
         if chunk.is_alone or not 0 < sink.received < sink.size or not is_more:
@@ -328,7 +331,7 @@ class Pull:
     async def _ended(self, attempt: _Attempt, now_s: float) -> None:
         """Record how an attempt ended; its chunk is full, or waits again."""
         if attempt not in self._running:
-            return  # it ended as another's rival
+            return  # it was ended as the rival of another
         assert attempt.task is not None
         fault = attempt.task.result()
         self._remove(attempt)
@@ -338,7 +341,7 @@ class Pull:
             self._arrived(sink)
             return
         if fault is RelayFault.LIED and attempt.givers:
-            # Nobody knows which of them lied.
+            # It is unknown which of them lied.
             self._start_over(chunk, {*attempt.givers, attempt.url})
         elif fault is not None:
             self._transfer.note(attempt.url, fault)
@@ -350,7 +353,7 @@ class Pull:
             self._waiting.appendleft(chunk)
 
     async def _is_kept(self, attempt: _Attempt, now_s: float) -> bool:
-        """End the rivals of the first attempt; False when one overwrote the verified bytes."""
+        """End the rivals of the first attempt; return False if one overwrote the verified bytes."""
         chunk, sink, rivals = attempt.chunk, attempt.sink, list(attempt.chunk.attempts)
         await self._end(rivals)
         for rival in rivals:
@@ -377,7 +380,7 @@ class Pull:
         attempt.chunk.attempts.remove(attempt)
 
     async def _end(self, attempts: Sequence[_Attempt]) -> None:
-        """Cancel attempts, and wait until none of them writes any more."""
+        """Cancel attempts, and wait until all have stopped writing."""
         tasks = [attempt.task for attempt in attempts if attempt.task]
         for task in tasks:
             task.cancel()
@@ -385,7 +388,7 @@ class Pull:
 
 
 def _is_overtaken(attempt: _Attempt, rival: _Attempt, now_s: float) -> bool:
-    """Tell whether a rival at the same chunk ends sooner, as far as one can see."""
+    """Tell whether a rival at the same chunk will probably end sooner."""
     if rival is attempt or not rival.brings():
         return False
     is_old = now_s - attempt.started_s >= WINDOW_S or rival.eta_s() < WINDOW_S

@@ -1,10 +1,10 @@
 """A relay's mirror: copies a run's versions from upstreams into its own store, trusting none.
 
- 1. hear of versions: long-poll every upstream's listing
- 2. ask the chain for the version's root and the trainer's address, through `trust`
+ 1. learn of versions: long-poll every upstream's listing
+ 2. read the version's root from the chain, through `trust`
  3. read manifest and signature from an upstream; both must match
- 4. register the version, so that the server offers it, and pull its chunks: each is passed on as
-    soon as it is verified, while later ones still arrive
+ 4. register the version, so that the server offers it, and pull its chunks: each is served as soon
+    as it is verified, while later ones still arrive
 
 Knows neither the chain's client nor HTTP serving; a ShardServer serves the same store.
 """
@@ -35,17 +35,17 @@ from muster.shardcast.trust import Trust, TrustedRoot, check_signature, parse_pu
 logger = logging.getLogger(__name__)
 
 LISTING_WAIT_S = 10
-"""How long an upstream is asked to hold its listing back until there is a newer version."""
+"""Seconds of a long poll: an upstream delays its answer until there is a newer version."""
 TRUST_TIMEOUT_S = 10.0
-"""Longest wait for the chain's answer about one version."""
+"""Deadline of the chain's answer about one version, in seconds."""
 RECHECK_S = 15.0
-"""How often the held versions' roots are compared with the chain again."""
+"""Seconds between two comparisons of the held versions' roots with the chain."""
 MAX_PAUSE_S = 5.0
 """Longest pause before an upstream or version that failed is tried again."""
 MAX_CANDIDATES = 16
-"""Versions considered from one upstream: its newest; more would let it waste our requests."""
+"""Newest versions considered from one upstream; more would let it waste our requests."""
 REFUSED_PAUSE_S = 60.0
-"""Pause after a version did not fit the disk."""
+"""Pause in seconds after a version did not fit on the disk."""
 
 
 class Relay:
@@ -65,8 +65,8 @@ class Relay:
         metrics: ShardMetrics | None = None,
         rng: Random | None = None,
     ) -> None:
-        """`poll_s` is the shortest pause between two looks at an upstream or at the chain. Without
-        an upstream it mirrors nothing, and only drops what the chain takes back.
+        """`poll_s` is the shortest pause between two requests to an upstream or the chain. Without
+        an upstream the relay mirrors nothing; it only drops versions that the chain withdraws.
         """
         self._store = store
         self._run_id = run_id
@@ -85,7 +85,7 @@ class Relay:
         self._news = asyncio.Event()
 
     async def run(self) -> None:
-        """Mirror until cancelled; survives upstreams, the chain and the disk failing."""
+        """Mirror until cancelled; survives failures of upstreams, the chain and the disk."""
         loop = asyncio.get_running_loop()
         unsubscribe = self._store.on_change(lambda: loop.call_soon_threadsafe(self._news.set))
         try:
@@ -100,7 +100,7 @@ class Relay:
             self._client.close()
 
     def wanted(self, run_id: RunId, version: PolicyVersion) -> None:
-        """Look at a version soon: a client waits for it, so it has probably seen it on chain."""
+        """Look at a version soon: a client that waits for it has probably seen it on chain."""
         if run_id != self._run_id:
             return
         now_s = asyncio.get_running_loop().time()
@@ -112,7 +112,9 @@ class Relay:
         self._news.set()
 
     async def recheck(self) -> None:
-        """Remove held versions whose root is no longer the chain's; a silent chain removes none."""
+        """Remove held versions whose root differs from the chain's; none if the chain does not
+        answer.
+        """
         for version in self._store.stored_versions(self._run_id):
             try:
                 trusted = await self._ask_chain(version)
@@ -127,7 +129,7 @@ class Relay:
         data = self._store.manifest_bytes(self._run_id, version)
         signature = self._store.signature(self._run_id, version)
         if data is None or signature is None:
-            return True  # damaged or gone: nothing of it is offered
+            return True  # damaged or removed: it is not offered anyway
         if trusted is None:
             return False
         if trusted.manifest_root is not None:
@@ -139,7 +141,7 @@ class Relay:
         return True
 
     async def _watch(self, url: str) -> None:
-        """Keep `_announced` true to one upstream's listing."""
+        """Keep `_announced` equal to one upstream's listing."""
         loop = asyncio.get_running_loop()
         failures = 0
         while True:
@@ -156,7 +158,7 @@ class Relay:
             failures = 0
             self._announced[url] = listed[:MAX_CANDIDATES]
             self._news.set()
-            # An upstream that does not hold its answers back must not be asked without pause.
+            # An upstream that ignores the long poll must not be asked without pause.
             is_news = max(listed, default=-1) > after
             pause_s = self._poll_s / 10 if is_news else self._poll_s
             await asyncio.sleep(max(0.0, pause_s - (loop.time() - asked_s)))

@@ -1,8 +1,9 @@
-"""A relay's room: submissions' files and their proofs, for work that the chain names with a bond.
+"""A relay's room: files and proofs of submissions that are named on chain with a bond.
 
-Judges of such work find here what the run's orchestrator may keep back. The room's maker decides
-what may be put here (`NamedOnChain`), so that nobody fills it for nothing. When space is needed,
-files that the chain no longer names are deleted, the oldest first.
+Judges and jurors of such a submission find here what the run's orchestrator may withhold. An
+admission check (`NamedOnChain`) decides what may be uploaded, so that nobody can fill the room for
+free. When space is needed, files that the chain no longer names are deleted, the oldest first.
+Unfinished uploads give way, too: the slowest of the machine that has most.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import ipaddress
+import math
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -20,13 +24,17 @@ from muster.protocol.errors import MusterError, StorageError
 from muster.protocol.ids import Hash32
 
 MAX_FILE_BYTES = 64 << 20
-"""Largest file: that of docs/protocol.md section 7, `muster.protocol.rollouts.MAX_FILE_BYTES`."""
+"""Largest file, as in docs/protocol.md section 7 and `muster.protocol.rollouts.MAX_FILE_BYTES`."""
 MAX_WORK_BYTES = 64 << 10
-"""Largest document of a submission with its proofs."""
+"""Most bytes of the document that proves a submission."""
 UPLOADS = 32
-"""Uploads that are received at the same time."""
-UPLOADS_PER_ADDRESS = 4
-"""How many of them come from one address."""
+"""Most uploads at the same time; beyond that, a newcomer replaces one."""
+UPLOADS_PER_MACHINE = 4
+"""Most uploads at the same time from one IPv4 address, or from the /64 of an IPv6 address."""
+FIRST_BYTES = 64 << 10
+"""Recent bytes that a new upload begins with: it is compared with others by what it sends next."""
+HALF_LIFE_S = 2.0
+"""Seconds after which a received byte counts half in the speed of its upload."""
 _PARTIAL = "partial-"
 
 
@@ -40,27 +48,50 @@ class RoomRefusal(MusterError):
 
 
 class NamedOnChain(Protocol):
-    """Says what the chain names now."""
+    """Tells what the chain names at present."""
 
     def names_file(self, name: Hash32) -> bool:
-        """Return whether a file is of work with a bond behind it."""
+        """Return whether a file belongs to work that has a bond."""
 
     def names_work(self, leaf: Hash32) -> bool:
-        """Return whether work has a bond behind it."""
+        """Return whether work has a bond."""
 
     def work_fault(self, leaf: Hash32, document: bytes) -> str | None:
-        """Return why a document does not prove that work, or None."""
+        """Return why a document does not prove that work; None if it does."""
+
+
+@dataclass(slots=True, eq=False)
+class _Upload:
+    """An unfinished upload."""
+
+    machine: str
+    scope: asyncio.Timeout
+    """Ends the upload when another one takes its place."""
+    at_s: float
+    """Time of the last part on the event loop's clock."""
+    recent_bytes: float
+    """Received bytes, the older ones counted less, at that time."""
+    size: int = 0
+    """Received bytes."""
+
+    def add(self, size: int, now_s: float) -> None:
+        """Count a part."""
+        self.recent_bytes, self.at_s = self.recent(now_s) + size, now_s
+        self.size += size
+
+    def recent(self, now_s: float) -> float:
+        """Return the recent bytes now: they compare the speeds of uploads."""
+        return self.recent_bytes * math.exp2((self.at_s - now_s) / HALF_LIFE_S)
 
 
 class Room:
-    """Files by their SHA-256 and proofs by the submission's leaf, in a folder."""
+    """A folder of files by their SHA-256, and of proofs by the submission's leaf."""
 
     def __init__(self, folder: Path, *, max_bytes: int, admission: NamedOnChain) -> None:
         self._files, self._work = folder / "files", folder / "work"
         self._max_bytes = max_bytes
         self._admission = admission
-        self._uploads: Counter[str] = Counter()
-        self._arriving = 0
+        self._uploads: list[_Upload] = []
         for each in (self._files, self._work):
             each.mkdir(parents=True, exist_ok=True)
             for left_over in each.glob(f"{_PARTIAL}*"):
@@ -68,66 +99,91 @@ class Room:
         kept = [*self._files.iterdir(), *self._work.iterdir()]
         kept.sort(key=lambda path: path.stat().st_mtime)
         self._sizes = {path: path.stat().st_size for path in kept}
-        """By file, the oldest first."""
+        """Sizes by file, the oldest first."""
         self._held = sum(self._sizes.values())
 
     def used_bytes(self) -> int:
-        """Return how much is held, and is being received."""
-        return self._held + self._arriving
+        """Return the bytes that are held or being received."""
+        return self._held + sum(upload.size for upload in self._uploads)
 
     def find(self, kind: str, name: Hash32) -> Path | None:
-        """Return where a file (`files`) or the proofs of work (`work`) are, if they are here."""
+        """Return the path of a file (`files`) or of proofs (`work`); None if it is not here."""
         path = self._path(kind, name)
         return path if path in self._sizes else None
 
     async def take(
         self, kind: str, name: Hash32, parts: AsyncIterator[bytes], address: str
     ) -> None:
-        """Take in a file or proofs; raises RoomRefusal, and keeps nothing, when it is not wanted,
-        not what its name says, or too large.
+        """Receive a file or proofs; raises RoomRefusal, and keeps nothing, when the upload is
+        unwanted, too large, displaced by another, or does not match its name.
         """
         is_named = self._admission.names_file if kind == "files" else self._admission.names_work
         if not is_named(name):
             raise RoomRefusal(
                 404,
                 "not_named",
-                "the chain names no such work with a bond behind it",
-                hint="submit it directly, or claim about it, then try again in some blocks",
+                "the chain has no such work with a bond",
+                hint="submit it directly, or open a dispute, then try again after some blocks",
             )
-        with self._turn(address):
+        async with self._turn(_machine_of(address)) as upload:
             if kind == "files":
-                await self._take_file(name, parts)
+                await self._take_file(name, self._received(upload, parts, MAX_FILE_BYTES))
             else:
-                await self._take_work(name, parts)
+                await self._take_work(name, self._received(upload, parts, MAX_WORK_BYTES))
 
-    @contextlib.contextmanager
-    def _turn(self, address: str) -> Iterator[None]:
-        if sum(self._uploads.values()) >= UPLOADS or self._uploads[address] >= UPLOADS_PER_ADDRESS:
+    @contextlib.asynccontextmanager
+    async def _turn(self, machine: str) -> AsyncIterator[_Upload]:
+        if sum(upload.machine == machine for upload in self._uploads) >= UPLOADS_PER_MACHINE:
             raise RoomRefusal(503, "busy", "too many uploads at the same time", hint="try again")
-        self._uploads[address] += 1
+        if len(self._uploads) >= UPLOADS:
+            self._displace(self._slowest(machine))
         try:
-            yield
-        finally:
-            self._uploads[address] -= 1
-            self._uploads += Counter()  # forgets an address without uploads
+            async with asyncio.timeout(None) as scope:
+                upload = _Upload(machine, scope, asyncio.get_running_loop().time(), FIRST_BYTES)
+                self._uploads.append(upload)
+                try:
+                    yield upload
+                finally:
+                    if upload in self._uploads:
+                        self._uploads.remove(upload)
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            raise RoomRefusal(
+                503, "busy", "a faster upload took its place", hint="try again"
+            ) from error
+
+    def _slowest(self, *newcomers: str) -> _Upload:
+        """Return the slowest upload of the machines that have most, newcomers counted."""
+        count = Counter([*(upload.machine for upload in self._uploads), *newcomers])
+        now_s, most = asyncio.get_running_loop().time(), max(count.values())
+        crowd = (upload for upload in self._uploads if count[upload.machine] == most)
+        return min(crowd, key=lambda upload: upload.recent(now_s))
+
+    def _displace(self, upload: _Upload) -> None:
+        self._uploads.remove(upload)
+        upload.scope.reschedule(asyncio.get_running_loop().time())
+
+    async def _received(
+        self, upload: _Upload, parts: AsyncIterator[bytes], limit: int
+    ) -> AsyncIterator[bytes]:
+        """Yield the parts of an upload once there is space for each."""
+        async for part in parts:
+            upload.add(len(part), asyncio.get_running_loop().time())
+            if upload.size > limit:
+                raise RoomRefusal(413, "too_large", f"more than {limit} bytes")
+            self._make_room(upload)
+            yield part
 
     async def _take_file(self, name: Hash32, parts: AsyncIterator[bytes]) -> None:
-        hasher, path = hashlib.sha256(), self._path("files", name)
+        hasher, path, size = hashlib.sha256(), self._path("files", name), 0
         partial = path.with_name(_PARTIAL + secrets.token_hex(8))
         try:
             with partial.open("wb") as file:
-                size = 0
-                try:
-                    async for part in parts:
-                        if size + len(part) > MAX_FILE_BYTES:
-                            raise _too_large(MAX_FILE_BYTES)
-                        self._make_room(len(part))
-                        self._arriving += len(part)
-                        size += len(part)
-                        hasher.update(part)
-                        await asyncio.to_thread(file.write, part)
-                finally:
-                    self._arriving -= size
+                async for part in parts:
+                    size += len(part)
+                    hasher.update(part)
+                    await asyncio.to_thread(file.write, part)
             if hasher.digest() != name:
                 raise RoomRefusal(422, "other_hash", "the file has another hash than its name")
             self._keep(partial, path, size)
@@ -140,11 +196,8 @@ class Room:
         document = bytearray()
         async for part in parts:
             document += part
-            if len(document) > MAX_WORK_BYTES:
-                raise _too_large(MAX_WORK_BYTES)
         if fault := self._admission.work_fault(leaf, bytes(document)):
             raise RoomRefusal(422, "not_proven", f"these are no proofs of that work: {fault}")
-        self._make_room(len(document))
         path = self._path("work", leaf)
         partial = path.with_name(_PARTIAL + secrets.token_hex(8))
         try:
@@ -160,21 +213,26 @@ class Room:
         self._held += size - self._sizes.pop(path, 0)
         self._sizes[path] = size
 
-    def _make_room(self, size: int) -> None:
-        """Drop what the chain no longer names until so many bytes fit; raises RoomRefusal."""
+    def _make_room(self, upload: _Upload) -> None:
+        """Delete files no longer named by the chain, then slower uploads, until what has arrived
+        fits; raises RoomRefusal.
+        """
         for path in list(self._sizes):
-            if self.used_bytes() + size <= self._max_bytes:
+            if self.used_bytes() <= self._max_bytes:
                 return
             if not self._is_named(path):
                 path.unlink(missing_ok=True)
                 self._held -= self._sizes.pop(path)
-        if self.used_bytes() + size > self._max_bytes:
-            raise RoomRefusal(
-                507,
-                "full",
-                f"the room's {self._max_bytes} bytes hold work that is still open",
-                hint="try again later, or another relay",
-            )
+        while self.used_bytes() > self._max_bytes:
+            fits_alone = self._held + upload.size <= self._max_bytes
+            if not fits_alone or (slowest := self._slowest()) is upload:
+                raise RoomRefusal(
+                    507,
+                    "full",
+                    f"the room's {self._max_bytes} bytes hold work that is still open",
+                    hint="try again later, or use another relay",
+                )
+            self._displace(slowest)
 
     def _is_named(self, path: Path) -> bool:
         name = Hash32(bytes.fromhex(path.name))
@@ -186,8 +244,15 @@ class Room:
         return (self._files if kind == "files" else self._work) / name.hex()
 
 
-def _too_large(limit: int) -> RoomRefusal:
-    return RoomRefusal(413, "too_large", f"more than {limit} bytes")
+def _machine_of(address: str) -> str:
+    """Return the /64 of an IPv6 address, which usually has one owner; else the address."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if ip.version == 4 or ip.ipv4_mapped is not None:
+        return address
+    return str(ipaddress.ip_network((int(ip) >> 64 << 64, 64)))
 
 
 def _cannot_keep(error: OSError) -> StorageError:

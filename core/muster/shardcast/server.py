@@ -1,7 +1,7 @@
-"""The HTTP face of a ChunkStore, for origin and relay alike (docs/protocol.md section 10).
+"""The HTTP server of a ChunkStore, for origins and relays (docs/protocol.md section 10).
 
 Serves the store's versions and waits, within bounds, for those that are arriving. Trusts nobody:
-every part of a URL is parsed into a number or a digest before it meets the file system.
+every part of a URL is parsed into a number or a digest before it is used in a path.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from muster.shardcast.store import ChunkStore
 logger = logging.getLogger(__name__)
 
 FOREIGN_CHANGE_POLL_S = 0.05
-"""How often a waiting request looks for versions that another process published."""
+"""Seconds after which a waiting request looks again for versions of another process."""
 SHUTDOWN_S = 1.0
-"""How long a stop waits for answers that are being sent."""
+"""Seconds that a stop waits for answers that are being sent."""
 DRAINED_BYTES = 1 << 20
-"""Bytes of a refused body that are read, so that its sender goes on to read the refusal."""
+"""Most bytes read of a refused body, so that its sender gets to read the refusal."""
 INLINE_BYTES = 64 << 10
 """Chunks up to this size are sent in one write rather than by sendfile."""
 
@@ -80,12 +80,12 @@ class ShardServer:
         metrics: ShardMetrics | None = None,
         room: Room | None = None,
     ) -> None:
-        """`token` is the bearer token clients must show; `wanted` hears of versions waited for;
-        `room` is served beside the store.
+        """`token` is the bearer token that clients must send; `wanted` is called with versions that
+        clients wait for; `room` is served beside the store.
         """
         self.metrics = metrics or ShardMetrics()
         self.chunk_asked_at = time.monotonic()
-        """When a chunk was asked for last, or this was made; of the monotonic clock."""
+        """Monotonic time of the last request for a chunk, or of this object's creation."""
         self._store = store
         self._host = host
         self._port = port
@@ -168,7 +168,7 @@ class ShardServer:
             return await self._route(request)
         except (ConnectionError, asyncio.CancelledError):
             raise
-        except Exception:  # a task boundary: one request must not end the connection's handler
+        except Exception:  # task boundary: one request must not end the connection's handler
             logger.exception("request failed")
             return web.Response(status=500)
 
@@ -348,7 +348,8 @@ class ShardServer:
                 self._table.know(request.remote or "")
             await response.write_eof()
         except ConnectionError as error:
-            # A reader that goes away is no error of ours: raised, it would log a trace each time.
+            # A reader that disconnects is no error here; raised, it would log a traceback each
+            # time.
             logger.debug("a reader has gone", extra={"error": str(error)})
             if request.transport is not None:
                 request.transport.abort()
@@ -371,7 +372,7 @@ class ShardServer:
         return min(_query_number(request, "wait", default=0), self._limits.wait_s)
 
     async def _until(self, ready: Callable[[], T | None], wait_s: float) -> T | None:
-        """Return what `ready` gives, after waiting up to `wait_s` seconds for something."""
+        """Return the first result of `ready` that is not None, or None after `wait_s` seconds."""
         value = ready()
         if value is not None or wait_s <= 0 or self._waiting >= self._limits.waiting:
             return value
@@ -391,9 +392,9 @@ class ShardServer:
 
 
 def _asked(path: str) -> tuple[str, tuple[str, ...]]:
-    """Return what a path asks for, and its numbers and digests.
+    """Return the kind of request of a path, and the path's numbers and digests.
 
-    The first is one of a few words: a label must not grow with requests.
+    The kind is one of a few words: the number of metric labels must not grow with requests.
     """
     for kind, pattern in _PATHS.items():
         if match := pattern.fullmatch(path):
@@ -407,7 +408,7 @@ async def _parts(request: web.BaseRequest) -> AsyncIterator[bytes]:
 
 
 async def _refused(request: web.BaseRequest, refusal: RoomRefusal) -> web.Response:
-    """Return an answer that says why something is not taken."""
+    """Return the answer for a refused upload, with the reason."""
     size = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SHUTDOWN_S):

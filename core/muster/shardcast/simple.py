@@ -3,7 +3,7 @@
 manifest = publish([Path("model.safetensors")], Path("store"), key=key)
 folder = asyncio.run(fetch(["http://relay:8700"], Path("cache"), signer=address))
 
-What lies on a disk, a fetched folder or a whole store, is checked here, too.
+It also checks a fetched folder or a whole store on a disk.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from muster.shardcast.store import ChunkStore
 from muster.shardcast.trust import Trust, sign_root, trust_signer
 
 FIRST_RUN = RunId(1)
-"""The number of the run where there is only one."""
+"""Default run: its number when there is only one."""
 INDEX_SUFFIX = ".safetensors.index.json"
-"""How the index of a model in many files ends."""
+"""Suffix of the index of a model in many files."""
 MAX_INDEX_BYTES = 64 << 20
-"""An index above this is refused unread."""
+"""Most bytes of an index; a larger one is not read."""
 MOST_CHUNKS = 12_000
-"""Chunks whose digests surely fit a manifest."""
+"""A number of chunks whose digests always fit into a manifest."""
 
 
 def publish(
@@ -49,8 +49,8 @@ def publish(
     """Publish files as the next version of a run, signed with a key; returns the manifest.
 
     `paths` are files, folders of files, or safetensors indexes; see `ChunkStore.publish` for `link`
-    and for what is raised, beside ConfigError for unfit paths. Whoever serves the store, in this
-    process or another, offers the version at once. Blocks until it is on the disk.
+    and for its errors; unfit paths raise ConfigError. Servers of the store, in this process or
+    another, offer the version at once. Blocks until it is on the disk.
     """
     store = store if isinstance(store, ChunkStore) else ChunkStore(store)
     files = files_of(paths)
@@ -82,14 +82,14 @@ async def fetch(
     wait_s: int = 10,
     progress: Progress | None = None,
 ) -> Path:
-    """Return a folder with a version's verified files; without `version`, the newest offered.
+    """Return a folder with a version's verified files; without `version`, of the newest offered.
 
     A version is believed when `signer` signed it, or when its manifest has the given `root`. A
-    relay can hide the newest version, but not invent one. Raises ConfigError without either,
-    PolicyUnavailable when no relay has it, StorageError when the disk refuses.
+    relay can hide the newest version, but not invent one. Raises ConfigError without a signer or
+    root, PolicyUnavailable when no relay has the version, StorageError when the disk refuses.
     """
     if (signer is None) == (root is None) or (root is not None and version is None):
-        raise ConfigError("say whom to trust: a signer, or a version and its root")
+        raise ConfigError("a signer is missing, or a version and its root")
     async with Fetcher(relays, cache, reserve=reserve, token=token, wait_s=wait_s) as fetcher:
         if root is None:
             assert signer is not None
@@ -114,14 +114,14 @@ async def _newest(
     return found
 
 
-# What the paths stand for
+# From paths to files
 
 
 def files_of(paths: Sequence[Path]) -> dict[str, Path]:
     """Return the files to publish by name.
 
-    An index stands for itself and the files it names beside it; a folder for the files in it.
-    Raises ConfigError when there is none, a name comes twice, or a folder holds folders.
+    An index stands for itself and the files beside it that it names; a folder for the files in it.
+    Raises ConfigError when there is no file, a name occurs twice, or a folder holds folders.
     """
     found: dict[str, Path] = {}
     for path in (file for given in paths for file in _expand(given)):
@@ -159,7 +159,7 @@ def _expand(path: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> list[Path]:
-    """Return the files that an index names; none of them may lie elsewhere."""
+    """Return the files that an index names; all of them must lie beside it."""
     try:
         if index.stat().st_size > MAX_INDEX_BYTES:
             raise ConfigError(f"the index {index} is larger than {MAX_INDEX_BYTES} bytes")
@@ -173,7 +173,7 @@ def _indexed(index: Path) -> list[Path]:
     return files
 
 
-# Checking what lies on a disk
+# Checking files on a disk
 
 
 class FileCheck(NamedTuple):
@@ -184,7 +184,7 @@ class FileCheck(NamedTuple):
     name: str
     chunks: int
     damaged: int
-    """How many of them are missing or have other bytes."""
+    """Chunks that are missing or have other bytes."""
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -224,13 +224,16 @@ def is_store(folder: Path) -> bool:
     return (folder / "chunks").is_dir() and (folder / "runs").is_dir()
 
 
-def check_store(store: ChunkStore) -> Iterator[FileCheck]:
-    """Yield the checks of all that a store broadcasts; hashes everything.
+def check_store(store: ChunkStore, root: Hash32 | None = None) -> Iterator[FileCheck]:
+    """Yield the checks of all files that a store broadcasts, or of those of the versions whose
+    manifest has a root; hashes them all.
 
     A mirrored chunk that is damaged is deleted, so that the relay fetches it again.
     """
     for run_id, version in store.stored():
         manifest = store.manifest(run_id, version)
+        if root is not None and (manifest is None or manifest.root() != root):
+            continue
         if manifest is None:
             yield FileCheck(run_id, version, "manifest.json", 1, 1)
             continue

@@ -1,4 +1,4 @@
-"""What an origin or relay holds: immutable chunks, and the manifests of the versions they form.
+"""The store of an origin or relay: immutable chunks, and the manifests of the versions they form.
 
 Owns a folder; knows nothing of the network. Layout:
 
@@ -75,13 +75,13 @@ class ChunkStore:
     ) -> Manifest:
         """Store a version and return its manifest; readers see all of it or nothing.
 
-        The files are copied, so they may change afterwards; with `link` they share their disk space
-        with the store where the file system can, and must be replaced, never rewritten in place.
-        Readers see the version as soon as it is signed; the call returns when it would also survive
-        a power cut. Publishing the same content again returns the same manifest; other content
-        under a published version raises StorageError. Also raises EncodingError for names the
-        format refuses. With `anchor_every`, versions are broadcast as deltas where that is worth
-        it; see `muster.shardcast.delta`. Blocks: call it in a thread.
+        The files are copied, so they may change afterwards. With `link` they share their disk space
+        with the store if the file system can; then they may be replaced, but never rewritten in
+        place. Readers see the version as soon as it is signed; the call returns when it would also
+        survive a power cut. Publishing the same content again returns the same manifest; other
+        content under a published version raises StorageError. Also raises EncodingError for names
+        that the format refuses. With `anchor_every`, versions are broadcast as deltas if that saves
+        enough; see `muster.shardcast.delta`. Blocks: call it in a thread.
         """
         with self._exclusive(), self._sweeping_after_failure():
             fresh = self._fresh_folder(run_id)
@@ -120,8 +120,10 @@ class ChunkStore:
     def _with_delta(
         self, manifest: Manifest, folder: Path, stamps: dict[Hash32, Stamp], anchor_every: int
     ) -> Manifest:
-        """Return the manifest with a delta from the version before, if that is here and helps."""
-        # Only here: relays and most clients need no numpy, which is a fifth of their memory.
+        """Return the manifest with a delta from the previous version, if that is stored and saves
+        bytes.
+        """
+        # Imported only here: relays and most clients do not load numpy, a fifth of their memory.
         from muster.shardcast.delta import add_delta, parent_to_publish
 
         files = {file.name: folder / file.name for file in manifest.files}
@@ -137,7 +139,7 @@ class ChunkStore:
         return carried
 
     def begin(self, manifest: Manifest, signature: bytes) -> list[ChunkSpan]:
-        """Register a version whose chunks are still to come; returns those that are missing.
+        """Register a version whose chunks are still to come; return the missing ones.
 
         The caller has checked root and signature. Evicts old versions when `max_bytes` demands it;
         raises StorageError when this version alone exceeds it.
@@ -173,7 +175,7 @@ class ChunkStore:
             return any(digest in expected for expected in self._receiving.values())
 
     def abandon(self, run_id: RunId, version: PolicyVersion) -> None:
-        """Stop expecting a version's chunks; what arrived stays for the next attempt."""
+        """Stop expecting a version's chunks; those that arrived stay for the next attempt."""
         with self._state:
             self._receiving.pop((run_id, version), None)
         self._changed()
@@ -218,7 +220,7 @@ class ChunkStore:
         return [v for v in self.stored_versions(run_id) if self.is_offered(run_id, v)]
 
     def stored_versions(self, run_id: RunId) -> list[PolicyVersion]:
-        """Return every version with a manifest, whether its chunks are there or not."""
+        """Return every version with a manifest, even if chunks are missing."""
         try:
             names = os.listdir(self._runs / str(int(run_id)))
         except FileNotFoundError:
@@ -246,7 +248,7 @@ class ChunkStore:
         return True
 
     def complete(self) -> list[VersionKey]:
-        """Return every version of every run that is stored whole."""
+        """Return every version of every run whose chunks are all stored."""
         return [key for key in self.stored() if self.is_complete(*key)]
 
     def manifest_bytes(self, run_id: RunId, version: PolicyVersion) -> bytes | None:
@@ -274,7 +276,7 @@ class ChunkStore:
         self._changed()
 
     def on_change(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """Call `listener` (from any thread) after every change; returns what ends that."""
+        """Call `listener` (from any thread) after every change; return a function that stops it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -296,7 +298,7 @@ class ChunkStore:
 
     @contextmanager
     def _sweeping_after_failure(self) -> Iterator[None]:
-        """Give back the space of chunks that a failed publication had already stored."""
+        """Free the space of chunks that a failed publication has already stored."""
         try:
             yield
         except BaseException:
@@ -304,7 +306,7 @@ class ChunkStore:
             raise
 
     def _learn_originals(self) -> bool:
-        """Index versions that this or another process published; tells whether any was new."""
+        """Index versions that this or another process published; return whether any was new."""
         found = False
         for key in self.stored():
             folder = self._version_folder(*key) / "files"
@@ -376,7 +378,7 @@ class ChunkStore:
         self._sweep()
 
     def wanted_parents(self, run_id: RunId) -> list[PolicyVersion]:
-        """Return the versions that kept deltas start from and that are not complete here."""
+        """Return the parents of kept deltas that are not complete here."""
         newest = self.stored_versions(run_id)[: self.keep]
         parents = sorted(self._with_parents(run_id, newest), reverse=True)
         return [version for version in parents if not self.is_complete(run_id, version)]
@@ -393,7 +395,7 @@ class ChunkStore:
         return kept
 
     def _discard_files(self, key: VersionKey) -> None:
-        """Give back the space of a published version's files where its delta is all that counts."""
+        """Free the space of a published version's files if only its delta is broadcast."""
         folder, manifest = self._version_folder(*key) / "files", self.manifest(*key)
         if manifest is None or manifest.kind != DELTA:
             return
@@ -413,7 +415,7 @@ class ChunkStore:
         self.chunks.sweep(needed)
 
     def stored(self) -> list[VersionKey]:
-        """Return every version of every run that has a manifest, whole or not."""
+        """Return every version of every run that has a manifest, even if chunks are missing."""
         return [(run, v) for run in self._stored_runs() for v in self.stored_versions(run)]
 
     def _stored_runs(self) -> list[RunId]:
@@ -437,7 +439,7 @@ class ChunkStore:
             self._complete.add(key)
 
     def _settle(self) -> None:
-        """Move versions that lack nothing any more to the complete ones; holds `_state`."""
+        """Move versions that now have all chunks to the complete ones; called under `_state`."""
         done = [key for key, expected in self._receiving.items() if not expected]
         for key in done:
             del self._receiving[key]

@@ -1,11 +1,11 @@
-"""Which relay is asked next, and what becomes of one that fails or lies.
+"""Chooses the relay to ask next, and how to treat one that fails or lies.
 
-A request ends in verified bytes or in a Fault (`muster.shardcast.download`); `Transfer.note` hears
-of it. A relay that lied is asked nothing more about this version. For later versions RelayScores
-remembers it: a tenth of its success rate is left, which heals with every transfer, so the relay is
-asked again, at first seldom. A relay that failed is asked again for this version too, after a pause
-that doubles. Where parts of one chunk came from several relays, nobody knows who lied: all of them
-count as failed (`muster.shardcast.pull`).
+A request ends in verified bytes or in a RelayFault (`muster.shardcast.download`), which is reported
+to `Transfer.note`. A relay that lied is not asked again in this attempt at a version. Until the
+process ends, RelayScores remembers the lie: the relay keeps a tenth of its success rate, which
+recovers with every success or failure of any relay, so it is asked again, rarely at first. A relay
+that failed is asked again in this attempt too, after a pause that doubles. If several relays sent
+parts of one chunk, the liar is unknown: all of them count as failed (`muster.shardcast.pull`).
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from muster.shardcast.trust import TrustedRoot, parse_published
 logger = logging.getLogger(__name__)
 
 SMOOTHING = 0.3
-"""Weight of the newest sample in the moving averages."""
+"""Weight of the newest sample in moving averages."""
 HEALING = 0.01
-"""What every relay's success rate regains with every update, so that a liar is asked again some
-day."""
+"""Gain of every relay's success rate per update, so that a liar is asked again some day."""
 MIN_SUCCESS = 0.01
 """Lowest success rate: a relay that failed stays worth a rare try."""
 MIN_SPEED = 0.01
 """Lowest speed, as part of the average: a relay that was slow stays worth a rare try."""
 LIE_FACTOR = 0.1
-"""What remains of the success rate of a relay that sent wrong bytes."""
+"""Factor on the success rate of a relay that sent wrong bytes."""
 
 FIRST_PAUSE_S = 0.05
-"""Pause of a relay after its first failure; doubles with each further one."""
+"""Half of a relay's longest pause after its first failure, in seconds; doubles with each further
+one."""
 LONGEST_PAUSE_S = 2.0
-"""Bound of that pause."""
+"""Longest pause of a relay after failures, in seconds."""
 HEDGE_S = 0.05
-"""After this time without an answer the next relays are asked, too."""
+"""After so many seconds without an answer the next relays are asked too."""
 
 T = TypeVar("T")
 
@@ -61,8 +61,8 @@ class Transfer:
         attempts: int,
         noted: Callable[[str, RelayFault | None, int], object] = lambda _url, _fault, _size: None,
     ) -> None:
-        """`attempts` is how often in a row a relay may fail; `noted` hears how each request to a
-        relay ended, and for how many verified bytes.
+        """`attempts` is how often in a row a relay may fail. `noted` is called with the outcome of
+        each request to a relay and the number of verified bytes.
         """
         self.client = client
         self.scores = scores
@@ -77,7 +77,7 @@ class Transfer:
     # Manifests
 
     async def manifest(self, root: Hash32, *, wait_s: int) -> Manifest:
-        """Return the manifest with that root; relays are asked to wait so long for the version.
+        """Return the manifest with that root; relays may wait `wait_s` for the version.
 
         Raises PolicyUnavailable when no relay has it.
         """
@@ -149,7 +149,7 @@ class Transfer:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    # Whom to ask
+    # Which relays to ask
 
     def awake(self) -> list[str]:
         """Return the relays that may be asked now; the reserve only if all others are given up."""
@@ -157,11 +157,11 @@ class Transfer:
         return [url for url in self._usable() if self._resting.get(url, 0.0) <= now_s]
 
     def reserve(self) -> list[str]:
-        """Return the reserve that may be asked where no relay brings anything."""
+        """Return the reserve relays to ask when no relay delivers anything."""
         return [url for url in self.scores.reserve if url not in self._out]
 
     async def rest(self) -> None:
-        """Return when a relay may be asked again; raises PolicyUnavailable when none is left."""
+        """Wait until a relay may be asked again; raises PolicyUnavailable when none is left."""
         usable = self._usable()
         if not usable:
             raise self._unavailable()
@@ -179,7 +179,7 @@ class Transfer:
             await asyncio.sleep(pause_s)
         return url not in self._out
 
-    # What becomes of a relay
+    # How a relay's requests ended
 
     def note(
         self, url: str, fault: RelayFault | None, *, size: int = 0, seconds: float = 0.0
@@ -233,9 +233,9 @@ class RelayScores:
     """Each relay's success rate and bandwidth, learnt from all transfers. No I/O."""
 
     def __init__(self, urls: Sequence[str], *, rng: Random, reserve: Sequence[str] = ()) -> None:
-        """`reserve` are asked only when none of `urls` is left: the origin, if it allows that."""
+        """`reserve` relays, such as the origin, are asked only when none of `urls` is left."""
         self.reserve = [require_url(url) for url in reserve]
-        """The relays that are asked last."""
+        """Relays that are asked last."""
         self.rng = rng
         self._records = {url: _Record() for url in [*map(require_url, urls), *self.reserve]}
 
@@ -262,15 +262,15 @@ class RelayScores:
         return self._records[url].bytes_per_s is not None
 
     def best(self, urls: Sequence[str]) -> float:
-        """Return the largest bandwidth that was measured among these, bytes per second."""
+        """Return the largest measured bandwidth among these, in bytes per second."""
         return max((self._records[url].bytes_per_s or 0.0 for url in urls), default=0.0)
 
     def choose(self, urls: Sequence[str]) -> str:
-        """Return one of these at random, in proportion to the weights."""
+        """Return one of these at random, with probability proportional to its weight."""
         return self.rng.choices(urls, [self.weight(url) for url in urls])[0]
 
     def ranked(self, urls: Sequence[str]) -> list[str]:
-        """Return these in a random order in which heavier ones tend to come first."""
+        """Return these in a random order in which larger weights tend to come first."""
         left, order = list(urls), list[str]()
         while left:
             order.append(self.choose(left))
@@ -291,9 +291,9 @@ class RelayScores:
         self._reduce(url, 1 - SMOOTHING)
 
     def slowed(self, url: str, size: int, seconds: float) -> None:
-        """Record that a relay brought no more than that, far less than others meanwhile."""
+        """Record that a relay sent so few bytes in that time, far fewer than others."""
         record, sample = self._records[url], size / max(seconds, 1e-6)
-        if size:  # else it may wait for the chunk itself: that says nothing about its line
+        if size:  # without bytes it may wait for the chunk itself: its bandwidth is unknown
             record.bytes_per_s = min(sample, record.bytes_per_s or sample)
         self.failed(url)
 

@@ -15,39 +15,39 @@ from muster.protocol.messages import Checkpoint
 from muster.shardcast.manifest import Manifest
 
 STANDALONE_DOMAIN = Domain(0, to_address(bytes(20)))
-"""EIP-712 domain of versions that no chain knows: `muster shardcast publish`."""
+"""EIP-712 domain of versions without a chain, from `muster shardcast publish`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedRoot:
-    """What must hold of a version."""
+    """The requirements on a version."""
 
     manifest_root: Hash32 | None
-    """Keccak-256 that the manifest must have; None where the signature alone decides."""
-    trainer: Address
-    """The account that must have signed it."""
+    """Keccak-256 that the manifest must have; None if the signature alone decides."""
+    trainer: Address | None
+    """The account that must have signed it; None if any may, because the root alone decides."""
     domain: Domain
     """The signature's EIP-712 domain: RunRegistry's, or the standalone one."""
 
 
 Trust = Callable[[RunId, PolicyVersion], Awaitable[TrustedRoot | None]]
-"""Returns what must hold of a version, None when there is no such version."""
+"""Returns the requirements on a version; None when there is no such version."""
 
 
 def check_signature(
     run_id: RunId, version: PolicyVersion, root: Hash32, signature: bytes, trusted: TrustedRoot
 ) -> None:
-    """Raise SignatureError unless the trainer signed this root for this version."""
+    """Raise SignatureError unless the trainer signed this root; without one, anybody."""
     checkpoint = Checkpoint(run_id, version, root)
     signer = recover(digest(trusted.domain, checkpoint.struct_hash()), signature)
-    if signer != trusted.trainer:
+    if trusted.trainer not in (None, signer):
         raise SignatureError(f"the checkpoint is signed by {signer}, not by the trainer")
 
 
 def parse_published(data: bytes, run_id: RunId, version: PolicyVersion) -> Manifest:
     """Return the manifest whose root is on chain; raises PolicyUnavailable when it is unfit.
 
-    No relay is to blame then: the trainer published it.
+    Then no relay is at fault: the trainer published it.
     """
     try:
         manifest = Manifest.from_bytes(data)
@@ -74,7 +74,7 @@ def sign_root(
 
 
 def trust_signer(signer: Address) -> Trust:
-    """Return a trust in every version that this address signed; no chain is asked."""
+    """Return a Trust that accepts every version signed by this address, without a chain."""
 
     async def trust(_run_id: RunId, _version: PolicyVersion) -> TrustedRoot | None:
         return TrustedRoot(None, signer, STANDALONE_DOMAIN)

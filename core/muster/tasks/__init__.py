@@ -1,4 +1,4 @@
-"""Tasks: what a model is asked, and how its answers are graded.
+"""Tasks: the problems of a model, and the grading of its answers.
 
 A run pins one task set on chain by its Merkle root. Workers, validators and the trainer grade with
 the same verifiers, which third parties add by entry point. Nothing here knows models, tokens or the

@@ -3,15 +3,16 @@
  1. every row is read: well formed, ids different, a verifier installed
  2. a sample, from end to end, is tried in two processes: the verifier finds the problem well
     formed, the gold answer scores 1, junk scores 0
- 3. some of each task type meet the known hacks: none scores on two different gold answers
- 4. the two processes, and a second grading, agree; time and memory stay in bounds
+ 3. known hacks are tried on some problems of each task type: none may score on two different gold
+    answers
+ 4. the two processes and a second grading must agree, and time and memory must stay in bounds
 
-Nothing that a task set or a verifier does raises out of here: it becomes a reason to refuse.
+Errors of a task set or a verifier are never raised here: they become reasons to refuse.
 
-The two processes hash texts differently and have a deadline for each answer: verifiers are third
-parties' code, which may hang there, die or print without harm. A process reads a JSON request per
-line, `{"problem"}` or `{"problem", "completion"}`, and answers one: what the verifier says of the
-problem, or its grade, with the CPU time and the growth of memory that it took.
+The two processes have different hash seeds and a deadline for each answer: verifiers are
+third-party code, which may hang, die or print there without harm. A process reads one JSON request
+per line, `{"problem"}` or `{"problem", "completion"}`, and answers one line: the verifier's check
+of the problem, or its grade, with the CPU time and the growth of memory.
 """
 
 from __future__ import annotations
@@ -37,22 +38,23 @@ from muster.tasks.task_set import TaskSet
 from muster.tasks.verifier import Undecided
 
 MAX_CPU_S = 10.0
-"""CPU time of one grading; a sandbox or an engine that is started with it included."""
+"""CPU time of one grading in seconds, including the start of a sandbox or an engine."""
 MAX_GROWTH_BYTES = 1 << 30
-"""Memory that one grading may add to a process's peak."""
+"""Most bytes that one grading may add to a process's peak memory."""
 JUNK = (JUNK_ANSWER, "", " \n\t", "\u202e\u0000\ufeff", "?" * 50_000)
-"""What no verifier may score above 0."""
+"""Answers that every verifier must score 0."""
 MOST_NAMED = 5
-"""Problems that are named per reason."""
+"""Most problems that are listed per reason."""
 HANGS_BORNE = 3
-"""After so many hangs the trial ends: every one costs its deadline."""
+"""Hangs after which the trial ends, because each takes a whole deadline."""
 DEADLINE_S = 60.0
-"""Clock time of one answer, engines and sandbox started included; beyond it, it hangs."""
+"""Wall-clock time of one answer, including the start of engines and sandbox; beyond it, it counts
+as a hang."""
 HASH_SEEDS = ("0", "1")
-"""PYTHONHASHSEED of the two: the order of sets of text differs."""
+"""PYTHONHASHSEED of the two processes, so that the order of sets of text differs."""
 
 Progress = Callable[[int, int], None]
-"""Told how many rows are read or problems tried, of how many."""
+"""Called with the number of rows read or problems tried, and the total."""
 
 
 @dataclass(slots=True)
@@ -60,31 +62,31 @@ class Objection:
     """One reason to refuse."""
 
     count: int = 0
-    """How often it was met."""
+    """Number of occurrences."""
     problem_ids: list[str] = field(default_factory=list)
-    """The first problems of it."""
+    """The first problems with it."""
     detail: str = ""
-    """What was found at the first."""
+    """The finding at the first of them."""
 
 
 @dataclass(slots=True)
 class Admission:
-    """What was found."""
+    """The findings about a task set."""
 
     problems: int
     """Problems in the set."""
     tried: int = 0
-    """Of them, how many were graded."""
+    """Problems that were graded."""
     gradings: int = 0
-    """Gradings, both processes counted."""
+    """Gradings in both processes."""
     hacks: int = 0
-    """Of them, known hacks."""
+    """Gradings of known hacks."""
     without_gold: int = 0
-    """Problems tried of which no right answer is known; only junk tells about them."""
+    """Tried problems without a known right answer; only junk answers could be tried on them."""
     task_types: Counter[str] = field(default_factory=Counter)
     """Problems by task type."""
     offences: dict[str, Objection] = field(default_factory=dict)
-    """Reasons to refuse; none when the set is admitted."""
+    """Reasons to refuse; empty when the set is admitted."""
 
     @property
     def is_admitted(self) -> bool:
@@ -92,7 +94,7 @@ class Admission:
         return not self.offences
 
     def refuse(self, reason: str, problem_id: str, detail: str) -> None:
-        """Note a reason to refuse."""
+        """Record a reason to refuse."""
         offence = self.offences.setdefault(reason, Objection(detail=detail[:300]))
         offence.count += 1
         if len(offence.problem_ids) < MOST_NAMED:
@@ -108,16 +110,16 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How much is tried."""
+    """Extent of a trial."""
 
     sample: int = 256
     """Problems that are graded, spread over the set."""
     hacked: int = 4
-    """Problems of each task type that meet the hacks."""
+    """Problems of each task type that hacks are tried on."""
     allows_judge: bool = False
     """Whether grades that cannot be replayed are accepted."""
     deadline_s: float = DEADLINE_S
-    """Clock time of one grading."""
+    """Wall-clock time of one grading."""
 
 
 def admit(
@@ -125,7 +127,7 @@ def admit(
     trial: Trial | None = None,
     on_progress: Progress = lambda _done, _of: None,
 ) -> Admission:
-    """Return what is found when a task set is read whole and tried."""
+    """Read a whole task set and try its problems; return the findings."""
     trial = trial or Trial()
     found = Admission(len(task_set))
     chosen = set(task_set.spread(trial.sample))
@@ -145,7 +147,7 @@ def admit(
 def _read_rows(
     task_set: TaskSet, chosen: set[int], found: Admission, on_progress: Callable[[int], None]
 ) -> Iterator[Problem]:
-    """Read every row; yield those that are chosen and can be tried."""
+    """Read every row; yield the chosen ones that can be tried."""
     seen: set[str] = set()
     known = installed_verifiers()
     for index in range(len(task_set)):
@@ -170,7 +172,7 @@ def _read_rows(
 
 
 class _Examiner:
-    """Tries problems, and notes what is found."""
+    """Tries problems, and records the findings."""
 
     def __init__(self, processes: list[TrialProcess], trial: Trial, found: Admission) -> None:
         self._processes, self._trial, self._found = processes, trial, found
@@ -194,7 +196,7 @@ class _Examiner:
             return
         right = said["right"]
         self._found.without_gold += right is None
-        # Twice: some verifiers answer another way when they are asked again.
+        # Twice: some verifiers give another grade the second time.
         expected = [] if right is None else [(right, 1.0, "gold does not score 1")] * 2
         expected += [(junk, 0.0, "junk scores") for junk in JUNK if junk != right]
         before = self.hangs
@@ -225,9 +227,11 @@ class _Examiner:
                 fooled.setdefault(right or problem.problem_id, problem.problem_id)
 
     def judge_hacks(self) -> None:
-        """Refuse what a hack scored on; one that happens to be right once is no hack.
+        """Refuse verifiers on which a hack scored; an answer that happens to be right once is no
+        hack.
 
-        A set of which all tried problems have one answer cannot tell, and is refused.
+        A set whose tried problems all have the same answer cannot show the difference, and is
+        refused.
         """
         for (task_type, name), fooled in self._fooled.items():
             tried = min(self._hacked[task_type], self._trial.hacked)
@@ -236,7 +240,7 @@ class _Examiner:
                     self._found.refuse("a known hack scores", problem_id, name)
 
     def _grade(self, problem: Problem, completion: str) -> dict[str, Any] | None:
-        """Return the grade, None when there is none that counts; notes costs and disagreement."""
+        """Return the grade, or None without a valid one; record costs and disagreement."""
         self._found.gradings += len(self._processes)
         said = self._ask(problem, completion)
         if said is None:
@@ -250,7 +254,7 @@ class _Examiner:
         return said
 
     def _ask(self, problem: Problem, completion: str | None) -> dict[str, Any] | None:
-        """Return what both processes say, None when they do not agree or one hangs."""
+        """Return the answer of both processes; None if they disagree or one hangs."""
         try:
             for process in self._processes:
                 process.send(problem, completion)
@@ -272,7 +276,7 @@ class _Examiner:
 
 
 def _decided(said: dict[str, Any]) -> Any:
-    """Return what must be the same on every machine; where a limit decided, nothing is."""
+    """Return what must be equal on every machine; nothing if a limit decided."""
     if "cpu_s" not in said:
         return said.get("right"), said.get("fault")
     return said.get("score", "undecided") if said.get("is_repeatable", True) else "limit"
@@ -295,7 +299,7 @@ class TrialProcess:
         self._child: Child | None = None
 
     def send(self, problem: Problem, completion: str | None = None) -> None:
-        """Ask for a grade, or, without a completion, what the verifier says of the problem."""
+        """Request a grade, or without a completion the verifier's check of the problem."""
         request: dict[str, Any] = {"problem": problem.model_dump()}
         if completion is not None:
             request["completion"] = completion
@@ -305,7 +309,7 @@ class TrialProcess:
             self._child.send(request)
 
     def receive(self) -> dict[str, Any]:
-        """Return the answer; raises Hangs, and the next request starts a new process."""
+        """Return the answer; raises Hangs, after which the next request starts a new process."""
         assert self._child is not None
         try:
             return self._child.receive(time.monotonic() + self._deadline_s)
@@ -316,7 +320,7 @@ class TrialProcess:
             raise Hangs("the process of the verifier died" if has_died else late) from None
 
     def close(self) -> None:
-        """Kill the process and what it started."""
+        """Kill the process and its children."""
         child, self._child = self._child, None
         if child is not None:
             child.close()
@@ -324,7 +328,7 @@ class TrialProcess:
 
 @contextmanager
 def trial_processes(deadline_s: float = DEADLINE_S) -> Iterator[list[TrialProcess]]:
-    """Yield the two processes; they are gone afterwards."""
+    """Yield the two processes, and end them afterwards."""
     processes = [TrialProcess(seed, deadline_s) for seed in HASH_SEEDS]
     try:
         yield processes
@@ -333,11 +337,11 @@ def trial_processes(deadline_s: float = DEADLINE_S) -> Iterator[list[TrialProces
             process.close()
 
 
-# What runs in the process
+# Code that runs in the process
 
 
 MEMORY_BYTES = 6 << 30
-"""Address space of the process; far beyond what is admitted, so that growth is measured."""
+"""Address space of the process, far above the admitted growth, so that growth can be measured."""
 
 
 def main() -> None:
@@ -358,12 +362,12 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _examined(problem: Problem) -> dict[str, Any]:
-    """Return what is wrong with a problem, or which completion is right."""
+    """Return a problem's fault, or its right completion."""
     try:
         verifier = verifier_of(problem.task_type)
         verifier.check(problem)
         right = verifier.right_completion(problem)
-    except Exception as error:  # a third party's code: what it raises is its answer
+    except Exception as error:  # third-party code: its exception is its answer
         return {"fault": f"{type(error).__name__}: {str(error)[:200]}"}
     return {"right": right, "is_replayable": verifier.is_replayable}
 
@@ -381,7 +385,7 @@ def _cpu_s() -> float:
 
 
 def _peak_bytes() -> int:
-    """Return the peak of resident memory; getrusage would count the parent's before the start."""
+    """Return the peak of resident memory; getrusage would include the parent's before the start."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Child processes that are asked, and answer, in JSON lines: for libraries that may hang or die."""
+"""Child processes with requests and answers as JSON lines, for libraries that may hang or die."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Child:
     def __init__(self, statement: str, *, hash_seed: str = "0", has_group: bool = False) -> None:
         """Start a Python that executes a statement; raises OSError when it does not start.
 
-        With a group of its own, what the process starts is killed with it.
+        With `has_group`, the process has its own group, and its children are killed with it.
         """
         self._rest, self._has_group = b"", has_group
         self._process = subprocess.Popen(
@@ -47,7 +47,7 @@ class Child:
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
 
     def receive(self, until: float) -> dict[str, Any]:
-        """Return the next answer; raises ChildSilent when there is none until then."""
+        """Return the next answer; raises ChildSilent when there is none by `until`."""
         assert self._process.stdout is not None
         while b"\n" not in self._rest:
             left = until - time.monotonic()
@@ -62,7 +62,7 @@ class Child:
         return answer
 
     def close(self) -> None:
-        """Kill the process, and its group if it has one of its own."""
+        """Kill the process, and its group if it has its own."""
         if self._has_group:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -74,7 +74,7 @@ class Child:
 
 
 def own_stdout() -> TextIO:
-    """Return where this child's answers go; what a library logs or prints from now on does not."""
+    """Return the stream of this child's answers; what libraries print later goes elsewhere."""
     logging.disable(logging.CRITICAL)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -3,7 +3,7 @@
 `verification_info` of a problem holds `{"language": "python", "test_cases": [...]}`. A test is
 `{"type": "stdin_stdout", "input": text, "output": text}` or
 `{"type": "function_call", "fn_name": name, "input": [arguments], "output": value}`. All tests of an
-answer are run in one start of the sandbox; the expected outputs stay outside.
+answer run in one start of the sandbox; the expected outputs stay outside.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from muster.tasks.sandbox.command import find_tools
 from muster.tasks.verifier import Grade, Graded, Undecided, Verifier
 
 MAX_TESTS = 256
-"""A problem with more is not admitted."""
+"""Most tests of a problem."""
 MAX_CPU_S = 30
-"""CPU time that a problem may grant one test, in seconds; the default is that of Limits."""
+"""Most CPU seconds that a problem may allow a test; the default is that of Limits."""
 PATIENCE = (1, 4)
-"""A machine that ended a program, because it was too busy, say, tries again, this much slower."""
+"""Factor on wall-clock limits in a retry, if this machine ended a program, for example because it
+was busy."""
 NEAR = 0.2
-"""Share of a limit from which on another machine may come to another end."""
+"""Share of a limit above which the result may differ on another machine."""
 LANGUAGES = frozenset({"", "python", "py", "python3"})
-"""What a fence may be marked with."""
+"""Languages that a fence may name."""
 
-# Chance, time, addresses, threads: with these, two runs of one program may differ.
+# Randomness, time, addresses, threads: with these, two runs of one program may differ.
 _CHANCE = re.compile(
     r"time|random|uuid|secrets|thread|process|async|concurrent|signal|\bid\s*\(|\bgc\b|getpid"
     r"|__repr__|object\(\)|/dev|/tmp|resource|psutil|perf_counter|memoryview|ctypes|tracemalloc"
@@ -60,7 +61,7 @@ class Tests:
     outputs: tuple[Any, ...]
     """Texts, or values; never given to a sandbox."""
     limits: Limits
-    """What a program may use."""
+    """Limits of a program."""
     is_fraction: bool
     """Whether the score is the share of tests passed instead of all or nothing."""
 
@@ -99,7 +100,7 @@ def _run(sandbox: Sandbox, program: str, tests: Tests, patience: int) -> Graded:
     passed: list[bool] = []
 
     def judge(number: int, test: TestRun) -> bool:
-        """Note whether a test is passed; return whether the rest still matters."""
+        """Record whether a test passed; return whether further tests still matter."""
         is_right = test.ended == "exit" and test.status == 0 and _is_right(tests, number, test.out)
         passed.append(is_right)
         return is_right or tests.is_fraction
@@ -119,7 +120,7 @@ def _is_right(tests: Tests, number: int, out: bytes) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines without blanks at their ends and empty ones at the end."""
+    """Return the lines without trailing blanks and without empty lines at the end."""
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
@@ -140,7 +141,7 @@ def _failure(test: TestRun) -> str:
 
 
 def _is_repeatable(program: str, outcome: Outcome, limits: Limits) -> bool:
-    """Return whether other machines come to the same end, by all that can be told."""
+    """Return whether other machines get the same result, as far as can be told."""
     if outcome.ended in ("deadline", "output") or _CHANCE.search(program):
         return False
     runs = [test for test in outcome.tests if test is not None]
@@ -185,7 +186,7 @@ def _limits(cpu_s: object, where: str) -> Limits:
 
 
 def check_code(problem: Problem) -> None:
-    """Raise TaskError unless the tests are well formed, test something, and can be run here."""
+    """Raise TaskError unless the tests are well formed, expect some output, and can run here."""
     tests = read_tests(problem)
     if problem.verification_info.get("score", "binary") not in ("binary", "fraction"):
         raise TaskError(f"problem {problem.problem_id!r}: score is 'binary' or 'fraction'")
@@ -213,7 +214,9 @@ def right_completion(problem: Problem) -> str | None:
 
 
 def python_of_sandbox() -> str:
-    """Return the version of the Python that runs programs: another one may run them otherwise."""
+    """Return the version of the Python that runs programs: another version may run them
+    differently.
+    """
     found = find_tools()
     return "no sandbox" if isinstance(found, str) else f"python {found[0].python_version}"
 
@@ -224,9 +227,9 @@ VERIFIER = Verifier(
     grade=grade_code,
     check=check_code,
     right_completion=right_completion,
-    # All of the sandbox: its command line, filter and limits decide what a program can do.
+    # The whole sandbox: its command line, filter and limits determine what a program can do.
     sources=(__name__, "muster.tasks.completions", "muster.tasks.sandbox"),
-    environment=python_of_sandbox,
+    machine=python_of_sandbox,
     parallel=2,
     runs_programs=True,
 )

@@ -1,4 +1,4 @@
-"""What a completion holds: a thought's end, the last fenced block, the last call, a JSON value.
+"""Reads completions: the end of a thought, the last fenced block, the last call, a JSON value.
 
 For verifiers of programs and of predicted outputs, which compare values by `are_equal`.
 """
@@ -11,17 +11,17 @@ import re
 from typing import Any
 
 THOUGHT_END = "</think>"
-"""What ends a model's thought; the answer comes after it."""
+"""End of a model's thought; the answer comes after it."""
 MAX_PROGRAM_CHARS = 65_536
-"""A longer program is wrong unread."""
+"""Most characters of a program; a longer one is wrong without being read."""
 MAX_CALL_CHARS = 8 * MAX_PROGRAM_CHARS
-"""A longer call is none: JSON writes a character as six at most."""
+"""Most characters of a call: JSON needs at most six per character."""
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z0-9_+-]*)[ \t]*\r?$", re.MULTILINE)
 
 
 def last_block(completion: str, languages: frozenset[str]) -> str | None:
-    """Return the last fenced block; None when there is none, or it is not closed, in another
-    language or too long.
+    """Return the last fenced block; None when there is none, or it is not closed, too long or in
+    another language.
 
     Blocks before the end of a thought are drafts.
     """
@@ -39,15 +39,15 @@ def last_block(completion: str, languages: frozenset[str]) -> str | None:
 
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
-"""Around a call, where a model's family marks calls."""
+"""Marks around a call, in model families that mark calls."""
 
 
 def last_call(completion: str, name: str, argument: str) -> str | None:
     """Return a text argument of the last call of a function; None when there is none.
 
-    A call is a JSON object with `name`, and `arguments` or `parameters`: between marks, as Qwen's
-    family writes it, or as all of the turn, alone or last in a list, as Llama's and Mistral's do.
-    Calls before the end of a thought are drafts.
+    A call is a JSON object with `name`, and `arguments` or `parameters`. It stands between marks,
+    as in Qwen's family, or it is the whole turn, alone or last in a list, as in Llama's and
+    Mistral's. Calls before the end of a thought are drafts.
     """
     text = completion.rpartition(THOUGHT_END)[2]
     before, is_marked, _ = text.rpartition(CALL_END)
@@ -66,13 +66,13 @@ def last_call(completion: str, name: str, argument: str) -> str | None:
 
 
 RELATIVE_TOLERANCE = 1e-9
-"""Of numbers of which one has a fraction: sums in another order differ in the last bits."""
+"""Relative tolerance for floats: sums in another order differ in the last bits."""
 MAX_DEPTH = 100
-"""Values nest up to this; deeper ones are unequal."""
+"""Deepest nesting of values; deeper ones are unequal."""
 
 
 def are_equal(one: Any, other: Any, depth: int = MAX_DEPTH) -> bool:
-    """Return whether two JSON values are equal; true is not 1, and 1 is 1.0."""
+    """Return whether two JSON values are equal; true is not equal to 1, but 1 is to 1.0."""
     if not depth:
         return False
     if isinstance(one, bool) or isinstance(other, bool):
@@ -101,7 +101,7 @@ def _are_equal_numbers(one: float, other: float) -> bool:
 
 
 def nesting(text: str) -> int:
-    """Return the deepest nesting that brackets and signs may make, strings counted too."""
+    """Return an upper bound on the nesting of brackets and signs; those in strings count too."""
     depth = deepest = 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
@@ -110,7 +110,7 @@ def nesting(text: str) -> int:
 
 
 def as_json(value: Any) -> Any:
-    """Return a Python literal's value as JSON has it; raises ValueError where it has none."""
+    """Return a Python literal's value as a JSON value; raises ValueError if there is none."""
     if isinstance(value, (list, tuple)):
         return [as_json(item) for item in value]
     if isinstance(value, dict):

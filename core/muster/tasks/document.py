@@ -2,9 +2,9 @@
 
 Line 0 is a header with name, version and count, the problems follow in the order in which tickets
 index them. Opening hashes the file once, in bounded memory; every line that is read later is
-compared with its leaf, so that a file that changes meanwhile is noticed. Writing takes rows one by
-one, which go to a file of their own until their number is known; memory grows with their ids alone.
-Does not parse problems.
+compared with its leaf, so that a change of the file is noticed. Writing takes rows one by one, and
+keeps them in a temporary file until their number is known; memory grows only with their ids. Does
+not parse problems.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from muster.tasks.line_tree import (
 from muster.tasks.problem import MAX_PROBLEM_BYTES, MIN_PROBLEM_BYTES
 
 MAX_TASK_SET_BYTES = 8 * 1024 * 1024 * 1024
-"""A larger document is refused unread."""
+"""Most bytes of a document; a larger one is not read."""
 MAX_HEADER_BYTES = 16 * 1024
 SCHEMA_VERSION = 1
 PARTS_SCHEMA_VERSION = 2
-"""Of a document whose header names parts."""
+"""Schema version of a document with parts."""
 _CHUNK_BYTES = 4 * 1024 * 1024
 _BUFFER_BYTES = 1024 * 1024
 HEADER_FIELDS = {"count", "name", "schema_version", "version"}
@@ -51,14 +51,14 @@ HEADER_FIELDS = {"count", "name", "schema_version", "version"}
 
 @dataclass(frozen=True, slots=True)
 class SetPart:
-    """A named stretch of a document's problems; parts follow one another and cover all of them."""
+    """A named range of a document's problems; parts follow one another and cover all problems."""
 
     name: str
-    """What a recipe calls it: small letters, digits and _, at most 32."""
+    """Its name in recipes: small letters, digits and _, at most 32."""
     version: str
-    """Which task set it was, and which edition of it, 1 to 128 characters."""
+    """Name and version of its original task set, 1 to 128 characters."""
     count: int
-    """How many problems it has."""
+    """Number of its problems."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(PART_NAME, self.name):
@@ -73,7 +73,7 @@ class SetPart:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read a header's entry; raises EncodingError, or TaskError when no part can be that."""
+        """Parse a header's entry; raises EncodingError, or TaskError for an invalid part."""
         if not isinstance(value, dict) or value.keys() != {"count", "name", "version"}:
             raise EncodingError("a part of a task set has count, name and version")
         name, version, count = value["name"], value["version"], value["count"]
@@ -87,13 +87,13 @@ class Header:
     """The first line of a document."""
 
     name: str
-    """What people call the set, 1 to 128 characters."""
+    """Name of the set, 1 to 128 characters."""
     version: str
-    """Which edition of it, 1 to 128 characters."""
+    """Version of the set, 1 to 128 characters."""
     count: int
-    """How many problems follow."""
+    """Number of problems that follow."""
     parts: tuple[SetPart, ...] = ()
-    """What they are divided into; none for a set without parts."""
+    """The parts of the set; empty for a set without parts."""
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -105,7 +105,9 @@ class Header:
             return
         twice, count = Counter(part.name for part in self.parts).most_common(1)[0]
         if count > 1:
-            raise TaskError(f"part {twice!r} comes {count} times", hint="name each part once")
+            raise TaskError(
+                f"part {twice!r} comes {count} times", hint="give every part its own name"
+            )
         if len(self.parts) > MOST_PARTS:
             raise TaskError(f"{len(self.parts)} parts are too many: at most {MOST_PARTS}")
         if sum(part.count for part in self.parts) != self.count:
@@ -125,7 +127,7 @@ class Header:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Parse a first line; raises EncodingError, or TaskError when no set can have it."""
+        """Parse a first line; raises EncodingError, or TaskError for an invalid header."""
         value = parse_canonical_json(data, max_bytes=MAX_HEADER_BYTES)
         if not isinstance(value, dict) or not value.keys() >= HEADER_FIELDS:
             raise EncodingError("a task set's header has count, name, schema_version and version")
@@ -146,7 +148,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class LineProof:
-    """That a line stands in a document, at this place."""
+    """A proof that a line is in a document at this position."""
 
     position: int
     """The line's number; 0 is the header."""
@@ -154,7 +156,9 @@ class LineProof:
     """Siblings from its leaf up to the root."""
 
     def proves(self, line: bytes, root: Hash32) -> bool:
-        """Return whether `line`, without its line break, is there in the document of this root."""
+        """Return whether `line`, without its line break, is at this position in the document of
+        `root`.
+        """
         return verify_merkle_proof(leaf_of(line, self.position), self.path, root)
 
 
@@ -162,7 +166,7 @@ class TaskSetFile:
     """An opened file; safe to read from several threads."""
 
     def __init__(self, path: Path, descriptor: int, scanned: tuple[Header, Leaves, Ends]) -> None:
-        """Use `open`."""
+        """Called by `open`."""
         self.path = path
         """The file."""
         self.header, self._leaves, self._ends = scanned
@@ -173,8 +177,8 @@ class TaskSetFile:
     def open(cls, path: Path) -> Self:
         """Return the document in a file, hashed from end to end.
 
-        Raises ConfigError when it cannot be read, EncodingError or TaskError when its lines are not
-        what the header says. Needs 40 bytes of memory per line.
+        Raises ConfigError when it cannot be read, EncodingError or TaskError when its lines do not
+        match the header. Needs 40 bytes of memory per line.
         """
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -204,7 +208,7 @@ class TaskSetFile:
         line = os.pread(self._descriptor, int(self._ends[position]) - start, start)
         if leaf_of(line, position) != self._leaves[position].tobytes():
             raise TaskError(
-                f"{self.path} has changed since it was opened: line {position} is another",
+                f"{self.path} has changed since it was opened: line {position} differs",
                 hint="restore the file, and start again",
             )
         return line
@@ -231,7 +235,7 @@ def document_root(path: Path) -> Hash32:
 def root_of_bytes(data: bytes) -> Hash32:
     """Return the root of a document in memory, whose problems are not parsed.
 
-    Raises EncodingError or TaskError when its lines are not what the header says.
+    Raises EncodingError or TaskError when its lines do not match the header.
     """
     header = _read_header(data, len(data))
     if data.count(b"\n") != header.count + 1 or not data.endswith(b"\n"):
@@ -245,7 +249,7 @@ def _read_header(start: bytes, size: int) -> Header:
     if not ended:
         raise EncodingError("a task set begins with a header and ends with a line break")
     header = Header.from_bytes(first)
-    # Before anything is allocated for lines: a header may announce any number.
+    # Checked before memory for lines is allocated: a header may announce any number.
     if size < len(first) + 1 + header.count * (MIN_PROBLEM_BYTES + 1):
         raise EncodingError(
             f"the header announces {header.count} problems, {size} bytes cannot hold them"
@@ -262,7 +266,7 @@ def _scan(descriptor: int) -> tuple[Header, Leaves, Ends]:
 
 
 def _hash_rows(descriptor: int, header: Header) -> tuple[Leaves, Ends]:
-    """Return leaves and ends of all lines, which are as many as the header says."""
+    """Return leaves and ends of all lines, whose number must match the header."""
     import numpy as np
 
     leaves = np.empty((header.count + 1, 32), np.uint8)
@@ -291,7 +295,7 @@ def _hash_rows(descriptor: int, header: Header) -> tuple[Leaves, Ends]:
 
 
 class Added(Enum):
-    """What became of a row."""
+    """Result of adding a row."""
 
     NEW = "added"
     REPEATED = "the same row came before"
@@ -299,7 +303,7 @@ class Added(Enum):
 
 
 class DocumentWriter:
-    """A document in the making; use as a context manager. Left by an error, it leaves nothing."""
+    """A document that is being written, as a context manager. After an error no file is left."""
 
     def __init__(self, path: Path, name: str, version: str) -> None:
         """`path` receives the document when `finish` is called."""
@@ -335,7 +339,7 @@ class DocumentWriter:
 
     def add(self, problem_id: str, line: bytes) -> Added:
         """Add a problem in canonical JSON, unless a row with its id came before."""
-        # Salted by the process, so nobody can make rows that collide.
+        # Salted per process, so nobody can construct rows that collide.
         content = hash(line)
         before = self._contents.get(problem_id)
         if before is not None:
@@ -348,12 +352,12 @@ class DocumentWriter:
         return Added.NEW
 
     def end_part(self, name: str, version: str) -> None:
-        """Make a part of the problems added since the last one; raises TaskError without any."""
+        """End a part: the problems added since the last one; raises TaskError without problems."""
         before = sum(part.count for part in self._parts)
         self._parts.append(SetPart(name, version, len(self) - before))
 
     def finish(self) -> Hash32:
-        """Write the document, whole or not at all; returns its root.
+        """Write the document atomically; return its root.
 
         Raises TaskError when it has no problems, StorageError when the disk fails.
         """

@@ -1,6 +1,6 @@
-"""The exact-match verifier: the answer is the gold standard, blanks around it aside.
+"""The exact-match verifier: the answer must be the gold standard, apart from blanks around it.
 
-The answer is the whole completion, or what comes after its thought.
+The answer is the whole completion, or the text after its thought.
 """
 
 from __future__ import annotations

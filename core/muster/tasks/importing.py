@@ -1,8 +1,8 @@
-"""Rows of other people's data sets into a task set's document: GENESYS, SYNTHETIC-1, any columns.
+"""Imports rows of existing data sets into a task set's document: GENESYS, SYNTHETIC-1, any columns.
 
-What a row says in an unexpected form is read where there is one meaning (dictionaries written as
-text, numbers as ids). Where there is none the row is bad: it is named by its number and the reason,
-and refused or left out.
+A value in an unexpected form is read if its meaning is clear (dictionaries written as text, numbers
+as ids). Otherwise the row is bad: it is reported by its number and the reason, and refused or left
+out.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from muster.tasks.problem import Problem
 from muster.tasks.row_files import OBJECTS, Unreadable
 
 MOST_NAMED = 20
-"""Bad rows that are named."""
+"""Most bad rows that are reported."""
 MOST_COLUMNS = 64
 PROGRESS_ROWS = 1000
-"""Progress is told every so many rows."""
+"""Rows between two progress reports."""
 MAX_TEXT_CHARS = 1024 * 1024
-"""A dictionary in a longer text is refused unread."""
+"""Most characters of a dictionary as text; a longer one is not read."""
 MAX_LITERAL_PARTS = 50_000
-"""Commas and colons of a Python literal: its syntax tree takes a kilobyte for each."""
+"""Most commas and colons of a Python literal: its syntax tree takes a kilobyte for each."""
 MAX_NESTING = 50
-"""Brackets within brackets, in a Python literal."""
+"""Deepest nesting of brackets in a Python literal."""
 FIELDS = tuple(Problem.model_fields)
 """Columns that become fields of a problem."""
 _STRINGS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
@@ -59,14 +59,14 @@ class Columns:
         return tuple((name, self.renamed.get(name, name)) for name in FIELDS)
 
     def unused(self, row: Mapping[str, Any]) -> set[str]:
-        """Return the columns of a row that become nothing."""
+        """Return the columns of a row that are not used."""
         return {str(name) for name in row} - {column for _, column in self.places}
 
 
 def encode_row(row: Any, columns: Columns, *, number: int) -> tuple[str, bytes]:
     """Return the id and the canonical JSON of the problem in a row.
 
-    A row without an id is called after its number. Raises EncodingError when it is no problem.
+    A row without an id gets one from its number. Raises EncodingError when it is no problem.
     """
     if not isinstance(row, Mapping):
         raise EncodingError(f"the row is a {type(row).__name__}, not an object")
@@ -83,9 +83,9 @@ def encode_row(row: Any, columns: Columns, *, number: int) -> tuple[str, bytes]:
 
 
 def parse_object(name: str, text: str) -> dict[str, Any]:
-    """Return the dictionary that a text spells as JSON or as Python; an empty one for no text.
+    """Return the dictionary that a text holds as JSON or Python; an empty one for an empty text.
 
-    Raises EncodingError on any other text; `name` is what the field is called.
+    Raises EncodingError on any other text; `name` is the name of the field.
     """
     if not text.strip():
         return {}
@@ -126,42 +126,42 @@ def _is_large(literal: str) -> bool:
 
 @dataclass(slots=True)
 class Imported:
-    """What became of the rows."""
+    """Result of an import."""
 
     rows: int = 0
     """Rows that were read."""
     problems: int = 0
     """Rows that are in the task set."""
     repeated: int = 0
-    """Rows left out because the same problem came before; data sets with many answers have them."""
+    """Rows left out because the same problem occurred before, as in data sets of many answers."""
     bad: int = 0
     """Rows that are no problem."""
     named: list[tuple[int, str]] = field(default_factory=list)
-    """Number, from 1, and reason of the first bad rows."""
+    """Number (from 1) and reason of the first bad rows."""
     reasons: Counter[str] = field(default_factory=Counter)
     """Bad rows by field or kind of fault."""
     unused: set[str] = field(default_factory=set)
-    """Columns that became nothing."""
+    """Columns that were not used."""
     columns: Set[str] = frozenset()
-    """Of the row before."""
+    """Columns of the previous row."""
     root: Hash32 | None = None
     """The task set's root; none when it was not written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """How rows become a task set."""
+    """The plan of an import."""
 
     out: Path
-    """Receives the document."""
+    """File that the document is written to."""
     name: str
     """The set's name."""
     version: str
     """The set's version."""
     columns: Columns = field(default_factory=Columns)
-    """Where fields are found."""
+    """The columns of the fields."""
     skip_bad: bool = False
-    """Whether bad rows are left out; else one refuses them all."""
+    """Whether bad rows are left out; else a single one makes the import fail."""
     limit: int | None = None
     """Stop after so many problems."""
 
@@ -169,7 +169,7 @@ class Import:
 def import_rows(
     rows: Iterable[Any], plan: Import, on_progress: Callable[[int], None] = lambda _rows: None
 ) -> Imported:
-    """Write the task set of these rows, and return what became of each.
+    """Write the task set of these rows, and return the result.
 
     Nothing is written when a row is bad, unless bad rows are skipped. Raises TaskError when no
     problem is left, StorageError when the disk fails.

@@ -1,9 +1,9 @@
 """The plug-in for judges: language models that grade an answer, by a gold standard or without one.
 
-Off by default. A judge's grade cannot be replayed by every validator: another judge, or another
-machine, may say another score, so a claim that differs proves nothing, and whoever runs the judge
-is trusted with the rewards. A run must say `allows_judge = true` in its recipe. A model's folder is
-a judge with `MUSTER_JUDGE_MODEL=DIR` (`muster.inference.judge`); a package announces its own:
+Off by default. Not every validator can replay a judge's grade: another judge or another machine may
+give another score, so a different claim proves nothing, and the operator of the judge is trusted
+with the rewards. A run must say `allows_judge = true` in its recipe. With `MUSTER_JUDGE_MODEL=DIR`
+the model in a folder is the judge (`muster.inference.judge`); a package registers its own:
 
     [project.entry-points."muster.judges"]
     default = "my_package:MyJudge"
@@ -23,9 +23,9 @@ from muster.tasks.problem import Problem
 from muster.tasks.verifier import Grade, Graded, Undecided, Verifier
 
 ENTRY_POINT_GROUP = "muster.judges"
-"""Where packages announce judges."""
+"""Entry point group of judges."""
 MAX_ANSWER_CHARS = 32_768
-"""A longer answer is wrong unread."""
+"""Most characters of an answer; a longer one is wrong without being read."""
 _MAX_REPLY_CHARS = 1024
 
 
@@ -37,14 +37,14 @@ class Judge(Protocol):
 
 
 def grade_by_judge(problem: Problem, completion: str) -> Grade:
-    """Return the judge's score of a completion, not repeatable; Undecided when there is none."""
+    """Return the judge's score of a completion, which is not repeatable; Undecided without one."""
     if problem.gold_standard_solution is None:
         return Undecided("the problem has no gold standard to compare with")
     return _asked(problem, completion)
 
 
 def grade_without_gold(problem: Problem, completion: str) -> Grade:
-    """Return the judge's score of a completion by the question alone; Undecided when none."""
+    """Return the judge's score of a completion by the question alone; Undecided without one."""
     return _asked(problem.model_copy(update={"gold_standard_solution": None}), completion)
 
 
@@ -65,10 +65,10 @@ def _asked(problem: Problem, completion: str) -> Grade:
 
 
 def judge_prompt(question: str, gold: str | None, answer: str) -> str:
-    """Return what the judge is asked; without a gold answer, by the question alone.
+    """Return the judge's prompt; without a gold answer it has the question alone.
 
-    The line around the answer is a hash of it, which the answer cannot contain: nothing in it can
-    seem to be outside.
+    The line before and after the answer is the answer's hash, which the answer cannot contain: so
+    no part of the answer can seem to be outside it.
     """
     mark = keccak(answer.encode("utf-8", "replace")).hex()
     task, reference, full = (
@@ -87,7 +87,7 @@ def judge_prompt(question: str, gold: str | None, answer: str) -> str:
 
 
 def parse_score(reply: str) -> int | None:
-    """Return the score of a reply that is `{"score": n}` and nothing else, else None."""
+    """Return the score of a reply that is exactly `{"score": n}`, else None."""
     try:
         value = json.loads(reply[:_MAX_REPLY_CHARS])
     except (ValueError, RecursionError):
@@ -105,9 +105,7 @@ def installed_judge() -> Judge | None:
 
 
 def load_judge(points: Iterable[EntryPoint]) -> Judge | None:
-    """Return the judge that an entry point makes, where one makes any; raises TaskError when there
-    are several.
-    """
+    """Return the judge of the entry points, if any; raises TaskError when there are several."""
     made: list[tuple[str, Judge | None]] = [(point.value, point.load()()) for point in points]
     found = [(name, judge) for name, judge in made if judge is not None]
     if len(found) > 1:

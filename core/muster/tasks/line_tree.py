@@ -1,11 +1,12 @@
-"""The Merkle tree over a document's lines: what a run pins of its task set.
+"""The Merkle tree over a document's lines, whose root a run pins.
 
-The leaf of line i is `keccak(keccak(line) ‖ uint64(i))`, so that a root binds the order of lines,
-which sorted pairs alone would not; parents are those of `muster.protocol.merkle`, so that a path
-convinces OpenZeppelin's `MerkleProof`. Without the compiled Keccak-256 the same is
-computed in Python, ten times as slow.
+The leaf of line i is `keccak(keccak(line) ‖ uint64(i))`, so that a root fixes the order of lines,
+which sorted pairs alone would not. Parents are those of `muster.protocol.merkle`, so that
+OpenZeppelin's `MerkleProof` accepts a path. Without the compiled Keccak-256 the tree is computed in
+Python, ten times as slow.
 
-numpy is imported by what computes: it is a third of what a process that only grades has to import.
+numpy is imported only by functions that compute: it would be a third of the imports of a process
+that only grades.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HASH_BYTES = 32
 Leaves: TypeAlias = "npt.NDArray[np.uint8]"
 """Nodes of a level, (count, 32)."""
 Ends: TypeAlias = "npt.NDArray[np.uint64]"
-"""Where lines end in the bytes they are in, without their line break, (count,)."""
+"""Ends of lines in their bytes, without the line breaks, (count,)."""
 
 _TOO_LONG = -1
 

@@ -1,8 +1,8 @@
 """The verifier of predicted outputs: the JSON or Python literal that an answer ends with.
 
-The expected value is `verification_info["output"]`, or what the gold standard spells. An answer is
-its last fenced block, or without any its last line; an object with the one key "output" stands for
-its value.
+The expected value is `verification_info["output"]`, or the value of the gold standard. An answer is
+the last fenced block, or without one the last line; an object with the single key "output" stands
+for its value.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from muster.tasks.problem import Problem
 from muster.tasks.verifier import Grade, Graded, Undecided, Verifier
 
 MAX_LITERAL_CHARS = 16_384
-"""A longer literal is wrong unread."""
+"""Most characters of a literal; a longer one is wrong without being read."""
 MAX_NESTING = 50
-"""Brackets within brackets."""
+"""Deepest nesting of brackets."""
 LANGUAGES = frozenset({"", "json", "python", "py", "text"})
-"""What a fence may be marked with."""
+"""Languages that a fence may name."""
 
 
 def grade_output_prediction(problem: Problem, completion: str) -> Grade:

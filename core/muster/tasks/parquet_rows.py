@@ -2,8 +2,8 @@
 
     python -m muster.tasks.parquet_rows FILE
 
-An object is a row, `[reason]` a row that JSON cannot hold, a text the reason why it ends with
-status 1. Null fields of structs are left out: Arrow adds them where other rows have a field.
+Each line is an object for a row, `[reason]` for a row that JSON cannot hold, or a text: the reason
+of exit status 1. Null fields of structs are left out: Arrow adds them if other rows have the field.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 from muster.lifecycle import limit_memory
 
 MEMORY_BYTES = 3 << 30
-"""Address space; a quarter is the libraries' own."""
+"""Address space; a quarter of it is for the libraries."""
 MAX_GROUP_BYTES = 1 << 30
-"""A row group that says it is larger is refused unread."""
+"""Most bytes that a row group may state; a larger one is not read."""
 BATCH_BYTES = 8 << 20
-"""Rows are decoded so many bytes at a time, as far as the file tells the truth about them."""
+"""Bytes of rows that are decoded at a time, if the sizes stated in the file are true."""
 MAX_BATCH_ROWS = 1024
 
 

@@ -1,6 +1,6 @@
 """One task instance: a row in the GENESYS schema, as strict canonical JSON.
 
-Owns the form of a row. What a `task_type` means is its verifier's business.
+Owns the form of a row. The verifier of a `task_type` gives it its meaning.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Hash32
 
 MAX_PROBLEM_BYTES = 1024 * 1024
-"""A longer row is refused unread."""
+"""Most bytes of a row; a longer one is not read."""
 MIN_PROBLEM_BYTES = 146
-"""No row is shorter."""
+"""Least bytes of a row."""
 _CANONICAL = object()
 """Validation context of values whose size is checked elsewhere."""
 
@@ -41,13 +41,13 @@ class Problem(BaseModel):
     task_type: Annotated[str, Field(min_length=1, max_length=64)]
     """Names the verifier that grades answers."""
     in_source_id: str | None = None
-    """What the source calls it."""
+    """Its id in the source."""
     prompt: Annotated[str, Field(min_length=1)]
-    """What the model is asked."""
+    """The text of the problem for the model."""
     gold_standard_solution: str | None = None
     """An answer that the verifier scores 1, if one is known."""
     verification_info: dict[str, Any] = {}
-    """What the verifier needs besides the answer."""
+    """Data that the verifier needs in addition to the answer."""
     metadata: dict[str, Any] = {}
     """Anything else; nothing in Muster reads it."""
 
@@ -59,7 +59,7 @@ class Problem(BaseModel):
 
     def to_bytes(self) -> bytes:
         """Return the canonical JSON, without a line break."""
-        # All fields and nothing else, as they are: `model_dump` would copy the dictionaries.
+        # All fields without copies: `model_dump` would copy the dictionaries.
         return canonical_json(self.__dict__)
 
     def content_hash(self) -> Hash32:
@@ -70,7 +70,7 @@ class Problem(BaseModel):
     def encode(cls, fields: dict[str, Any]) -> bytes:
         """Return the canonical JSON of a problem with these fields.
 
-        Raises EncodingError when there can be none.
+        Raises EncodingError when they make no problem.
         """
         try:
             problem = cls.model_validate(fields, context=_CANONICAL)

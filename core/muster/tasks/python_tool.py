@@ -1,9 +1,9 @@
 """The Python tool: a turn's last program is run, and its output is the reply.
 
-A program stands in a fenced block, or is the argument of a call, in the form that chat templates
-teach (`[prompt] tools`). A turn without a program is the last. Programs see nothing but themselves:
-each runs in a sandbox of its own, without input. What makes honest machines agree on an output is
-listed in docs/tasks.md; none of it is proof, so no reply with an output is repeatable.
+A program is a fenced block, or the argument of a call in the form that chat templates teach
+(`[prompt] tools`). A turn without a program is the last. Each program runs alone in its own
+sandbox, without input. docs/tasks.md lists what makes honest machines agree on an output; none of
+it is a proof, so no reply with an output is repeatable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from muster.tasks.sandbox import Limits, SandboxJob, SandboxUnavailable, TestRun
 from muster.tasks.verifier import Done, Environment, Reply, Turn, Undecided, Verifier
 
 NAME, ARGUMENT = "python", "code"
-"""What a call names the tool and its program."""
+"""Names of the tool and of its argument in a call."""
 FUNCTION: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -34,26 +34,28 @@ FUNCTION: dict[str, Any] = {
         },
     },
 }
-"""What a chat template is told of the tool, as JSON Schema."""
+"""The tool's description for chat templates, as JSON Schema."""
 
 MAX_STEPS = 1_000_000
-"""Bytecode instructions that a program may execute: some tenths of a second, ended at the same one
-on every machine."""
+"""Most bytecode instructions that a program may execute: some tenths of a second. It is stopped at
+the same instruction on every machine."""
 MAX_OUTPUT_CHARS = 1_000
-"""What is shown of an output."""
+"""Most characters of an output that are shown."""
 REMEMBERED_CHARS = 4096
-"""Outputs of longer programs are not kept: hostile ones must not fill the memory."""
+"""Most characters of a program whose output is cached: hostile programs must not fill the
+memory."""
 MAX_REPLIES = 4
-"""Programs in one completion."""
+"""Most programs in one completion."""
 BEFORE, AFTER = "\n```output\n", "\n```\n"
-"""Around an output, unless the problem's `verification_info.reply` has `before` and `after`."""
+"""Marks around an output, unless the problem's `verification_info.reply` has `before` and
+`after`."""
 MAX_MARK_CHARS = 1_000
-"""A longer mark is not admitted."""
+"""Most characters of a mark."""
 
 LIMITS = Limits(cpu_s=2, wall_s=10.0, total_s=15.0)
-"""Beyond the steps: what runs in C is not counted in them."""
+"""Limits in addition to the steps, which do not count code that runs in C."""
 
-# Clocks, chance, addresses, the machine: what would differ between two honest runs.
+# Clocks, randomness, addresses, the machine: these would differ between two honest runs.
 _DIFFERS = re.compile(
     r"\b(?:import|from)\b[^\n]*\b(?:time|datetime|timeit|calendar|secrets|uuid|tempfile|threading|"
     r"_thread|multiprocessing|subprocess|asyncio|concurrent|signal|select|os|posix|sys|sysconfig|"
@@ -90,9 +92,9 @@ _run({source!r}, {steps})
 
 
 def reply_with_output(problem: Problem, said: tuple[str, ...]) -> Turn:
-    """Return the output of the last turn's program between the problem's marks; done without one.
+    """Return the output of the last turn's program between the problem's marks; Done without one.
 
-    Deterministic as far as the sandbox is; total over any text.
+    Deterministic as far as the sandbox is; never raises for any text.
     """
     program = last_block(said[-1], LANGUAGES)
     if program is None:
@@ -110,9 +112,9 @@ def reply_with_output(problem: Problem, said: tuple[str, ...]) -> Turn:
 
 
 def output_of(program: str) -> str:
-    """Return what a program shows, cut at MAX_OUTPUT_CHARS; raises SandboxUnavailable.
+    """Return a program's shown output, cut at MAX_OUTPUT_CHARS; raises SandboxUnavailable.
 
-    Samples of one problem tend to ask the same: a short program is run once.
+    Samples of one problem often have the same program, so the output of a short one is cached.
     """
     return _remembered(program) if len(program) <= REMEMBERED_CHARS else run_program(program)
 
@@ -123,7 +125,7 @@ def _remembered(program: str) -> str:
 
 
 def run_program(program: str) -> str:
-    """Return what `output_of` does, always by running it."""
+    """Return what `output_of` does, but always run the program."""
     level = shared_sandbox()
     if level.sandbox is None:
         raise SandboxUnavailable(level.reason)
@@ -181,7 +183,7 @@ PYTHON_TOOL = Environment(
 
 
 def with_python(verifier: Verifier) -> Verifier:
-    """Return a verifier that grades alike the last turn of a model that may run programs."""
+    """Return the verifier with the Python tool: it grades the last turn in the same way."""
 
     def check(problem: Problem) -> None:
         verifier.check(problem)

@@ -1,8 +1,8 @@
 """Problems of reasoning-gym's families: made by seed, graded by the family's own scorer.
 
-Right is a score of 1, anything less is wrong: many families give junk a hundredth, and groups that
-are all wrong must be seen to be. An answer is what stands between the last `<answer>` and the
-`</answer>` after it. Scorers run in the engine's processes (`muster.tasks.math.engine`).
+Only a score of 1 is right, anything less is wrong: many families give junk a hundredth, and a group
+whose answers are all wrong must be recognised. The answer is the text between the last `<answer>`
+and the `</answer>` after it. Scorers run in the engine's processes (`muster.tasks.math.engine`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from muster.tasks.verifier import Grade, Graded, Undecided, Verifier
 
 TASK_TYPE = "reasoning_gym"
 MAX_ANSWER_CHARS = 16_384
-"""A longer answer is wrong unread."""
+"""Most characters of an answer; a longer one is wrong without being read."""
 OPEN, CLOSE = "<answer>", "</answer>"
 INSTRUCTION = f"Give the final answer between {OPEN} and {CLOSE}."
-"""What prompts end with."""
+"""End of every prompt."""
 JUNK = ("zzz", "", "0", "\x00", "1" * 200)
-"""What no family may score 1 for every problem."""
+"""Answers that no family may score 1 for every problem."""
 _WORK = EngineTask("muster.tasks.reasoning_gym", "reasoning-gym", "reasoning-gym")
 
 
 def grade_reasoning_gym(problem: Problem, completion: str) -> Grade:
-    """Return 1 when the family's scorer takes the answer as right, else 0."""
+    """Return 1 when the family's scorer accepts the answer, else 0."""
     answer = extract_answer(completion)
     if answer is None:
         return Graded(0.0, f"no answer between {OPEN} and {CLOSE}")
@@ -55,13 +55,13 @@ def grade_reasoning_gym(problem: Problem, completion: str) -> Grade:
 
 
 def extract_answer(completion: str) -> str | None:
-    """Return what stands between the last pair of tags, without blanks around it."""
+    """Return the text between the last pair of tags, without blanks around it."""
     before, closed, _ = completion.rpartition(CLOSE)
     _, opened, answer = before.rpartition(OPEN)
     return answer.strip() if opened and closed else None
 
 
-# What the engine's process calls
+# Called by the engine's process
 
 
 def warm_up() -> None:
@@ -77,7 +77,7 @@ def _scorer(family: str) -> Any:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the score of an answer, or the name of what the scorer raised."""
+    """Return the score of an answer, or the name of the scorer's exception."""
     try:
         score = float(_scorer(request["family"])(request["answer"], request["entry"]))
     except MemoryError:
@@ -149,9 +149,10 @@ def make_problems(family: str, count: int, seed: int) -> Iterator[Problem]:
 
 
 def find_fault(family: str, *, seed: int = 0, items: int = 3) -> str | None:
-    """Return why a family cannot be used, None when it can.
+    """Return why a family cannot be used; None if it can.
 
-    Its entries are the same twice, JSON holds them, their own answers score 1 and junk does not.
+    Its entries must be reproducible and fit into JSON, their own answers must score 1, and junk
+    must not.
     """
     try:
         entries, again = (_entries(family, items, seed) for _ in range(2))
@@ -180,7 +181,7 @@ def _described(grade: Grade) -> str:
 
 
 def _entries(family: str, count: int, seed: int) -> list[dict[str, Any]]:
-    """Return entries as JSON gives them back: tuples are lists then, for their makers too."""
+    """Return entries after a round trip through JSON, which turns tuples into lists."""
     library = _library()
     if family not in library.factory.DATASETS:
         raise TaskError(f"reasoning-gym has no family {family!r}")
@@ -189,7 +190,7 @@ def _entries(family: str, count: int, seed: int) -> list[dict[str, Any]]:
             made = library.create_dataset(family, size=count, seed=seed)
             entries = [made[i] for i in range(count)]
         return [json.loads(json.dumps(entry, allow_nan=False)) for entry in entries]
-    except Exception as error:  # a third party's code, of which some needs to be configured
+    except Exception as error:  # third-party code; some families need a configuration
         raise TaskError(f"cannot be made: {type(error).__name__}: {str(error)[:80]}") from error
 
 

@@ -1,7 +1,7 @@
-"""Verifiers by task type and task sets by name, built in or announced by packages; and grading.
+"""Verifiers by task type and task sets by name, built in or from packages; and grading.
 
-A package adds a verifier with an entry point in the group `muster.verifiers`, named as the task
-type, and a task set with one in the group `muster.task_sets`:
+Those built in are `_BUILT_IN` and `_TOYS`. A package adds a verifier with an entry point in the
+group `muster.verifiers`, named as the task type, and a task set with one in `muster.task_sets`:
 
     [project.entry-points."muster.verifiers"]
     my_task = "my_package:VERIFIER"
@@ -9,9 +9,9 @@ type, and a task set with one in the group `muster.task_sets`:
     [project.entry-points."muster.task_sets"]
     my_set = "my_package:make_task_set"
 
-The first is a `Verifier`, or a plain `grade(problem, completion)`: that one has the task type's
-name, the package's version, and all source of its top-level package is hashed. The second is a
-function of (count, seed) that returns a `TaskSet`, the same for the same arguments.
+The first is a `Verifier`, or a plain function `grade(problem, completion)`, which gets the task
+type's name and the package's version; all source of its top-level package is hashed. The second is
+a function of (count, seed) that returns a `TaskSet`, the same for the same arguments.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from muster.tasks.verifier import (
 logger = logging.getLogger(__name__)
 
 VERIFIERS_GROUP = "muster.verifiers"
-"""Where packages announce verifiers."""
+"""Entry point group of verifiers."""
 TASK_SETS_GROUP = "muster.task_sets"
-"""Where packages announce task sets."""
+"""Entry point group of task sets."""
 JUNK_ANSWER = "\x00zzz not an answer zzz"
-"""What no verifier may score above 0."""
+"""An answer that every verifier must score 0."""
 
 _BUILT_IN: Mapping[str, Verifier] = {
     "code_output_prediction": output_prediction.VERIFIER,
@@ -87,13 +87,13 @@ def verifier_of(task_type: str) -> Verifier:
 
 
 def dialogue_of(task_type: str) -> Environment | None:
-    """Return what answers a model between its turns in this task type; None for a single turn."""
+    """Return the environment of a task type; None if completions are a single turn."""
     verifier = installed_verifiers().get(task_type)
     return verifier.dialogue if verifier else None
 
 
 def runs_completions(task_type: str) -> bool:
-    """Return whether a completion of this task type is run as a program, by grader or dialogue."""
+    """Return whether the verifier or the environment of a task type executes completions."""
     verifier = installed_verifiers().get(task_type)
     return verifier is not None and (verifier.runs_programs or verifier.dialogue is not None)
 
@@ -113,8 +113,8 @@ def require_pinned(pinned: Iterable[VerifierIdentity]) -> None:
         if found != wanted:
             raise TaskError(
                 f"the run grades {wanted.task_type!r} by {_name(wanted)}, here is {_name(found)}",
-                hint="install the versions that the run's owner had; "
-                "a reward that differs from the run's verifier is a fraud",
+                hint="install the versions of the run's owner: a reward that differs from "
+                "the run's verifier is a fraud",
             )
 
 
@@ -164,13 +164,13 @@ class SetMaker:
 
     name: str
     make: Callable[[int, int], TaskSet]
-    """Returns so many problems for a seed; raises TaskError when there are not as many."""
+    """Returns `count` problems for a seed; raises TaskError when there are fewer."""
     package: str
-    """The distribution that brings it."""
+    """The distribution that contains it."""
     version: str
     """That distribution's version."""
     module: str
-    """The module it is in."""
+    """The module that contains it."""
 
     @property
     def code_hash(self) -> str:
@@ -186,7 +186,7 @@ def installed_makers() -> Mapping[str, SetMaker]:
 
 
 def maker_of(name: str) -> SetMaker:
-    """Return what makes a task set; raises TaskError when nothing does."""
+    """Return the maker of a task set; raises TaskError when there is none."""
     known = installed_makers()
     if name not in known:
         raise TaskError(
@@ -239,7 +239,7 @@ def verify(problem: Problem, completion: str) -> Grade:
 
 
 def verify_all(answers: Sequence[tuple[Problem, str]]) -> list[Grade]:
-    """Return the grades of completions in their order, as `verify` does, some at the same time.
+    """Return the grades of completions in order, as `verify` does; some are computed at a time.
 
     Blocks; callers with an event loop use a thread.
     """
@@ -264,15 +264,15 @@ def _checked(grade: Grade) -> Grade:
 def check_task_set(problems: Iterable[Problem], *, allows_judge: bool = False) -> None:
     """Raise TaskError unless every problem can be graded here.
 
-    Its verifier is installed and finds it well formed, scores the gold standard (where there is
-    one) 1 and junk 0, and grades alike every time, unless the run allows one that does not.
+    Its verifier must be installed, accept its form, score the gold standard (if any) 1 and junk 0,
+    and give the same grade every time, unless the run allows a verifier that does not.
     """
     for problem in problems:
         verifier = verifier_of(problem.task_type)
         if not (verifier.is_replayable or allows_judge):
             raise TaskError(
                 f"grades of task type {problem.task_type!r} cannot be replayed by validators",
-                hint="a recipe with `allows_judge = true` takes it; see docs/tasks.md",
+                hint="set `allows_judge = true` in the recipe to accept it; see docs/tasks.md",
             )
         verifier.check(problem)
         right = verifier.right_completion(problem)

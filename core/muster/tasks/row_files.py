@@ -1,8 +1,8 @@
 """Files of rows: JSON lines, Parquet, data sets saved by `datasets`; and a task set as Parquet.
 
-Files may be anybody's, and nothing in them is trusted: lines are bounded, and Parquet is read by a
-child process with bounded memory, because a few kilobytes of it can unpack to terabytes, and some
-damage aborts its library.
+Nothing in the files is trusted: lines are bounded, and Parquet is read by a child process with
+bounded memory, because a few kilobytes of it can unpack to terabytes, and some damage aborts its
+library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from muster.tasks.problem import Problem
 from muster.tasks.task_set import TaskSet
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
-"""A longer row is bad, unread; a canonical problem has at most a quarter of it."""
+"""Most bytes of a row; a longer one is bad without being read. A canonical problem has at most a
+quarter of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +36,23 @@ class Unreadable:
 
 
 def read_rows(path: Path) -> Iterator[Any]:
-    """Yield the rows of a file or a saved data set, `Unreadable` in place of those that are not.
+    """Yield the rows of a file or a saved data set, with `Unreadable` in place of unreadable rows.
 
     Raises ConfigError when it cannot be read at all.
     """
     if path.is_dir():
         yield from _saved_rows(path)
-    elif _begins_with(path, b"PAR1"):
+    elif is_parquet(path):
         yield from _parquet_rows(path)
     else:
         yield from _json_rows(path)
 
 
-def _begins_with(path: Path, magic: bytes) -> bool:
+def is_parquet(path: Path) -> bool:
+    """Tell whether `read_rows` reads a file as Parquet: it begins like one."""
     try:
         with path.open("rb") as file:
-            return file.read(len(magic)) == magic
+            return file.read(4) == b"PAR1"
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
 
@@ -72,7 +74,7 @@ def _parsed(line: bytes) -> Any:
 
 
 def bounded_lines(file: BufferedReader) -> Iterator[bytes | Unreadable]:
-    """Yield lines; one above `MAX_LINE_BYTES` is passed over in pieces."""
+    """Yield lines; a line above `MAX_LINE_BYTES` is skipped in pieces."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if len(line) <= MAX_LINE_BYTES:
             yield line
@@ -120,14 +122,16 @@ def _saved_rows(folder: Path) -> Iterator[Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder} is no data set that `datasets` saved: {error}") from error
     if not isinstance(found, Dataset):
-        raise ConfigError(f"{folder} has the splits {', '.join(found)}", hint="give one of them")
+        raise ConfigError(
+            f"{folder} has the splits {', '.join(found)}", hint="give the folder of one split"
+        )
     yield from found
 
 
 def hub_rows(name: str, split: str) -> Iterator[Any]:
     """Yield the rows of a data set of the Hugging Face hub, or of any path that `datasets` loads.
 
-    Raises ConfigError when it cannot be had.
+    Raises ConfigError when it cannot be loaded.
     """
     try:
         from datasets import load_dataset
@@ -145,16 +149,16 @@ def _no_datasets() -> ConfigError:
 
 
 GROUP_ROWS = 4096
-"""Rows of a row group, which is what a reader must hold."""
+"""Rows of a row group: a reader must hold a whole one."""
 OBJECTS = ("verification_info", "metadata")
 """Fields of a problem that hold dictionaries."""
 
 
 def write_parquet(task_set: TaskSet, path: Path) -> None:
-    """Write the problems of a set for other tools, whole or not at all.
+    """Write the problems of a set for other tools, atomically.
 
-    A row holds a problem, its dictionaries as JSON text. Imported again it has the same problems,
-    and under the same name and version the same root.
+    A row holds a problem, with its dictionaries as JSON text. If the file is imported again, the
+    set has the same problems, and with the same name and version the same root.
     """
     import pyarrow
     import pyarrow.parquet

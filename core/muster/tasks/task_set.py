@@ -1,7 +1,7 @@
 """A task set: the problems of a run, whose Merkle root the chain pins.
 
-In memory, or lazily from a file (`muster.tasks.document`), which is what a set of a million
-problems wants. The wire format is the document of either.
+In memory, or lazily from a file (`muster.tasks.document`), for sets of a million problems. The wire
+format of both is the document.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ from muster.tasks.line_tree import Leaves, as_leaves, leaf_of, path_of, root_of
 from muster.tasks.problem import Problem
 
 MAX_WHOLE_BYTES = 8 * 1024 * 1024
-"""A larger file is opened lazily."""
+"""Most bytes of a file that is loaded whole; a larger one is opened lazily."""
 
 
 @dataclass(frozen=True, eq=False)
 class TaskSet:
-    """Problems in a fixed order; raises TaskError when it is empty or an id comes twice."""
+    """Problems in a fixed order; raises TaskError when it is empty or an id occurs twice."""
 
     name: str
-    """What people call it, at most 128 characters."""
+    """Name of the set, at most 128 characters."""
     version: str
-    """Which edition of it, at most 128 characters."""
+    """Version of the set, at most 128 characters."""
     problems: Sequence[Problem] = field(repr=False)
-    """In the order in which tickets index them. Of a file, each is parsed, and compared with the
-    root, when it is asked for: that raises EncodingError or TaskError. Its ids are not compared."""
+    """Problems in the order in which tickets index them. In a file, each is parsed and compared
+    with the root on access, which raises EncodingError or TaskError; duplicate ids are not
+    detected."""
     parts: tuple[SetPart, ...] = ()
-    """Stretches of the problems, in order; none for a set without parts."""
+    """Named ranges of the problems, in order; empty for a set without parts."""
 
     def __post_init__(self) -> None:
         header = self._header
@@ -75,7 +76,7 @@ class TaskSet:
         return hash(self.hash())
 
     def hash(self) -> Hash32:
-        """Return the Merkle root over header and problems that is pinned on chain."""
+        """Return the Merkle root over header and problems, which is pinned on chain."""
         document = self._document
         return document.root if document else root_of(self._leaves)
 
@@ -94,8 +95,8 @@ class TaskSet:
         return LineProof(index + 1, tuple(path_of(self._leaves, index + 1)))
 
     def range_of(self, part: str) -> range:
-        """Return the indices of a part; the empty name is the whole set's. Raises TaskError when
-        there is no such part.
+        """Return the indices of a part; the empty name stands for the whole set. Raises TaskError
+        when there is no such part.
         """
         start = 0
         for each in self.parts:
@@ -109,8 +110,8 @@ class TaskSet:
         return range(len(self))
 
     def stretches(self, recipe: Recipe) -> list[Stretch]:
-        """Return what a recipe's parts are of this set, as lists of problems set aside are held
-        against it; raises TaskError when the set has other parts.
+        """Return this set's ranges of a recipe's parts, for checking lists of problems set aside;
+        raises TaskError when the set has other parts.
         """
         return [
             Stretch(self.range_of(rules.name), may_skip=rules.filters.pool_revisit > 0)
@@ -118,15 +119,15 @@ class TaskSet:
         ]
 
     def part_at(self, index: int) -> str:
-        """Return the name of the part that a problem is of, empty in a set without parts."""
+        """Return the name of a problem's part; empty in a set without parts."""
         ends = accumulate(part.count for part in self.parts)
         return next(
             (part.name for part, end in zip(self.parts, ends, strict=True) if index < end), ""
         )
 
     def require_parts(self, recipe: Recipe) -> None:
-        """Raise TaskError unless a ticket of the recipe can be derived over this set, whatever its
-        seed: the parts are the recipe's, and each holds the problems of a submission.
+        """Raise TaskError unless tickets of the recipe can be derived over this set for any seed:
+        it has the recipe's parts, and each has enough problems for a submission.
         """
         names = [part.name for part in recipe.tasks.parts]
         for name in (part.name for part in self.parts):
@@ -146,8 +147,8 @@ class TaskSet:
                 )
 
     def spread(self, count: int) -> list[int]:
-        """Return up to `count` indices from end to end, the same distance apart; from each part as
-        many, and at least one.
+        """Return up to `count` evenly spaced indices over the whole set; equally many of each part,
+        and at least one.
         """
         ranges = [self.range_of(part.name) for part in self.parts] or [self.range_of("")]
         share = max(1, count // len(ranges))
@@ -158,13 +159,12 @@ class TaskSet:
         ]
 
     def some(self, count: int) -> Self:
-        """Return the set of the problems that `spread` names."""
+        """Return the set of the problems that `spread` selects."""
         return self.only(self.spread(count), self.version)
 
     def only(self, indices: Sequence[int], version: str) -> Self:
-        """Return the set of some problems, by ascending indices; parts without any are not there.
-
-        Raises TaskError without problems.
+        """Return the set of some problems, by ascending indices; parts that become empty are
+        dropped. Raises TaskError without problems.
         """
         counts = Counter(self.part_at(i) for i in indices)
         parts = [replace(p, count=counts[p.name]) for p in self.parts if counts[p.name]]
@@ -175,7 +175,7 @@ class TaskSet:
         return b"".join(line + b"\n" for line in self.lines())
 
     def write(self, path: Path) -> None:
-        """Write the document to a file, whole or not at all."""
+        """Write the document to a file atomically."""
         part = path.with_name(f".{path.name}.part")
         with part.open("wb") as file:
             file.writelines(self._document.chunks() if self._document else [self.to_bytes()])
@@ -249,10 +249,10 @@ class TaskSet:
 
 
 def pack_sets(sets: Sequence[tuple[str, TaskSet]], path: Path, name: str, version: str) -> TaskSet:
-    """Return one set of several, each a part of the name that it comes with; written to `path`.
+    """Write several sets to `path` as one set, each as a part with its name, and return it.
 
-    Raises TaskError when that cannot be: two parts of one name, two problems of one id, a set that
-    has parts itself.
+    Raises TaskError for two parts with one name, two problems with one id, or a set that has parts
+    itself.
     """
     with DocumentWriter(path, name, version) as writer:
         for part, task_set in sets:
@@ -272,11 +272,11 @@ def pack_sets(sets: Sequence[tuple[str, TaskSet]], path: Path, name: str, versio
 
 
 class Rows(Sequence[Problem]):
-    """The problems of a document, each parsed when it is asked for."""
+    """The problems of a document, each parsed on access."""
 
     def __init__(self, document: TaskSetFile) -> None:
         self.document = document
-        """Where they are read from."""
+        """The document that they are read from."""
 
     def __len__(self) -> int:
         return self.document.header.count

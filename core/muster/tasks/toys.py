@@ -1,12 +1,11 @@
 """Toy tasks that a tiny model learns within seconds: short prompts, answers graded exactly.
 
-Each makes `count` different problems by seed. Length budgets are the recipe's (`target_lengths`)
-and come with every ticket, so any of them can be trained with budgets.
+Each makes `count` different problems by seed. Length budgets are in the recipe (`target_lengths`)
+and in every ticket, so every toy task can be trained with budgets.
 
     3172=     1237    sort digits: the demo's task (`configs/demo.toml`)
-    37*12=    444     multiply with a tool: what a 0.1M-parameter model cannot do in its head
-    abcd~     dcba    reverse letters
-    17+25=    42      add or subtract
+    37*12= 444 multiply with a tool, which a 0.1M-parameter model cannot do without abcd~     dcba
+    reverse letters 17+25=    42      add or subtract
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from muster.tasks.problem import Problem
 from muster.tasks.task_set import TaskSet
 
 FACTORS = range(10, 100)
-"""Numbers that are multiplied."""
+"""Range of the numbers that are multiplied."""
 LETTERS = 4
-"""Letters that are reversed."""
+"""Number of letters that are reversed."""
 DIGITS = 2
 """Digits of each number that is added or subtracted."""
 _SORT = "sort-digits"
@@ -57,7 +56,7 @@ def split_sort(
 
 
 def sort_prompt(digits: str) -> str:
-    """Return what the model is asked."""
+    """Return the prompt."""
     return f"{digits}="
 
 
@@ -86,7 +85,7 @@ def split_products(training: int, held_out: int, seed: int) -> tuple[TaskSet, Ta
 
 
 def product_prompt(a: int, b: int) -> str:
-    """Return what the model is asked."""
+    """Return the prompt."""
     return f"{a}*{b}="
 
 
@@ -122,7 +121,7 @@ def _drawn(
     *,
     possible: int,
 ) -> TaskSet:
-    # Drawing until all are different slows down near the end of what there is.
+    # Drawing until all are different becomes slow when most possible problems are used.
     if count > possible // 2:
         raise TaskError(f"{name} makes up to {possible // 2} different problems, not {count}")
     source, answers = random.Random(f"{name} {seed}"), dict[str, str]()

@@ -1,10 +1,10 @@
-"""What grades answers: the states of a grade, the environment that replies, the verifier.
+"""Grading of answers: the states of a grade, the environment that replies, the verifier.
 
-A verifier's name, version and hash of its code make its identity, which a run pins in its recipe:
-who grades with another one is told so before it works or judges, instead of being called a liar
-afterwards. An environment is a function from what a model said to what it is told next. Workers
-call it while they generate, validators again while they check, so whatever it says must follow from
-the problem and the model's turns alone.
+A verifier's name, version and code hash are its identity, which a run pins in its recipe. A node
+with another verifier is refused before it works or judges, and not accused of fraud afterwards. An
+environment is a function from a model's turns to the next reply. Workers call it during generation,
+validators again during checking, so its replies must depend only on the problem and the model's
+turns.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from muster.tasks.problem import Problem
 logger = logging.getLogger(__name__)
 
 MAX_REPLY_CHARS = 65_536
-"""An environment that says more misbehaves."""
+"""Most characters of an environment's reply."""
 ATTEMPTS = 3
-"""An environment that cannot decide (its machine was too busy, say) is asked this often."""
+"""How often an environment is asked that cannot decide, for example on a busy machine."""
 
 
 # ----------------------------------------------------------------------------------- grades
@@ -39,7 +39,7 @@ ATTEMPTS = 3
 _SHORTAGES = frozenset(
     {errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO}
 )
-"""Errors of a machine that has no more memory, processes, descriptors or disk."""
+"""Errors of a machine that ran out of memory, processes, descriptors or disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +47,27 @@ class Graded:
     """The verifier decided."""
 
     score: float
-    """In [0, 1]; 1 is right."""
+    """Score in [0, 1]; 1 is right."""
     detail: str = field(default="", compare=False)
-    """Why, for people; two machines may word it differently."""
+    """The reason, for people; its wording may differ between machines."""
     is_repeatable: bool = field(default=True, compare=False)
-    """Whether every honest machine comes to this score. It does not when a limit of time or memory
-    decided, or nearly did: then a claim that differs is no proof of fraud."""
+    """Whether every honest machine gets this score. False if a limit of time or memory decided, or
+    nearly did: then a different claim is no proof of fraud."""
 
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """The verifier could not decide; never to be read as a score of 0."""
+    """The verifier could not decide; this must never be read as a score of 0."""
 
     reason: str
     """Why, for people."""
     is_disturbance: bool = field(default=False, compare=False)
-    """Whether this machine is at fault (memory, time, a killed process), and not the verifier, the
-    problem or the answer: nobody is judged by that, and another try may do."""
+    """Whether this machine is at fault (memory, time, a killed process), not the verifier, the
+    problem or the answer: nobody is judged by it, and a retry may succeed."""
 
 
 def undecided_by(error: Exception, who: str) -> Undecided:
-    """Return what an exception says of a grading: nothing of the answer, perhaps of the machine."""
+    """Return the grade after an exception, which may be due to the verifier or the machine."""
     is_disturbance = (
         isinstance(error, MemoryError)
         or (isinstance(error, OSError) and error.errno in _SHORTAGES)
@@ -77,7 +77,7 @@ def undecided_by(error: Exception, who: str) -> Undecided:
 
 
 Grade = Graded | Undecided
-"""What a verifier answers."""
+"""Result of a verifier."""
 
 
 # ------------------------------------------------------------------------------- environments
@@ -85,12 +85,12 @@ Grade = Graded | Undecided
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The model is told something and goes on."""
+    """A reply to the model, which then goes on."""
 
     text: str
-    """What it is told, with whatever marks its model needs around it; not empty."""
+    """The reply's text, with the marks that its model needs around it; not empty."""
     is_repeatable: bool = True
-    """Whether every honest machine says this; otherwise another reply is no proof of fraud."""
+    """Whether every honest machine gives this reply; if not, another reply is no proof of fraud."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Done:
 
 
 Turn = Reply | Done | Undecided
-"""What an environment answers."""
+"""Result of an environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,27 +110,29 @@ class Environment:
     """Answers a model between its turns."""
 
     turn: Callable[[Problem, tuple[str, ...]], Turn]
-    """Answers the last of the model's turns so far (at least one); deterministic, without state,
-    and total over any text."""
+    """Answers the last of the model's turns so far (at least one). Deterministic, stateless, and
+    never raises for any text."""
     sources: tuple[str, ...]
     """Modules and packages whose source decides replies; hashed with the verifier's."""
     machine: Callable[[], str] = str
-    """What else on this machine decides replies, such as the Python that runs programs."""
+    """Returns what else on this machine determines replies, such as the Python that runs
+    programs."""
     max_replies: int = 8
-    """After so many the next turn is the last."""
+    """Most replies; the turn after the last reply ends the completion."""
     parallel: int = 1
     """How many turns it can answer at once, in threads."""
 
     def answer(self, problem: Problem, said: Sequence[str]) -> Turn:
         """Return `turn`'s answer; never raises, whatever the text or the environment does.
 
-        What is malformed, or raised, is Undecided. Past `max_replies` the last turn is graded.
+        A malformed answer or an exception becomes Undecided. After `max_replies` the last turn is
+        graded.
         """
         if len(said) > self.max_replies:
             return Done(said[-1])
         try:
             found = self.turn(problem, tuple(said))
-        except Exception as error:  # a third party's code meets a stranger's text
+        except Exception as error:  # third-party code with untrusted text may raise anything
             logger.warning("environment raised", extra={"task_type": problem.task_type})
             return undecided_by(error, "the environment")
         if isinstance(found, Reply) and not 1 <= len(found.text) <= MAX_REPLY_CHARS:
@@ -142,7 +144,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What an environment is asked."""
+    """A question to an environment."""
 
     environment: Environment
     problem: Problem
@@ -151,9 +153,9 @@ class Question:
 
 
 def ask_all(questions: Sequence[Question]) -> list[Turn]:
-    """Return what the environments answer, in order, some at the same time.
+    """Return the environments' answers in order; some are computed at the same time.
 
-    One that is undecided is asked again, ATTEMPTS times in all. Blocks.
+    An undecided one is asked again, ATTEMPTS times in all. Blocks.
     """
     parallel = max((each.environment.parallel for each in questions), default=1)
     return in_threads(_ask, questions, parallel)
@@ -172,7 +174,7 @@ def _ask(question: Question) -> Turn:
 
 
 Grader = Callable[[Problem, str], Grade]
-"""Grades a completion's text; deterministic, and total over any text."""
+"""Grades a completion's text; deterministic, and never raises for any text."""
 
 
 def _accept(_problem: Problem) -> None:
@@ -188,44 +190,45 @@ class Verifier:
     """Grades the problems of one task type."""
 
     name: str
-    """What it is called; a package's own verifiers usually bear the name of their task type."""
+    """Its name; usually that of its task type."""
     version: str
-    """Changes with every score that changes."""
+    """Version; it must change whenever any score changes."""
     grade: Grader
     """The grading function."""
     sources: tuple[str, ...]
-    """Modules and packages whose source decides scores; their bytes are hashed."""
+    """Modules and packages whose source determines scores; their bytes are hashed."""
     requires: tuple[str, ...] = ()
-    """Distributions whose installed versions decide scores too."""
-    environment: Callable[[], str] = str
-    """What else on this machine decides scores, such as the Python that runs programs."""
+    """Distributions whose installed versions determine scores too."""
+    machine: Callable[[], str] = str
+    """Returns what else on this machine determines scores, such as the Python that runs
+    programs."""
     check: Callable[[Problem], None] = _accept
     """Raises TaskError when a problem is not well formed for this verifier."""
     right_completion: Callable[[Problem], str | None] = _gold_standard
     """Returns a completion that must be graded 1, or None when none is known."""
     parallel: int = 1
-    """How many gradings it can do at once, in threads."""
+    """Number of gradings that it can do at once, in threads."""
     is_replayable: bool = True
-    """Whether grading again gives the same score; a run must allow one for which it does not."""
+    """Whether grading again gives the same score; if not, a run must allow the verifier."""
     runs_programs: bool = False
-    """Whether grading runs what a completion says; validators then replay its tokens first."""
+    """Whether grading executes the completion; validators then replay its tokens first."""
     dialogue: Environment | None = None
-    """What answers the model between its turns; None where a completion is a single one."""
+    """The environment that answers between the model's turns; None for a single turn."""
 
     def identity(self, task_type: str) -> VerifierIdentity:
-        """Return what identifies it where it grades a task type."""
+        """Return its identity as the verifier of a task type."""
         return VerifierIdentity(
             task_type=task_type, name=self.name, version=self.version, code_hash=self.code_hash
         )
 
     @cached_property
     def code_hash(self) -> str:
-        """The Keccak-256 over its sources, the versions it requires and its environment; with a
-        dialogue, over that one's as well.
+        """The Keccak-256 over its sources, its required versions and its machine, and over those of
+        its dialogue, if any.
         """
         sources = self.sources + (self.dialogue.sources if self.dialogue else ())
         parts = [keccak(data) for name in sources for data in source_files(name)]
-        stated = [*(f"{name}=={_installed(name)}" for name in self.requires), self.environment()]
+        stated = [*(f"{name}=={_installed(name)}" for name in self.requires), self.machine()]
         if self.dialogue:
             stated += [self.dialogue.machine(), str(self.dialogue.max_replies)]
         return hex0x(keccak(b"".join(parts) + "\n".join(stated).encode()))

@@ -1,4 +1,4 @@
-"""What every process says: its log, and how far long work has come.
+"""Output of every process: its log, and the progress of long work.
 
 Libraries only call `logging.getLogger(__name__)`; a process calls `setup_logging` once. Progress is
 a bar on a terminal, else lines in the log.
@@ -19,9 +19,9 @@ from enum import Enum
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
-"""Told how much is done, of how much; 0 when that is not known."""
+"""Called with the amount done and the total; the total is 0 if unknown."""
 LOG_EVERY_S = 10.0
-"""Seconds between two lines of progress where there is no terminal."""
+"""Seconds between two lines of progress without a terminal."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -33,7 +33,7 @@ class KeyValueFormatter(logging.Formatter):
         self.process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, and what was raised below it."""
+        """Return the line, followed by the exception if there is one."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         fields = "".join(f" {k}={_printable(v)}" for k, v in _fields(record).items())
         line = f"{clock} {self.process} {record.levelname.lower()} {record.getMessage()}{fields}"
@@ -62,7 +62,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
-    """Return a value with names in the place of what only a program reads: enums, dataclasses."""
+    """Return a value in readable form: names for enums, text for dataclasses."""
     if isinstance(value, Enum):
         return value.value if isinstance(value, str) else value.name.lower()
     if is_dataclass(value) and not isinstance(value, type):
@@ -75,7 +75,7 @@ def _plain(value: object) -> object:
 
 
 def _printable(value: object) -> str:
-    """Return a value as one line: a stranger's words must not forge lines or drive a terminal."""
+    """Return a value as one line: untrusted text must not forge log lines or control a terminal."""
     if isinstance(value, dict):
         value = ",".join(f"{name}:{each}" for name, each in value.items()) or "-"
     return "".join(c if c.isprintable() else "\ufffd" for c in str(value))
@@ -125,7 +125,7 @@ class LoggedProgress:
         self._due = 0.0
 
     def __call__(self, done: int, of: int) -> None:
-        """Log, if it is time to."""
+        """Log, if enough time has passed."""
         now = time.monotonic()
         if now >= self._due or done == of:
             self._due = now + self._every_s

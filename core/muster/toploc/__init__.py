@@ -1,7 +1,7 @@
 """TOPLOC: proofs that a completion's hidden states came from the policy, and the limits on them.
 
-Specified in docs/protocol.md section 6. A compiled kernel, or numpy where there is none; torch
-tensors are accepted, torch is not imported. Knows nothing of samples' tokens or verdicts.
+Specified in docs/protocol.md section 6. It uses a compiled kernel, or numpy without one. It accepts
+torch tensors, but does not import torch. Knows nothing of samples' tokens or verdicts.
 """
 
 from muster.toploc.calibration import Calibration as Calibration

@@ -1,4 +1,4 @@
-"""The calibration: limits inside which validators take recomputed work for honest.
+"""The calibration: limits within which validators accept recomputed work as honest.
 
 Canonical JSON whose Keccak-256 is pinned on chain (`RunRegistry.calibrationHash`).
 `muster.inference.calibrate` measures and writes it; this module only holds and applies it.
@@ -27,7 +27,7 @@ class CalibratedModel(DocumentPart):
     """What the limits were measured on."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
-    """What people call the base model."""
+    """Usual name of the base model."""
     architecture: Annotated[str, Field(min_length=1, max_length=128)]
     """Model class, as its configuration names it."""
     hidden_size: Annotated[int, Field(ge=1)]
@@ -39,8 +39,8 @@ class CalibratedModel(DocumentPart):
 
 
 class ChunkLimits(DocumentPart):
-    """Largest errors of an accepted chunk. The counts are for a proof of `topk` points; proofs with
-    fewer points get their share, rounded down.
+    """Largest errors of an accepted chunk. The counts are for a proof of `topk` points; for proofs
+    with fewer points they are scaled down, rounded down.
     """
 
     max_exponent_mismatches: Annotated[int, Field(ge=0)]
@@ -56,16 +56,16 @@ class ChunkLimits(DocumentPart):
 
 
 class WideLimits(DocumentPart):
-    """How many tokens of a submission may be *wide*: further from the maximum than is usual. One
-    that ends a completion is worth most to a cheat, and honest ones are rarest there.
+    """How many tokens of a submission may be *wide*: further from the maximum than usual. Wide
+    tokens that end a completion are the most useful to a cheat and the rarest in honest work.
     """
 
     margin: Annotated[float, Field(ge=0)]
     """A token is wide when its margin is above this, which is below `SamplerLimits.margin`."""
     most: Annotated[int, Field(ge=0)]
-    """Wide tokens of a submission."""
+    """Most wide tokens of a submission."""
     most_ends: Annotated[int, Field(ge=0)]
-    """Wide tokens of a submission where an EOS was chosen or expected."""
+    """Most wide tokens of a submission where an EOS was chosen or expected."""
 
 
 class SamplerLimits(DocumentPart):
@@ -74,24 +74,25 @@ class SamplerLimits(DocumentPart):
     margin: Annotated[float, Field(ge=0)]
     """Largest `max - chosen` of `logit / T + noise` that counts as the same choice."""
     max_outside_per_sample: Annotated[int, Field(ge=0)]
-    """Tokens of a sample that may exceed the margin."""
+    """Most tokens of a sample that may exceed the margin."""
     wide: Annotated[WideLimits | None, Since(4)] = None
-    """What all samples of a submission may have of margins that are unusual; None for anything."""
+    """Limits on the wide tokens of a submission; None for no limit."""
 
 
 class Measurement(DocumentPart):
-    """One row of the calibration's table: how one way to make rollouts fared."""
+    """One row of the calibration's table: the results of one way to make rollouts."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
     """The way, in words."""
     kind: MeasuredKind
-    """Honest; a forger that computed nothing; a cheat that ran something much cheaper; another."""
+    """Honest work, a forger that computed nothing, a cheat that ran something much cheaper, or
+    another cheat."""
     judged: Literal["chunk", "sample"]
     """What one trial is: a chunk under the proof limits, or a sample under all limits."""
     trials: Annotated[int, Field(ge=1)]
-    """How many were judged."""
+    """Trials judged."""
     accepted: Annotated[int, Field(ge=0)]
-    """How many the limits accept."""
+    """Trials that the limits accept."""
     failed_proofs: Annotated[int, Field(ge=0)] = 0
     """Samples that fail check 6."""
     failed_sampling: Annotated[int, Field(ge=0)] = 0
@@ -121,26 +122,26 @@ class Measurement(DocumentPart):
 
 
 class Machine(DocumentPart):
-    """What one machine was seen to differ by, beside the others."""
+    """The measured differences of one machine from the others."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
-    """What the table calls it."""
+    """Name of the machine in the table."""
     contributor: Annotated[str, Field(pattern=r"^(0x[0-9a-fA-F]{40})?$")]
-    """Who vouches for it; empty for the machine of the calibration's owner."""
+    """Address of the contributor; empty for the machine of the calibration's owner."""
     device: Annotated[str, Field(min_length=1, max_length=64)]
     """Class of the device."""
     engine: Annotated[str, Field(min_length=1, max_length=128)]
     """Engines and number formats."""
     samples: Annotated[int, Field(ge=0)]
-    """How many samples, each counted once for every way that recomputed it."""
+    """Samples, each counted once for every way that recomputed it."""
     outside: Annotated[int, Field(ge=0)]
-    """How many are outside the limits that the owner's machines alone lead to."""
+    """Samples outside the limits that the owner's machines alone lead to."""
     exponent_mismatches: Share
-    """Share of points: the worst chunk's."""
+    """Share of points in the worst chunk."""
     mantissa_error_mean: Annotated[float, Field(ge=0, le=127)]
-    """The worst chunk's."""
+    """Mean mantissa error of the worst chunk."""
     margin: Annotated[float, Field(ge=0)]
-    """The largest."""
+    """Largest margin of a token."""
     strain: Share
     """Mean strain of its samples under the owner's limits."""
     loss: Share
@@ -167,7 +168,7 @@ class Calibration(Document):
     schema_version: Annotated[int, Field(ge=3, le=5)] = 5
     """Version of this document's form."""
     model: CalibratedModel
-    """What was measured."""
+    """The measured model and engines."""
     proof: ProofRecipe = ProofRecipe()
     """The proofs that were measured."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
@@ -181,9 +182,9 @@ class Calibration(Document):
     history: HistoryLimits = HistoryLimits(honest_strain=0.5)
     """Limits of the sequential test over a worker's submissions."""
     measured: Annotated[tuple[Measurement, ...], Field(max_length=256)] = ()
-    """What the limits rest on."""
+    """The measurements behind the limits."""
     machines: Annotated[tuple[Machine, ...], Field(max_length=64), Since(5)] = ()
-    """Whose measurements these are, the owner's first."""
+    """The measured machines, the owner's first."""
 
     def chunk_passes(self, result: ChunkResult) -> bool:
         """Return whether a chunk's errors are inside the limits."""
@@ -198,7 +199,7 @@ class Calibration(Document):
 
     def wide_tokens(self, margins_T: Margins, is_end_T: npt.NDArray[np.bool_]) -> tuple[int, int]:
         """Return how many tokens of a sample are wide, and how many of those choose or miss an EOS;
-        NaN is wide. None are where the calibration does not limit them.
+        NaN is wide. Both are 0 if the calibration does not limit them.
         """
         if self.sampler.wide is None:
             return 0, 0
@@ -206,8 +207,8 @@ class Calibration(Document):
         return int(is_wide_T.sum()), int((is_wide_T & is_end_T).sum())
 
     def sample_strain(self, chunks: Iterable[ChunkResult], margins_T: Margins) -> float:
-        """Return how close a sample comes to its limits: 0 without any error, 1 at a limit or
-        beyond. The largest of all errors' shares of their limits.
+        """Return the largest share of a limit that any error of a sample uses: 0 without errors, 1
+        at a limit or beyond.
         """
         errors = [pair for result in chunks for pair in self._errors(result)]
         worst = np.asarray(margins_T).max(initial=0)
@@ -215,7 +216,9 @@ class Calibration(Document):
         return max(_strain(error, limit) for error, limit in errors)
 
     def loss(self, margins_T: Margins) -> float:
-        """Return the mean share of the margin that tokens gave away; beyond it, and NaN, is all."""
+        """Return the mean share of the margin that tokens gave away; NaN and larger values count as
+        1.
+        """
         margins_T = np.asarray(margins_T)
         if not len(margins_T):
             return 0.0
@@ -224,7 +227,7 @@ class Calibration(Document):
         return float(np.where(margins_T <= self.sampler.margin, inside / limit, 1.0).mean())
 
     def submission_strain(self, samples: Iterable[tuple[Iterable[ChunkResult], Margins]]) -> float:
-        """Return the mean strain of a submission's samples: what the sequential test takes."""
+        """Return the mean strain of a submission's samples, for the sequential test."""
         return float(np.mean([self.sample_strain(*sample) for sample in samples]))
 
     def _errors(self, result: ChunkResult) -> Iterator[tuple[float, float]]:
@@ -239,5 +242,5 @@ class Calibration(Document):
 def _strain(error: float, limit: float) -> float:
     if error <= 0:
         return 0.0
-    # NaN is as bad as it gets, and a limit of zero allows nothing.
+    # NaN counts as 1, and a limit of zero allows no error.
     return error / limit if error < limit else 1.0

@@ -1,8 +1,7 @@
-"""Hidden states as bfloat16 patterns, cut into the chunks that proofs are about.
+"""Hidden states as bfloat16 patterns, cut into chunks, one per proof.
 
-Owns the rounding to bfloat16, and how far a chunk is from its proof. Knows nothing of a proof's
-choice. Axes: T completion tokens,
-H hidden units.
+Owns the rounding to bfloat16, and the measures of a chunk's distance from its proof. Does not know
+how a proof chooses entries. Axes: T completion tokens, H hidden units.
 """
 
 from __future__ import annotations
@@ -32,11 +31,12 @@ EXPONENT_BITS = 0x7F80
 MANTISSA_BITS = 0x007F
 
 NO_MATCH = 2.0**64
-"""Mantissa error of a chunk where no exponent matches, as in the `toploc` library."""
+"""Mantissa error of a chunk in which no exponent matches, as in the `toploc` library."""
 DECOYS = 32
 """Small entries of a chunk at which a proof must claim nothing, see `muster.toploc.portable`."""
 POOL = 4 * DECOYS
-"""Evenly spaced entries. The smallest of every four is a decoy, so that none is of the largest."""
+"""Evenly spaced entries. The smallest of every four is a decoy, so no decoy is among the
+largest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class Chunks:
     samples: list[Patterns]
     """[T, H] each, contiguous."""
     chunk_tokens: int
-    """Rows of a chunk; a sample's last may have fewer."""
+    """Rows of a chunk; a sample's last chunk may have fewer."""
     counts: list[int]
     """Chunks of each sample."""
     sizes: npt.NDArray[np.uintp]
@@ -67,7 +67,7 @@ class Chunks:
 
     @property
     def addresses(self) -> npt.NDArray[np.uintp]:
-        """Where each chunk's first element is in memory, for as long as `samples` lives."""
+        """Memory address of each chunk's first element, valid while `samples` exists."""
         row_bytes = self.samples[0][0].nbytes
         starts = [np.arange(count) * self.chunk_tokens * row_bytes for count in self.counts]
         bases = [sample.ctypes.data for sample in self.samples]
@@ -83,15 +83,15 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chosen:
-    """What proofs need of B chunks of one size, chosen from their E elements anywhere."""
+    """The entries that proofs need of B chunks of one size, chosen from their E elements."""
 
     elements: int
     """E."""
     points: int
-    """K, the entries chosen of each chunk."""
+    """K, the number of entries chosen of each chunk."""
     packed_BN: npt.NDArray[np.int32]
-    """[B, 2K + POOL + 1], contiguous: places of the largest magnitudes, among equal ones the first;
-    the patterns there; the patterns at `pool_places`; whether all elements are numbers."""
+    """[B, 2K + POOL + 1], contiguous: places of the largest magnitudes (of equal ones the first),
+    the patterns there, the patterns at `pool_places`, and whether all elements are finite."""
 
     @property
     def indices_BK(self) -> npt.NDArray[np.int64]:
@@ -110,18 +110,18 @@ class Chosen:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all elements of all chunks are numbers."""
+        """Whether all elements of all chunks are finite."""
         return bool(self.packed_BN[:, -1].all())
 
 
 def pool_places(elements: int) -> npt.NDArray[np.int64]:
-    """Return [POOL] the places in a chunk that decoys are chosen from."""
+    """Return the places [POOL] in a chunk that decoys are chosen from."""
     return np.arange(POOL) * (elements - 1) // (POOL - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
-    """How far a chunk of recomputed hidden states is from its proof."""
+    """The distance of a chunk of recomputed hidden states from its proof."""
 
     exponent_mismatches: int
     """Points whose 8-bit exponent differs."""
@@ -185,6 +185,6 @@ def to_patterns(hidden: HiddenRows) -> Patterns:
     rounded = kept.astype(np.uint16)
     is_nan = np.isnan(hidden)
     if is_nan.any():
-        # Rounding may have carried a NaN's mantissa into the sign bit, out of the NaNs.
+        # Rounding may carry a NaN's mantissa into the sign bit, which makes it a number.
         rounded[is_nan] = 0x7FC0
     return rounded

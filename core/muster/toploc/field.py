@@ -25,8 +25,8 @@ _BLOCK = 512
 def interpolate(x_BK: Residues, y_BK: Residues) -> Residues:
     """Return the coefficients [B, K], constant term first, of the polynomials through K points.
 
-    Every row is a set of its own. The x of a row must be distinct; equal ones give garbage, not an
-    error. Divided differences in Newton's form, expanded to monomials.
+    Every row is an independent set. The x of a row must be distinct; equal ones give garbage, not
+    an error. Divided differences in Newton's form, expanded to monomials.
     """
     blocks = [
         _interpolate_block(x_BK[i : i + _BLOCK].T, y_BK[i : i + _BLOCK].T).T
@@ -51,7 +51,7 @@ def _interpolate_block(x_KB: Residues, y_KB: Residues) -> Residues:
 
 
 def evaluate(coefficients_BK: Residues, x_BN: Residues) -> Residues:
-    """Return [B, N]: every row's polynomial at that row's points.
+    """Return the values [B, N] of every row's polynomial at that row's points.
 
     The coefficients are cut into rows of about sqrt(K): one exact float64 product with the low
     powers of x, then Horner's rule in the high power.
@@ -88,7 +88,8 @@ def _reduce(product: Residues) -> Residues:
 
 def _subtract(a: Residues, b: Residues) -> Residues:
     difference = a + np.uint32(PRIME) - b
-    # Below PRIME the subtraction wraps around to a huge number, so the minimum is the residue.
+    # If the difference is below PRIME, subtracting PRIME wraps around to a huge number, so the
+    # minimum is the residue.
     residues: Residues = np.minimum(difference, difference - np.uint32(PRIME))
     return residues
 

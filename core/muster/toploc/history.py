@@ -1,24 +1,25 @@
-"""The sequential test over a worker's submissions: it finds one that stays just inside limits.
+"""The sequential test over a worker's submissions: it finds cheats that stay just inside limits.
 
-A margin of d lets a worker move every close choice by d. One submission shows little of that; many
-show where the choices go. The *conduct* of a submission is what one replay of it measures:
+A margin of d lets a worker move every close choice by d. One submission hardly shows that; many
+submissions show in which direction choices move. The *conduct* of a submission is measured by one
+replay of it:
 
 * its *strain*, the mean over samples of the largest share of a limit that an error uses up;
 * its *loss*, the share of the margin that its tokens gave away, a mean over tokens;
 * its *flips*, the tokens that the replay would not have chosen, each with the token that it would
-  have chosen. The noise of honest arithmetic has no favourite: which of two nearly equal tokens
-  wins is a coin's toss, so a group's flips lean neither to EOS nor from it, neither to the likelier
-  token nor from it, nor to tokens that won before.
+  have chosen. Honest rounding prefers no token: which of two nearly equal tokens wins is a coin
+  toss. So a group's flips lean neither to EOS nor from it, neither to the likelier token nor from
+  it, and not to tokens that won before.
 
 The calibration bounds the means of all three over honest work. For a measure X of mean at most m
 and a bet b in (0, 1), the factor `1 + b (X / m - 1)` has expectation at most 1, however the samples
-of a submission (for flips: of a group, which share a prompt) depend on each other. R, the sum over
-all beginnings of the products of such factors, averaged over measures and bets, then has
-expectation at most n after n submissions, and reaches A within a year of N with probability at most
-N / A (Doob). Shiryaev (1963), Roberts (1966); Waudby-Smith and Ramdas, "Estimating means of bounded
-random variables by betting" (2024).
+of a submission (for flips: of a group, which share a prompt) depend on each other. Let R be the
+sum, over all submissions that a product may begin with, of the products of these factors, averaged
+over measures and bets. R has expectation at most n after n submissions. Within a year of N
+submissions it reaches A with probability at most N / A (Doob). Shiryaev (1963), Roberts (1966);
+Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting" (2024).
 
-Pure. Evidence is a function of an ordered list of conducts, so that anybody computes it again.
+Pure. Evidence is a function of an ordered list of conducts, so anybody can compute it again.
 """
 
 from __future__ import annotations
@@ -33,14 +34,13 @@ from pydantic import Field
 from muster.protocol.documents import DocumentPart
 
 BETS = (0.05, 0.2, 0.5, 0.9)
-"""Shares of the wealth that are staked: small ones find weak and slow cheats, large ones strong."""
+"""Bets, as shares of the wealth: small bets find weak and slow cheats, large bets strong ones."""
 SUBMISSIONS_A_YEAR = 1 << 17
-"""N: submissions within which an honest worker alarms with the stated probability; one every four
-minutes for a year."""
+"""N, the submissions of a year at one every four minutes: the horizon of `false_alarm`."""
 WINDOW = 64
-"""Submissions of a worker that a validator looks back on, the one that it judges included."""
+"""Most submissions of a worker that a validator considers, including the one that it judges."""
 MOST_FLIPS = 256
-"""Flips that are counted of one group, the first."""
+"""Most flips of a group that count: the first ones."""
 
 _NO_WEALTH = float("-inf")
 _LEANS = 5
@@ -48,7 +48,7 @@ _COLUMNS = (2 + _LEANS) * len(BETS)
 
 
 class HistoryLimits(DocumentPart):
-    """What honest workers' submissions are like in the mean, and when a worker's alarm."""
+    """Bounds on the means of honest workers' submissions, and on false alarms."""
 
     honest_strain: Annotated[float, Field(gt=0, lt=1)]
     """Bound on the mean strain."""
@@ -57,7 +57,7 @@ class HistoryLimits(DocumentPart):
     honest_lean: Annotated[float, Field(ge=0, lt=1)] = 0.25
     """Bound on the mean lean of a group's flips: 0 is a fair coin, 1 always the same side."""
     false_alarm: Annotated[float, Field(gt=0, lt=1)] = 1e-6
-    """Bound on the probability that an honest worker alarms within a year."""
+    """Bound on the probability that an honest worker causes an alarm within a year."""
 
 
 class Flip(NamedTuple):
@@ -75,12 +75,12 @@ class Flip(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Conduct:
-    """What one replay of a submission measures."""
+    """The measurements of one replay of a submission."""
 
     strain: float
     """0 without any error, 1 at a limit."""
     loss: float
-    """0 when every token is the replay's, 1 when every token is a whole margin below."""
+    """0 if every token is the replay's choice, 1 if every token is a whole margin below it."""
     groups: tuple[tuple[Flip, ...], ...] = ()
     """The flips of every group, in the order of the file; at most `MOST_FLIPS` of each."""
 
@@ -98,14 +98,14 @@ class Conduct:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHistory:
-    """What the test knows of one worker; start with `WorkerHistory()`."""
+    """The state of the test for one worker; start with `WorkerHistory()`."""
 
     submissions: int = 0
     """Submissions seen."""
     log_sums: tuple[float, ...] = (_NO_WEALTH,) * _COLUMNS
-    """Per measure and bet, the logarithm of the sum over all beginnings."""
+    """Per measure and bet, the logarithm of its sum in R."""
     wins: Mapping[int, int] = field(default_factory=dict)
-    """Per token, in how many more flips it was chosen than it was expected."""
+    """Per token, the number of flips that chose it minus the number that expected it."""
 
     def after(self, conduct: Conduct, limits: HistoryLimits) -> WorkerHistory:
         """Return the history with one more submission; NaN counts as the largest value."""
@@ -126,8 +126,8 @@ class WorkerHistory:
 
     @property
     def log_evidence(self) -> float:
-        """Natural logarithm of the evidence: an honest worker's exceeds -ln(p) within a year with
-        probability p at most; -inf before the first submission.
+        """Natural logarithm of the evidence; -inf before the first submission. An honest worker's
+        exceeds -ln(p) within a year with probability at most p.
         """
         total = _NO_WEALTH
         for held in self.log_sums:
@@ -149,9 +149,9 @@ def history_of(conducts: Iterable[Conduct], limits: HistoryLimits) -> WorkerHist
 
 def _leans(flips: Sequence[Flip], wins: dict[int, int], limit: float) -> tuple[float, ...]:
     """Return how far a group's flips lean beyond the limit, each at least -1: to EOS, from it, to
-    likelier tokens, from them, to tokens that won before. Take the group's wins in.
+    likelier tokens, from them, to tokens that won before. Adds the group's wins to `wins`.
     """
-    # What is bet on was known before the group's signs were.
+    # The favoured tokens are computed before this group's wins are added: a bet must come first.
     favoured = [wins.get(f.chosen, 0) - wins.get(f.expected, 0) for f in flips]
     for flip in flips:
         wins[flip.chosen] = wins.get(flip.chosen, 0) + 1
@@ -162,9 +162,9 @@ def _leans(flips: Sequence[Flip], wins: dict[int, int], limit: float) -> tuple[f
 
 
 def _beyond(signed: Sequence[int], limit: float) -> float:
-    """Return by how much the mean sign exceeds a limit, as a share of what -1 falls below it.
+    """Return by how much the mean sign exceeds a limit, divided by the limit's distance from -1.
 
-    0 where there is nothing to bet on: whether there is says nothing about the signs.
+    0 without signs to bet on: their presence is independent of their values.
     """
     total = sum(map(abs, signed))
     return (sum(signed) / total - limit) / (1 + limit) if total else 0.0

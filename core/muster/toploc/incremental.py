@@ -1,8 +1,9 @@
-"""Proofs that grow while decoding goes on: rows come step by step, a thread builds the proofs.
+"""Proofs that are built during decoding: rows come step by step, a thread builds the proofs.
 
 Owns one unfinished chunk per request and the queue to the thread. Memory does not grow with the
-length of completions: finished chunks that wait are bounded, beyond them `add` waits. Axes: R
-requests of one step, N steps, Q all requests, C rows of a chunk, H hidden units.
+length of completions: the finished chunks that wait for the thread are bounded, and `add` blocks at
+that bound. Axes: R requests of one step, N steps, Q all requests, C rows of a chunk, H hidden
+units.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from muster.toploc.chunks import to_patterns
 from muster.toploc.proofs import build_proofs_many
 
 _WAITING_ELEMENTS = 1 << 25
-"""Entries of finished chunks that may wait for the thread: 64 MiB of patterns, 128 of floats."""
+"""Most entries of finished chunks that wait for the thread: 64 MiB as patterns, 128 as floats."""
 
 
 class _Job(NamedTuple):
-    """Chunks of equally many rows."""
+    """Chunks with the same number of rows."""
 
     requests: list[int]
     chunks: Any
-    """What `_taken` made of them."""
+    """The result of `_taken` for them."""
     elements: int
     """Their entries."""
 
@@ -38,9 +39,10 @@ class _Job(NamedTuple):
 class IncrementalBuilder:
     """Builds the proofs of samples that are being decoded; one thread calls it, and closes it.
 
-    A request is a small integer, at least 0, of the caller's choice, free for another after `take`.
-    Where rows are kept and what is proven of them is in four methods, for rows that are elsewhere.
-    Leaving the context ends the thread; proofs that were not taken are dropped.
+    A request is a small integer of at least 0 that the caller chooses; after `take` it can be used
+    again. Four methods decide where rows are kept and how they are proven, so that a subclass can
+    keep them on a device. Leaving the context ends the thread and drops the proofs that were not
+    taken.
     """
 
     def __init__(self, *, chunk_tokens: int = 32, topk: int = 128) -> None:
@@ -50,7 +52,7 @@ class IncrementalBuilder:
         self._filled_Q = np.zeros(0, np.int64)
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._changed = threading.Condition()
-        # The rest is shared with the thread, under the condition's lock.
+        # The attributes below are shared with the thread, under the condition's lock.
         self._waiting_elements = 0
         self._waiting_chunks: defaultdict[int, int] = defaultdict(int)
         self._proofs: defaultdict[int, list[bytes]] = defaultdict(list)
@@ -71,15 +73,15 @@ class IncrementalBuilder:
         self.close()
 
     def add(self, requests_R: npt.NDArray[np.int64], rows_RH: Any) -> None:
-        """Take one more row [R, H] of each of some distinct requests, of one width and type for all
-        time: bfloat16 patterns, or float32 that the thread rounds.
+        """Take one more row [R, H] of each of some distinct requests. Width and type never change:
+        bfloat16 patterns, or float32 that the thread rounds.
 
         Waits while too many chunks wait. Raises ProofError when a chunk could not be proven.
         """
         self.extend(requests_R, rows_RH[:, None])
 
     def extend(self, requests_R: npt.NDArray[np.int64], rows_RNH: Any) -> None:
-        """Take N more rows of each of some distinct requests, as N calls of `add` do."""
+        """Take N more rows of each of some distinct requests, like N calls of `add`."""
         start = 0
         while start < rows_RNH.shape[1]:
             try:
@@ -87,7 +89,7 @@ class IncrementalBuilder:
             except IndexError:
                 self._grow(int(requests_R.max()) + 1, rows_RNH)
                 continue
-            # As far as the chunk of no request is full.
+            # Up to where the first request's chunk is full.
             size = min(rows_RNH.shape[1] - start, self._chunk_tokens - int(filled_R.max()))
             places_RN = filled_R[:, None] + np.arange(size)
             self._write(requests_R, places_RN, rows_RNH[:, start : start + size])
@@ -99,14 +101,14 @@ class IncrementalBuilder:
             start += size
 
     def end(self, requests_R: npt.NDArray[np.int64]) -> None:
-        """Take note that requests are complete: their last chunk is proven, however short."""
+        """Mark requests as complete: their last chunk is proven, however short."""
         unfinished = requests_R[self._filled_Q[requests_R] > 0]
         filled = self._filled_Q[unfinished]
         for rows in sorted(set(filled.tolist())):
             self._hand_over(unfinished[filled == rows])
 
     def take(self, request: int) -> list[bytes]:
-        """Return an ended request's proofs, after waiting for the last, and forget it.
+        """Wait for an ended request's last proof, return all its proofs, and forget the request.
 
         Raises ProofError when one of the builder's chunks could not be proven.
         """
@@ -135,17 +137,17 @@ class IncrementalBuilder:
             self._rows_QCH[:used] = kept
 
     def _room(self, shape: tuple[int, ...], like: Any) -> Any:
-        """Return room for rows of a kind."""
+        """Return a buffer for rows like `like`."""
         return np.empty(shape, like.dtype)
 
     def _write(
         self, requests_R: npt.NDArray[np.int64], places_RN: npt.NDArray[np.int64], rows_RNH: Any
     ) -> None:
-        """Put rows into their requests' chunks."""
+        """Write rows into their requests' chunks."""
         self._rows_QCH[requests_R[:, None], places_RN] = rows_RNH
 
     def _taken(self, requests_R: npt.NDArray[np.int64], rows: int) -> Any:
-        """Return what the thread needs of chunks, whose room is written into again."""
+        """Return what the thread needs of chunks; their buffer is reused afterwards."""
         return self._rows_QCH[requests_R, :rows]
 
     def _prove(self, chunks: Any) -> list[list[bytes]]:
@@ -156,7 +158,7 @@ class IncrementalBuilder:
         )
 
     def _hand_over(self, requests_R: npt.NDArray[np.int64]) -> None:
-        """Queue the chunks of requests that hold equally many rows."""
+        """Queue the chunks of requests, grouped by their number of rows."""
         rows = int(self._filled_Q[requests_R[0]])
         elements = len(requests_R) * rows * self._rows_QCH.shape[-1]
         job = _Job(requests_R.tolist(), self._taken(requests_R, rows), elements)
@@ -183,7 +185,7 @@ class IncrementalBuilder:
                 continue
             try:
                 built = self._prove(job.chunks)
-            except Exception as error:  # Whatever it is, the caller's thread raises it.
+            except Exception as error:  # Any error is raised again in the caller's thread.
                 with self._changed:
                     self._failure = error
                     self._changed.notify_all()

@@ -19,7 +19,7 @@ from muster.toploc.chunks import Chosen, ChunkResult, Chunks
 
 FOLDER = Path(__file__).parent / "native"
 SOURCE_SYMBOL = "muster_toploc_source"
-"""Where the library says which sources it was compiled from."""
+"""Symbol in which the library states the sources that it was compiled from."""
 
 _OK = 0
 _NO_MEMORY = 2
@@ -63,7 +63,7 @@ class Kernel:
         return proofs
 
     def verify(self, chunks: Chunks, proofs: Sequence[bytes]) -> list[ChunkResult]:
-        """Return how far chunks are from their proofs, whose lengths are right."""
+        """Return the distances of chunks from their proofs, which must have the right lengths."""
         figures = np.empty((len(proofs), 5), np.float64)
         self._call_on(chunks, self._verify, b"".join(proofs), figures.ctypes.data)
         return _results(figures, chunks.compared.tolist())
@@ -80,8 +80,8 @@ class Kernel:
     def verify_chosen(
         self, chosen: Chosen, proofs: Sequence[bytes], points: int
     ) -> list[ChunkResult]:
-        """Return how far chunks are from their proofs of so many points, whose lengths are
-        right; raises ProofError.
+        """Return the distances of chunks from their proofs of `points` points, which must have the
+        right lengths; raises ProofError.
         """
         figures = np.empty((len(proofs), 5), np.float64)
         given = chosen.packed_BN.ctypes.data, len(proofs), chosen.elements, points

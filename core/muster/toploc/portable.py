@@ -1,7 +1,7 @@
-"""The numpy backend: proofs built and compared where the kernel was not compiled.
+"""The numpy backend: builds and compares proofs where the kernel was not compiled.
 
-It is also what the kernel is tested against. Batches chunks of one size, since numpy is slow at one
-chunk. Axes: B chunks of E elements, K points.
+The kernel is tested against it. Batches chunks of one size, because numpy is slow on single chunks.
+Axes: B chunks of E elements, K points.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from muster.toploc.chunks import (
 from muster.toploc.field import PRIME, Residues, evaluate, interpolate
 
 _SMALL_CHUNK = 8192
-"""Elements up to which chunks are ranked whole, many in one call."""
+"""Chunks of up to this many elements are ranked whole, many in one call."""
 
 _MAGNITUDE = np.uint16(0xFFFF ^ SIGN_BIT)
 
@@ -48,7 +48,7 @@ class Portable:
         return [placed[i] for i in range(len(placed))]
 
     def verify(self, chunks: Chunks, proofs: Sequence[bytes]) -> list[ChunkResult]:
-        """Return how far chunks are from their proofs, whose lengths are right."""
+        """Return the distances of chunks from their proofs, which must have the right lengths."""
         placed: dict[int, ChunkResult] = {}
         for places, patterns_BE, points in _groups(chunks):
             shape = wire.ChunkShape(elements=patterns_BE.shape[1], points=points)
@@ -68,7 +68,7 @@ class Portable:
     def verify_chosen(
         self, chosen: Chosen, proofs: Sequence[bytes], points: int
     ) -> list[ChunkResult]:
-        """Return how far chunks are from their proofs of so many points; raises ProofError."""
+        """Return the distances of chunks from their proofs of so many points; raises ProofError."""
         shape = wire.ChunkShape(chosen.elements, points)
         moduli, coefficients = wire.decode(proofs, shape)
         _require_finite(chosen)
@@ -79,7 +79,7 @@ class Portable:
 
 
 def choose(patterns_BE: Patterns, points: int) -> Chosen:
-    """Return what proofs with so many points need of chunks."""
+    """Return the entries that proofs with `points` points need of chunks."""
     indices = select_top(patterns_BE, points)
     is_number = (patterns_BE & EXPONENT_BITS) != EXPONENT_BITS
     parts = (
@@ -144,7 +144,7 @@ def _mean_and_median(
 
 
 def select_top(patterns_BE: Patterns, count: int) -> npt.NDArray[np.int64]:
-    """Return [B, K]: flat indices of each chunk's `count` largest magnitudes.
+    """Return the flat indices [B, K] of each chunk's `count` largest magnitudes.
 
     Among equal magnitudes the smaller index is chosen. The order within a row is unspecified: the
     polynomial through the points does not depend on it.
@@ -167,9 +167,9 @@ def _select_large(magnitudes_E: Patterns, count: int) -> npt.NDArray[np.int64]:
 
 
 def find_moduli(indices_BK: npt.NDArray[np.int64]) -> Residues:
-    """Return [B]: per chunk the largest modulus up to PRIME that keeps its indices distinct.
+    """Return per chunk [B] the largest modulus up to PRIME that keeps its indices distinct.
 
-    Raises ProofError when there is none, which takes indices that no hidden state has.
+    Raises ProofError when there is none, which does not happen with indices of hidden states.
     """
     moduli = np.full(len(indices_BK), PRIME, np.uint32)
     pending = np.flatnonzero((indices_BK >= PRIME).any(axis=1))
@@ -182,19 +182,19 @@ def find_moduli(indices_BK: npt.NDArray[np.int64]) -> Residues:
     raise ProofError("no modulus keeps the chosen indices distinct")
 
 
-# What that comparison misses: polynomials that claim the same everywhere. The comparison looks only
-# where the largest entries are, and those are alike: their magnitudes cluster just above the cut. A
-# constant polynomial therefore fits without any knowledge of where they are (87 % of chunks of
-# Gaussian hidden states of width 5120 under the customary limits). So proofs are also evaluated at
-# *decoys*, entries far below the largest. An honest polynomial is pseudo-random there; one that
-# claims large entries there too was not built from entries at all. With the modulus fixed by the
-# encoding, what is left to a forger is to guess at most K places and their values.
+# The comparison alone misses polynomials with the same value everywhere. It looks only at the
+# largest entries, and these are similar: their magnitudes cluster just above the cut. So a constant
+# polynomial fits without knowing their places (87 % of chunks of Gaussian hidden states of width
+# 5120 under the customary limits). Therefore proofs are also evaluated at *decoys*, entries far
+# below the largest. An honest polynomial is pseudo-random there; a polynomial that claims large
+# entries there too was not built from entries. Because the encoding fixes the modulus, a forger can
+# only guess at most K places and their values.
 #
 # Axes: P entries of the pool, D decoys, G entries that one decoy is chosen from.
 
 
 def has_decoys(elements: int, points: int) -> bool:
-    """Return whether a chunk is screened: not where a proof covers more than half of it."""
+    """Return whether a chunk has decoys: not if a proof covers more than half of it."""
     return elements >= max(2 * points, POOL)
 
 
@@ -203,8 +203,9 @@ def decoy_matches(
 ) -> npt.NDArray[np.int64]:
     """Return [B] the decoys at which a proof claims an entry as large as the chunk's larger ones.
 
-    That is: above the decoy's own magnitude and not above the chunk's largest. Honest proofs match
-    a decoy with the probability that a random 16-bit pattern falls there, about 1 to 5 %.
+    That is: above the decoy's own magnitude and not above the chunk's largest. An honest proof
+    matches a decoy with the probability that a random 16-bit pattern lies in that range, about 1 to
+    5 %.
     """
     pool_BP, elements = chosen.pool_BP, chosen.elements
     chunks = len(pool_BP)

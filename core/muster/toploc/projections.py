@@ -1,11 +1,11 @@
-"""Random projections of hidden states: a few numbers that only the holder of the states can name.
+"""Random projections of hidden states: a few numbers that only a holder of the states can compute.
 
 A value is `sum_t s_t sum_c q_c h_tc / sqrt(T H)` over the T tokens of a block and the H channels,
-with signs s and q from a seed. The signs of the tokens add up to zero, so that the states' common
-part cancels: knowing a model's mean state teaches nothing. Values of independent states
-are uncorrelated, so the best guess is zero, with a relative error of 1; honest machines differ by
-what their arithmetic does (Johnson and Lindenstrauss: projections keep relative distances). No
-top-k proof of the worker's helps, since every entry of every token counts.
+with signs s and q from a seed. The signs of the tokens add up to zero, so the states' common part
+cancels: knowing a model's mean state does not help. Values of independent states are uncorrelated,
+so the best guess is zero, with a relative error of 1. Honest machines differ only by their rounding
+(Johnson and Lindenstrauss: projections keep relative distances). The worker's top-k proofs do not
+help a guess either, because every entry of every token counts.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from muster.protocol.ids import Hash32
 from muster.toploc.chunks import Patterns
 
 VALUES = 8
-"""Projections of one block."""
+"""Projections per block."""
 FINGERPRINT_BYTES = 4 * VALUES
 """Bytes of one block's fingerprint: little-endian float32."""
 SAME = 0.1
-"""Relative distance up to which two fingerprints are of the same states: honest machines were at
-most 0.02 apart (float32 against bfloat16), the best guess from a table of mean states 0.26.
+"""Largest relative distance between fingerprints of the same states: honest machines differed by at
+most 0.02 (float32 against bfloat16), the best guess from a table of mean states by 0.26.
 """
 
 _ROWS = 1024
-"""Rows held in float64 at a time."""
+"""Rows converted to float64 at a time."""
 
 BLOCKS_AT_HAND = 8
-"""Blocks whose tokens' signs are kept: every sample of a submission asks for those of the same few.
-A block of 131,072 tokens has 1 MB of them."""
+"""Blocks whose token signs are cached: all samples of a submission need the signs of the same few
+blocks. A block of 131,072 tokens has 1 MB of signs."""
 
 Values = npt.NDArray[np.float64]
 
@@ -46,7 +46,7 @@ def project(patterns_TH: Patterns, seed: Hash32) -> bytes:
 
 
 def project_rows(patterns_TH: Patterns, seed: Hash32, first: int, tokens: int) -> Values:
-    """Return [VALUES] what some rows add to the projections of their block, before scaling.
+    """Return the contributions [VALUES] of some rows to their block's projections, before scaling.
 
     The rows are those from `first` on of a block of `tokens` rows.
     """
@@ -62,14 +62,14 @@ def project_rows(patterns_TH: Patterns, seed: Hash32, first: int, tokens: int) -
 
 
 def fingerprint(sums_V: Values, tokens: int, width: int) -> bytes:
-    """Return the fingerprint of a block from the sum of what its rows add."""
+    """Return the fingerprint of a block from the sum of its rows' contributions."""
     scaled: bytes = (sums_V / math.sqrt(tokens * width)).astype("<f4").tobytes()
     return scaled
 
 
 @lru_cache(maxsize=BLOCKS_AT_HAND)
 def balanced_signs(seed: Hash32, tokens: int) -> npt.NDArray[np.int8]:
-    """Return [VALUES, tokens] signs, as many +1 as -1 in each row; an odd one out is 0.
+    """Return signs [VALUES, tokens], as many +1 as -1 in each row; with an odd number one is 0.
 
     Token i has the key `SHAKE-256(seed ‖ "tokens")[8 i .. 8 i + 8]`, big-endian, of its row; the
     half with the smaller keys is +1. A single token is +1.
@@ -92,8 +92,8 @@ def _fixed(signs: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
 
 
 def channel_signs(seed: Hash32, width: int) -> Values:
-    """Return [VALUES, width] signs: the bits of `SHAKE-256(seed ‖ "channels")`, most significant
-    first, 1 for -1.
+    """Return signs [VALUES, width]: the bits of `SHAKE-256(seed ‖ "channels")`, most significant
+    first; a bit of 1 is -1.
     """
     bits = VALUES * width
     stream = hashlib.shake_256(seed + b"channels").digest(-(-bits // 8))
@@ -102,7 +102,7 @@ def channel_signs(seed: Hash32, width: int) -> Values:
 
 
 def distance(claimed: bytes, recomputed: bytes) -> float:
-    """Return how far a claimed fingerprint is from a recomputed one, relative to the latter.
+    """Return the distance of a claimed fingerprint from a recomputed one, relative to the latter.
 
     It is infinite when the claim is no fingerprint, has another number of blocks, or holds a NaN or
     an infinity.
@@ -111,7 +111,7 @@ def distance(claimed: bytes, recomputed: bytes) -> float:
         return math.inf
     mine = np.frombuffer(recomputed, dtype="<f4").astype(np.float64)
     with np.errstate(invalid="ignore"):
-        # A signalling NaN is no number like any other.
+        # A signalling NaN is treated like any other NaN.
         theirs = np.frombuffer(claimed, dtype="<f4").astype(np.float64)
     if not np.isfinite(theirs).all():
         return math.inf
@@ -121,7 +121,7 @@ def distance(claimed: bytes, recomputed: bytes) -> float:
 
 
 def failed_blocks(claimed: bytes, recomputed: bytes) -> int:
-    """Return how many of a submission's blocks have a fingerprint of other states.
+    """Return how many of a submission's blocks have a fingerprint that differs.
 
     All of them when the claim has another number of blocks.
     """

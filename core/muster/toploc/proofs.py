@@ -1,12 +1,12 @@
-"""Building TOPLOC proofs of hidden states and measuring how far hidden states are from them.
+"""Builds TOPLOC proofs of hidden states, and measures the distance of hidden states from them.
 
 A proof commits to the largest entries of a chunk; the verifier recomputes the chunk by one prefill
-and compares. No limit is applied here: `muster.toploc.calibration` judges. Byte-identical to the
-`toploc` library (arXiv 2501.16007) wherever that succeeds without ties at the cut; differs from
-it in choosing among ties by index, in proving chunks with fewer than `topk` elements, in comparing
-signs, and in refusing NaN, infinity and every malformed proof.
+and compares. No limit is applied here: `muster.toploc.calibration` judges. Proofs are
+byte-identical to those of the `toploc` library (arXiv 2501.16007) wherever it succeeds without ties
+at the cut. Differences: ties are broken by index, chunks with fewer than `topk` elements can be
+proven, signs are compared, and NaN, infinity and every malformed proof are refused.
 
-The compiled kernel does the work, or numpy where there is none: the same bytes and figures.
+The compiled kernel computes, or numpy without one: the bytes and figures are the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Backend(Protocol):
         """Return every chunk's proof."""
 
     def verify(self, chunks: Chunks, proofs: Sequence[bytes]) -> list[ChunkResult]:
-        """Return how far chunks are from their proofs, whose lengths are right."""
+        """Return the distances of chunks from their proofs, which must have the right lengths."""
 
     def build_chosen(self, chosen: Chosen) -> list[bytes]:
         """Return the proofs of chunks."""
@@ -39,8 +39,8 @@ class Backend(Protocol):
     def verify_chosen(
         self, chosen: Chosen, proofs: Sequence[bytes], points: int
     ) -> list[ChunkResult]:
-        """Return how far chunks are from their proofs of so many points, whose lengths are
-        right.
+        """Return the distances of chunks from their proofs of `points` points, which must have the
+        right lengths.
         """
 
 
@@ -65,7 +65,7 @@ def build_proofs_many(
 def verify_proofs(
     hidden_TH: HiddenRows, proofs: Sequence[bytes], *, chunk_tokens: int = 32, topk: int = 128
 ) -> list[ChunkResult]:
-    """Return per chunk how far recomputed hidden states are from a sample's proofs.
+    """Return per chunk the distance of recomputed hidden states from a sample's proofs.
 
     Raises ProofError when proofs are missing, left over or malformed.
     """
@@ -79,7 +79,7 @@ def verify_proofs_many(
     chunk_tokens: int = 32,
     topk: int = 128,
 ) -> list[list[ChunkResult]]:
-    """Return `verify_proofs` of many samples of one width in one call."""
+    """Return the results of `verify_proofs` for many samples of one width in one call."""
     if not samples:
         return []
     chunks = cut(samples, chunk_tokens=chunk_tokens, topk=topk)
@@ -101,11 +101,11 @@ def prove_chosen(chosen: Chosen) -> list[bytes]:
 def verify_chosen(
     chosen: Chosen, proofs: Sequence[bytes], shape: wire.ChunkShape
 ) -> list[ChunkResult]:
-    """Return how far such chunks of one shape, of which `shape.compared` entries were chosen, are
-    from their proofs; raises ProofError.
+    """Return the distances of chunks of one shape from their proofs, given the `shape.compared`
+    entries chosen of each chunk; raises ProofError.
     """
     if (chosen.elements, chosen.points) != (shape.elements, shape.compared):
-        # The kernel would read beyond the rows.
+        # With other sizes the kernel would read beyond the rows.
         raise ProofError(
             f"{chosen.points} entries of chunks of {chosen.elements} were chosen, proofs of "
             f"{shape.elements} are compared at {shape.compared}"

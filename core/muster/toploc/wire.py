@@ -16,12 +16,12 @@ from muster.protocol.errors import ProofError
 from muster.toploc.field import PRIME, Residues
 
 MAX_ELEMENTS = 2**31
-"""Entries of the largest chunk: indices are 32-bit integers."""
+"""Most entries of a chunk: indices are 32-bit integers."""
 
 _MODULUS_SLACK = 1024
-"""Moduli to try: one fails with the chance that K indices collide, about K^2 / 2 PRIME."""
+"""Moduli to try: each fails if K indices collide, with probability about K^2 / 2 PRIME."""
 _MOST_POINTS_WITH_SLACK = 512
-"""Points up to which a thousand tries fail less than once in 10^50 chunks."""
+"""Most points for which all these tries fail in less than one of 10^50 chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ChunkShape:
 
     @property
     def compared(self) -> int:
-        """Entries that are compared: where a proof covers more than half of a chunk, the larger
+        """Entries that are compared: only the larger half of a chunk if a proof covers more than
         half. Small entries are differences of large ones, and their relative errors have no bound.
         """
         return min(self.points, max(1, self.elements // 2))
@@ -47,9 +47,9 @@ class ChunkShape:
 
     @property
     def smallest_modulus(self) -> int:
-        """Least modulus of its proof: indices below the field's order never collide under it, and
-        others need few tries. A small one would fold all positions of a channel into one point,
-        which spares a forger the guess of where the largest entries are.
+        """Least modulus of its proof. If all indices are below the field's order, no modulus below
+        it is needed; else few tries are enough. A small modulus would map all positions of a
+        channel to one point, so a forger need not guess the positions of the largest entries.
         """
         if self.elements <= PRIME:
             return PRIME

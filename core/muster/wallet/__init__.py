@@ -1,8 +1,8 @@
 """Encrypted keystores (Web3 Secret Storage, version 3), their passwords, and recovery words.
 
 Owns every byte of private key on disk. Keys leave this module only as `Wallet.key`; they are in no
-representation, log line or error message, and neither are recovery words (BIP-39), which any wallet
-turns into the same account (BIP-44, its first).
+`repr`, log line or error message. The same holds for recovery words (BIP-39), from which any wallet
+derives the same account (the first of BIP-44).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from muster.protocol.errors import EncodingError, MusterError, WalletError
 from muster.protocol.ids import Address, to_address
 
 PASSWORD_VARIABLE = "MUSTER_PASSWORD"
-"""Environment variable that opens keystores where nobody can type."""
+"""Environment variable with the password, for processes without a terminal."""
 SCRYPT_N = 1 << 18
 """Work factor for people: about a second and 256 MiB for each guess of the password."""
 LIGHT_SCRYPT_N = 1 << 12
-"""Work factor for keys that guard nothing: accounts of a development chain."""
+"""Work factor for worthless keys: accounts of a development chain."""
 MAX_KEYSTORE_BYTES = 64 * 1024
-"""A larger file is no keystore."""
+"""Most bytes of a keystore file."""
 MAX_KEYSTORE_COST = 1 << 25
 """Bound on n * r * p, or the rounds, of a keystore: a larger one would exhaust memory."""
 
@@ -63,7 +63,7 @@ def save_wallet(path: Path, key: bytes, password: str, *, light: bool = False) -
     from eth_keyfile.keyfile import create_keyfile_json
 
     if not password:
-        raise WalletError("the password is empty", hint="choose one that is not")
+        raise WalletError("the password is empty", hint="choose a password")
     wallet = Wallet(address_of(key), key)
     iterations = LIGHT_SCRYPT_N if light else SCRYPT_N
     document = create_keyfile_json(key, password.encode(), kdf="scrypt", iterations=iterations)
@@ -78,7 +78,7 @@ def load_wallet(path: Path, password: str) -> Wallet:
     document = _read_keystore(path)
     try:
         key = decode_keyfile_json(document, password.encode())
-    # The library lets through whatever hostile JSON makes of its arithmetic.
+    # With hostile JSON the library may raise any of these errors.
     except (ValueError, TypeError, KeyError, AttributeError, LookupError, MemoryError) as error:
         if "MAC mismatch" in str(error):
             raise WalletError(
@@ -108,12 +108,12 @@ def open_wallet(
     what: str = "keystore",
     environ: Mapping[str, str] = os.environ,
 ) -> Wallet:
-    """Return the account of a keystore, with the password from wherever there is one."""
+    """Return the account of a keystore; see `read_password` for the source of the password."""
     return load_wallet(keystore, read_password(password_file, what=what, environ=environ))
 
 
 def keystore_address(path: Path) -> Address:
-    """Return the account a keystore states, without its password; raises WalletError."""
+    """Return the account that a keystore states, without its password; raises WalletError."""
     try:
         return to_address(_hex_address(_read_keystore(path)))
     except EncodingError:
@@ -209,7 +209,7 @@ def _hex_address(document: Mapping[str, Any]) -> str:
 def _malformed(path: Path) -> WalletError:
     return WalletError(
         f"{path} is not a version 3 keystore",
-        hint="restore it from a backup, or create another: muster wallet new FILE",
+        hint="restore the file from a backup, or create another keystore: muster wallet new FILE",
     )
 
 
@@ -234,13 +234,13 @@ def write_private(path: Path, data: bytes) -> None:
 # Recovery words
 
 RECOVERY_PATH = "m/44'/60'/0'/0/0"
-"""The account that wallets show first."""
+"""Derivation path of the account that wallets show first."""
 WORDS = 12
-"""128 bits, as strong as the key itself."""
+"""Number of new recovery words: 128 bits, as strong as the key itself."""
 WORD_COUNTS = (12, 15, 18, 21, 24)
-"""What BIP-39 allows."""
+"""Word counts that BIP-39 allows."""
 MAX_WORDS_BYTES = 1024
-"""A larger file holds something else."""
+"""Most bytes of a file with recovery words."""
 
 
 def new_words() -> str:

@@ -1,1 +1,2 @@
-"""Studies of the product: red team, simulator, economics. Run from a checkout, not in the wheel."""
+"""Studies of the product: red team, simulator, economics. They run from a checkout; wheels lack
+them."""

@@ -1,9 +1,9 @@
-"""How long validators that do not check last: the network's own schedule, many times over.
+"""How soon validators that do not check are caught: simulations of the network's own schedule.
 
-`python -m muster.lab.watching` prints the tables of docs/guides/watching.md. Who is called and
-what is posted is decided by `muster.protocol.schedule`, which orchestrator and validators run; only
-the verdicts are drawn, by kinds of validators. A batch is one submission here: with more in each,
-everything happens in fewer batches.
+`python -m muster.lab.watching` prints the tables of docs/guides/watching.md. The production
+`muster.protocol.schedule` decides which validators are called and which outcomes are posted. Only
+the verdicts are drawn at random, by kinds of validators. A batch is one submission here; with more,
+everything takes fewer batches.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from muster.protocol.schedule import (
 )
 
 VALIDATORS, QUORUM = 10, 2
-"""Of the network simulated."""
+"""Size and quorum of the simulated network."""
 LONGEST = 1000
-"""Batches after which a simulated network gives up waiting."""
+"""Most batches of a simulation."""
 FRIENDS = 0.02
-"""Share of submissions that are cheats of a friend, for validators in league with one."""
+"""Share of submissions that are a friend's cheats, for colluding validators."""
 TIMING = Timing(committed_at=0, deadline_s=3600, timeout_s=60)
 ACCEPT, REJECT = keccak(b"accept"), keccak(b"reject")
 
@@ -44,11 +44,11 @@ class Kind:
     """One way of being a validator."""
 
     name: str
-    """In words."""
+    """Its name in words."""
     share_checked: float
-    """Of what it signs, the share it recomputes."""
+    """Share of its signed work that it recomputes."""
     guess: Callable[[random.Random, Sequence[Verdict]], Verdict]
-    """What it says of the rest, given what others said before."""
+    """Its verdict on the rest, given earlier verdicts of others."""
     shields_friends: bool = False
     """Whether it accepts a friend's cheats, and checks all else."""
 
@@ -64,12 +64,12 @@ KINDS = (
     Kind("checks one in ten, accepts the rest", 0.1, lambda _random, _said: True),
     Kind("in league with a cheater", 1.0, lambda _random, _said: True, shields_friends=True),
 )
-"""Whom the tables are about."""
+"""Kinds of validators in the tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """When a validator was found out, in batches that the network judged; None for never."""
+    """When a validator was caught, in judged batches; None for never."""
 
     slashed_at: int | None
     """A wrong verdict with its signature was challenged: by a trap's maker, or a re-audit."""
@@ -78,7 +78,7 @@ class Fall:
 
 
 class Watched:
-    """A network with `share` validators of one kind, the first of which is looked at."""
+    """A network with a share of validators of one kind, the first of which is watched."""
 
     def __init__(self, kind: Kind, share: float, trap_rate: float, seed: int) -> None:
         self._kind, self._trap_rate = kind, trap_rate
@@ -90,7 +90,7 @@ class Watched:
         self.me = self._validators[0]
 
     def run(self, longest: int = LONGEST) -> Fall:
-        """Return when the first validator falls, within so many batches."""
+        """Return when the first validator is caught, within `longest` batches."""
         slashed_at = proven_at = None
         for number in range(1, longest + 1):
             is_slashed, is_proven = self._judge(number)
@@ -102,7 +102,7 @@ class Watched:
         return Fall(slashed_at, proven_at)
 
     def _judge(self, number: int) -> tuple[bool, bool]:
-        """Judge one batch; return whether the first validator can be slashed for it, is proven."""
+        """Judge one batch; return whether the first validator is slashable for it, and proven."""
         chance = self._random
         is_trap = chance.random() < self._trap_rate
         is_friends = self._kind.shields_friends and chance.random() < FRIENDS
@@ -123,7 +123,7 @@ class Watched:
     def _hear(
         self, seed: bytes, is_good: bool, *, is_friends: bool
     ) -> tuple[dict[Address, Verdict], set[Address], Verdict | None]:
-        """Return what everybody called said, who computed it, and what was posted."""
+        """Return the called validators' verdicts, who computed them, and the posted verdict."""
         order = draw_order(keccak(seed), self._validators)
         said: dict[Address, Verdict] = {}
         computed: set[Address] = set()
@@ -140,7 +140,7 @@ class Watched:
                 now += TIMING.timeout_s
                 if now > TIMING.deadline_s:
                     return said, computed, None
-            # Who copies speaks last: it waits for somebody to copy from.
+            # Copiers answer last: they wait for somebody to copy.
             for who in sorted(missing, key=lambda each: each in self._false):
                 said[who], has_computed = self._say(who, is_good, list(said.values()), is_friends)
                 computed |= {who} if has_computed else set()
@@ -181,9 +181,10 @@ def wrong_majority(size: int, colluding: float) -> float:
 
 
 def break_even(trap_rate: float, missed: float = 1.0) -> float:
-    """Return how many checks' cost a validator's slash must exceed for checking to pay.
+    """Return the slash, in costs of a check, above which checking pays.
 
-    Of submissions a share `trap_rate` are traps, of which a lazy validator signs `missed` wrongly.
+    A share `trap_rate` of submissions are traps; a lazy validator signs a share `missed` of them
+    wrongly.
     """
     return 1 / (trap_rate * missed)
 

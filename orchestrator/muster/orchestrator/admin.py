@@ -1,8 +1,8 @@
 """The owner's commands to a running orchestrator, over a unix socket, if one is configured.
 
 There are no passwords: only the user that runs the process may open the socket. The network cannot
-reach it, and the public application has none of these routes. A switch holds for this process until
-it ends; each replica has its own.
+reach it, and the public application has none of these routes. A setting lasts until this process
+ends; each replica has its own.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _END_LEASES = Query(
 
 
 class LogLevel(BaseModel):
-    """How much is logged."""
+    """The log level to set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"]
-    """Of the standard library."""
+    """Name of a level of the standard library's `logging`."""
 
 
 @router.get("/counters")
 async def counters(services: ServicesDep) -> dict[str, Any]:
-    """Return what an owner wants to know first."""
+    """Return counters for the owner."""
     [[(submissions,)], [(leases,)]] = await services.database.search(
         statements.received_submissions(), statements.unfilled(now=services.chain_clock.now())
     )
@@ -73,7 +73,7 @@ async def counters(services: ServicesDep) -> dict[str, Any]:
 
 @router.post("/leases/pause")
 async def pause_leases(services: ServicesDep) -> dict[str, Any]:
-    """Give no tickets from now on; what is leased may still be uploaded."""
+    """Stop giving tickets; leased work may still be uploaded."""
     return _switch(services, True)
 
 
@@ -85,7 +85,8 @@ async def resume_leases(services: ServicesDep) -> dict[str, Any]:
 
 @router.delete("/leases/{node}")
 async def drop_lease(node: AccountAddress, services: ServicesDep) -> dict[str, Any]:
-    """End a node's lease now, so that it gets another ticket; the signed one stays good in time."""
+    """End a node's lease now, so that it gets another ticket; the signed one stays valid until its
+    deadline."""
     now = services.chain_clock.now()
     async with services.database.transaction() as asked:
         [ended] = await asked.ask(_END_LEASES(node=node, now=now, ended=now - 1))
@@ -96,22 +97,24 @@ async def drop_lease(node: AccountAddress, services: ServicesDep) -> dict[str, A
 
 @router.put("/log-level")
 async def set_log_level(order: LogLevel) -> dict[str, Any]:
-    """Log more, or less."""
+    """Set the log level."""
     logging.getLogger().setLevel(order.level)
     return {"log_level": order.level}
 
 
 @router.post("/retention")
 async def collect(services: ServicesDep) -> dict[str, Any]:
-    """Drop files that nobody can need any more, now instead of within ten minutes."""
+    """Delete files that nobody can need any more, now instead of within ten minutes."""
     if services.retention is None:
-        raise refuse("not_configured", "files are kept for ever", "start with --retention-s")
+        raise refuse(
+            "not_configured", "files are kept for ever", "start the orchestrator with --retention-s"
+        )
     return {"dropped": await services.retention.collect()}
 
 
 @router.post("/rebuild")
 async def rebuild(services: ServicesDep) -> dict[str, Any]:
-    """Derive again, from the events that were read, what follows from the chain."""
+    """Derive the projection again from the chain events that were read."""
     services.projection.rebuild()
     await services.batching.load()
     services.wakes.chain_changed()
@@ -121,7 +124,7 @@ async def rebuild(services: ServicesDep) -> dict[str, Any]:
 
 def _switch(services: Services, paused: bool) -> dict[str, Any]:
     services.leases.are_paused = paused
-    logger.warning("leases switched by the owner", extra={"are_paused": paused})
+    logger.warning("leases paused or resumed by the owner", extra={"are_paused": paused})
     return {"leases_are_paused": paused}
 
 
@@ -136,9 +139,9 @@ def create_admin_app(services: Services) -> FastAPI:
 
 @contextlib.contextmanager
 def admin_listener(path: Path) -> Iterator[socket.socket]:
-    """Listen on a unix socket that this user alone may open; it is gone afterwards.
+    """Listen on a unix socket that only this user may open; remove it afterwards.
 
-    Raises ConfigError when something else is at the path, or another process listens there.
+    Raises ConfigError when the path is taken by another file or process.
     """
     _clear(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -160,15 +163,19 @@ def admin_listener(path: Path) -> Iterator[socket.socket]:
 
 
 def _clear(path: Path) -> None:
-    """Remove what a killed process left."""
+    """Remove the socket of a killed process."""
     if not path.exists():
         return
     if not stat.S_ISSOCK(path.stat().st_mode):
-        raise ConfigError(f"{path} is there and no socket", hint="name another admin_socket")
+        raise ConfigError(
+            f"{path} exists and is not a socket", hint="choose another file with --admin-socket"
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink()
             return
-    raise ConfigError(f"another process listens on {path}", hint="name another admin_socket")
+    raise ConfigError(
+        f"another process listens on {path}", hint="choose another file with --admin-socket"
+    )

@@ -1,4 +1,4 @@
-"""`muster orchestrator`: the command line, of the process and of its owner."""
+"""`muster orchestrator`: the commands that run the process, and the owner's commands to it."""
 
 from __future__ import annotations
 
@@ -22,29 +22,50 @@ def orchestrator() -> None:
 @chain_options
 @click.option("--keystore", metavar="FILE", help="Keystore of the run's orchestrator account.")
 @click.option("--password-file", metavar="FILE", help=PASSWORD_HELP)
-@click.option("--documents", metavar="DIR", help="Recipe, calibration and task set, by hash.")
-@click.option("--files", metavar="DIR", help="Where submission files are kept.")
-@click.option("--retention-s", type=int, help="Drop files so long after they are final.")
-@click.option("--bucket", metavar="URL", help="S3 storage for them instead: s3://bucket/prefix.")
+@click.option(
+    "--documents", metavar="DIR", help="Folder of recipe, calibration and task set, named by hash."
+)
+@click.option("--files", metavar="DIR", help="Folder for submission files.")
+@click.option("--retention-s", type=int, help="Delete files this long after they are final.")
+@click.option("--bucket", metavar="URL", help="S3 storage instead of --files: s3://bucket/prefix.")
 @click.option("--database", metavar="FILE|URL", help="SQLite file or PostgreSQL; can be rebuilt.")
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=int, help="Port to listen on; 0 for any free one.")
-@click.option("--admin-socket", metavar="FILE", help="Unix socket for the owner's commands.")
-@click.option("--ready-file", metavar="FILE", help="Receives the URL once it listens.")
-@click.option("--origin", metavar="URL", help="Where the trainer serves policy weights.")
-@click.option("--relay", "relays", metavar="URL", multiple=True, help="A mirror of them.")
+@click.option("--admin-socket", metavar="FILE", help="Unix socket of muster orchestrator admin.")
+@click.option("--ready-file", metavar="FILE", help="Write the URL here once it listens.")
+@click.option("--origin", metavar="URL", help="URL of the trainer's policy weights.")
 @click.option(
-    "--evaluator", "evaluators", metavar="ADDRESS", multiple=True, help="May report evaluations."
+    "--relay",
+    "relays",
+    metavar="URL",
+    multiple=True,
+    help="URL of a relay of these weights; repeatable.",
 )
-@click.option("--public-rpc", metavar="URL", multiple=True, help="Told to newcomers; repeatable.")
-@click.option("--public-url", metavar="URL", help="This orchestrator's, told to newcomers.")
-@click.option("--tokenizer", metavar="FILE", help="For samples as text. [default: the relays']")
+@click.option(
+    "--evaluator",
+    "evaluators",
+    metavar="ADDRESS",
+    multiple=True,
+    help="Account that may report evaluations; repeatable.",
+)
+@click.option(
+    "--public-rpc",
+    metavar="URL",
+    multiple=True,
+    help="Chain endpoint to tell new nodes; repeatable.",
+)
+@click.option("--public-url", metavar="URL", help="This orchestrator's URL to tell new nodes.")
+@click.option(
+    "--tokenizer",
+    metavar="FILE",
+    help="Tokenizer that shows samples as text. [default: the relays']",
+)
 @click.option("--lease-s", type=int, help="Seconds from lease to deadline.")
-@click.option("--call-timeout-s", type=int, help="When a silent validator is replaced.")
-@click.option("--commit-interval-s", type=float, help="Least time between two batches.")
-@click.option("--poll-s", type=float, help="Seconds between looks at the chain.")
+@click.option("--call-timeout-s", type=int, help="Seconds until a silent validator is replaced.")
+@click.option("--commit-interval-s", type=float, help="Minimum time between two batches.")
+@click.option("--poll-s", type=float, help="Seconds between two polls of the chain.")
 @click.option("--confirmations", metavar="N|safe|finalized", help=CONFIRMATIONS_HELP)
-@click.option("--retry-after-s", type=float, help="What nodes wait when there is no work.")
+@click.option("--retry-after-s", type=float, help="Seconds that nodes wait when there is no work.")
 def run(config: Path | None, **flags: Any) -> None:
     """Serve one run until SIGTERM or SIGINT."""
     import uvloop
@@ -70,7 +91,7 @@ def run(config: Path | None, **flags: Any) -> None:
 )  # fmt: skip
 @click.pass_context
 def admin(context: click.Context, path: str | None) -> None:
-    """Look after a running orchestrator, over its owner's socket."""
+    """Control a running orchestrator over its owner's socket."""
     context.obj = path
 
 
@@ -88,37 +109,37 @@ def drop_lease(path: str | None, node: str) -> None:
 @click.argument("level", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]))
 @click.pass_obj
 def log_level(path: str | None, level: str) -> None:
-    """Log more, or less."""
+    """Set the log level."""
     _order(path, "PUT", "log-level", {"level": level})
 
 
 def _plain(name: str, method: str, what: str, meaning: str) -> None:
-    """Add a command that takes nothing."""
+    """Add a command without arguments."""
     command = click.pass_obj(lambda path: _order(path, method, what))
     admin.command(name, help=meaning)(command)
 
 
-_plain("counters", "GET", "counters", "Print what it does now.")
+_plain("counters", "GET", "counters", "Print counters of leases, submissions and batches.")
 _plain(
     "pause", "POST", "leases/pause",
-    "Give no tickets from now on; what is leased may still be uploaded.",
+    "Stop giving tickets; leased work may still be uploaded.",
 )  # fmt: skip
 _plain("resume", "POST", "leases/resume", "Give tickets again.")
-_plain("collect", "POST", "retention", "Drop files that nobody can need any more, now.")
-_plain("rebuild", "POST", "rebuild", "Derive again what follows from the chain's events.")
+_plain("collect", "POST", "retention", "Delete files that are no longer needed, now.")
+_plain("rebuild", "POST", "rebuild", "Recompute the state from the chain's events.")
 
 
 def _order(path: str | None, method: str, what: str, body: dict[str, Any] | None = None) -> None:
-    """Send an order and print what came of it; raises ApiError."""
+    """Send an order and print the answer; raises ApiError."""
     import json
 
     import httpx
 
     if path is None:
-        # Not required of the group: each command's help is shown without it.
+        # Checked here, not required by the group, so that each command's --help works without it.
         raise click.UsageError("Missing option '--socket' before the command.")
     if not Path(path).is_socket():
-        raise _absent(path, "there is no such socket")
+        raise _absent(path, "there is no socket at this path")
     transport = httpx.HTTPTransport(uds=path)
     try:
         with httpx.Client(transport=transport, base_url="http://owner", timeout=60.0) as http:
@@ -141,7 +162,7 @@ def _absent(path: str, why: str) -> ApiError:
         f"no orchestrator listens on {path}: {why}",
         status=503,
         code="unreachable",
-        hint="does it run as this user, with this admin_socket?",
+        hint="start the orchestrator as this user with this admin_socket, or correct --socket",
     )
 
 

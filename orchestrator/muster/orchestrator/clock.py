@@ -1,4 +1,4 @@
-"""The chain's clock between two blocks, how reading it goes, and how tasks wait for each other."""
+"""The chain's clock between two blocks, the health of reading it, and how tasks wake each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 
 def loop_time() -> float:
-    """Return the seconds of the event loop's clock: monotonic, and virtual where the loop's is."""
+    """Return the event loop's clock in seconds: monotonic, and virtual if the loop's is."""
     try:
         return asyncio.get_running_loop().time()
     except RuntimeError:
@@ -25,7 +25,7 @@ class BlockClock:
         self._seen_at = monotonic()
 
     def update(self, block_time: int) -> None:
-        """Take in the time of the latest block."""
+        """Set the time of the latest block."""
         if block_time != self._block_time:
             self._block_time = block_time
             self._seen_at = self._monotonic()
@@ -37,30 +37,30 @@ class BlockClock:
 
 @dataclass(slots=True)
 class ChainHealth:
-    """How reading the chain goes."""
+    """Health of reading the chain."""
 
     head: int | None = None
-    """The block up to which everything is read."""
+    """The block up to which all events were read."""
     read_at: float | None = None
     """Wall clock of the latest answer."""
     error: str | None = None
-    """What the chain's endpoint failed with since; None when it answered last."""
+    """Error of the chain's endpoint since then; None when its last answer succeeded."""
 
     def succeeded(self, head: int, now: float) -> None:
-        """Note an answer."""
+        """Note a successful read."""
         self.head, self.read_at, self.error = head, now, None
 
     def failed(self, error: str) -> None:
-        """Note that there was none."""
+        """Note a failed read."""
         self.error = error
 
 
 @dataclass(frozen=True, slots=True)
 class Wakes:
-    """One event per background task: set by whoever made work for it."""
+    """One event per background task, set by the code that has work for it."""
 
     poll: asyncio.Event = field(default_factory=asyncio.Event)
-    """Read the chain now: a transaction of ours was mined."""
+    """Read the chain now: one of our transactions was mined."""
     commit: asyncio.Event = field(default_factory=asyncio.Event)
     """A submission was received."""
     record: asyncio.Event = field(default_factory=asyncio.Event)
@@ -71,18 +71,18 @@ class Wakes:
     """Something the dashboard shows has changed."""
 
     def submission_received(self) -> None:
-        """Wake whoever waits for submissions."""
+        """Wake the tasks that wait for submissions."""
         self.commit.set()
         self.status.set()
 
     def chain_changed(self) -> None:
-        """Wake every task that looks at the chain."""
+        """Wake every task that depends on the chain."""
         for event in (self.commit, self.record, self.settle, self.status):
             event.set()
 
 
 async def wait_for(event: asyncio.Event, timeout_s: float) -> None:
-    """Return when the event is set or the time is over; clears the event."""
+    """Wait until the event is set or the timeout is over; clears the event."""
     try:
         async with asyncio.timeout(timeout_s):
             await event.wait()
@@ -92,7 +92,7 @@ async def wait_for(event: asyncio.Event, timeout_s: float) -> None:
 
 
 class Backoff:
-    """When a failed piece of work may be tried again: doubling pauses per key."""
+    """Exponential backoff per key: the pause doubles with each failure."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The orchestrator's flow, behind the HTTP API: chain events in, batches and outcomes out.
+"""The orchestrator's background flow: reads chain events, sends batches and outcomes.
 
 One rollout, from task to payment (docs/architecture.md):
 
@@ -16,8 +16,8 @@ One rollout, from task to payment (docs/architecture.md):
     12. audit       anyone rebuilds all of it from the chain
 
 Each coroutine below is one background task. It owns its state, sleeps until it is woken or its
-interval is over, and survives a chain that refuses or does not answer. Every one of them can be
-killed at any point: what it was about to do follows again from the chain and the files folder.
+interval is over, and survives a full disk and a chain that refuses or does not answer. Each can be
+killed at any point: its remaining work follows again from the chain and the files folder.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ from muster.orchestrator.outcomes.settlement import OutcomePlace
 from muster.orchestrator.ports import ReaderPort
 from muster.orchestrator.services import Services
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ApiError, ChainError, ContractRevert, StorageError
+from muster.protocol.errors import (
+    ApiError,
+    ChainError,
+    ContractRevert,
+    StorageError,
+    StorageFailed,
+)
 
 if TYPE_CHECKING:
     from muster.orchestrator.process import Leadership
@@ -48,57 +54,55 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""First pause after the chain refused or did not answer; doubles."""
+"""First pause in seconds after the chain refused or did not answer; it doubles each time."""
 UNFUNDED = "EscrowUnderfunded"
-"""The refusal of a batch that the run cannot pay for."""
+"""Name of the contract error for a batch that the run cannot pay for."""
 UNFUNDED_RETRY_S = 5.0
-"""Longest pause until such a batch is tried again."""
+"""Longest pause in seconds before such a batch is tried again."""
 IDLE_S = 1.0
 """A task looks for work at least this often, even if nothing woke it."""
 STATUS_INTERVAL_S = 0.25
-"""Least time between two statuses sent to listeners."""
+"""Minimum time in seconds between two statuses sent to listeners."""
 REPORT_INTERVAL_S = 5.0
-"""Time between two looks for what was signed twice."""
+"""Seconds between two searches for second signatures."""
 COLLECT_INTERVAL_S = 600.0
-"""Time between two looks for files to drop."""
+"""Seconds between two searches for files to delete."""
 CHECKPOINT_INTERVAL_S = 0.5
-"""Time between two looks at how long the database's log is."""
+"""Seconds between two checks of the length of the database's log."""
 PURGE_INTERVAL_S = 60.0
-"""Time between two clearings of expired nonces."""
+"""Seconds between two deletions of expired nonces."""
 
 
 async def run(services: Services, reader: ReaderPort, leadership: Leadership | None = None) -> None:
     """Run every background task until cancelled; a failing one ends them all.
 
-    Without leadership to wait for, this process is the only one that writes to the chain.
+    Without `leadership`, this process is the only one that writes to the chain.
     """
+    # A server may be unreachable for a while. A file that fails is damaged unless its disk is full.
+    survived = StorageError if services.database.is_shared else StorageFailed
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(services.group.run())
-        tasks.create_task(_lasting(services, partial(follow, services, reader)))
-        tasks.create_task(_lasting(services, partial(announce, services)))
-        tasks.create_task(_lasting(services, partial(purge, services)))
-        tasks.create_task(checkpoint(services))
+        tasks.create_task(_lasting(partial(follow, services, reader), survived))
+        for task in (announce, purge, checkpoint):
+            tasks.create_task(_lasting(partial(task, services), survived))
         if leadership is None:
             tasks.create_task(write(services))
         else:
             tasks.create_task(lead(services, leadership))
-            tasks.create_task(_lasting(services, partial(listen, services)))
+            tasks.create_task(_lasting(partial(listen, services), survived))
 
 
 async def write(services: Services) -> None:
     """Run the tasks that write to the chain."""
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(commit(services))
-        tasks.create_task(record(services))
-        tasks.create_task(settle(services))
-        tasks.create_task(report(services))
-        tasks.create_task(guard(services))
+        for task in (commit, record, settle, report, guard):
+            tasks.create_task(_lasting(partial(task, services)))
         if services.retention is not None:
             tasks.create_task(collect(services.retention))
 
 
 async def lead(services: Services, leadership: Leadership) -> NoReturn:
-    """Write to the chain whenever this replica is the one that may."""
+    """Write to the chain while this replica is the leader."""
     while True:
         try:
             async with leadership.held():
@@ -108,46 +112,48 @@ async def lead(services: Services, leadership: Leadership) -> NoReturn:
                     tasks.create_task(tell(services))
         except* StorageError as errors:
             logger.warning(
-                "this replica does not write to the chain any more",
+                "this replica no longer writes to the chain",
                 extra={"error": str(_first(errors))},
             )
             await asyncio.sleep(RETRY_S)
 
 
 async def collect(retention: Retention) -> NoReturn:
-    """Drop files that nobody can need any more."""
+    """Delete files that nobody can need any more."""
     while True:
         try:
             await retention.collect()
-        except ApiError as error:
-            logger.warning("files cannot be dropped", extra={"error": str(error)})
+        except (ApiError, StorageFailed) as error:
+            logger.warning("cannot delete old files", extra={"error": str(error)})
         await asyncio.sleep(COLLECT_INTERVAL_S)
 
 
 async def tell(services: Services) -> NoReturn:
-    """Tell the other replicas what they must know to lease."""
+    """Store what the other replicas must know to lease."""
     while True:
         await services.batching.share()
         await asyncio.sleep(IDLE_S)
 
 
 async def listen(services: Services) -> NoReturn:
-    """Take in what other replicas were told by nodes and by the trainer."""
+    """Load what nodes and the trainer told other replicas."""
     while True:
         await asyncio.sleep(IDLE_S)
         await services.heartbeats.load()
         await services.training.load()
 
 
-async def _lasting(services: Services, task: Callable[[], Awaitable[NoReturn]]) -> NoReturn:
-    """Run a task, again and again if the database is a server, which may be away for a while."""
+async def _lasting(
+    task: Callable[[], Awaitable[NoReturn]], survived: type[StorageError] = StorageFailed
+) -> NoReturn:
+    """Run a task; start it again after a failed write to a disk or bucket, or an error in
+    `survived`.
+    """
     while True:
         try:
             await task()
-        except StorageError as error:
-            if not services.database.is_shared:
-                raise
-            logger.warning("the database is away", extra={"error": str(error)})
+        except (ApiError, survived) as error:
+            logger.warning("a task starts again: storage failed", extra={"error": str(error)})
             await asyncio.sleep(RETRY_S)
 
 
@@ -156,7 +162,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 async def follow(services: Services, reader: ReaderPort) -> NoReturn:
-    """Keep view and projection up with the chain."""
+    """Keep view and projection up to date with the chain."""
     backoff = Backoff(first_s=RETRY_S, most_s=30.0)
     while True:
         try:
@@ -171,7 +177,7 @@ async def follow(services: Services, reader: ReaderPort) -> NoReturn:
 
 
 async def follow_once(services: Services, reader: ReaderPort) -> None:
-    """Take in what has happened on chain since the last time."""
+    """Apply the chain events since the last call."""
     poll = await reader.poll()
     projection = services.projection
     has_changed = apply_poll(projection.view, poll)
@@ -184,7 +190,9 @@ async def follow_once(services: Services, reader: ReaderPort) -> None:
     services.batching.sync(poll.head.number)
     if has_changed:
         services.wakes.chain_changed()
-    # Last: what was read is taken in, even if this fails.
+    if poll.rewound_to is not None:
+        await services.leases.close_void()
+    # Comes last: the events are applied even if this fails.
     services.chain_clock.update(await services.chain.now())
     services.chain_health.succeeded(poll.head.number, services.clock())
 
@@ -210,9 +218,12 @@ async def commit_once(services: Services, backoff: Backoff) -> bool:
     try:
         await batching.commit(composition)
     except ChainError as error:
+        if isinstance(error, ContractRevert) and await batching.take_apart(composition):
+            return False
         pause_s = backoff.failed(composition.root)
         if isinstance(error, ContractRevert) and error.name == UNFUNDED:
-            # Only estimated, not sent: asking costs nothing, and money may come any time.
+            # Only the gas was estimated, nothing was sent, so retrying is free; the run may be
+            # funded any time.
             pause_s = min(pause_s, UNFUNDED_RETRY_S)
             _note_unfunded(services, error)
             batching.retry_after(composition, pause_s)
@@ -235,7 +246,7 @@ async def record(services: Services) -> NoReturn:
 
 
 async def record_once(services: Services, backoff: Backoff) -> None:
-    """Post every batch's outcomes that are agreed on and due."""
+    """Post the outcomes of every batch that are agreed and due."""
     for agreed in await services.outcomes.agreed():
 
         async def post(agreed: Agreed = agreed) -> None:
@@ -250,7 +261,7 @@ async def record_once(services: Services, backoff: Backoff) -> None:
 
 async def settle(services: Services) -> NoReturn:
     """Step 10: execute fraud outcomes, finalise them once nobody can challenge any more, and void
-    what nobody judged.
+    batches that nobody judged.
     """
     backoff = Backoff(first_s=RETRY_S)
     while True:
@@ -259,10 +270,10 @@ async def settle(services: Services) -> NoReturn:
 
 
 async def settle_once(services: Services, backoff: Backoff) -> None:
-    """Execute and finalise what is due."""
+    """Execute, finalise and void what is due."""
     places = services.settlement.to_execute()
     if places:
-        # Outcomes posted a moment ago may make them doubtful.
+        # Recent outcomes may make frauds doubtful.
         failure = await services.breaker.look()
         places = services.settlement.to_execute(failure.check if failure else None)
     for place in places:
@@ -280,7 +291,7 @@ async def settle_once(services: Services, backoff: Backoff) -> None:
 
 
 async def report(services: Services) -> NoReturn:
-    """Step 10, for whoever signed twice: show both signatures to the court of faults."""
+    """Step 10: report those who signed twice to the court of faults, with both signatures."""
     backoff = Backoff(first_s=REPORT_INTERVAL_S)
     while True:
         await report_once(services, backoff)
@@ -288,7 +299,7 @@ async def report(services: Services) -> NoReturn:
 
 
 async def report_once(services: Services, backoff: Backoff) -> None:
-    """Show all that can be proven and was not."""
+    """Report every provable offence that was not reported yet."""
     for double in await services.doubles.to_report():
         await _transact(
             services, "report", double.filed, partial(_prove, services, double), backoff
@@ -298,17 +309,20 @@ async def report_once(services: Services, backoff: Backoff) -> None:
 async def _prove(services: Services, double: Double) -> None:
     owner, offence, tag = double.filed
     await double.prove(services.chain.once(f"prove {offence} of {owner}: {tag}").faults)
-    logger.warning("shown to the court", extra={"owner": owner, "offence": offence, "tag": tag})
+    logger.warning(
+        "a double signature was reported to the court",
+        extra={"owner": owner, "offence": offence, "tag": tag},
+    )
 
 
 async def _void(services: Services, header: Batch) -> None:
     chain = services.chain.once(f"void batch {header.batch_id}")
     await chain.ledger.void_batch(header)
-    logger.warning("nobody judged it: void", extra={"batch": header.batch_id})
+    logger.warning("batch voided: nobody judged it in time", extra={"batch": header.batch_id})
 
 
 async def guard(services: Services) -> NoReturn:
-    """Pause slashing while many independent workers fail one check."""
+    """Pause slashing while many independent workers fail the same check."""
     backoff = Backoff(first_s=RETRY_S)
     while True:
         await guard_once(services, backoff)
@@ -316,7 +330,7 @@ async def guard(services: Services) -> NoReturn:
 
 
 async def guard_once(services: Services, backoff: Backoff) -> None:
-    """Call a pause if one is due."""
+    """Pause slashing if that is necessary."""
     breaker, run = services.breaker, services.projection.run
     failure = await breaker.look()
     if failure is None or not breaker.may_pause():
@@ -326,7 +340,7 @@ async def guard_once(services: Services, backoff: Backoff) -> None:
         evidence = await breaker.evidence()
         if evidence is None:
             return
-        # One pause, whatever the evidence grows to before it is mined.
+        # One pause, even if the evidence grows before it is mined.
         chain = services.chain.once(f"pause slashing after {run.slashing_paused_until}")
         await chain.runs.pause_slashing(
             run.run_id, PauseCause.CORRELATED_FAILURES, int(failure.reason), evidence.hash
@@ -339,7 +353,10 @@ async def guard_once(services: Services, backoff: Backoff) -> None:
 async def _execute_fraud(services: Services, place: OutcomePlace) -> None:
     evidence = await services.batching.evidence(*place)
     if evidence is None:
-        logger.warning("a fraud has no submission here to prove it with", extra={"place": place})
+        logger.warning(
+            "cannot slash for a fraud: its submission is not on this orchestrator",
+            extra={"place": place},
+        )
         return
     submission, signature = evidence
     proof = services.settlement.proof(place)
@@ -354,7 +371,8 @@ async def _finalise_fraud(services: Services, place: OutcomePlace) -> None:
 
 
 def _named(what: str, place: OutcomePlace, proof: OutcomeProof) -> str:
-    """Return the name of an action about an outcome: by content, as a reorg can move numbers."""
+    """Return the name of an action on an outcome, by content, since a reorg can change batch
+    ids."""
     return f"{what} fraud in batch {place[0]} at {place[1]}: {hex0x(keccak(proof.record))}"
 
 
@@ -388,10 +406,10 @@ async def _transact(
     send: Callable[[], Awaitable[object]],
     backoff: Backoff,
 ) -> None:
-    """Send one transaction if its turn has come; what fails is tried again after a pause."""
+    """Send one transaction if its backoff is over; after a failure it is retried with a pause."""
     if not backoff.is_due((kind, key)):
         return
-    # Also after success: until the event is read back, the work still looks undone.
+    # Back off after success too: until the event is read, the work still looks undone.
     pause_s = backoff.failed((kind, key))
     try:
         await send()
@@ -403,12 +421,12 @@ async def _transact(
 
 
 def _note_unfunded(services: Services, error: ContractRevert) -> None:
-    """Say once that the run cannot pay; leases pause until it can."""
+    """Log once that the run cannot pay; leases pause until it can."""
     if not services.batching.is_unfunded:
         TRANSACTIONS.labels(kind="commit", result="refused").inc()
         logger.warning(
-            "the run cannot pay for what was uploaded: no leases until it is funded",
-            extra={"error": str(error), "hint": "fund the run: anybody may, RewardEscrow.fund"},
+            "the run has no funds for the uploaded work: leases stop until it is funded",
+            extra={"error": str(error), "hint": "fund the run: muster run fund"},
         )
     services.batching.is_unfunded = True
     services.wakes.status.set()

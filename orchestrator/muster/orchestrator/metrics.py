@@ -1,4 +1,4 @@
-"""The orchestrator's Prometheus metrics: all names, with units, and what gauges are read off."""
+"""The orchestrator's Prometheus metrics: all names, with units, and the values of gauges."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ UPLOAD_BYTES = _counter("upload_bytes", "Bytes of submissions received.")
 OUTCOMES = _counter("outcomes", "Outcomes received from validators.")
 REAUDITS = _counter(
     "reaudits",
-    "Outcomes received for batches whose outcomes were posted: agreed or differed.",
+    "Outcomes received for batches whose outcomes were already posted: agreed or differed.",
     "result",
 )
 TRANSACTIONS = _counter(
@@ -64,7 +64,7 @@ REASONS = _gauge(
 )
 REASON_WORKERS = _gauge(
     "reason_workers",
-    "Workers with at least one submission that was not accepted for the reason.",
+    "Workers with at least one submission that was not accepted for this reason.",
     "reason",
 )
 WORKERS = _gauge("workers", "Registered workers by status.", "status")
@@ -81,7 +81,7 @@ SLASHING_PAUSED_SECONDS = _gauge(
 )
 CORRELATED_FAILURE = _gauge(
     "correlated_failure",
-    "Number of the check that many independent workers fail, whose slashes wait; 0 for none.",
+    "Number of the check that many independent workers fail, so that their slashes wait, or 0.",
 )
 OPEN_CASES = _gauge("open_cases", "Disputes that are not closed.")
 STEP = _gauge("step", "Training step whose submissions are being collected.")
@@ -89,7 +89,7 @@ POLICY_VERSION = _gauge("policy_version", "Newest policy version on chain.")
 UNJUDGED_BATCHES = _gauge("unjudged_batches", "Committed batches without outcomes.")
 CALLED_BATCHES = _gauge(
     "called_batches",
-    "Batches for which outcomes are due, by how many validators they need: quorum, escalated, all.",
+    "Batches that wait for outcomes, by how many validators they need: quorum, escalated, all.",
     "stage",
 )
 OLDEST_UNJUDGED_SECONDS = _gauge(
@@ -100,15 +100,15 @@ WAITING_SUBMISSIONS = _gauge(
     "waiting_submissions", "Submissions received that are in no batch yet."
 )
 OPEN_LEASES = _gauge("open_leases", "Tickets that wait for their submission.")
-PENDING_TRANSACTIONS = _gauge("pending_transactions", "Sent and not mined.")
+PENDING_TRANSACTIONS = _gauge("pending_transactions", "Transactions that are sent and not mined.")
 VALIDATOR_SIGNED_SECONDS = _gauge(
     "validator_signed_seconds",
-    "Time since outcomes with a seated validator's signature were received.",
+    "Time since the last outcomes of each seated validator were received.",
     "validator",
 )
 VALIDATOR_ABSENT = _gauge(
     "validator_absent",
-    "Whether a seated validator let the time of a call pass and was not heard of since: 1, or 0.",
+    "1 if a seated validator missed a call's deadline and sent nothing since, else 0.",
     "validator",
 )
 TRAINING = _gauge(
@@ -123,30 +123,30 @@ LISTENERS = _gauge("listeners", "Open streams of server-sent events.")
 IS_LEADER = _gauge("is_leader", "Whether this replica writes to the chain: 1, or 0.")
 
 
-# Gauges are read off the services when somebody asks, once a second at most.
+# Gauges are computed from the services on request, at most once a second.
 
 ALIVE_S = 120
-"""A node that was heard of within this time is alive."""
+"""Seconds since its last heartbeat during which a node counts as alive."""
 FRESH_S = 1.0
-"""Figures are used for this long."""
+"""Seconds for which figures are cached."""
 MAX_PLANNED = 1000
-"""Batches whose calls are counted at most."""
+"""Most batches whose calls are counted."""
 TRAINING_FIGURES = (
     *("reward", "eval_reward", "entropy", "grad_norm", "kl", "mismatch_kl", "age_mean", "tokens"),
     *("wall_s", "wait_s", "tokens_per_s", "mfu", "memory_gb"),
     *("alarm_steps", "grad_growth", "entropy_rise", "reward_fall", "skipped"),
 )
-"""Which of the trainer's figures are passed on: its own endpoint has all of them."""
+"""The trainer's figures that are exported here; its own endpoint has all of them."""
 
 
 PART_FIGURES = ("part_{}_reward", "part_{}_kept", "part_{}_length", "eval_part_{}_reward")
-"""The same of each part of a mixture."""
+"""Exported figures of each part of a mixture."""
 OF_TOKENS = frozenset({"entropy", "grad_norm", "kl", "mismatch_kl", "age_mean"})
-"""Those of them that a step without trained tokens does not have."""
+"""Exported figures that a step without trained tokens does not have."""
 
 
 class Gauges:
-    """Keeps the gauges of `muster.orchestrator.metrics`."""
+    """Updates the gauges of this module."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -154,7 +154,7 @@ class Gauges:
         self._read_at = float("-inf")
 
     async def refresh(self, services: Services) -> None:
-        """Set every gauge to what holds now."""
+        """Set every gauge to its current value."""
         async with self._reading:
             if self._monotonic() - self._read_at < FRESH_S:
                 return
@@ -175,7 +175,7 @@ async def count_queues(database: Database, now: int) -> tuple[int, int]:
 
 
 async def count_pending(chain: ChainPort) -> int | None:
-    """Return the transactions that were sent and are not mined; None when nobody can say."""
+    """Return the number of transactions that were sent and are not mined; None when unknown."""
     try:
         return await chain.pending_transactions()
     except ChainError:
@@ -198,7 +198,8 @@ def _set_run(services: Services) -> None:
 
 
 def _known(training: TrainingMetrics, figure: str) -> float | None:
-    """Return the newest figure; NaN, a gap, of tokens when the newest step trained on none."""
+    """Return the newest figure; a per-token figure is NaN, a gap, when the newest step trained on
+    no tokens."""
     steps = training.series("tokens")
     if figure in OF_TOKENS and steps and not steps[-1][1]:
         return math.nan
@@ -252,7 +253,7 @@ def _set_chain(services: Services) -> None:
 
 async def _set_validators(services: Services) -> None:
     seated, outcomes = services.projection.run.validators, services.outcomes
-    # A validator that left its seat must not be reported absent for ever.
+    # Clear first: a validator that left its seat must not be reported absent forever.
     VALIDATOR_SIGNED_SECONDS.clear()
     VALIDATOR_ABSENT.clear()
     due = await outcomes.calls(limit=MAX_PLANNED)

@@ -40,7 +40,7 @@ class LedgerPort(Protocol):
         """Release the escrow of a fraud whose window is over."""
 
     async def void_batch(self, batch: Batch) -> object:
-        """Free what was set aside for a batch that nobody judged."""
+        """Release the money reserved for a batch that nobody judged."""
 
     async def appeal_time(self) -> int:
         """Return the seconds after the deadline until which workers may call judges."""
@@ -56,19 +56,19 @@ class LedgerPort(Protocol):
 
 
 class RunsPort(Protocol):
-    """One write, and two constants."""
+    """One write of the run registry, and one of its constants."""
 
     async def pause_slashing(
         self, run_id: RunId, cause: PauseCause, reason: int, evidence_hash: Hash32
     ) -> object:
-        """Stop the run's fraud executions for a while."""
+        """Pause the run's fraud executions for a limited time."""
 
     async def slash_cooldown(self) -> int:
-        """Return the seconds after a pause before which there is no other."""
+        """Return the minimum seconds between two pauses."""
 
 
 class EscrowPort(Protocol):
-    """One question to the reward escrow."""
+    """One query to the reward escrow."""
 
     async def is_paid(self, run_id: RunId, worker: Address, step: Step, index: int) -> bool:
         """Return whether a slot was paid."""
@@ -80,7 +80,7 @@ class ChainPort(Protocol):
     chain_id: int
     """EIP-155 chain id."""
     deployment: Deployment
-    """Where the contracts are."""
+    """Addresses of the contracts."""
 
     @property
     def account(self) -> Address | None:
@@ -103,13 +103,16 @@ class ChainPort(Protocol):
         """The reward escrow."""
 
     def once(self, label: str) -> ChainPort:
-        """Return the same chain for one write, which happens once however often it is repeated."""
+        """Return the chain for one write named `label`, which is executed once even if repeated."""
 
     def domain(self, contract: str) -> Domain:
         """Return the EIP-712 domain of a contract."""
 
     async def now(self) -> int:
         """Return the latest block's time."""
+
+    async def deploy_hash(self) -> Hash32:
+        """Return the hash of the block in which the contracts were deployed."""
 
     async def pending_transactions(self) -> int:
         """Return how many transactions of the account were sent and are not mined."""
@@ -124,22 +127,22 @@ class ReaderPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Figures that a deployment fixes for good; times in seconds."""
+    """Constants of a deployment; times in seconds."""
 
     stake_per_unit: int
     """Wei of active stake behind one unit in flight."""
     outcome_deadline_s: int
-    """After a commitment, until which outcomes are due."""
+    """Seconds after a commitment by which outcomes are due."""
     appeal_s: int
-    """After that, until which workers may call judges of the network."""
+    """Seconds after that deadline until which workers may call judges of the network."""
     challenge_s: int
-    """During which an outcome may be challenged."""
+    """Seconds during which an outcome may be challenged."""
     slash_cooldown_s: int
-    """After a pause of slashing, before which there is no other."""
+    """Minimum seconds between two pauses of slashing."""
 
 
 async def read_constants(chain: ChainPort) -> Constants:
-    """Return what the contracts say of themselves."""
+    """Return the constants of the contracts."""
     ledger = chain.ledger
     return Constants(
         stake_per_unit=await ledger.stake_per_unit(),

@@ -1,8 +1,8 @@
 """The orchestrator process: connects, catches up with the chain, opens its disk, serves.
 
 The documents that a run pins on chain are checked against their hashes first. Recipe and
-calibration are read into memory. A task set, which may be large, stays on disk. The server, which
-ends at a signal, knows no chain and no files.
+calibration are read into memory. A task set, which may be large, stays on disk. The server ends at
+a signal; it knows no chain and no files.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from muster.chain.send_journal import PostgresStore
 
 STOP_S = 2
-"""How long open requests may take to finish when the process stops."""
+"""Seconds that open requests get to finish when the process stops."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, telling when it listens."""
+    """uvicorn without its signal handlers; it reports when it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -66,13 +66,13 @@ class _Server(uvicorn.Server):
         try:
             await super().serve(sockets)
         finally:
-            # Cancelled, uvicorn leaves its listeners to the loop. It would take the next socket
-            # of the same number for one that it watches already.
+            # When cancelled, uvicorn leaves its listeners in the event loop, which would then
+            # mistake the next socket with the same number for one that it already watches.
             for listening in self.servers:
                 listening.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then say so."""
+        """Start, then report it."""
         await super().startup(sockets)
         self.listening.set()
 
@@ -84,7 +84,7 @@ async def serve_until_stopped(
     try:
         await _serve(services, reader, leadership)
     except BaseExceptionGroup as group:
-        # The first failure ended the others; it alone says why.
+        # The first failure ended the other tasks, so only it is raised.
         raise _first(group) from group
 
 
@@ -103,7 +103,7 @@ async def _serve(services: Services, reader: ReaderPort, leadership: Leadership 
             _announce_url(listener, settings)
             await stop.wait()
             logger.info("stopping")
-            # Streams first: they would hold the server open until its grace is over.
+            # Streams first: they would keep the server open until its grace period is over.
             services.feed.close()
             server.should_exit = True
             await web
@@ -112,7 +112,7 @@ async def _serve(services: Services, reader: ReaderPort, leadership: Leadership 
 
 @contextlib.asynccontextmanager
 async def _admin(services: Services) -> AsyncIterator[None]:
-    """Serve the owner's socket, if there is to be one."""
+    """Serve the owner's socket, if it is configured."""
     path = services.settings.admin_socket
     if path is None:
         yield
@@ -155,8 +155,8 @@ def _uvicorn_config(app: FastAPI, settings: OrchestratorSettings) -> uvicorn.Con
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named, because asyncio switches Nagle's delay off only for sockets that say they are TCP:
-    # without it every answer waits 40 ms for the peer's acknowledgement of its headers.
+    # The protocol is explicit, because asyncio sets TCP_NODELAY only on sockets that name TCP.
+    # Otherwise every answer would wait 40 ms for the peer's acknowledgement of its headers.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -197,7 +197,8 @@ def _signals(stop: asyncio.Event) -> Iterator[None]:
 logger = logging.getLogger(__name__)
 
 JOURNAL = "transactions.sqlite3"
-"""In the files folder: unlike the database, it cannot be rebuilt. A shared database has its own."""
+"""In the files folder: unlike the database, it cannot be rebuilt. A shared database has its own
+journal."""
 
 
 async def serve(settings: OrchestratorSettings, key: bytes) -> None:
@@ -233,7 +234,8 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
                 clock=time.time,
                 chain_clock=chain_clock,
             ).load()
-            # Objects loaded by now stay: without them the collector halves the slowest answers.
+            # Loaded objects are frozen: when the garbage collector skips them, the slowest answers
+            # take half the time.
             gc.collect()
             gc.freeze()
             leadership = None
@@ -287,22 +289,22 @@ def _other(path: Path, name: str, folder: Path) -> ConfigError:
 
 
 def _hint(folder: Path) -> str:
-    return f"put it into {folder} under that name; `muster run create` wrote it (--documents)"
+    return f"copy it to {folder} from the folder of `muster run create --documents`"
 
 
-# The election of the replica that writes to the chain: it holds the database's leader lock.
-# The lock belongs to the very connection over which the leader journals its transactions. A replica
+# The election of the leader: the replica that holds the database's leader lock writes to the chain.
+# The lock belongs to the same connection over which the leader journals its transactions. A replica
 # that loses the lock cannot journal, so two leaders cannot both send. The next leader finds the
 # journaled transactions of the earlier one and sends them again as they are.
 
 CAMPAIGN_S = 1.0
-"""Time between two attempts at the lock."""
+"""Seconds between two attempts to get the lock."""
 CHECK_S = 1.0
-"""Time between two looks whether it is still held."""
+"""Seconds between two checks that the lock is still held."""
 
 
 class SenderPort(Protocol):
-    """A chain whose journal can be replaced."""
+    """A sender of transactions whose journal can be replaced."""
 
     async def journal_in(self, store: JournalStore) -> None:
         """Send with this journal from now on."""
@@ -325,7 +327,7 @@ class Leadership:
         try:
             await self._chain.journal_in(store)
             IS_LEADER.set(1)
-            logger.info("this replica writes to the chain from now on")
+            logger.info("this replica now writes to the chain")
             async with asyncio.TaskGroup() as tasks:
                 watch = tasks.create_task(_watch(store))
                 yield
@@ -341,7 +343,10 @@ class Leadership:
             try:
                 store = await asyncio.to_thread(PostgresStore.acquire, self._url, LEADER_LOCK)
             except StorageError as error:
-                logger.warning("no election without the database", extra={"error": str(error)})
+                logger.warning(
+                    "the database does not answer: no replica can be elected to write to the chain",
+                    extra={"error": str(error)},
+                )
             else:
                 if store is not None:
                     return store

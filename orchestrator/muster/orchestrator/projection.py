@@ -1,7 +1,7 @@
-"""The orchestrator's state that follows from chain events: training progress, tallies, duties.
+"""The orchestrator's state derived from chain events: training progress, tallies, due work.
 
-Pure and in memory. It is fed after every change of the chain view; after a reorg it starts over
-from what the view still holds.
+Pure and in memory. It is updated after every change of the chain view, and rebuilt from the view
+after a reorg.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from itertools import islice
 from muster.chain import BatchView, CaseView, ChainView, CheckpointView, Event, RunView, SlashView
 from muster.chain.structs import BatchStatus
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
-from muster.protocol.messages import OutcomeRecord, Reason, Verdict
+from muster.protocol.messages import OutcomeRecord, Reason, Ticket, Verdict
 from muster.protocol.recipe import TrainingRecipe
 
 NEWEST_BATCHES = 32
-"""Batches, of all runs, by which the speed of checking is known."""
+"""Number of newest batches, of all runs, that measure the speed of checking."""
 
 
 @dataclass(slots=True)
@@ -34,12 +34,12 @@ class VerdictTally:
     fraud: int = 0
     """Fraudulent submissions."""
     units: int = 0
-    """Units of the accepted ones."""
+    """Units of the accepted submissions."""
     reasons: Counter[Reason] = field(default_factory=Counter)
-    """Why the others were not."""
+    """Reasons of the others, with counts."""
 
     def add(self, record: OutcomeRecord, verdict: Verdict, count: int = 1) -> None:
-        """Count one outcome by the verdict that stands; -1 takes it back."""
+        """Count one outcome by its standing verdict; a count of -1 removes it."""
         name = verdict.name.lower()
         setattr(self, name, getattr(self, name) + count)
         if verdict is Verdict.ACCEPTED:
@@ -50,7 +50,7 @@ class VerdictTally:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Where a submission's outcome stands."""
+    """A submission's outcome and its place on chain."""
 
     batch_id: int
     position: int
@@ -59,7 +59,7 @@ class Judged:
 
     @property
     def verdict(self) -> Verdict:
-        """The decision, as recorded."""
+        """The recorded verdict, before any dispute."""
         return self.record.verdict
 
     @property
@@ -70,28 +70,29 @@ class Judged:
 
 @dataclass(slots=True)
 class PostedSignatures:
-    """One validator's signatures on chain: a batch carries no more of them than its quorum."""
+    """One validator's signatures on chain, where each batch has those of a quorum only."""
 
     batches: int = 0
     """Batches whose posted outcomes carry its signature."""
     latest_at: int = 0
-    """When the latest of them was posted."""
+    """Chain time of the latest of them."""
 
 
 @dataclass(slots=True)
 class StreamProgress:
-    """How far the training stream reaches (docs/protocol.md section 9)."""
+    """Progress of the training stream (docs/protocol.md section 9)."""
 
     step: Step = field(default=Step(1))
     """Training step whose submissions are being collected."""
     filled: int = 0
-    """Submissions of that step accepted so far."""
+    """Accepted submissions of that step so far."""
     dropped: int = 0
-    """Accepted records that are too old when their turn comes."""
+    """Accepted records that are too old for their training step."""
 
     def add(self, version: PolicyVersion, training: TrainingRecipe, refill: int = 0) -> None:
-        """Append one accepted record to the stream; `refill` is the step's, see `note_figures`."""
-        # Training step s starts from version s - 1, so that is the newest when the turn comes.
+        """Append one accepted record to the stream; `refill` is that of the step, see
+        `note_figures`."""
+        # Training step s starts from version s - 1, which is the newest version then.
         if self.step - 1 - version > training.max_async_level:
             self.dropped += 1
             return
@@ -101,7 +102,7 @@ class StreamProgress:
 
 
 class Projection:
-    """One run, as derived from the chain view."""
+    """State of one run, derived from the chain view."""
 
     def __init__(self, view: ChainView, run_id: RunId, training: TrainingRecipe) -> None:
         self.view = view
@@ -109,7 +110,7 @@ class Projection:
         self._training = training
         self.head = view.block_number or 0
         """The latest block that was read."""
-        # The trainer's words about its own steps; a reorg does not change them.
+        # The trainer's reports about its steps, which a reorg does not change.
         self._step_at: dict[int, Step] = {}
         self._refills: dict[Step, int] = {}
         self.rebuild()
@@ -125,9 +126,19 @@ class Projection:
         version = self.run.latest_version
         return None if version is None else self.run.checkpoints[version]
 
+    def is_anchored(self, ticket: Ticket) -> bool:
+        """Return whether the chain has the block from which a ticket's seeds follow. It has not if
+        a reorganisation removed that block, or if the ticket is of another chain.
+        """
+        checkpoint = self.run.checkpoints.get(ticket.policy_version)
+        member = self.run.members.get(ticket.worker)
+        if checkpoint is None or member is None:
+            return False
+        return member.beacon_under(checkpoint) == ticket.beacon
+
     @property
     def trained_submissions(self) -> int:
-        """Accepted submissions that training steps use or will use, each step's refill left out."""
+        """Accepted submissions that training steps use or will use, without refills."""
         progress = self.progress
         used = max(0, progress.filled - self._refills.get(progress.step, 0))
         return (progress.step - 1) * self._training.submissions_per_step + used
@@ -138,8 +149,8 @@ class Projection:
         return [b for b in self.unsettled if b.status is BatchStatus.COMMITTED]
 
     def judged_units_per_s(self) -> float | None:
-        """Return the best speed at which one of the newest batches was judged, in accepted units a
-        second from commitment to outcomes; None when none was.
+        """Return the highest speed of judging among the newest batches, in accepted units per
+        second from commitment to outcomes; None when none was judged.
         """
         speeds = []
         for each in islice(reversed(self.view.batches.values()), NEWEST_BATCHES):
@@ -150,8 +161,8 @@ class Projection:
 
     @property
     def unsettled(self) -> list[BatchView]:
-        """Batches that are neither judged nor void, ascending; of some a quorum said that nothing
-        can be had.
+        """Batches that are neither judged nor void, ascending; among them batches whose data a
+        quorum declared withheld.
         """
         return [self.view.batches[i] for i in sorted(self._unjudged)]
 
@@ -162,13 +173,13 @@ class Projection:
 
     @property
     def batch_counts(self) -> tuple[int, int]:
-        """Batches committed, and of those with outcomes."""
+        """Number of committed batches, and of those with outcomes."""
         judged = self._judged_batches
         return judged + len(self._unjudged), judged
 
     @property
     def verdict_counts(self) -> Mapping[Verdict, int]:
-        """Submissions with an outcome, by the verdict that stands."""
+        """Number of submissions with an outcome, by standing verdict."""
         return {verdict: getattr(self.total, verdict.name.lower()) for verdict in Verdict}
 
     def paid_wei(self, worker: Address) -> int:
@@ -176,11 +187,12 @@ class Projection:
         return self._paid[worker]
 
     def judged_with(self, verdict: Verdict) -> Sequence[Judged]:
-        """Return the outcomes with a standing verdict, in the order in which it was reached."""
+        """Return the outcomes with this standing verdict, in the order in which it was reached."""
         return self._by_verdict.get(verdict, ())
 
     def refused_after(self, posted_after: int, *, besides: Container[Reason]) -> Counter[Address]:
-        """Return how much of each worker's work was refused since a time, for other reasons."""
+        """Return the number of refused submissions by worker since a time, except for the reasons
+        in `besides`."""
         found: Counter[Address] = Counter()
         for verdict in (Verdict.INCOMPLETE, Verdict.REJECTED):
             for judged in reversed(self.judged_with(verdict)):
@@ -203,7 +215,7 @@ class Projection:
     def final_at(
         self, batch: BatchView | None, verdict: Verdict | None, challenge_s: int
     ) -> int | None:
-        """Return when an outcome can be challenged no more; none before outcomes are posted."""
+        """Return the time when the challenge window ends; None before outcomes are posted."""
         if batch is None or batch.posted_at is None:
             return None
         if verdict is Verdict.FRAUD:
@@ -219,7 +231,8 @@ class Projection:
     def posted_units(self, worker_id: int, *, posted_after: int) -> int:
         """Return a worker's units with outcomes that can still be challenged, or are in a case.
 
-        `posted_after` is now less the challenge window: it never goes back between two calls.
+        `posted_after` is the current time minus the challenge window; it must never decrease
+        between calls.
         """
         while self._posted and (self._posted[0].posted_at or 0) <= posted_after:
             for record in self._posted.popleft().records or ():
@@ -237,9 +250,9 @@ class Projection:
             yield batch.records[case.position]
 
     def tally(self, worker_id: int) -> VerdictTally:
-        """Return what became of a worker's submissions."""
+        """Return the tally of a worker's submissions."""
         found = self._tallies.get(worker_id)
-        # Not as the default of `get`: rankings ask for every worker, and most have one.
+        # Not `get` with a default: rankings call this for every worker, and most have a tally.
         return VerdictTally() if found is None else found
 
     def judged(self, file_hash: Hash32) -> Judged | None:
@@ -261,7 +274,7 @@ class Projection:
         return self.run.terms[batch.terms - 1].quorum
 
     def apply(self, events: Iterable[Event]) -> None:
-        """Take in events that the view has taken in."""
+        """Apply events that the view has applied."""
         for event in events:
             if event.name in ("BatchCommitted", "DirectlySubmitted"):
                 self._add_batch(self.batch(event.args["batch_id"]))
@@ -276,8 +289,8 @@ class Projection:
         self._follow_stream()
 
     def note_figures(self, step: int, figures: Mapping[str, float]) -> None:
-        """Take from the trainer's figures of a step where in the stream it began, how many records
-        beyond its share it consumes (`refill`), and where the next step begins, once it ended.
+        """Read from the trainer's figures of a step where in the stream it began, how many records
+        beyond its share it consumes (`refill`), and, once it ended, where the next step begins.
         """
         before = dict(self._step_at), dict(self._refills)
         if "stream_from" in figures:
@@ -301,15 +314,15 @@ class Projection:
         self._streamed = len(stream)
 
     def rebuild(self) -> None:
-        """Derive everything anew from the view: at start, and after a reorg."""
+        """Derive everything again from the view: at the start, and after a reorg."""
         self.progress = StreamProgress()
-        """How far the training stream reaches."""
+        """Progress of the training stream."""
         self.total = VerdictTally()
         """Counts of all workers' submissions by verdict."""
         self.frauds = list[tuple[int, int]]()
         """Batch id and position of every fraud outcome, in chain order."""
         self.signed = dict[Address, PostedSignatures]()
-        """The validators' signatures under posted outcomes."""
+        """The validators' signatures of posted outcomes."""
         self._tallies = dict[int, VerdictTally]()
         self._judged = dict[Hash32, Judged]()
         self._unjudged = set[int]()
@@ -335,7 +348,7 @@ class Projection:
     def _add_batch(self, batch: BatchView | None) -> None:
         if batch is None or batch.batch_id in self._unjudged:
             return
-        # Also of a void one: what it held is not committed again.
+        # Void batches too: their submissions are not committed again.
         self._batch_of_root.setdefault(batch.root, batch.batch_id)
         if not batch.is_void:
             self._unjudged.add(batch.batch_id)
@@ -351,17 +364,16 @@ class Projection:
             self._add_outcome(batch.batch_id, position, record)
 
     def _note_signers(self, batch: BatchView) -> None:
-        for validator, bit in self.run.seats.items():
-            if batch.signers & bit:
-                signed = self.signed.setdefault(validator, PostedSignatures())
-                signed.batches += 1
-                signed.latest_at = max(signed.latest_at, batch.posted_at or 0)
+        for validator in batch.signed_by(self.run.seats):
+            signed = self.signed.setdefault(validator, PostedSignatures())
+            signed.batches += 1
+            signed.latest_at = max(signed.latest_at, batch.posted_at or 0)
 
     def _add_outcome(self, batch_id: int, position: int, record: OutcomeRecord) -> None:
         judged = Judged(batch_id, position, record)
         earlier = self._judged.setdefault(record.file_hash, judged)
         if earlier.reason is Reason.BATCH_MISDECLARED:
-            # That batch used no slots: the same work is judged again.
+            # That batch used no slots: its work is judged again.
             self._judged[record.file_hash] = judged
         self._posted_units[record.worker_id] += record.units
         self._by_worker[record.worker_id].append(judged)
@@ -380,7 +392,7 @@ class Projection:
             listed.remove(judged)
 
     def _close_case(self, case: CaseView | None) -> None:
-        """Count an outcome that a jury overturned by the verdict that stands now."""
+        """Move an outcome that a jury overturned to its new standing verdict."""
         batch = None if case is None or not case.overturned else self.batch(case.batch_id)
         if case is None or batch is None or batch.records is None:
             return

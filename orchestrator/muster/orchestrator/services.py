@@ -26,7 +26,7 @@ from muster.orchestrator.intake.retention import Retention
 from muster.orchestrator.leases.fitness import Hardware
 from muster.orchestrator.leases.leases import Leases
 from muster.orchestrator.leases.life import Heartbeats, Lives
-from muster.orchestrator.leases.shares import Turns, UnitCap
+from muster.orchestrator.leases.shares import Turns, UnitCap, max_units
 from muster.orchestrator.metrics import Gauges
 from muster.orchestrator.outcomes.breaker import Breaker
 from muster.orchestrator.outcomes.checking import ProofsOfChecking
@@ -41,23 +41,23 @@ from muster.protocol.ids import Hash32, RunId
 from muster.protocol.recipe import Recipe
 
 Documents: TypeAlias = Mapping[Hash32, bytes | Path]
-"""By the hash that the chain pins: the bytes, or the file that holds them."""
+"""Documents by pinned hash: their bytes, or their file."""
 
 
 @dataclass(eq=False, repr=False)
 class Services:
-    """Everything that a request or a background task may use, once it is loaded."""
+    """Everything that requests and background tasks use, once it is loaded."""
 
     settings: OrchestratorSettings
     _: KW_ONLY
     chain: ChainPort
     view: ChainView
-    """It has caught up with the chain."""
+    """The chain view, which is up to date."""
     key: bytes
     """The orchestrator's private key."""
     documents: Documents
     database: Database
-    """It is open."""
+    """The open database."""
     clock: Callable[[], float]
     """The wall clock."""
     chain_clock: BlockClock
@@ -70,15 +70,15 @@ class Services:
         self.audience = config.orchestrator
         if chain.account != self.audience:
             raise ConfigError(
-                f"run {settings.run} names {self.audience} as its orchestrator, "
+                f"run {settings.run} names {self.audience} as its orchestrator, but "
                 f"the keystore is {chain.account}",
-                hint="give the keystore of that account",
+                hint=f"give the keystore of {self.audience} with --keystore",
             )
         self.chain_health = ChainHealth(head=self.view.block_number, read_at=self.clock())
         self.wakes = Wakes()
         self.domain = chain.domain("ContributionLedger")
         pinned = self.documents[config.recipe_hash]
-        assert isinstance(pinned, bytes)  # only a task set stays on disk
+        assert isinstance(pinned, bytes)  # only a task set is kept on disk
         self.recipe = Recipe.from_bytes(pinned)
         self.group = GroupCommit(self.database)
         self.files = FileStore(
@@ -90,7 +90,7 @@ class Services:
         return f"{type(self).__name__}(run_id={self.run_id})"
 
     async def load(self) -> Self:
-        """Make the database this run's, and read what was there before the start.
+        """Mark the database as this run's, and load its content.
 
         Raises StorageError when the database belongs to another run.
         """
@@ -103,12 +103,14 @@ class Services:
         self.files.open()
         self.nonces.valid_from = await claim_database(
             self.database,
-            self.projection,
+            run_id=self.run_id,
             chain_id=self.chain.chain_id,
             ledger=self.domain.verifying_contract,
+            deploy_hash=await self.chain.deploy_hash(),
             now=int(self.clock()),
         )
         await rebuild(self.database, self.files, self.projection)
+        await self.leases.close_void()
         for loading in (self.batching, self.nonces, self.heartbeats, self.hardware, self.training):
             await loading.load()
         return self
@@ -140,6 +142,7 @@ class Services:
             files=self.files,
             chain=self.chain,
             projection=projection,
+            max_units=max_units(self.recipe.sampling),
             batch_limit=settings.batch_limit,
             outcome_deadline_s=constants.outcome_deadline_s,
             now=self.chain_clock.now,
@@ -151,7 +154,7 @@ class Services:
             unit_cap=UnitCap(projection, self.batching, self.recipe.sampling, constants),
             hardware=self.hardware,
             lives=self.lives,
-            # A waiting worker asks again after `retry_after_s`; one that does not is forgotten.
+            # A waiting worker asks again after `retry_after_s`; one that does not loses its turn.
             turns=lambda: Turns(patience_s=2 * settings.retry_after_s, clock=time.monotonic),
             training=self.recipe.training,
             key=self.key,
@@ -170,6 +173,7 @@ class Services:
             projection=self.projection,
             domain=self.domain,
             doubles=self.doubles,
+            max_units=max_units(self.recipe.sampling),
             now=now,
             on_received=self.wakes.submission_received,
         )
@@ -209,7 +213,7 @@ class Services:
             constants=constants,
             now=now,
         )
-        # None: files are kept for ever.
+        # None: files are kept forever.
         self.retention = (
             None
             if keep_s is None

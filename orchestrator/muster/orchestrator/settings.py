@@ -11,7 +11,7 @@ from muster.protocol.ids import Address, to_address
 from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Confirmations, Settings
 
 EvaluatorAddress = Annotated[Address, AfterValidator(to_address)]
-"""An address, written in any case."""
+"""An address in any letter case."""
 
 
 class OrchestratorSettings(Settings):
@@ -30,14 +30,15 @@ class OrchestratorSettings(Settings):
     documents: Path = Path("documents")
     """Folder with recipe, calibration and task set, each named by its hash."""
     files: Path = Path("files")
-    """Folder of submission files, of what the database is rebuilt from, and of the journal of
+    """Folder of submission files, of the sources for rebuilding the database, and of the journal of
     transactions."""
     bucket: str = ""
-    """`s3://bucket/prefix` for submission files and what the database is rebuilt from, instead of
-    the folder; keys, region and endpoint come from AWS_* in the environment."""
+    """`s3://bucket/prefix` for submission files and the sources for rebuilding the database,
+    instead of the folder; keys, region and endpoint come from AWS_* in the environment."""
     retention_s: Annotated[int, Field(ge=0)] | None = None
-    """Seconds for which a submission's file is kept once its outcome is final, no case or slash
-    about it is open and no step may train on it, or its batch is void; None for ever."""
+    """Seconds for which a submission's file is kept after nobody can need it: its outcome is final,
+    no case or slash about it is open and no step may train on it, or its batch is void. None keeps
+    it forever."""
     database: str | Path = Path("orchestrator.sqlite3")
     """SQLite file, or the `postgresql://` URL of a database that replicas share; either may be
     deleted while nothing uses it."""
@@ -50,34 +51,34 @@ class OrchestratorSettings(Settings):
     ready_file: Path | None = None
     """File that receives the URL once the process listens."""
     origin: str = ""
-    """URL where the trainer serves policy weights."""
+    """URL at which the trainer serves policy weights."""
     relays: tuple[str, ...] = ()
-    """URLs of relays that mirror them."""
+    """URLs of relays that mirror the origin."""
     evaluators: tuple[EvaluatorAddress, ...] = ()
     """Addresses that may report evaluations besides the run's owner and its trainer."""
     tokenizer: Path | None = None
-    """The base model's tokenizer.json, for samples to be read as text; None for that of the
-    versions that origin and relays serve."""
+    """The base model's tokenizer.json, to show samples as text; None to fetch it from origin and
+    relays."""
     public_rpc: tuple[str, ...] = ()
-    """RPC endpoints that newcomers are told of; none that holds a key of yours."""
+    """RPC endpoints published to newcomers; do not name one whose URL contains a secret key."""
     public_url: str = ""
-    """This orchestrator's URL as newcomers reach it; empty for the one they asked."""
+    """This orchestrator's public URL; empty for the one that the newcomer used."""
     lease_s: Annotated[int, Field(ge=1, le=86_400)] = 600
     """Seconds from lease to deadline."""
     dead_after_s: Annotated[int, Field(ge=1, le=86_400)] = 120
-    """Seconds of silence after which a worker is dead, and its leases hold back nobody; after a
-    quarter of them it is unhealthy."""
+    """Seconds of silence after which a worker is dead and its leases use no capacity; after a
+    quarter of this time it is unhealthy."""
     call_timeout_s: Annotated[int, Field(ge=1)] | None = None
-    """Seconds after which a validator that was called for a batch and is silent is replaced; None
-    for an eighth of the chain's outcome deadline, which is the longest."""
+    """Seconds after which a silent validator that was called for a batch is replaced; None for an
+    eighth of the chain's outcome deadline, which is also the maximum."""
     retry_after_s: Annotated[float, Field(gt=0, le=60)] = 1.0
-    """What a node is told to wait when there is no work."""
+    """Seconds that a node is told to wait when there is no work."""
     commit_interval_s: Annotated[float, Field(ge=0, le=3600)] = 1.0
-    """Least time between two batch commitments."""
+    """Minimum seconds between two batch commitments."""
     batch_limit: Annotated[int, Field(ge=1, le=4096)] = 64
     """Most submissions in a batch."""
     poll_s: Annotated[float, Field(gt=0, le=60)] = 1.0
-    """Time between two reads of the chain."""
+    """Seconds between two polls of the chain."""
     confirmations: Confirmations = 0
     """Blocks on top of an event before it is acted on; or `safe` or `finalized`, where the chain
     has such blocks."""
@@ -86,7 +87,7 @@ class OrchestratorSettings(Settings):
     rate_per_host: Annotated[float, Field(gt=0)] = 1000.0
     """Requests per second of one network address, sustained; bursts may be twice that."""
     bytes_per_signer: Annotated[float, Field(gt=0)] = 32.0 * (1 << 20)
-    """Bytes per second that one signer sends and is sent, sustained; bursts may be eight seconds'
+    """Bytes per second that one signer sends and receives, sustained; bursts may be eight seconds'
     worth."""
     bytes_per_host: Annotated[float, Field(gt=0)] = 256.0 * (1 << 20)
     """Bytes per second of one network address, sustained; bursts may be eight seconds' worth."""
@@ -94,20 +95,20 @@ class OrchestratorSettings(Settings):
     """Addresses and networks of reverse proxies whose X-Forwarded-For counts, separated by
     commas."""
     max_listeners: Annotated[int, Field(ge=1, le=10_000)] = 64
-    """Most open event streams; for one more, the oldest ends of the network and address that has
-    most."""
+    """Most open event streams. When another opens, the oldest stream of the network and address
+    with most streams is closed."""
     max_listeners_per_host: Annotated[int, Field(ge=1)] = 16
     """Most open event streams of one network address; more are answered 429."""
     max_connections: Annotated[int, Field(ge=1)] = 2000
-    """Most open connections; for one more, that one is closed which is waited for longest of the
-    network and address that has most. Connections that somebody with a role in the run has signed
-    on, up to three quarters of all and 16 of one signer, stay."""
+    """Most open connections. When another opens, the network and address with most connections
+    loses the one that has waited longest for its peer. Connections with a signed request of someone
+    with a role in the run are kept, up to three quarters of all and 16 of one signer."""
     max_connections_per_host: Annotated[int, Field(ge=1)] = 512
-    """Most open connections of one network address that is no trusted proxy and has signed nothing
-    on them; for one more, the one is closed which is waited for longest."""
+    """Most open connections without a signed request from one network address that is not a trusted
+    proxy. When another opens, the one that has waited longest for its peer is closed."""
     header_timeout_s: Annotated[float, Field(gt=0)] = 15.0
-    """How long a request's headers may take to arrive."""
+    """Deadline in seconds for a request's headers."""
     body_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    """How long a request's body may take to arrive."""
+    """Deadline in seconds for a request's body."""
     read_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    """How long a peer may leave an answer unread."""
+    """Seconds that a peer may leave an answer unread."""

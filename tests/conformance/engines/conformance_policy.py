@@ -41,7 +41,7 @@ def build_policy(folder: Path, seed: int) -> Path:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
-            # Large enough that a choice depends on all that came before it.
+            # Large enough that a choice depends on all earlier tokens.
             noise = torch.randn(weight.shape, generator=generator)
             weight.copy_(1 + 0.1 * noise if weight.dim() == 1 else 0.15 * noise)
     model.save_pretrained(folder)

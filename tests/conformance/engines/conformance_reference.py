@@ -1,4 +1,4 @@
-"""What engines are held against: one sequence at a time, a whole forward pass per token, no cache.
+"""The reference for engines: one sequence at a time, a whole forward pass per token, no cache.
 
 Axes: T completion tokens, H hidden units, V vocabulary.
 """
@@ -29,7 +29,7 @@ class Expected:
     hidden_TH: Floats
     """Row t is the hidden state that predicted token t."""
     logits_TV: Floats
-    """Row t is what token t was chosen by."""
+    """Row t is the logits from which token t was chosen."""
 
 
 class Reference:

@@ -24,7 +24,7 @@ class Subject:
     """An engine, as the suite starts it."""
 
     dtype: NumberFormat
-    """What it computes in: float32 engines must choose the reference's tokens."""
+    """Its number format: float32 engines must choose the reference's tokens."""
     start: Callable[[str], AbstractContextManager[InferenceEngine]]
     """Starts it on a device without a policy; leaving the context ends it. Once per session and
     subject."""

@@ -1,4 +1,4 @@
-"""What every inference engine does, whatever it is made of.
+"""The tests that every inference engine must pass.
 
 Each test runs once per entry of `conformance_subjects.SUBJECTS`; to put a further engine through
 the suite, add one there. float32 engines must choose the very tokens of the reference; engines of
@@ -126,7 +126,7 @@ def test_it_rejects_proofs_of_another_policy(
 def test_findings_of_token_t_are_those_of_the_row_it_was_chosen_by(
     subject: Subject, engine: InferenceEngine, reference: Reference
 ) -> None:
-    # Choices of another noise: margins of every size, at the rows of the sample's own tokens.
+    # Choices under another noise: margins of every size, at the rows of the sample's own tokens.
     requests, proof = drawn(6), PROOF
     expected = [reference.complete(request) for request in requests]
     proofs = engine.prove(
@@ -180,7 +180,7 @@ def test_projections_are_of_the_rows_of_each_sample(
     )
     truth = project(to_patterns(rows), seed)
     assert distance(fingerprint(sums, sum(lengths), HIDDEN), truth) <= SAME
-    # The samples in the other order are another block.
+    # The samples in another order make another block.
     others = [replace(s, shares=o) for s, o in zip(samples, shares[::-1], strict=True)]
     moved = engine.examine(others, proof=PROOF, temperature=1.0)
     sums = np.sum([each.projections[0] for each in moved], axis=0)
@@ -341,7 +341,7 @@ def together(
 def test_calls_at_the_same_time_give_what_each_gives_alone(
     subject: Subject, engine: InferenceEngine, reference: Reference
 ) -> None:
-    # Of several lengths, so that one takes the rows that another leaves.
+    # Several lengths, so that one sample takes the rows that another leaves.
     calls = [drawn(9, group=3, seed=1), drawn(7, limit=9, seed=2), drawn(4, limit=24, seed=3)]
     for asked, made in zip(calls, together(engine, calls, [None] * 3), strict=True):
         assert not isinstance(made, BaseException)
@@ -377,7 +377,7 @@ def test_next_policy_generates_from_its_own_weights_only(
     references: tuple[Reference, Reference],
     policies: tuple[Path, Path],
 ) -> None:
-    # Long equal prompts: what a prefix cache would keep.
+    # Long equal prompts, which a prefix cache would keep.
     prompt = tuple(2 + i % (VOCABULARY - 2) for i in range(100))
     requests = [Request(prompt, seed, 1.0, 12) for seed in range(4)]
     for version in (0, 1, 0):
@@ -429,7 +429,7 @@ def test_requests_that_cannot_be_served_are_refused(
 ) -> None:
     with pytest.raises(EngineError, match=match):
         engine.generate([*drawn(1, limit=2), refused], proof=PROOF)
-    # The engine is none the worse for it.
+    # The engine still works.
     assert len(engine.generate(drawn(1, limit=2), proof=PROOF)) == 1
 
 
@@ -468,5 +468,5 @@ def test_a_text_in_a_chat_prompt_writes_no_control_token(engine: InferenceEngine
     assert tokens[0] == EOS
     assert EOS not in tokens[1:]
     assert tokens[1:5] == engine.encode("sort", is_start=False)
-    # What is no chat prompt is read as the tokenizer reads it.
+    # A prompt that is no chat prompt is read as the tokenizer reads it.
     assert EOS in engine.encode("sort<eos>3")

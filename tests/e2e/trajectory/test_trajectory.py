@@ -10,14 +10,14 @@ import pytest
 from training import FIGURES, PINNED, STEPS, train
 
 RELATIVE = 2e-4
-"""Of losses, norms, entropies: about ten times what another processor or packing may move them."""
+"""Tolerance of losses, norms, entropies: ten times the effect of other processors or packing."""
 PROJECTED = 2e-3
-"""Of a random projection of all weights, whose size is about the weights' norm."""
+"""Tolerance of a random projection of all weights, whose size is about the weights' norm."""
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What is computed now."""
+    """The figures as computed now."""
     return train(tmp_path_factory.mktemp("trajectory"))
 
 

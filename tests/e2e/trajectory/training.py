@@ -53,7 +53,7 @@ RECIPE = Recipe(
     ),
 )
 FIGURES = ("loss", "grad_norm", "entropy", "kl", "max_ratio", "clip_fraction")
-"""What is pinned of a training step."""
+"""The pinned figures of a training step."""
 
 
 def submission(seed: int, version: int) -> bytes:
@@ -107,7 +107,7 @@ class Accepted:
         return self._items
 
     async def changed(self) -> None:
-        """Nothing changes; a reader that waits would wait for ever."""
+        """The chain never changes, so a reader that waits would wait for ever."""
         raise AssertionError("the step wants more files than there are")
 
     async def file(self, submission_file_hash: Hash32) -> bytes:

@@ -1,20 +1,19 @@
-"""What `muster audit` and its subcommands print, export and draw; on a played chain."""
+"""The output and exports of `muster audit` and its subcommands, on a played chain."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import csv
 import json
 import re
 from collections.abc import AsyncIterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
+from aiohttp import web
 from chain_scenario import (
     ACCEPT,
     CHEATER,
@@ -28,20 +27,23 @@ from chain_scenario import (
     play,
 )
 from click.testing import CliRunner, Result
+from lying_rpc import endpoint
+from pyarrow import csv
 
 from muster.app.cli import muster
-from muster.chain import save_deployment
+from muster.chain import Chain, save_deployment
 from muster.client.audit.contradictions import Kind, ProofLevel
-from muster.client.audit.export import COLUMNS
 from muster.client.audit.history import ChainWatch
+from muster.client.audit.write_tables import COLUMNS
 from muster.client.cli.printing import WIDTH
 from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ChainUnreachable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class Played:
-    """A chain with something of everything, and where its addresses are."""
+    """A chain with every kind of event, and the folder of its addresses."""
 
     def __init__(self, net: Scenario, folder: Path) -> None:
         self.net, self.folder = net, folder
@@ -144,68 +146,17 @@ async def test_slashes_name_what_they_rest_on(played: Played) -> None:
 async def test_every_format_has_the_documented_columns_and_the_same_rows(
     played: Played, tmp_path: Path
 ) -> None:
-    for form in ("csv", "parquet", "json"):
+    for form in ("csv", "parquet"):
         await played.json("run", "1", "--export", str(tmp_path / form), "--format", form)
     for name, columns in COLUMNS.items():
-        with (tmp_path / "csv" / f"{name}.csv").open(newline="") as file:
-            header, *rows = list(csv.reader(file))
         table = pq.read_table(tmp_path / "parquet" / f"{name}.parquet")
-        lines = (tmp_path / "json" / f"{name}.jsonl").read_text().splitlines()
-        assert header == table.column_names == list(columns)
-        assert len(rows) == table.num_rows == len(lines)
-        assert [json.loads(line) for line in lines] == table.to_pylist()
+        assert table.column_names == list(columns)
+        types = csv.ConvertOptions(column_types=table.schema, strings_can_be_null=True)
+        assert csv.read_csv(tmp_path / "csv" / f"{name}.csv", convert_options=types) == table
     outcomes = pq.read_table(tmp_path / "parquet" / "outcomes.parquet").to_pylist()
     assert [row["units"] for row in outcomes] == [1000, 500, 300, 1000]
     assert outcomes[1]["worker"] == CHEATER.address
     assert {row["standing_verdict"] for row in outcomes} == {"accepted", "fraud"}
-
-
-class Page(HTMLParser):
-    """Checks that tags nest, and collects what a page would fetch or run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.fetched: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag != "meta":
-            self.open.append(tag)
-        names = dict(attrs)
-        self.fetched += [n for n in ("src", "href", "onclick", "onload") if n in names]
-        self.fetched += ["script"] if tag in ("script", "link", "iframe", "img") else []
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-async def test_the_html_report_is_whole_static_and_names_every_transaction(
-    played: Played, tmp_path: Path
-) -> None:
-    path = tmp_path / "audit.html"
-    report = await played.json("run", "1", "--html", str(path))
-    html = path.read_text()
-    page = Page()
-    page.feed(html)
-    assert page.open == []
-    assert page.fetched == []
-    assert "url(" not in html
-    assert "@import" not in html
-    claims = [*report["slashes"], *report["payments"], *report["runs"][0]["checkpoints"]]
-    assert claims
-    assert all(claim["tx"] in html for claim in claims)
-    assert "prefers-color-scheme:dark" in html
-    assert 'name="viewport"' in html
-    assert "No contradiction in 22 checks" in html
-
-
-async def test_the_html_report_escapes_what_it_shows() -> None:
-    from muster.client.audit.export import table
-
-    hostile = "<script>alert(1)</script>&\"'"
-    html = table(hostile, [{hostile: hostile, "result": hostile, "tx": f"0x{hostile}"}])
-    assert "<script" not in html
-    assert html.count("&lt;script&gt;") >= 4
 
 
 # Contradictions
@@ -214,13 +165,12 @@ async def test_the_html_report_escapes_what_it_shows() -> None:
 async def test_contradictions_are_named_placed_and_reported_everywhere(tmp_path: Path) -> None:
     async with opened(tmp_path) as played:
         await contradict(played.net)
-        result = await played.run("run", "1", "--json", "--html", str(tmp_path / "a.html"))
+        result = await played.run("run", "1", "--json")
         assert result.exit_code == 1
         (found,) = json.loads(result.stdout)["contradictions"]
         assert (found["kind"], found["batch_id"], found["position"]) == ("slot-twice", 4, 0)
         assert found["tx"] == (await played.net.view()).batches[4].posted_tx
         assert found["rule"] == "a slot (run, worker, step, index) settles once"
-        assert "slot-twice" in (tmp_path / "a.html").read_text()
         for words in (("worker", HONEST.address), ("submission", "4:0"), ("watch", "--once")):
             assert (await played.run(*words)).exit_code == 1
             assert "slot-twice" in (await played.run(*words)).stdout
@@ -253,6 +203,64 @@ async def test_watch_follows_and_says_a_contradiction_once() -> None:
         assert found.kind is Kind.SLOT_TWICE
         await net.pass_time(1)
         assert (await watched.look()).contradictions == []
+
+
+class Outage:
+    """While it lasts, an endpoint does not answer one method."""
+
+    def __init__(self, method: str) -> None:
+        self.method, self.lasts = method, False
+
+    def __call__(self, method: str, _params: list[Any], result: Any) -> Any:
+        if self.lasts and method == self.method:
+            raise web.HTTPNotFound
+        return result
+
+
+@pytest.mark.parametrize("method", ["eth_getBlockReceipts", "eth_call"])
+async def test_watch_forgets_nothing_while_an_endpoint_fails(method: str) -> None:
+    """The proof of what was read needs receipts, its check calls."""
+    outage = Outage(method)
+    async with network() as net, endpoint(net.anvil.rpc_url, outage) as rpc:
+        async with await Chain.connect(rpc, net.deployment) as chain:
+            watched = ChainWatch(chain)
+            first = await watched.look()
+            await play(net)
+            await contradict(net)
+            outage.lasts = True
+            with pytest.raises(ChainUnreachable):
+                await watched.look()
+            await net.pass_time(1)
+            outage.lasts = False
+            seen = await watched.look()
+            undisturbed = await ChainWatch(chain).look()
+        assert [found.kind for found in seen.contradictions] == [Kind.SLOT_TWICE]
+        assert seen.contradictions == undisturbed.contradictions
+        assert first.lines + seen.lines == undisturbed.lines
+
+
+async def test_watch_forgets_what_was_taken_back_while_an_endpoint_failed() -> None:
+    outage = Outage("eth_getBlockReceipts")
+    async with network() as net, endpoint(net.anvil.rpc_url, outage) as rpc:
+        await play(net)
+        async with await Chain.connect(rpc, net.deployment) as chain:
+            watched = ChainWatch(chain)
+            await watched.look()
+            before = await net.rpc.call("evm_snapshot")
+            submission = net.submission(HONEST, 5)
+            await net.judge(submission, accepted(1, submission))
+            outage.lasts = True
+            with pytest.raises(ChainUnreachable):
+                await watched.look()
+            await net.rpc.call("evm_revert", before)
+            await net.pass_time(3)
+            await net.pass_time(3)
+            outage.lasts = False
+            seen = await watched.look()
+        assert [line.what for line in seen.lines] == ["rewritten"]
+        assert "OutcomesPosted" in seen.lines[0].text
+        assert seen.contradictions == []
+        assert 3 not in watched.ledger.batches
 
 
 @pytest.mark.parametrize(("finality", "expected"), [(0, [Kind.HISTORY_REWRITTEN]), (64, [])])

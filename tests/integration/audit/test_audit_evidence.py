@@ -76,7 +76,7 @@ async def judged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Netw
             return await proven_batch(opened) is not None
 
         async with running(*mains, opened.validator(0), opened.validator(1)):
-            await eventually(are_judged, 120)
+            await eventually(are_judged)
         yield opened
 
 
@@ -86,7 +86,7 @@ async def audit(network: Network, *words: str) -> Result:
 
 
 def copy_of(network: Network, to: Path) -> Path:
-    """Return a copy of what an orchestrator and a fetcher keep, policies included."""
+    """Return a copy of an orchestrator's and a fetcher's files, policies included."""
     for name in ("files", "documents", "validator-0"):
         shutil.copytree(network.folder / name, to / name, ignore=shutil.ignore_patterns(".*"))
     return to
@@ -127,7 +127,7 @@ async def test_a_sample_is_the_same_for_everybody_who_draws_alike(
     judged: Network, tmp_path: Path
 ) -> None:
     folder, rpc = copy_of(judged, tmp_path), judged.owner.rpc
-    # What the orchestrator still sends would be another history.
+    # Further transactions of the orchestrator would be another history.
     await rpc.batch([("evm_setAutomine", [False]), ("evm_setIntervalMining", [0])])
     drawn = [
         (await rerun(judged, folder, "--sample", "2", "--seed", seed)).stderr for seed in ("5", "5")
@@ -155,7 +155,7 @@ async def bundle_of(network: Network, record: OutcomeRecord, path: Path) -> Path
 
 
 def rewritten(bundle: Path, part: str, data: bytes) -> None:
-    """Put something else in the place of a bundle's part."""
+    """Replace a part of a bundle."""
     with zipfile.ZipFile(bundle) as old:
         parts = {name: old.read(name) for name in old.namelist()}
     with zipfile.ZipFile(bundle, "w") as new:
@@ -222,7 +222,7 @@ def break_submission(folder: Path, record: OutcomeRecord) -> None:
 
 
 def alter_signature(folder: Path, record: OutcomeRecord) -> None:
-    """Under the root are submissions, not their signatures: the check itself must see this."""
+    """The root covers submissions, not their signatures: the check itself must notice this."""
     path = path_of(folder, record, ".json")
     value = json.loads(path.read_text())
     value["ticket_signature"] = "0x" + "11" * 64 + "1b"
@@ -289,7 +289,7 @@ async def test_what_is_missing_cannot_be_run_again_and_contradicts_nothing(
     missing = check["not_rerun"]
     assert any(why in each["why"] and how in each["how"] for each in missing), missing
     assert f"{len(missing)} cannot be run again" in check["detail"]
-    # Nothing that ran again bears out nothing.
+    # A check that ran no verdict again proves nothing.
     runs = len(result.stderr.splitlines())
     assert (result.exit_code == 0) is check["passed"] is (len(missing) < runs)
 
@@ -329,7 +329,7 @@ async def rejudged(history: ChainHistory, folder: Path, engine: Any = None) -> C
 async def test_a_verdict_that_the_evidence_does_not_give_is_contradicted(
     judged: Network, tmp_path: Path
 ) -> None:
-    """Validators that collude: here the recorded outcome says what the file does not."""
+    """Validators collude: the recorded outcome contradicts the file."""
     history = await history_of(judged)
     batch = next(b for b in history.ledger.batches.values() if b.records)
     records = list(batch.records or ())
@@ -429,7 +429,7 @@ async def test_who_checked_is_borne_out_by_the_recomputed_states(
     save_checking(folder, checking)
     result = await rerun(judged, folder)
     assert result.exit_code == 0, result.output
-    # Of two validators, for each submission of the batch.
+    # From two validators, for each submission of the batch.
     proofs = 2 * (await judged.view()).batches[batch_id].count
     assert f"{proofs} proofs borne out, 0 not shown" in result.stdout
     assert "nobody shows proofs of checking" in result.stdout
@@ -440,7 +440,7 @@ async def test_a_proof_that_is_not_shown_is_a_note(
 ) -> None:
     folder, (batch_id, checking) = copy_of(judged, tmp_path), proven
     save_checking(folder, with_second(checking, fingerprints=None))
-    # The orchestrator is asked for what the copy does not have.
+    # Files that the copy lacks are fetched from the orchestrator.
     result = await rerun(judged, folder, "--all", "--orchestrator", judged.orchestrator)
     assert result.exit_code == 0, result.output
     who = VALIDATORS[1].address
@@ -511,10 +511,10 @@ async def test_a_version_names_the_files_and_workers_that_went_into_it(judged: N
     (worker,) = found["workers"]
     assert (worker["worker"], worker["submissions"]) == (WORKERS[0].address, 2)
     text = (await audit(judged, *words)).stdout
-    assert "● base model" in text
+    assert "base model" in text
     assert "no contradictions" in text
     assert "2 files paid, and offered to training" in text
-    # With the trainer's log it is known what was trained on.
+    # The trainer's log says which samples were trained on.
     log = judged.folder / "metrics.jsonl"
     whole = accepted[0].rollouts
     uses = [(1, 0, whole, {}), (2, 1, 0, {"zero_advantage": whole})]
@@ -535,12 +535,12 @@ async def test_a_version_names_the_files_and_workers_that_went_into_it(judged: N
     assert "1 file paid, and trained on" in text
     assert "1 file paid, offered, and dropped whole by filters" in text
     assert f"{whole} samples trained on, {whole} zero_advantage left out" in text
-    # The newest manifest alone fixes the whole ancestry, though not which step took what.
+    # The newest manifest alone fixes the whole lineage, but not which step took which file.
     relay = (
         await audit(judged, *words[:5], "--evidence", str(judged.folder / "documents"))
     ).exception
     assert "nobody shows the manifest" in str(relay)
-    # What goes on where its parent did not end, or takes what was never posted, contradicts.
+    # A range that does not continue its parent's, or was never posted, is a contradiction.
     await judged.publish_step(PolicyVersion(3), 5, 500)
     result = await audit(judged, *words[:4], "3", *words[5:], "--json")
     assert result.exit_code == 1

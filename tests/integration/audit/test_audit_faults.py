@@ -119,7 +119,7 @@ async def test_to_call_a_batch_withheld_and_judge_it_later_is_no_fault(net: Scen
 
 
 def keep_outcomes(net: Scenario, folder: Path, submission: Submission, **changes: Any) -> None:
-    """Keep what a validator handed in about the first batch, as orchestrators do."""
+    """Keep the outcomes that a validator handed in for the first batch, as orchestrators do."""
     packed = other_records(submission)
     liar = VALIDATORS[0]
     kept = {
@@ -187,7 +187,7 @@ async def test_two_submissions_for_a_slot_are_found_reported_and_their_slash_is_
     await net.judge(submission, accepted(2, submission))
     await keep_entry(net, tmp_path, submission, CHEATER)
     assert await faults(net, tmp_path) == []
-    # The second was never judged: its worker committed it by itself.
+    # The second submission was never judged: its worker committed it by itself.
     await net.submit_direct(another(submission), CHEATER)
     assert await faults(net) == []
     (fault,) = await faults(net, tmp_path)
@@ -207,7 +207,7 @@ async def test_a_copy_cannot_sign_for_a_worker(net: Scenario, tmp_path: Path) ->
     submission = net.submission(CHEATER, 0)
     await net.judge(submission, accepted(2, submission))
     await keep_entry(net, tmp_path, submission, CHEATER)
-    # Another's node, another run, and what is no submission at all.
+    # Another worker's node, another run, and bytes that are no submission.
     await keep_entry(net, tmp_path, another(submission), HONEST)
     (tmp_path / f"{'ab' * 32}.json").write_text("{")
     assert await faults(net, tmp_path) == []
@@ -257,9 +257,9 @@ async def test_the_command_names_a_fault_and_reports_it_when_told_to(
 
 async def test_a_report_needs_a_key_and_a_chain(net: Scenario, tmp_path: Path) -> None:
     for words, problem in (
-        (("--report",), "signed"),
-        (("--keystore", "me.json"), "signed"),
-        (("--report", "--keystore", "me.json", "--dump", "x.gz"), "on a chain"),
+        (("--report",), "need each other"),
+        (("--keystore", "me.json"), "need each other"),
+        (("--report", "--keystore", "me.json", "--dump", "x.gz"), "needs a chain"),
     ):
         refused = await run(net, tmp_path, *words)
         assert isinstance(refused.exception, ConfigError), words

@@ -29,9 +29,9 @@ SAYS = {
     "--call-timeout-s": "outcomes have the word of the validators that the schedule called",
     "--all --orchestrator": "signers of accepted outcomes had recomputed them",
     "muster audit verify": "agree",
-    "muster audit lineage": "● version 1",
+    "muster audit lineage": "base model",
 }
-"""What some of the commands must print."""
+"""Output that some of the commands must print."""
 
 
 def commands() -> list[str]:
@@ -47,7 +47,7 @@ async def judge_two(network: Network) -> None:
         return sum(bool(batch.records) for batch in batches) >= 2
 
     async with running(network.worker(0), network.validator(0), network.validator(1)):
-        await eventually(are_judged, 120)
+        await eventually(are_judged)
 
 
 @pytest.mark.usefixtures("hash_engine")
@@ -90,5 +90,4 @@ async def test_every_command_of_the_guide_works(
             assert result.exit_code == 0, (line, result.output, result.exception)
             for start, text in SAYS.items():
                 assert text in result.stdout or start not in line, (line, result.stdout)
-    assert {p.suffix for p in (auditor / "tables").iterdir()} == {".csv", ".parquet", ".jsonl"}
-    assert (auditor / "audit.html").stat().st_size > 5_000
+    assert {p.suffix for p in (auditor / "tables").iterdir()} == {".csv", ".parquet"}

@@ -47,7 +47,7 @@ async def net() -> AsyncIterator[Scenario]:
 
 
 async def misbehave(net: Scenario) -> Scenario:
-    """A second run on the same contracts, whose quorum signs whatever contradicts."""
+    """A second run on the same contracts, whose quorum signs contradictory outcomes."""
     other = dataclasses.replace(net, run_id=NO_RUN)
     await other.create_run()
     await other.join(CHEATER)
@@ -89,7 +89,7 @@ async def test_a_hostile_run_on_the_same_contracts_is_no_fault_of_ours(
 
 
 async def test_what_the_contracts_hold_is_held_against_all_runs(net: Scenario) -> None:
-    """A run's own sums may be right while the contracts could not pay everybody."""
+    """A run's own sums can be right although the contracts could not pay everybody."""
     await play(net)
     await misbehave(net)
     recording, view = await record(net), Ledger()
@@ -140,7 +140,7 @@ async def test_an_overdue_case_is_noted_until_somebody_closes_it(net: Scenario) 
     (note,) = await notes_of(net)
     assert f"case 1 about {batch_id}:0 is open: anybody closes it" in note
     assert "DisputeCourt.settle" in note
-    # Its bond, and what the outcome would be paid.
+    # Its bond, and the pay of the outcome.
     worth = (PARAMETERS.bond + submission.units * PRICE) / TOKEN
     assert note.endswith(f"{worth:g} tokens wait with it")
     await net.of(OWNER).court.settle(proof)

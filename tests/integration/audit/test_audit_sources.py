@@ -19,6 +19,10 @@ from muster.app.anvil import Anvil
 from muster.chain.abi import contract_abi
 from muster.client.audit.contradictions import Kind, ProofLevel
 from muster.client.audit.history import ChainHistory, HistorySource, read
+from muster.client.audit.proving import header_hash, receipts_root
+from muster.lab.endpoints.faults import Faults, PublicEndpoint
+from muster.lab.endpoints.proxy import RpcProxy
+from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ChainInconsistent, ConfigError, EncodingError, MusterError
 from muster.protocol.ids import RunId
 
@@ -38,7 +42,7 @@ async def audited(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def played() -> AsyncIterator[Scenario]:
-    """A chain with something of everything, which is only read."""
+    """A chain with every kind of event, which is only read."""
     async with network(block_time_s=Anvil.STILL_S) as net:
         await play(net)
         yield net
@@ -147,13 +151,13 @@ async def test_a_block_that_is_left_out_whole_is_seen_when_the_chain_is_proven(
     played: Scenario,
 ) -> None:
     number = hex((await played.view()).payments[0].block_number)
-    # Its filter tells who reads.
+    # The bloom filter of the block's header shows that logs are missing.
     async with endpoint(played.anvil.rpc_url, without_a_block(number)) as rpc:
         with pytest.raises(ChainInconsistent, match="left out"):
             await audited(played, rpc)
     empty = "0x" + "00" * 256
     async with endpoint(played.anvil.rpc_url, without_a_block(number, logsBloom=empty)) as rpc:
-        # Block by block nothing is wrong: only who hashes every header can know.
+        # Each block alone is consistent: only a client that hashes every header can notice.
         assert kinds(await audited(played, rpc)) == set()
         history = await audited(played, rpc, proof=ProofLevel.CHAIN)
         assert kinds(history) == {Kind.SOURCE_HEADER}
@@ -161,7 +165,7 @@ async def test_a_block_that_is_left_out_whole_is_seen_when_the_chain_is_proven(
 
 
 async def test_what_a_filter_betrays_is_seen_in_a_long_chain() -> None:
-    """Who reads samples the filters of a long chain; who proves it looks at all."""
+    """A plain reader samples the bloom filters of a long chain; `--prove chain` checks all."""
     async with network() as net:
         await play(net)
         number = hex((await net.view()).payments[0].block_number)
@@ -183,6 +187,47 @@ async def test_a_block_that_follows_no_other_is_seen_when_the_chain_is_proven() 
             history = await audited(net, rpc, proof=ProofLevel.CHAIN)
             assert kinds(history) == {Kind.SOURCE_CHAIN, Kind.SOURCE_HEADER}
             assert "it follows 0x2222" in details(history)
+
+
+async def with_another_block(net: Scenario, number: str) -> Lie:
+    """A block with a forged claim is shown with its receipts; a client that asks for every block
+    since the deployment gets the true one.
+    """
+    header = await net.rpc.call("eth_getBlockByNumber", number, False)
+    receipts = await net.rpc.call("eth_getBlockReceipts", number)
+    changed_receipts("eth_getBlockReceipts", [], receipts)
+    header["receiptsRoot"] = hex0x(receipts_root(receipts))
+    header["hash"] = hex0x(header_hash(header))
+    following = net.deployment.deploy_block
+
+    def lie(method: str, params: list[Any], result: Any) -> Any:
+        nonlocal following
+        if method == "eth_getLogs":
+            logs = changed_logs(method, params, result)
+            moved = {"blockHash": header["hash"]}
+            return [{**log, **moved} if log["blockNumber"] == number else log for log in logs]
+        if method == "eth_getBlockReceipts" and params[0] == number:
+            return receipts
+        if method == "eth_getBlockByNumber":
+            is_linking = params[0] == hex(following)
+            following = following + 1 if is_linking else net.deployment.deploy_block
+            return header if params[0] == number and not is_linking else result
+        return result
+
+    return lie
+
+
+async def test_a_block_that_is_not_the_linked_one_is_seen_when_the_chain_is_proven() -> None:
+    async with network(block_time_s=Anvil.STILL_S) as net:
+        await play(net)
+        number = hex((await net.view()).payments[0].block_number)
+        # Of a long chain the reader looks at few headers.
+        await net.rpc.call("anvil_mine", hex(100))
+        async with endpoint(net.anvil.rpc_url, await with_another_block(net, number)) as rpc:
+            assert kinds(await audited(net, rpc)) == set()
+            history = await audited(net, rpc, proof=ProofLevel.CHAIN)
+            assert kinds(history) == {Kind.SOURCE_CHAIN}
+            assert f"there (block {int(number, 16)})" in details(history)
 
 
 async def test_an_endpoint_without_receipts_is_refused_unless_it_is_believed() -> None:
@@ -223,6 +268,18 @@ async def test_two_honest_endpoints_agree(played: Scenario) -> None:
         history = await audited(played, played.anvil.rpc_url, other)
         assert history.report().passed
         assert sum("same history" in check.name for check in history.about_source) == 1
+
+
+async def test_endpoints_that_limit_ranges_of_logs_agree() -> None:
+    faults = Faults(rate=0, lost=0, late=0, lag=0, logless=0, pending=0, most_blocks=50)
+    weather = PublicEndpoint(faults, 0)
+    async with network(block_time_s=Anvil.STILL_S) as net, RpcProxy(net.anvil.rpc_url) as first:
+        await play(net)
+        await net.rpc.call("anvil_mine", hex(100))
+        async with RpcProxy(net.anvil.rpc_url, weather) as other:
+            history = await audited(net, first.url, other.url)
+    assert history.report().passed
+    assert weather.played["ranges refused"] > 0
 
 
 # ------------------------------------------------------------------ reorganisations
@@ -318,7 +375,7 @@ async def test_a_dump_says_years_later_what_the_chain_said(tmp_path: Path) -> No
 
 
 GOLDEN = Path(__file__).parents[1] / "data" / "dump-2.gz"
-"""What `muster audit dump` wrote of the played chain when dumps became version 2."""
+"""Output of the first `muster audit dump` of format version 2, for the played chain."""
 
 
 async def test_a_dump_of_an_older_program_is_read_and_its_altered_twin_refused(

@@ -246,7 +246,7 @@ async def test_audit_counts_roots_that_cannot_be_proven(net: Scenario) -> None:
 async def test_audit_finds_accepted_work_that_was_never_committed(net: Scenario) -> None:
     claimed, judged = net.submission(HONEST, 0, units=99), net.submission(HONEST, 0, units=10)
     batch_id = await net.commit([claimed])
-    # Colluding validators accept other units than the worker ever claimed.
+    # Colluding validators accept units that the worker never claimed.
     await net.post(batch_id, [claimed], [accepted(1, judged)])
     assert kinds(await (await record(net)).report()) == {Kind.BATCH_ROOT}
 
@@ -371,7 +371,7 @@ async def test_a_jury_whose_block_nobody_shows_is_noted_and_its_own_run_still_to
 
 
 async def test_audit_contradicts_signers_who_pay_for_what_no_jury_overturned(net: Scenario) -> None:
-    """Each slash of somebody else than the party at fault: the bench's, the run's, nobody's."""
+    """Each slash that hits another account or run than the one at fault."""
     recording = await disputed(net)
     fines = [i for i, e in enumerate(recording.events) if e.name == "Slashed"]
     at = next(i for i in fines if recording.events[i].args["verdict"].tag == 1)
@@ -467,7 +467,7 @@ async def quarrelled(net: Scenario) -> Recording:
 
 
 async def contested(net: Scenario) -> Recording:
-    """Two claimants are right, and a third is not; who claims last had announced first."""
+    """Two claimants are right, and a third is not; the last to claim announced first."""
     submission = net.submission(CHEATER, 0)
     batch_id = await net.judge(submission, accepted(2, submission))
     proof, court = await net.proof(batch_id, 0), net.of(CHALLENGER).court
@@ -509,7 +509,7 @@ async def test_audit_follows_every_end_that_a_case_can_have(net: Scenario) -> No
     recording = await quarrelled(net)
     assert kinds(await recording.report()) == set()
     two, torn, seen = (await net.view()).cases.values()
-    # Who was wrong pays the jurors; nobody does; who was right does.
+    # First the wrong claimant pays the jurors, then nobody does, then a right claimant does.
     assert list(two.returned_wei.values()) == [10 * TOKEN, 0]
     assert (list(torn.returned_wei.values()), torn.fee_wei) == ([10 * TOKEN], 0)
     assert (list(seen.returned_wei.values()), seen.fee_wei) == ([7 * TOKEN], TOKEN)
@@ -547,7 +547,7 @@ async def test_audit_follows_work_that_its_run_left_unjudged() -> None:
         report = await (await unjudged(net)).report()
         assert kinds(report) == set()
         (run,) = report.runs
-        # What was taken out of a batch is counted once.
+        # A submission that was split off is counted once.
         assert (run.batches, run.judged, run.submitted, run.accepted) == (2, 1, 2, 1)
         assert run.paid_wei == str(1000 * PRICE)
 
@@ -619,7 +619,7 @@ async def test_a_bond_is_lost_when_the_jury_does_not_accept_the_work(net: Scenar
 
 
 async def test_audit_of_a_late_start_does_not_stop(net: Scenario) -> None:
-    """Whatever part of the events is missing, the report is made and fails."""
+    """With any part of the events missing, the report is still made, and fails."""
     for recording in (await upheld(net), await unjudged(net)):
         for start in range(1, len(recording.events), 3):
             assert not (await recording.report(recording.events[start:])).passed

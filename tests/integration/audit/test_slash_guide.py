@@ -39,11 +39,11 @@ SIGNATURES = {
     for entry in json.loads((ARTIFACTS / f"{contract}.json").read_text())["abi"]
     if entry["type"] in ("function", "event")
 }
-"""Of all functions and events that the contracts have."""
+"""All functions and events of the contracts."""
 
 
 def hash_of(name: str) -> str:
-    """Return the hash by which calls and logs name what has a name that no other has."""
+    """Return the selector or topic of the function or event with this unique name."""
     (signature,) = (each for each in SIGNATURES if each.startswith(f"{name}("))
     return keccak(signature.encode()).hex()
 
@@ -100,7 +100,7 @@ LIES = {
     "terms": ("accountOf", word(100 * TOKEN), word(99 * TOKEN)),
     "proceeds": ("SlashReleased", word(20 * TOKEN), word(19 * TOKEN)),
 }
-"""By the question that finds it: what is lied about, and which bytes are replaced."""
+"""By the check that finds it: the subject of the lie, and the bytes that are replaced."""
 
 
 @pytest.mark.parametrize("question", LIES)
@@ -127,7 +127,7 @@ async def test_a_changed_answer_is_named(played: Scenario, tmp_path: Path, quest
 
 
 def without_outputs(text: str) -> str:
-    """Return `name(inputs)` of what cast is told, which may have outputs behind it."""
+    """Return `name(inputs)` of a signature given to cast, without its outputs."""
     depth = 0
     for i, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
@@ -150,7 +150,7 @@ async def test_cast_is_told_signatures_that_the_contracts_have() -> None:
 
 
 async def test_cast_finds_the_same_where_it_is_installed(played: Scenario, tmp_path: Path) -> None:
-    """Without Foundry's cast, that the block is bash is all that can be told."""
+    """Without Foundry's cast only the block's bash syntax can be checked."""
     script = CAST.replace("http://127.0.0.1:8545", played.anvil.rpc_url)
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
     if shutil.which("cast") is None:

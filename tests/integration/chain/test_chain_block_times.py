@@ -55,7 +55,7 @@ async def test_fees_that_jump_delay_and_repeat_nothing(block_s: float) -> None:
 
 
 async def mine(proxy: RpcProxy, block_s: float) -> None:
-    """Mine blocks; before the first, the base fee rises thirtyfold: far above what was offered."""
+    """Mine blocks; before the first, the base fee rises thirtyfold, far above the offered fee."""
     number = 0
     while True:
         await asyncio.sleep(block_s)

@@ -1,4 +1,4 @@
-"""Writes of the typed clients under a label: once per chain, whatever repeats them."""
+"""Labelled writes of the typed clients happen once per chain, however often they are repeated."""
 
 from __future__ import annotations
 

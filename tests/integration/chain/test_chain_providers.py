@@ -149,7 +149,7 @@ async def test_node_tells_of_blocks(anvil: Anvil, tmp_path: Path, transport: str
             assert not waiting.done()
             await other.call("evm_mine")
         await waiting
-        # One that was told of between two waits ends the second at once.
+        # A block that is announced between two waits ends the second wait at once.
         await other.call("evm_mine")
         await rpc.next_block()
         waiting = asyncio.create_task(rpc.next_block())
@@ -170,15 +170,15 @@ async def test_wait_for_a_block_ends_with_the_connection(transport: str, tmp_pat
     options: dict[str, Any] = {"block_time_s": Anvil.STILL_S, "arguments": ("--ipc", str(socket))}
     async with Anvil(**options) as anvil:
         url = anvil.rpc_url.replace("http", "ws") if transport == "ws" else str(socket)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(180):
             while transport == "ipc" and not socket.is_socket():
                 await asyncio.sleep(0.01)
         rpc = Rpc(url)
         waiting = asyncio.create_task(rpc.next_block())
         await rpc.call("eth_chainId")
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 180)
     # Nor does it wait where nothing answers.
-    await asyncio.wait_for(rpc.next_block(), 5)
+    await asyncio.wait_for(rpc.next_block(), 180)
     await rpc.close()
 
 
@@ -196,7 +196,7 @@ def test_an_endpoint_without_its_scheme_is_told_what_to_write(url: str) -> None:
 
 
 class Counting(Web3Middleware):
-    """Counts what passes."""
+    """Counts the requests that pass."""
 
     seen: list[str]
 
@@ -217,7 +217,7 @@ def counting(seen: list[str]) -> Callable[[Any], Web3Middleware]:
 async def test_added_middleware_sees_every_request(url: str) -> None:
     seen: list[str] = []
     async with Rpc(url) as rpc:
-        # web3 takes any function that builds one, its annotation says otherwise.
+        # web3 takes any function that builds a provider, although its annotation says otherwise.
         rpc.w3.middleware_onion.add(counting(seen), "counting")  # type: ignore[arg-type]
         await rpc.call("eth_chainId")
         await rpc.batch([("eth_blockNumber", []), ("eth_chainId", [])])

@@ -31,12 +31,12 @@ from muster.chain.reader import LAG_POLLS
 from muster.protocol.errors import ChainInconsistent, ContractRevert
 from muster.protocol.ids import PolicyVersion
 from muster.shardcast import ChunkStore
-from muster.trainer.ports import ChainAnchor, ChainLedger
+from muster.trainer.ports import ChainLedger, PolicyRoots
 from muster.trainer.publish.publisher import Publisher
 
 
 class Follower:
-    """A reader and its view, and all that the reader says still stands."""
+    """A reader, its view, and all events that the reader says still stand."""
 
     def __init__(self, net: Scenario) -> None:
         self._net = net
@@ -54,14 +54,14 @@ class Follower:
         self.events += poll.events
 
     async def _patient_poll(self) -> Poll:
-        # A chain that got shorter is taken for an endpoint that lags, at first.
+        # At first a shorter chain is mistaken for an endpoint that lags.
         for _ in range(LAG_POLLS):
             with suppress(ChainInconsistent):
                 return await self._reader.poll()
         return await self._reader.poll()
 
     async def check(self) -> None:
-        """Poll, and compare with what somebody sees who reads the chain for the first time."""
+        """Poll, and compare with a new reader's view of the chain."""
         await self.poll()
         fresh = Follower(self._net)
         await fresh.poll()
@@ -75,7 +75,7 @@ class Follower:
 
 
 def figures(view: ChainView) -> Sequence[object]:
-    """Everything a view says, comparable."""
+    """A view's whole content, in a form that can be compared."""
     return [value for name, value in sorted(vars(view).items()) if name != "_events"]
 
 
@@ -98,7 +98,7 @@ async def test_view_equals_a_replay_after_a_reorg_of_every_depth() -> None:
             await cut(net, block)
             await follower.check()
             counts.append(len(follower.events))
-        # Each cut took back exactly one more block with events, down to where the play began.
+        # Each cut took back exactly one more block with events, down to the first one.
         assert counts == sorted(set(counts), reverse=True)
         assert len(follower.rewinds) == len(blocks) >= 7
         assert (follower.view.batches, follower.view.slashes) == ({}, [])
@@ -141,7 +141,7 @@ async def test_view_equals_a_replay_when_the_new_blocks_say_something_else() -> 
         await follower.check()
         assert len(follower.view.training_stream(net.run_id)) == 1
         await net.rpc.call("evm_revert", snapshot)
-        # Another process of the same key, which knows nothing of what the first one posted.
+        # Another process with the same key, which does not know the first one's transactions.
         async with await Chain.connect(
             net.anvil.rpc_url, net.deployment, key=ORCHESTRATOR.key
         ) as chain:
@@ -163,7 +163,7 @@ async def test_view_equals_a_replay_through_a_random_history(seed: int) -> None:
                 if chance.random() < 0.7:
                     await net.post(batch_id, [submission], [accepted(1, submission)])
             except ContractRevert:
-                # What came before it was sent again in other circumstances.
+                # The transactions before it were sent again in other circumstances.
                 pass
             if chance.random() < 0.5:
                 await follower.poll()
@@ -241,7 +241,7 @@ async def test_only_what_is_final_is_told_where_that_is_wanted() -> None:
             return [len(view.batches) for view in told.values()]
 
         assert await batches() == [1, 0, 0]
-        # Anvil calls what is one epoch of 32 blocks old safe, and what is two old final.
+        # Anvil calls blocks of one epoch (32 blocks) ago safe, and of two epochs ago final.
         for expected in ([1, 1, 0], [1, 1, 1]):
             await net.rpc.call("anvil_mine", hex(32))
             assert await batches() == expected
@@ -254,20 +254,20 @@ async def test_published_version_stays_on_chain_though_it_is_taken_back(tmp_path
     save_file({"weight": torch.zeros(4)}, policy / "model.safetensors")
     async with network(block_time_s=Anvil.STILL_S) as net:
         chain = net.of(TRAINER)
-        anchor = ChainAnchor(chain, net.run_id)
+        policy_roots = PolicyRoots(chain, net.run_id)
         publisher = Publisher(
             ChunkStore(tmp_path / "store"),
-            anchor,
+            policy_roots,
             run_id=net.run_id,
             domain=chain.domain("RunRegistry"),
             key=TRAINER.key,
         )
-        version = PolicyVersion(((await anchor.newest()) or 0) + 1)
+        version = PolicyVersion(((await policy_roots.newest()) or 0) + 1)
         root = await publisher.publish(version, policy, 0, 2)
         await cut(net, await chain.block_number())
-        assert await anchor.root_of(version) is None
+        assert await policy_roots.root_of(version) is None
         standing_by = asyncio.create_task(publisher.stand_by(every_s=0.05))
-        async with asyncio.timeout(30):
-            while await anchor.root_of(version) != root:
+        async with asyncio.timeout(180):
+            while await policy_roots.root_of(version) != root:
                 await asyncio.sleep(0.05)
         standing_by.cancel()

@@ -13,7 +13,7 @@ from sending import Order, Victims, act, actions, manual_anvil, mining, open_sen
 from muster.chain.rpc import Rpc
 
 OVERLAP = 6
-"""A child repeats so many actions that have happened: it does not know it."""
+"""Number of actions that a child repeats without knowing that they have happened."""
 
 
 async def finish(victims: Victims, rpc: Rpc) -> int:
@@ -26,18 +26,28 @@ async def finish(victims: Victims, rpc: Rpc) -> int:
     return last
 
 
+@pytest.mark.parametrize(
+    "moments",
+    [
+        [(number, number % 2 == 0) for number in range(1, 12)],
+        pytest.param(
+            [(number, dies_after) for number in range(1, 12) for dies_after in (False, True)],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["before or after each", "before and after each"],
+)
 async def test_series_is_exact_wherever_between_two_requests_its_process_dies(
-    tmp_path: Path,
+    tmp_path: Path, moments: list[tuple[int, bool]]
 ) -> None:
     async with manual_anvil() as (anvil, rpc), Victims(anvil.rpc_url, tmp_path / "j") as victims:
         # One send asks for the count, the estimate, the sending, and the receipt until it is there.
-        for request_number in range(1, 12):
-            for dies_after in (False, True):
-                done = len(await actions(rpc))
-                order = Order(max(done - 1, 0), done + 200, request_number, dies_after)
-                async with mining(rpc):
-                    await victims.start(order)
-                    assert await victims.ended() == -signal.SIGKILL
+        for request_number, dies_after in moments:
+            done = len(await actions(rpc))
+            order = Order(max(done - 1, 0), done + 200, request_number, dies_after)
+            async with mining(rpc):
+                await victims.start(order)
+                assert await victims.ended() == -signal.SIGKILL
         last = await finish(victims, rpc)
         assert await actions(rpc) == list(range(last))
 

@@ -73,7 +73,7 @@ async def test_transaction_below_a_risen_base_fee_is_replaced_and_mined_once(
     _, rpc = chain
     (sending,) = await started(await open_sender(rpc), rpc, 1)
     first = (await pooled(rpc))[0]
-    # Fifty times what it offers at most; 1.25 as much at a time would never get there.
+    # Fifty times its maximum offer; steps of 1.25 would never get there.
     await rpc.call("anvil_setNextBlockBaseFeePerGas", hex(150 * GWEI))
     await rpc.call("evm_mine")
     assert await actions(rpc) == []
@@ -164,7 +164,7 @@ async def test_action_whose_nonce_another_program_used_is_done_after_it(
 ) -> None:
     _, rpc = chain
     (sending,) = await started(await open_sender(rpc, policy=PATIENT), rpc, 1)
-    # Dear enough to replace ours in the pool.
+    # A fee high enough to replace ours in the pool.
     await rpc.call("eth_sendRawTransaction", foreign(0, 99))
     async with mining(rpc):
         await sending

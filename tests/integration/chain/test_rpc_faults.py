@@ -13,6 +13,8 @@ import pytest
 from chain_scenario import HONEST, ORCHESTRATOR, OWNER, Scenario, network, play
 
 from muster.chain import Chain, ChainView, EventReader, apply_poll
+from muster.client.cli.trap import anchor_plan, find_anchor
+from muster.lab.endpoints.faults import Faults, PublicEndpoint
 from muster.lab.endpoints.proxy import (
     Answering,
     Failure,
@@ -38,6 +40,8 @@ from muster.protocol.errors import (
     RpcError,
     WrongChain,
 )
+from muster.protocol.ids import Hash32, RunId, Step
+from muster.protocol.traps import TrapPlan
 
 
 @asynccontextmanager
@@ -170,6 +174,20 @@ def _elsewhere(result: Any) -> Any:
     if not isinstance(result, dict) or "hash" not in result:
         return result
     return result | {"hash": hex0x(keccak(result["hash"].encode()))}
+
+
+async def test_commitment_of_a_trap_plan_is_found_where_ranges_of_logs_are_limited() -> None:
+    plan = TrapPlan(RunId(1), HONEST.address, Step(0), Step(9), 1, Hash32(bytes(32)))
+    faults = Faults(rate=0, lost=0, late=0, lag=0, logless=0, pending=0, most_blocks=20)
+    weather = PublicEndpoint(faults, 0)
+    async with network() as net, RpcProxy(net.anvil.rpc_url, weather) as proxy:
+        await anchor_plan(net.of(OWNER), plan)
+        await net.rpc.call("anvil_mine", hex(100))
+        async with await Chain.connect(proxy.url, net.deployment) as chain:
+            found = await find_anchor(chain, plan)
+    assert found is not None
+    assert found.by == OWNER.address
+    assert weather.played["ranges refused"] > 0
 
 
 async def test_connecting_to_the_wrong_chain_is_refused() -> None:

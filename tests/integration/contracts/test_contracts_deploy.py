@@ -81,7 +81,7 @@ class Deployer:
         )
 
     async def run(self, *words: str) -> tuple[int, str, str]:
-        """Return exit code, output and what is said beside it, the error included."""
+        """Return exit code, stdout and stderr, including the error."""
         with contextlib.chdir(self.folder):
             done = await asyncio.to_thread(
                 CliRunner().invoke, muster, ["contracts", *words], env=self.environment
@@ -138,7 +138,7 @@ async def test_deployment_that_is_killed_again_and_again_is_made_once(
     tmp_path: Path, kills: int, block_s: int
 ) -> None:
     moments = random.Random(kills)
-    # Blocks at intervals only, with EIP-1559 fees: what is sent waits to be mined.
+    # Blocks at intervals only, with EIP-1559 fees: transactions wait to be mined.
     blocks = ("--chain-id", "31338", "--base-fee", "1000000000")
     async with (
         Anvil(block_time_s=block_s, arguments=blocks, instant=False) as anvil,
@@ -201,7 +201,7 @@ async def test_dry_run_says_what_it_will_cost_and_sends_nothing(
             for tx in await sent_by(rpc)
         }
     assert {n: dry["contracts"][n]["address"] for n in made["contracts"]} == made["contracts"]
-    # Estimates hold a little more than is used, so that the transaction succeeds.
+    # Estimates are a little above the gas used, so that the transaction succeeds.
     assert sum(used.values()) <= dry["gas"] <= 1.03 * sum(used.values())
     assert int(dry["fee_wei"]) >= dry["gas"] * int(dry["base_fee_wei"])
 
@@ -269,7 +269,7 @@ async def test_deployment_at_addresses_with_other_code_is_refused(anvil: Anvil) 
 
 
 async def test_chain_without_the_deployment_proxy_is_named_and_can_be_mended() -> None:
-    """With the transaction of the guide."""
+    """Deploy the proxy with the transaction of the guide."""
     guide = (ROOT / "docs" / "guides" / "deploy.md").read_text()
     [signed] = re.findall(r"0xf8a5[0-9a-f]+", guide)
     [signer] = set(re.findall(r"0x3fAB[0-9a-fA-F]+", guide))
@@ -376,7 +376,7 @@ async def test_parameters_that_lead_elsewhere_are_refused(deployed: Chain) -> No
 
 
 async def test_another_supply_than_the_files_is_refused(deployed: Chain) -> None:
-    """The code on chain does not say it, so the mint does."""
+    """The code on chain does not show the supply; the mint event does."""
     values = plan_of(deployed.deployment).parameters.model_dump()
     more = DeployParameters(**{**values, "initial_supply": 7})
     plan = DeployPlan("muster", ACCOUNT, more)
@@ -404,6 +404,7 @@ async def test_handover_sends_all_tokens_once(tmp_path: Path, anvil: Anvil) -> N
     words = ("handover", SAFE, "--keystore", "owner.json", "--yes")
     first, second = await deployer.json(*words), await deployer.json(*words)
     assert first["handed_over_tokens"] == first["holds_tokens"] == "300,000,000"
+    assert first["handed_over_wei"] == first["holds_wei"] == str(300_000_000 * 10**18)
     assert (second["handed_over_tokens"], second["transaction"]) == ("0", None)
     async with Rpc(anvil.rpc_url) as rpc:
         assert len(await sent_by(rpc)) == len(STEPS) + 1

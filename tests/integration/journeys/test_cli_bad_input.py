@@ -29,7 +29,7 @@ Say = Callable[..., str]
 
 @pytest.fixture
 def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """Runs a command that must fail, and returns what it says."""
+    """Runs a command that must fail, and returns its output."""
 
     def run(*words: str, password: str = PASSWORD) -> str:
         monkeypatch.setenv("MUSTER_PASSWORD", password)
@@ -43,7 +43,7 @@ def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def say_apart(*words: str) -> str:
-    """Run a command that must fail in a process of its own, and return what it says."""
+    """Run a command that must fail in a process of its own, and return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "muster.app", *words],
         capture_output=True,

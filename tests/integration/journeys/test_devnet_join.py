@@ -69,7 +69,7 @@ async def test_a_chain_with_value_is_refused(
 ) -> None:
     monkeypatch.setattr(stake, "FAUCET_CHAIN_ID", 1)
     worker, node = open_keys(tmp_path / "keys")
-    with pytest.raises(ConfigError, match="chain 31337 is no development chain") as raised:
+    with pytest.raises(ConfigError, match="chain 31337 is not a development chain") as raised:
         await prepare(*place, worker, node, RUNS[0])
     assert "docs/guides/worker.md" in raised.value.hint
     assert (await stake_of(place, worker))[0] is WorkerStatus.NONE

@@ -53,7 +53,7 @@ async def start(
         worker=worker,
     )
     with pytest.raises(MusterError) as caught:
-        await asyncio.wait_for(run_worker(settings, node, engine_factory=loads_no_model), 30)
+        await asyncio.wait_for(run_worker(settings, node, engine_factory=loads_no_model), 180)
     assert caught.value.hint
     return caught.value
 
@@ -62,7 +62,7 @@ async def start(
     ("node", "worker", "run", "says"),
     [
         (NODES[0], WORKERS[0].address, 9, "there is no run 9"),
-        (NODES[0], NOBODY, 1, "is no worker of run 1"),
+        (NODES[0], NOBODY, 1, "is not a worker of run 1"),
         (NODES[1], WORKERS[0].address, 1, f"is served by node {NODES[0].address}"),
         (WORKERS[0], WORKERS[0].address, 1, "own (cold) key"),
     ],
@@ -80,7 +80,7 @@ async def test_software_that_is_older_than_the_run_pins_is_refused(
     error = await start(network, tmp_path, NODES[0], WORKERS[0].address)
     assert str(error) == "this is muster-rl 0.0.9, the run asks for 0.1 or newer"
     with pytest.raises(ConfigError, match=r"the run asks for 0\.1"):
-        await asyncio.wait_for(network.validator(0), 30)
+        await asyncio.wait_for(network.validator(0), 180)
 
 
 async def test_an_engine_that_the_run_is_not_calibrated_for_is_refused(
@@ -101,7 +101,7 @@ async def test_a_validator_without_a_seat_ends_before_a_model_is_loaded(
         state_dir=tmp_path,
     )
     with pytest.raises(ConfigError, match="is not a validator of run 1") as caught:
-        await asyncio.wait_for(run_validator(settings, THIRD, engine_factory=loads_no_model), 30)
+        await asyncio.wait_for(run_validator(settings, THIRD, engine_factory=loads_no_model), 180)
     assert "muster validator join --run 1" in (caught.value.hint or "")
 
 
@@ -123,12 +123,10 @@ async def test_a_validator_is_told_what_it_will_lack(
 
 
 async def test_a_jailed_worker_is_told_the_way_back(network: Network, tmp_path: Path) -> None:
-    snapshot = await network.owner.rpc.call("evm_snapshot")
     deployments = network.folder / "deployments"
     async with await Chain.connect(network.anvil.rpc_url, deployments, key=WORKERS[1].key) as chain:
         await chain.vault.request_unbond(network.run_id, TOKEN)
     error = await start(network, tmp_path, NODES[1], WORKERS[1].address)
-    await network.owner.rpc.call("evm_revert", snapshot)
     assert "is jailed in run 1 and may not work" in str(error)
     assert "muster worker rejoin" in (error.hint or "")
 

@@ -66,9 +66,9 @@ async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Net
                 place, _ = outcomes(await opened.view(), Verdict.ACCEPTED)[0]
                 return len((await api.checking(int(place.split(":")[0]))).reports) == 2
 
-            await eventually(are_judged, 120)
+            await eventually(are_judged)
             async with OrchestratorApi(opened.orchestrator) as api:
-                await eventually(are_proven, 60)
+                await eventually(are_proven)
         for name, wallet in (("worker", WORKERS[0]), ("node", NODES[0])):
             save_wallet(folder / f"{name}.json", wallet.key, "s", light=True)
         yield opened
@@ -280,7 +280,7 @@ async def test_a_bundle_without_a_rerun_is_refused(network: Network, tmp_path: P
     assert "--save needs --rerun FILE" in str(result.exception)
 
 
-# What is not there
+# Unknown submissions
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ async def test_status_with_an_orchestrator_tells_the_last_sign_of_life(network: 
 async def test_status_of_a_slashed_worker_says_why_there_is_no_work(network: Network) -> None:
     found = await status(network, "--worker", WORKERS[1].address)
     assert found["status"] == "banned"
-    assert "only a jury" in found["no_work_because"][0]
+    assert "until a jury" in found["no_work_because"][0]
     assert int(found["stake"]["slashed_wei"]) > 0
     assert found["not_accepted"][0]["reason"] == "WRONG_REWARD"
     text = await run(network, "worker", "status", "--run", "1", "--worker", WORKERS[1].address)
@@ -361,7 +361,7 @@ async def test_status_of_a_slashed_worker_says_why_there_is_no_work(network: Net
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ((), "whose status?"),
+        ((), "exactly one of --worker and --keystore is needed"),
         (("--worker", "0x" + "11" * 20), "neither a worker nor the node of one"),
     ],
 )

@@ -34,7 +34,7 @@ async def rewards(network: Network, *words: str) -> Any:
 
 
 async def shows_what_it_committed(network: Network) -> bool:
-    """Return whether all that the orchestrator received is on chain, and read back from there."""
+    """Return whether all received submissions are on chain, and read back from there."""
     async with OrchestratorApi(network.orchestrator) as api:
         status = await api.status()
     batches = (await network.view()).batches
@@ -43,7 +43,7 @@ async def shows_what_it_committed(network: Network) -> bool:
 
 
 async def explain_waiting(network: Network) -> None:
-    """A submission without outcomes is found by its file's hash, and says what it waits for."""
+    """A submission without outcomes is found by its file's hash, with the reason it waits."""
     async with OrchestratorApi(network.orchestrator) as api:
         [entry, *_] = (await api.batch(1)).submissions
     name = entry.submission.file_hash.hex()
@@ -54,7 +54,7 @@ async def explain_waiting(network: Network) -> None:
 
 async def explain_due(network: Network) -> None:
     text = await run(network, "explain", "1:0", "--orchestrator", network.orchestrator)
-    assert "may call judges of the network until" in text
+    assert "may call jurors of the network until" in text
     assert "muster worker submit-direct 1:0" in text
 
 
@@ -67,10 +67,10 @@ async def test_work_that_nobody_judged_is_void_and_its_funds_are_the_runs_again(
         async def has_committed() -> bool:
             return bool((await network.view()).batches)
 
-        await eventually(has_committed, 60)
+        await eventually(has_committed)
         worker.cancel()
         await asyncio.gather(worker, return_exceptions=True)
-        await eventually(lambda: shows_what_it_committed(network), 60)
+        await eventually(lambda: shows_what_it_committed(network))
         await explain_waiting(network)
         await pass_time(network, TERMS.outcome_deadline_s)
         await explain_due(network)
@@ -99,7 +99,7 @@ async def test_nothing_is_void_while_judges_can_be_called(tmp_path: Path) -> Non
         async def has_committed() -> bool:
             return bool((await network.view()).batches)
 
-        await eventually(has_committed, 60)
+        await eventually(has_committed)
         worker.cancel()
         await asyncio.gather(worker, return_exceptions=True)
         batch = (await network.view()).batches[1]

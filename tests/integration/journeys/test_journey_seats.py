@@ -89,7 +89,7 @@ async def test_who_works_for_a_run_does_not_judge_it(stage: Stage) -> None:
     await invite(stage, HONEST)
     error = await stage.error(*words("validator", "join", stage.key("worker"), "--yes"))
     assert f"{HONEST.address} works for run 1 (active)" in str(error)
-    assert "another account" in hint(error)
+    assert "another keystore" in hint(error)
 
 
 async def test_a_nodes_key_takes_no_seat_and_judges_no_case(stage: Stage) -> None:
@@ -187,4 +187,6 @@ async def test_a_jurors_status_says_what_it_did_earned_and_lost(stage: Stage) ->
 @pytest.mark.parametrize("both", [True, False])
 async def test_status_of_nobody_or_of_two_is_refused(stage: Stage, both: bool) -> None:
     named = ("--juror", STRANGER.address, "--keystore", stage.key("worker")) if both else ()
-    assert "whose status?" in str(await stage.error("juror", "status", *named))
+    assert "exactly one of --juror and --keystore is needed" in str(
+        await stage.error("juror", "status", *named)
+    )

@@ -36,7 +36,7 @@ from muster.wallet import keystore_address
 STRANGER = Person(keccak(b"a stranger"))
 RUN_ID, RUN = RunId(1), ("--run", "1")
 ENVELOPE_BYTES = 120
-"""Of a signed transaction beside its calldata."""
+"""Bytes of a signed transaction beside its calldata."""
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -66,6 +66,7 @@ async def test_leaving_unbonds_all_and_pays_out_when_it_is_due(stage: Stage) -> 
     leave = ("unstake", *RUN, "--keystore", stage.key("worker"), "--yes")
     asked = await stage.json(*leave)
     assert (asked["action"], asked["amount_tokens"]) == ("unbonding", "100")
+    assert asked["amount_wei"] == str(100 * TOKEN)
     assert await status_of(stage) is WorkerStatus.EXITING
     early = await stage.error(*leave)
     assert isinstance(early, NotYet)
@@ -107,7 +108,7 @@ async def test_too_little_left_jails_and_is_said_before(stage: Stage) -> None:
 
 async def test_more_than_is_staked_is_refused(stage: Stage) -> None:
     error = await stage.error("unstake", *RUN, "--keystore", stage.key("worker"), "--amount", "101")
-    assert "101 tokens are asked for, 100 are staked for run 1" in str(error)
+    assert "--amount is 101 tokens, only 100 are staked for run 1" in str(error)
 
 
 async def test_asking_for_the_rest_moves_the_date_of_all(stage: Stage) -> None:
@@ -230,7 +231,7 @@ async def test_rotation_to_the_cold_key_is_refused(stage: Stage) -> None:
 
 
 async def test_rotation_of_who_left_every_run_is_possible(stage: Stage) -> None:
-    """The key answers for what it signed, and is as easily stolen as before."""
+    """Its node key still counts for what it signed, and can still be stolen."""
     await stage.json("unstake", *RUN, "--keystore", stage.key("worker"), "--yes")
     words = ("node", "rotate", "--keystore", stage.key("worker"), "--node", stage.key("n"))
     assert (await stage.json(*words, "--light", "--yes"))["old_node"] == node_of(HONEST).address
@@ -290,7 +291,7 @@ async def test_the_faucet_gives_tokens_and_gas_money(stage: Stage) -> None:
     words = ("stake", *RUN, "--keystore", key, "--node", stage.keep("n", node_of(STRANGER)))
     assert "holds 0 of the chain's coin" in str(await stage.error(*words, "--yes"))
     staked = await stage.json(*words, "--amount", "107", "--yes", "--faucet")
-    assert staked["amount_tokens"] == "107"
+    assert (staked["amount_tokens"], staked["amount_wei"]) == ("107", str(107 * TOKEN))
     assert await status_of(stage, STRANGER) is WorkerStatus.ACTIVE
 
 
@@ -390,7 +391,7 @@ async def test_an_unknown_run_is_refused_with_the_number_there_are(stage: Stage)
     assert "muster run list" in hint(error)
 
 
-# Money for what an L2 posts on its L1
+# Money for the data that an L2 posts on its L1
 
 
 @pytest.mark.parametrize(
@@ -412,7 +413,7 @@ async def test_an_l2s_data_fee_is_part_of_the_gas_money(
     words = ("stake", *RUN, "--keystore", key, "--node", node, "--yes")
     await rpc.call("anvil_setNextBlockBaseFeePerGas", "0x0")
     await rpc.call("evm_mine")
-    # Anvil offers a tip of a gwei: what a gas costs.
+    # Anvil suggests a tip of a gwei, which is the price of gas here.
     assert int(await rpc.call("eth_gasPrice"), 16) == 10**9
     await rpc.call("anvil_setBalance", STRANGER.address, hex(10**18))
     await rpc.call("anvil_setCode", address, hex0x(code))

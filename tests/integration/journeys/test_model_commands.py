@@ -67,8 +67,8 @@ async def test_a_version_is_fetched_described_and_checked(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "said", "hint"),
     [
-        (("--version", "5"), "run 1 has no version 5", "its newest is 0"),
-        ((), "who has the model?", "--orchestrator URL"),
+        (("--version", "5"), "run 1 has no version 5", "give --version up to 0, its newest"),
+        ((), "no relay to fetch the model from", "--orchestrator URL"),
         (("--relay", "http://127.0.0.1:9"), "no relay delivers", "relays are running"),
     ],
 )
@@ -141,7 +141,7 @@ def test_lines_are_read_until_the_end(folder: Path) -> None:
     said = talk(str(folder), "--max-tokens", "8", lines="4181=\n\n/sources\n/what\n/help\n")
     assert said.exception is None
     assert "does not say" in said.stdout
-    assert "there is no /what: /help" in said.stdout
+    assert "unknown command /what: /help lists all" in said.stdout
     assert "no chat template" in said.stderr
     assert talk(str(folder), lines="/exit\n4181=\n").stdout == ""
 
@@ -180,7 +180,7 @@ def test_what_was_said_before_is_part_of_a_conversation(folder: Path) -> None:
 
 @pytest.fixture
 def growing(folder: Path, tmp_path: Path) -> Live:
-    """A run whose newest version is another one at every look."""
+    """A run whose newest version changes at every look."""
     other = tmp_path / "other"
     build_base_model(other, seed=1, warm_start=WarmStart(steps=2, batch=8))
 

@@ -1,4 +1,4 @@
-"""`muster join` on a real chain: what an orchestrator serves, and what a stranger might."""
+"""`muster join` on a real chain: an orchestrator's answer, and a stranger's."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def call(*words: str, answer: str | None = None) -> Any:
-    """Return how a command ended, which runs in a thread of its own."""
+    """Run a command in a thread of its own and return its result."""
     return await asyncio.to_thread(CliRunner().invoke, muster, list(words), input=answer)
 
 
 def page_of(network: Network, **changes: Any) -> NetworkPage:
-    """Return what an honest orchestrator says, but for changes."""
+    """Return an honest orchestrator's document with changes."""
     deployment = network.deployment
     honest: dict[str, Any] = {
         "run_id": network.run_id,
@@ -64,7 +64,7 @@ Handler = Callable[[web.Request], Any]
 
 @asynccontextmanager
 async def stranger(handler: Handler) -> AsyncIterator[str]:
-    """Serve what a stranger answers to everything; yields the URL."""
+    """Serve a stranger's answer to every request; yields the URL."""
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -245,7 +245,7 @@ async def test_a_profile_that_is_there_is_not_changed(network: Network) -> None:
     moved = page_of(network, orchestrator="http://127.0.0.1:1")
     async with stranger(serving(network, moved)) as url:
         error = await refused(url)
-    assert f"knows run {network.run_id} at http://127.0.0.1:" in str(error)
+    assert f"has run {network.run_id} at http://127.0.0.1:" in str(error)
 
 
 async def test_an_endpoint_of_ones_own_takes_the_place_of_theirs(network: Network) -> None:

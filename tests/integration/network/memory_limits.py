@@ -57,7 +57,7 @@ def main(folder: Path, rooms_kb: list[int]) -> None:
 
 
 def _limit(room_kb: int | None) -> None:
-    """Leave so much address space; all there was, where it is None."""
+    """Leave so much address space; None removes the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     used = pages * resource.getpagesize()

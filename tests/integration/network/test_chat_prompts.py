@@ -52,7 +52,7 @@ TASKS = TaskSet.of(
 
 @dataclass(frozen=True)
 class Stage:
-    """An engine and what a run pins."""
+    """An engine and the documents that a run pins."""
 
     engine: TransformersEngine
     folder: Path
@@ -98,7 +98,7 @@ Install = Callable[[bool], None]
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Return what installs a verifier that grades a text by its length, with or without replies."""
+    """Return a function that installs a verifier: grades by length, with or without replies."""
 
     def put(has_replies: bool) -> None:
         verifier = replace(
@@ -183,7 +183,7 @@ def test_replies_are_messages_of_the_conversation(stage: Stage, install: Install
     tokens = row.completion_tokens[start:end]
     prompt = stage.rules.recipe.prompt
     assert stage.engine.encode(prompt.frame.reply_begin, is_start=False) == tokens[:6]
-    # What is replied ends no message, though it tries.
+    # The reply tries to end the message, and cannot.
     (eos,) = stage.engine.eos_token_ids
     assert tokens.count(eos) == 1
     shown = make_word_tokenizer().decode(tokens)

@@ -42,7 +42,7 @@ async def watched(api: OrchestratorApi, validator: Address) -> Watched:
         ]
         return found[0].compared > 0
 
-    await eventually(is_compared, 60)
+    await eventually(is_compared)
     return found[0]
 
 
@@ -77,7 +77,7 @@ async def says_who_found_it(api: OrchestratorApi, batch_id: int) -> None:
         return bool(found)
 
     # A later batch may have been compared before it.
-    await eventually(is_reported, 60)
+    await eventually(is_reported)
     [report] = found
     assert report.reporter == HONEST
     assert report.failed == report.compared > 0

@@ -96,7 +96,7 @@ async def accused(
         return bool(found) and file_of(network, found[0]).exists()
 
     async with running(*mains):
-        await eventually(is_punished, 60)
+        await eventually(is_punished)
         yield found[0]
 
 
@@ -124,7 +124,7 @@ class Shell:
         }
 
     def words(self, line: str) -> list[str]:
-        """Return what a shell makes of a line, without the name of the program."""
+        """Return the words that a shell makes of a line, without the program's name."""
         words = shlex.split(Template(line).substitute(self.names), comments=True)
         return words[1 : words.index("||")] if "||" in words else words[1:]
 
@@ -285,7 +285,7 @@ async def test_cheater_that_disputes_a_right_verdict_loses_its_bond_too(
 
 
 async def bond_is_lost(network: Network, supply_before: int) -> None:
-    """The jurors have their fees of it, and the rest is burned."""
+    """Jurors get their fees from the bond, and the rest is burned."""
     token = network.owner.token
     assert await token.balance_of(WORKERS[0].address) == 0
 
@@ -311,7 +311,7 @@ async def unjudged(network: Network, worker: type[WorkerLoop]) -> AsyncIterator[
         return bool((await network.view()).batches)
 
     async with running(network.worker(0, worker)):
-        await eventually(is_committed, 60)
+        await eventually(is_committed)
     node = NODES[0]
     save_wallet(network.folder / "node.json", node.key, "secret", light=True)
     await network.anvil.set_balance(node.address, TOKEN)
@@ -338,7 +338,7 @@ async def summoned(network: Network) -> CaseView:
         found[:] = (await network.view()).cases.values()
         return all(case.closed and len(case.collected) == len(JURORS) for case in found)
 
-    await eventually(is_settled, 100)
+    await eventually(is_settled)
     [case] = found
     assert case.is_summons
     return case
@@ -407,12 +407,12 @@ async def test_juror_joins_waits_for_cases_and_leaves_with_the_guides_lines(
 
 
 async def starts_and_stops(shell: Shell, line: str) -> None:
-    """The process says that it sits, and ends when it is told to."""
+    """The process says that it is on the bench, and ends on SIGTERM."""
     log = shell.network.folder / "juror.log"
     log.touch()
     process = await WarmProcess.start(["muster.app", *shell.words(line)], log, shell.environment)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while b"on the bench" not in log.read_bytes():
                 await asyncio.sleep(0.1)
             process.terminate()

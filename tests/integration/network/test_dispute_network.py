@@ -47,7 +47,7 @@ ACCEPTED = Ruling(Verdict.ACCEPTED, Reason.NONE).number
 
 
 class InLeague(ValidatorLoop):
-    """Rejects whatever it judges."""
+    """Rejects every submission."""
 
     async def judge_claim(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
         return unread(claim, FailedCheck(Verdict.REJECTED, Reason.LATE, "we do not like it")), None
@@ -70,7 +70,7 @@ async def judged_batch(network: Network) -> BatchView:
         found[:] = [b for b in view.batches.values() if b.records and b.signers == 0b011]
         return bool(found)
 
-    await eventually(is_judged, 60)
+    await eventually(is_judged)
     return found[0]
 
 
@@ -130,7 +130,7 @@ async def test_file_that_the_orchestrator_hides_reaches_jurors_through_a_relays_
             async def is_kept() -> bool:
                 return kept.exists()
 
-            await eventually(is_kept, 20)
+            await eventually(is_kept)
         found = (tmp_path / "files").rglob(f"*{record.file_hash.hex()}*")
         hidden = [path for path in found if path.is_file()]
         assert hidden
@@ -172,7 +172,7 @@ async def test_a_right_claim_joins_the_case_that_a_wrong_one_opened(tmp_path: Pa
                 cases.append(opened.stdout.strip())
         first, second = cases
         assert first == second
-        # Jurors come when both have claimed, or a quick jury would be done before.
+        # Start jurors when both have claimed: a quick jury would be done before.
         async with running(*(network.juror(number) for number in range(len(JURORS)))):
             view = await settled_case(network)
         [case] = view.cases.values()
@@ -247,7 +247,7 @@ async def jurors_are_paid(network: Network) -> None:
 
 
 async def has_been_paid(network: Network, view: ChainView, batch: BatchView) -> None:
-    """The window passes, and the worker claims what the jury gave back."""
+    """After the window the worker claims the reward that the jury gave back."""
     await network.owner.rpc.call("evm_increaseTime", WINDOW_S + 1)
     await network.owner.rpc.call("evm_mine")
     worker = WORKERS[0].address

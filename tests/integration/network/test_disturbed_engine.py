@@ -1,4 +1,4 @@
-"""A real engine that is really disturbed: what a validator knows to be good shows it."""
+"""A real engine that is really disturbed: the known good sample shows it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 def corrupt(engine: TransformersEngine, seed: int) -> None:
-    """Change the weights of a layer where they are in memory."""
+    """Change the weights of a layer in memory."""
     noise = torch.Generator().manual_seed(seed)
     assert engine._policy is not None
     with torch.no_grad():
@@ -67,7 +67,7 @@ def corrupt(engine: TransformersEngine, seed: int) -> None:
 
 
 class Decaying(TransformersEngine):
-    """Its memory changes between what it generates and what it examines."""
+    """Its memory changes between generation and examination."""
 
     def examine(self, samples: Any, **recipe: Any) -> Any:
         corrupt(self, 0)
@@ -81,7 +81,7 @@ def test_a_sound_engine_passes_both_items(stage: Stage) -> None:
 
 
 def test_a_worker_whose_engine_is_disturbed_signs_nothing(stage: Stage) -> None:
-    """Honest workers were called frauds for that: seconds are enough to notice it."""
+    """Noticed within seconds; without this check honest workers were called frauds."""
     engine = stage.engine()
     require_sound_policy(stage.rules, engine)
     assert require_sound(stage.accepted, stage.rules, engine, 0.0) == len(stage.accepted)

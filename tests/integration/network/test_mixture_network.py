@@ -1,4 +1,4 @@
-"""Two task sets in one run, from lease to training and export; who wants one alone is slashed."""
+"""Two task sets in one run, from lease to training and export; a cheat of one part is slashed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEP, PROBLEMS = 3, 8
 
 
 def _recipe() -> Recipe:
-    """Parts of one weight, and so many problems a ticket that it hardly ever lacks a part."""
+    """Parts of equal weight, and enough problems per ticket that a part is hardly ever missing."""
     made = mixed(PartRecipe(name="sorts"), PartRecipe(name="turns", target_lengths=(5,))).recipe
     sampling = made.sampling.model_copy(update={"problems_per_submission": PROBLEMS})
     training = made.training.model_copy(update={"submissions_per_step": STEP})
@@ -52,7 +52,7 @@ def policy(folder: Path, version: PolicyVersion) -> dict[str, Path]:
 
 
 class EasyPart(WorkerLoop):
-    """Draws every problem of the part that it likes, and does all else right."""
+    """Draws every problem from the part that it prefers, and is honest otherwise."""
 
     async def generate(self, ticket: Ticket) -> list[Rollout]:
         self.place = _with_rules(self.place, preferring("sorts", self.place.rules))
@@ -87,11 +87,11 @@ async def parts_of_stream(network: Network) -> list[str]:
 
 
 async def train(network: Network) -> StepInput:
-    """Return what a trainer's first step takes of the run."""
+    """Return the records of the run that a trainer's first step takes."""
     ledger = ChainLedger(await network.view(), network.run_id)
     files = Files(network.folder / "files")
     reader = StreamReader(ledger, files, RECIPE, vocab_size=16, seed_of=ledger.seed_of)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(180):
         return await reader.next_step(Cursor(), V0)
 
 
@@ -108,7 +108,7 @@ async def test_parts_are_generated_judged_trained_on_and_exported(tmp_path: Path
         judges = [network.validator(n, make_engine=engine) for n in (0, 1)]
         async with running(network.worker(1, EasyPart, engine), *judges) as tasks:
             with pytest.raises(MusterError, match="banned"):
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(180):
                     await tasks[0]
             async with running(network.worker(0, make_engine=engine)):
 

@@ -53,7 +53,7 @@ UNJUDGED = PARAMETERS.model_copy(
         "vote_reveal_s": 60,
     }
 )
-"""So little time that a test sees the end of it."""
+"""A short time, so that a test sees its end."""
 DUE_AT_ONCE = UNJUDGED.model_copy(update={"outcome_deadline_s": 5})
 NO_WORK = NoWork(retry_after_s=0.05)
 
@@ -69,7 +69,7 @@ def once(loop_class: type[WorkerLoop]) -> type[WorkerLoop]:
 
 
 def swallowed(loop_class: type[WorkerLoop]) -> type[WorkerLoop]:
-    """Return a worker of one ticket whose orchestrator thanks for the file, and drops it."""
+    """Return a worker of one ticket whose orchestrator acknowledges the file, and drops it."""
 
     class Swallowed(once(loop_class)):  # type: ignore[misc]
         def __init__(self, place: WorkerPlace) -> None:
@@ -118,7 +118,7 @@ def judged(view: ChainView) -> BatchView | None:
 
 
 async def paid(network: Network, view: ChainView, number: int) -> int:
-    """Return what a worker's wallet is paid once everything is final, which is at once."""
+    """Return the payment to a worker's wallet once everything is final, which is at once."""
     account = WORKERS[number].address
     before = await network.owner.token.balance_of(account)
     window_s = await network.owner.ledger.challenge_window()
@@ -276,7 +276,7 @@ async def test_stopped_worker_submits_by_hand_and_is_paid(tmp_path: Path) -> Non
         poor = await by_hand(network, "--yes")
         assert "the bond is 10 tokens" in str(poor.exception)
         stranger = await by_hand(network, "7:0", "--yes")
-        assert "7:0 is no work of this worker" in str(stranger.exception)
+        assert "7:0 is not a submission of this worker" in str(stranger.exception)
         await network.owner.token.faucet(WORKERS[0].address, BOND)
         done = await by_hand(network, "--yes", "--relay", relay)
         assert done.exception is None, done.output
@@ -289,7 +289,7 @@ async def test_stopped_worker_submits_by_hand_and_is_paid(tmp_path: Path) -> Non
 
 
 class Forgetful(ValidatorLoop):
-    """A validator whose orchestrator thanks for its outcomes, and drops them."""
+    """A validator whose orchestrator acknowledges its outcomes, and drops them."""
 
     def __init__(self, place: ValidatorPlace) -> None:
         super().__init__(place)

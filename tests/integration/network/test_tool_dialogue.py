@@ -88,7 +88,7 @@ def test_calls_of_the_tool_are_accepted(stage: Stage) -> None:
 
 
 def test_an_altered_output_is_rejected(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The model goes on from what the worker made up, and is sampled honestly.
+    # The model goes on from the worker's made-up tokens, and is sampled honestly.
     with monkeypatch.context() as lying:
         lying.setattr(python_tool, "output_of", lambda _: "4321")
         rows = build_submission(ticket(0), RECIPE, stage.rules.task_set, stage.engine)

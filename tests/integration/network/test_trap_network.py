@@ -1,4 +1,4 @@
-"""Hidden traps on a real chain: who checks catches them, who accepts unread pays for it."""
+"""Hidden traps on a real chain: checking validators catch them, lazy ones pay."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STAKE, WORKER_STAKE = 500 * TOKEN, 100 * TOKEN
 TRAPPER = WORKERS[0]
 COMMAND = Path(__file__).with_name("trap_command.py")
 WORLDS = os.pathsep.join(map(str, COMMAND.parents[1:3]))
-"""Where the command finds the networks and the tests' worlds."""
+"""Path on which the command finds the networks and the tests' worlds."""
 
 
 def environment_of(network: Network) -> dict[str, str]:
@@ -84,7 +84,7 @@ async def trapped(
 
     mains = (network.validator(number, kind) for number, kind in enumerate(signers))
     async with running(*mains), trap_worker(network):
-        await eventually(is_judged, 60)
+        await eventually(is_judged)
         yield reports[0]
 
 
@@ -105,7 +105,7 @@ async def start(network: Network, *, log: Any) -> asyncio.subprocess.Process:
 
 @asynccontextmanager
 async def trap_worker(network: Network) -> AsyncIterator[None]:
-    """Run the trap worker's command until the block ends; it must stop well when asked to."""
+    """Run the trap worker's command until the block ends; it must stop cleanly on SIGTERM."""
     path = network.folder / "trap.log"
     with path.open("w") as log:
         process = await start(network, log=log)
@@ -113,7 +113,7 @@ async def trap_worker(network: Network) -> AsyncIterator[None]:
             yield
         finally:
             process.terminate()
-            code = await asyncio.wait_for(process.wait(), 30)
+            code = await asyncio.wait_for(process.wait(), 180)
     assert code == 0, path.read_text()
     assert "trap laid" in path.read_text()
 

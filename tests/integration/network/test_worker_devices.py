@@ -22,7 +22,7 @@ from muster.protocol.messages import OutcomeRecord, Verdict
 from muster.trainer.base_model import LESSONS, WarmStart, build_base_model
 
 LESSON = LESSONS["sort"]
-# Work for both engines, whatever the trainer would take.
+# Enough work for both engines, more than the trainer takes.
 RECIPE = recipe(problems=2, samples=4, limit=12)
 MANY = RECIPE.training.model_copy(update={"submissions_per_step": 1000})
 RECIPE = RECIPE.model_copy(update={"training": MANY})
@@ -48,7 +48,7 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
 
 
 class Noted(WorkerLoop):
-    """Notes the tickets that all loops of a node have at once."""
+    """Records how many tickets all loops of a node hold at once."""
 
     made: list[Noted]
     most_tickets = 0
@@ -106,7 +106,7 @@ async def test_two_engines_work_side_by_side_and_one_that_is_killed_comes_back(
         await eventually(lambda: have(done + 4), PATIENCE_S)
     records = await records_of(network, 0)
     assert {record.verdict for record in records} == {Verdict.ACCEPTED}
-    # Nothing twice.
+    # Nothing was done twice.
     assert len({(record.step, record.index) for record in records}) == len(records)
 
 

@@ -1,4 +1,4 @@
-"""Whoever signs twice loses its stake on a real chain, because the orchestrator shows both."""
+"""A double signer loses its stake on a real chain: the orchestrator shows both signatures."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ NETWORK = Network(keys=KEYS)
 
 
 class Counted(httpx.AsyncHTTPTransport):
-    """Every try counts, also those that a client repeats."""
+    """Every attempt counts, also a client's retries."""
 
     def __init__(self, host: str, tries: list[tuple[str, int, float]]) -> None:
         super().__init__(local_address=host)

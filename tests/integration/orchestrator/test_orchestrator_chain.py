@@ -124,7 +124,7 @@ async def test_every_submission_is_committed_once_when_the_process_is_killed_aga
     for number in range(4):
         url = await process.start()
         submissions.append(await network.upload(url, number % 2, b"rows %d" % number))
-        # Somewhere between the answer to the upload and the commitment read back.
+        # The kill falls between the answer to the upload and the reading of the commitment.
         await asyncio.sleep(0.02 * number)
         await process.kill()
     for file in network.folder.glob("orchestrator.sqlite3*"):
@@ -152,7 +152,7 @@ async def is_judged_once_whatever_is_killed(network: Network) -> None:
     for number in range(5):
         url = await process.start()
         submissions.append(await network.upload(url, number % 2, b"rows %d" % number))
-        # Anywhere between the answer to the upload and the outcomes read back.
+        # The kill falls between the answer to the upload and the reading of the outcomes.
         judging = asyncio.create_task(network.judge(url, submissions[-1]))
         await asyncio.sleep(random.uniform(0, 1.5))
         await process.kill()
@@ -170,12 +170,12 @@ async def is_judged_once_whatever_is_killed(network: Network) -> None:
 
 
 async def judge_in_the_end(network: Network, url: str, submission: Submission) -> None:
-    """Judge a submission unless what was handed in before the kill suffices."""
+    """Judge a submission unless the outcomes handed in before the kill suffice."""
     while True:
         async with network.api(url, VALIDATORS[0]) as api:
             if (await api.submission_state(submission.file_hash)).state == "judged":
                 return
         with contextlib.suppress(TimeoutError):
-            # It may be judged at any moment, and then is never only committed.
+            # It may be judged at any moment, and is then no longer just committed.
             async with asyncio.timeout(10):
                 await network.judge(url, submission)

@@ -16,7 +16,7 @@ SMALL = (
     *("--seconds", "0.5", "--no-index", "--no-write"),
 )
 SOAK_S = float(os.environ.get("MUSTER_SOAK_S", "1800"))
-"""How long memory is watched; 60 is enough to try the test itself."""
+"""Seconds for which memory is watched; 60 is enough to try the test itself."""
 
 
 def run(program: str, *words: str, timeout_s: float) -> str:
@@ -28,6 +28,7 @@ def run(program: str, *words: str, timeout_s: float) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_bench_finds_every_request_in_both_databases() -> None:
     shown = run("orchestrator", *SMALL, timeout_s=240)
     for kind in ("SQLite", "PostgreSQL"):

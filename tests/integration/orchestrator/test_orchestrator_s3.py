@@ -53,7 +53,7 @@ async def test_files_are_fetched_from_the_bucket_and_the_database_is_rebuilt_fro
 
 
 async def asked_as_a_juror(network: Network, url: str, submission: Submission) -> bytes:
-    """Fetch a file as jurors, validators and workers do: from a source that sends us elsewhere."""
+    """Fetch a file as jurors, validators and workers do: from a source that redirects us."""
     domain = network.chain.domain("ContributionLedger")
     signer = Signer(VALIDATORS[0], domain, address_of(ORCHESTRATOR))
     async with Sources([url], signer=signer) as sources:

@@ -1,4 +1,4 @@
-"""What nobody could judge is void on a real chain, and its money the run's again."""
+"""A batch that nobody could judge is void on a real chain, and its money the run's again."""
 
 from __future__ import annotations
 

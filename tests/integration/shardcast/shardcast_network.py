@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
-from muster.protocol.eip712 import Domain, address_of, digest, sign
-from muster.protocol.ids import Hash32, PolicyVersion, RunId, to_address
+from muster.protocol.eip712 import Domain, digest, sign
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, to_address
 from muster.protocol.messages import Checkpoint
 from muster.shardcast import ChunkStore, Fetcher, Manifest, Relay, ShardServer, TrustedRoot
 
@@ -19,7 +19,7 @@ KEY = bytes(31) + b"\x01"
 OTHER_KEY = bytes(31) + b"\x02"
 DOMAIN = Domain(31337, to_address(b"\x11" * 20))
 CHUNK_BYTES = 64 << 10
-PATIENCE_S = 20.0
+PATIENCE_S = 180.0
 """Deadline of every condition a test waits for."""
 
 Twist = Callable[[str, bytes | None], Awaitable[bytes | None]]
@@ -38,6 +38,8 @@ class Network:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.roots: dict[int, Hash32] = {}
+        self.trainer: Address | None = None
+        """The account that must sign; without one the root decides, as on a real chain."""
         self.origin = ChunkStore(folder / "origin")
 
     def publish(
@@ -75,10 +77,10 @@ class Network:
         return manifest
 
     async def trust(self, run_id: RunId, version: PolicyVersion) -> TrustedRoot | None:
-        """What the chain knows."""
+        """The roots that the chain knows."""
         if run_id != RUN or version not in self.roots:
             return None
-        return TrustedRoot(self.roots[version], address_of(KEY), DOMAIN)
+        return TrustedRoot(self.roots[version], self.trainer, DOMAIN)
 
     @asynccontextmanager
     async def relay(
@@ -173,7 +175,7 @@ class TwistedRelay:
         await writer.drain()
 
     def honest_answer(self, path: str) -> bytes | None:
-        """Return what a relay with the store would send; None for 404."""
+        """Return the answer of a relay with this store; None for 404."""
         parts = path.split("?")[0].strip("/").split("/")
         if parts[1] == "chunks":
             found = self._store.find(Hash32(bytes.fromhex(parts[2])))
@@ -187,7 +189,7 @@ class TwistedRelay:
 
 
 async def honest(_path: str, answer: bytes | None) -> bytes | None:
-    """Change nothing."""
+    """Answer honestly."""
     return answer
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from shardcast_network import (
     CHUNK_BYTES,
+    KEY,
     OTHER_KEY,
     RUN,
     Network,
@@ -20,6 +21,7 @@ from shardcast_network import (
     until,
 )
 
+from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import canonical_json, keccak
 from muster.protocol.errors import PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion
@@ -175,7 +177,7 @@ def manifest_bytes(network: Network, version: int) -> bytes:
 
 
 def publish_forged(network: Network, **changes: object) -> Twist:
-    """Publish version 0 with a manifest as no publisher would write it; returns what serves it."""
+    """Publish version 0 with a manifest that no publisher would write; returns its server."""
     network.publish(0, policy(0))
     data = canonical_json({**json.loads(manifest_bytes(network, 0)), **changes})
     network.roots[0] = keccak(data)
@@ -211,6 +213,7 @@ async def test_state_hash_that_the_files_do_not_have_is_refused(network: Network
 
 
 async def test_relay_refuses_a_signature_by_another_key(network: Network, origin: str) -> None:
+    network.trainer = address_of(KEY)
     network.publish(0, policy(0), key=OTHER_KEY)
     network.publish(1, policy(1))
     async with network.relay(origin) as (_, store):

@@ -27,7 +27,7 @@ from muster.shardcast import ChunkStore, Fetcher, Manifest, ShardServer
 TRAINER = 1
 """Index of the trainer among Anvil's accounts."""
 MAX_RSS_MB = 120
-"""What a relay may take."""
+"""Limit of a relay's resident memory."""
 
 
 @pytest.fixture
@@ -65,11 +65,13 @@ async def create_run(chain: Chain) -> RunId:
     return run_id
 
 
-def publish(chain: Chain, store: ChunkStore, run_id: RunId, version: int) -> Manifest:
+def publish(
+    chain: Chain, store: ChunkStore, run_id: RunId, version: int, trainer: int = TRAINER
+) -> Manifest:
     def sign_root(root: Hash32) -> bytes:
         checkpoint = Checkpoint(run_id, PolicyVersion(version), root)
         message = digest(chain.domain("RunRegistry"), checkpoint.struct_hash())
-        return sign(message, Anvil.key(TRAINER))
+        return sign(message, Anvil.key(trainer))
 
     weights = store.folder / f"weights-{version}"
     weights.write_bytes(bytes([version]) * 100_000)
@@ -95,7 +97,7 @@ def relay_process(*flags: str) -> Iterator[subprocess.Popen[str]]:
 
 
 async def url_from(ready_file: Path, process: subprocess.Popen[str]) -> str:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(180):
         while not ready_file.exists():
             assert process.poll() is None, process.communicate()
             await asyncio.sleep(0.02)
@@ -139,7 +141,7 @@ async def test_relay_without_upstream_serves_what_its_store_holds_and_the_chain_
     await chain.runs.publish_checkpoint(RunId(settings.run), manifest.version, manifest.root())
     publish(chain, store, RunId(settings.run), 1)  # never anchored
     running = asyncio.ensure_future(serve_relay(settings))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(180):
         while not (tmp_path / "ready").exists():
             assert not running.done(), running.result()
             await asyncio.sleep(0.02)
@@ -151,6 +153,43 @@ async def test_relay_without_upstream_serves_what_its_store_holds_and_the_chain_
             listed = await http.get(f"{relay}/v1/{settings.run}/versions")
         assert listed.json() == {"versions": [0]}
     running.cancel()
+
+
+async def test_relays_mirror_the_versions_of_every_trainer_that_a_run_had(
+    chain: Chain, anvil: Anvil, tmp_path: Path
+) -> None:
+    origin, second = ChunkStore(tmp_path / "origin"), TRAINER + 1
+    async with ShardServer(origin) as server:
+        settings = (await relaying(chain, anvil, tmp_path, keep_going=True)).model_copy(
+            update={"upstream": (server.url,)}
+        )
+        run_id, store = RunId(settings.run), ChunkStore(settings.store)
+        running = asyncio.ensure_future(serve_relay(settings))
+        first = publish(chain, origin, run_id, 0)
+        await chain.runs.publish_checkpoint(run_id, first.version, first.root())
+        await mirrored(store, run_id, 0)
+        old, new = address_of(Anvil.key(TRAINER)), address_of(Anvil.key(second))
+        await chain.runs.rotate_trainer(run_id, old, new)
+        async with await Chain.connect(
+            anvil.rpc_url, chain.deployment, key=Anvil.key(second)
+        ) as successor:
+            manifest = publish(chain, origin, run_id, 1, second)
+            await successor.runs.publish_checkpoint(run_id, manifest.version, manifest.root())
+        await mirrored(store, run_id, 1)
+        fresh = settings.model_copy(update={"store": tmp_path / "fresh"})
+        fresh_store = ChunkStore(fresh.store)
+        another = asyncio.ensure_future(serve_relay(fresh))
+        await mirrored(fresh_store, run_id, 0, 1)
+        for task in (running, another):
+            task.cancel()
+        await asyncio.gather(running, another, return_exceptions=True)
+
+
+async def mirrored(store: ChunkStore, run_id: RunId, *versions: int) -> None:
+    """Wait until a relay's store has these versions whole."""
+    async with asyncio.timeout(180):
+        while not all(store.is_complete(run_id, PolicyVersion(v)) for v in versions):
+            await asyncio.sleep(0.05)
 
 
 async def relaying(chain: Chain, anvil: Anvil, tmp_path: Path, **changes: Any) -> RelaySettings:
@@ -174,7 +213,7 @@ async def test_relay_ends_when_the_run_is_closed_and_nobody_fetches(
     await asyncio.wait([running], timeout=0.5)
     assert not running.done()
     await chain.write("RunRegistry", "closeRun", [settings.run])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(180):
         await running
 
 

@@ -1,4 +1,4 @@
-"""Relays that deliver next to nothing, for ever: whoever knows one honest relay does not wait."""
+"""Relays that drip for ever do not delay a client that knows one honest relay."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -14,7 +14,7 @@ FILES = policy(0, chunks=24)
 
 
 async def never(_seconds: float) -> None:
-    """The pause between two drops that does not end."""
+    """A pause between two drops that never ends."""
     await asyncio.Event().wait()
 
 

@@ -83,7 +83,7 @@ async def _fetch_and_kill(url: str, cache: Path, after_s: float | None) -> float
     process.stdin.flush()
     started = time.monotonic()
     if after_s is not None:
-        # Not a wait for something: the moment of the kill is what the test is about.
+        # This sleep waits for nothing: the test is about the moment of the kill.
         await asyncio.sleep(after_s)
         process.send_signal(signal.SIGKILL)
     await asyncio.to_thread(process.communicate)

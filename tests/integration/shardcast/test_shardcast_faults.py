@@ -1,4 +1,4 @@
-"""Faults of relays and clients that have no better place; docs/shardcast.md lists them all."""
+"""Faults of relays and clients without a file of their own; docs/shardcast.md lists all."""
 
 import asyncio
 import logging
@@ -189,7 +189,7 @@ async def test_fetch_by_root_takes_that_version_and_no_other(network: Network, o
 async def test_fetch_demands_to_know_whom_to_trust(
     network: Network, trust: dict[str, Hash32]
 ) -> None:
-    with pytest.raises(ConfigError, match="say whom to trust"):
+    with pytest.raises(ConfigError, match="a signer is missing"):
         await fetch(["http://a"], network.folder, **trust)  # type: ignore[arg-type]
 
 

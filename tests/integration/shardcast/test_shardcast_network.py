@@ -1,4 +1,4 @@
-"""Origin, relays and clients on loopback: versions arrive, whoever is late, slow or dead."""
+"""Origin, relays and clients on loopback: versions arrive although some are late, slow or dead."""
 
 import asyncio
 import os
@@ -82,7 +82,7 @@ async def test_relay_asks_the_chain_soon_again_when_a_client_waits(
 ) -> None:
     manifest = network.publish(1, policy(1), anchor=False)
     async with network.relay(origin) as (relay, _), network.fetcher(relay) as client:
-        await asyncio.sleep(2)  # by now the relay looks at the chain every few seconds only
+        await asyncio.sleep(2)  # by now the relay polls the chain only every few seconds
         started_s = asyncio.get_running_loop().time()
         network.roots[1] = manifest.root()
         assert await network.fetch(client, 1) == policy(1)

@@ -1,4 +1,4 @@
-"""What an interruption, a damaged cache or a full disk costs: never a wrong file."""
+"""The cost of an interruption, a damaged cache or a full disk: never a wrong file."""
 
 import asyncio
 import os
@@ -70,7 +70,7 @@ async def test_killed_fetch_keeps_its_verified_chunks(network: Network) -> None:
     slow = TwistedRelay(network.origin, stall_after_six)
     async with slow.listening() as relay:
         process = start_fetching(network, relay)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(180):
             await stalled.wait()
         process.send_signal(signal.SIGKILL)
         process.communicate()
@@ -173,6 +173,7 @@ async def test_fetch_fails_with_storage_error_when_the_quota_is_used_up(
 
 class DiskUsage(NamedTuple):
     free: int
+    total: int = 1 << 40
 
 
 async def test_fetch_fails_with_storage_error_when_the_disk_is_too_small(

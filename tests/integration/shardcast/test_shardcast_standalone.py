@@ -130,6 +130,27 @@ def test_damage_is_found_by_verify(tmp_path: Path, key: Key, weights: Path) -> N
     assert isinstance(refused("verify", store), StorageError)
 
 
+def test_root_chooses_the_version_of_a_store_that_is_verified(
+    tmp_path: Path, key: Key, weights: Path
+) -> None:
+    store = tmp_path / "o"
+    publishing = ("publish", weights, "--store", store, "--keystore", key.file)
+    roots = []
+    for content in (WEIGHTS, b"other"):
+        weights.write_bytes(content)
+        roots.append(muster(*publishing).stdout.split()[-1])
+    (store / "runs/1/0/files/model.safetensors").write_bytes(b"damaged")
+    verified = muster("verify", store, "--root", roots[1])
+    assert verified.stdout == "run 1 version 1 model.safetensors: ok\n"
+    assert "1 chunks are damaged" in str(refused("verify", store, "--root", roots[0]))
+    wrong = refused("verify", store, "--root", "0x" + "00" * 32)
+    assert isinstance(wrong, StorageError)
+    assert "has the root 0x00" in str(wrong)
+    malformed = refused("verify", store, "--root", "0xzz")
+    assert isinstance(malformed, ConfigError)
+    assert str(malformed) == "not a root: 0xzz"
+
+
 def test_version_of_another_signer_is_not_fetched(tmp_path: Path, key: Key, weights: Path) -> None:
     publishing = ("publish", weights, "--store", tmp_path / "o", "--keystore", key.file)
     with serving(tmp_path, *publishing, "--serve") as origin:
@@ -153,7 +174,7 @@ def test_token_is_demanded_when_there_is_one(tmp_path: Path, key: Key, weights: 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("fetch", "--into", "m", "--relay", "http://a"), "say whom to trust"),
+        (("fetch", "--into", "m", "--relay", "http://a"), "a signer is missing"),
         (("fetch", "--into", "m", "--signer", STRANGER), "at least one relay"),
         (("fetch", "--into", "m", "--relay", "ftp://a", "--signer", STRANGER), "not a server's"),
         (("fetch", "--into", "m", "--relay", "http://a", "--signer", "0x1"), "is no account"),

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,27 +40,29 @@ from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.packing import Sample
 from muster.trainer.learn.parallel import ONE_PROCESS, Team, join
 from muster.trainer.learn.sft_learner import SftLearner
+from muster.trainer.loop import Trainer
 from muster.trainer.publish.policies import BASE, PolicyShelf
 from muster.trainer.recover.checkpoint import Checkpoints, Identity, TrainerState
+from muster.trainer.recover.guard import Guard
 from muster.trainer.stream.reader import Cursor
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Trainers that the same processes are, one after the other."""
+    """Trainers that the same processes run, one after the other."""
 
     folder: str
-    """Where all files are; the base model is built when it is not there."""
+    """Folder of all files; the base model is built when it is missing."""
     plan: list[tuple[list[str], int, int]]
     """Names of functions of this file, how many ranks run them, and how many of these share rows.
     Rank 0 runs a function and writes what it returns to FOLDER/NAME-LABEL.pt (`label`); the other
     ranks follow.
     """
     timeout_s: float = 120.0
-    """After which a rank without a word is given up."""
+    """Seconds after which a silent rank is given up."""
 
     def line(self) -> bytes:
-        """Return what the script reads."""
+        """Return the line that the script reads."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
@@ -134,7 +137,7 @@ def groups(seed: int, count: int) -> list[list[Rollout]]:
 
 
 class Job:
-    """What a job works with; the same in a trainer of one process."""
+    """The parts of a job; the same in a trainer of one process."""
 
     def __init__(
         self, team: Team | None, folder: Path, state: str = "state", **training: Any
@@ -175,7 +178,7 @@ class Job:
         self.save_behind(version, first=lambda: None).result(60)
 
     def save_behind(self, version: int, *, first: Callable[[], object]) -> Future[None]:
-        """Write a checkpoint beside what comes next, after `first`."""
+        """Write a checkpoint in the background, after `first`."""
         state = TrainerState(PolicyVersion(version), Cursor(2 * version), 0, 0)
         learner = self.learner
         return self.checkpoints.save(state, learner.state(), first=first, release=learner.hold())
@@ -194,13 +197,13 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "without mismatching samples": (5, {"max_mismatch": 0.3}),
     "bfloat16": (5, {"compute_dtype": "bfloat16"}),
     "recomputed": (5, {"recomputed": "full"}),
-    "an adapter": (5, {"rank": 4}),
+    "an adapter": (5, {"rank": 4, "recomputed": "host"}),
     "a ratio per sample": (5, {"loss": "gspo", "aggregation": "sequence"}),
     "a sequence's correction": (5, {"decoupled": True, "correction_level": "sequence"}),
 }
-"""Groups in a step, and how it is computed."""
+"""Each variant's number of groups in a step, and its settings."""
 FEW = ("more groups than ranks", "one group", "an adapter", "a ratio per sample")
-"""Those that four ranks compute which share rows: they wait for one another most."""
+"""The variants for four ranks that share rows, which wait for one another most."""
 
 
 def variants(ranks: int, context: int) -> list[str]:
@@ -282,18 +285,45 @@ def resumes(team: Team | None, folder: Path) -> Any:
     return found
 
 
+def rolls_back(team: Team | None, folder: Path) -> Any:
+    """A step, a rollback to the base model and another step; that step without all before it."""
+    found = {}
+    for name, rank in (("all weights", 0), ("an adapter", 4)):
+        job = Job(team, folder, rank=rank)
+        job.learner.step(Step(1), groups(1, 3))
+        parts: Any = SimpleNamespace(guard=Guard(), **vars(job))
+        Trainer(parts, steps=0)._roll_back(BASE)
+        rolled = _second_step(job)
+        job.checkpoints.close()
+        job = Job(team, folder, rank=rank)
+        found[name] = rolled, _second_step(job)
+        job.checkpoints.close()
+    return found
+
+
+def _second_step(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
+    before = job.flat()
+    job.learner.step(Step(2), groups(2, 3))
+    return before, job.flat()
+
+
 def idles(team: Team | None, folder: Path) -> Any:
-    """A leader that waits long for records, and says so."""
+    """A leader that waits long for records, reads files for long, and goes on alone for long."""
     assert team is not None
     job = Job(team, folder)
-    for _ in range(6):
+    for _ in range(4):
         time.sleep(0.5)
         team.lead("beat")
-    return job.flat()
+    with team.beating():
+        time.sleep(2.0)
+    made = job.flat()
+    team.dismiss()
+    time.sleep(2.0)
+    return made
 
 
 def dies(team: Team | None, folder: Path) -> Any:
-    """A leader that trains for ever; somebody is killed meanwhile."""
+    """A leader that trains for ever; a rank is killed meanwhile."""
     job = Job(team, folder)
     number = 0
     while True:
@@ -314,7 +344,7 @@ def _rank(order: Order, ports: list[int], rank: int) -> None:
             for name in names:
                 torch.save(globals()[name](team, folder), folder / f"{name}-{_label(team)}.pt")
         if team is not None:
-            team.lead("stop") if not rank else follow(team, "cpu")
+            team.dismiss() if not rank else follow(team, "cpu")
             team.leave()
 
 

@@ -72,7 +72,7 @@ class Desk:
         return str(path)
 
     async def refusal(self, *flags: str, **changes: Any) -> MusterError:
-        """Return why a run is not created; nothing was written or sent."""
+        """Return the reason why a run is not created; nothing was written or sent."""
         error = await self.stage.error("run", "create", self.file(**changes), "--yes", *flags)
         assert isinstance(error, MusterError), error
         assert not (self.folder / "documents").exists()
@@ -272,16 +272,16 @@ async def test_a_submission_that_exceeds_its_file_is_refused(desk: Desk) -> None
     )
     error = await desk.refusal(recipe=str(long))
     assert "a submission of 128 samples of 100000 tokens can take" in str(error)
-    assert "files may have 64" in str(error)
-    assert "problems_per_submission = 3 would do" in hint(error)
+    assert "the limit is 64 MiB" in str(error)
+    assert "problems_per_submission = 3" in hint(error)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"quorum": 4}, "a quorum of 4 of 3 validators cannot be"),
-        ({"fund": "1000000000000 tokens"}, "the run is to be funded with"),
-        ({"trainer": CHALLENGER.address}, "trainer_keystore is"),
+        ({"quorum": 4}, "a quorum of 4 of 3 validators is impossible"),
+        ({"fund": "1000000000000 tokens"}, "less than the funds of the run"),
+        ({"trainer": CHALLENGER.address}, "trainer_keystore holds"),
         ({"price": None}, "setting 'price' is missing"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A run's owner leads it to its end at the command line, on the real contracts; strangers do not.
+"""A run's owner leads it to its end at the command line, on real contracts; strangers cannot.
 
 One run lives through everything in order, as its owner would do it.
 """
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RUN = RunId(1)
 FUNDS = 10 * TOKEN
-"""What the run begins with."""
+"""The funds with which the run begins."""
 ROOT = Path(__file__).parents[3]
 
 
@@ -243,7 +243,7 @@ async def test_an_announced_change_is_dropped(stage: Stage) -> None:
     ("words", "said"),
     [
         (("--price", "0.000003"), "the price may become 0.0000005 to 0.000002 tokens"),
-        (("--quorum", "4"), "a quorum of 4 of 3 validators cannot be"),
+        (("--quorum", "4"), "a quorum of 4 of 3 validators is impossible"),
         (("--fraud-ppm", "300000"), "fraud_ppm 300000 is above exact_fraud_ppm 250000"),
         (("--quorum", "2"), "run 1 has these terms already"),
         ((), "run 1 has these terms already"),
@@ -282,7 +282,7 @@ async def test_validators_are_invited_take_their_seats_and_are_dismissed(stage: 
     await scenario.of(CHALLENGER).token.faucet(account, PARAMETERS.required_validator_stake)
     joined = await stage.run(*join)
     assert joined.exception is None, joined.output
-    assert "signs   the seat of a validator of run 1 under its terms 1" in joined.stderr
+    assert "signs   for a validator's seat in run 1, under its terms 1" in joined.stderr
     assert "risk    at most these 500 tokens, to this run only: 5 % for each batch" in joined.stderr
     assert await seated(stage) == {v.address for v in (*VALIDATORS, CHALLENGER)}
     assert "has a seat in run 1" in str(await stage.error(*join))

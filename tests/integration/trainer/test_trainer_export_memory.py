@@ -48,7 +48,7 @@ def test_copies_as_before_a_save_exceed_that_limit() -> None:
 
 
 def test_version_one_is_a_small_delta_of_a_base_in_bfloat16(streamed: dict[str, Any]) -> None:
-    # Half the size of the float32 weights, and nearly all of it is the base's still.
+    # Half the size of the float32 weights; nearly all of it is unchanged from the base.
     assert streamed["kind"] == "delta"
     assert streamed["version_bytes"] < 2.01 * streamed["parameters"]
     assert streamed["delta_share"] < 0.05

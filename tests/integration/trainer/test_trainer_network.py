@@ -37,7 +37,7 @@ async def trainers(tmp_path: Path) -> AsyncIterator[TrainerNetwork]:
 
 
 async def _finish(process: asyncio.subprocess.Process) -> int:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         return await process.wait()
 
 
@@ -114,23 +114,27 @@ async def _assert_all_anchored(trainers: TrainerNetwork, name: str) -> None:
         assert (manifest.stream_from, manifest.stream_to) == (2 * version - 2, 2 * version)
 
 
-async def test_trainer_of_two_ranks_makes_the_policy_of_one(trainers: TrainerNetwork) -> None:
+@pytest.mark.parametrize(
+    "flags", [(), pytest.param(("--context-ranks", "2"), marks=pytest.mark.slow)]
+)
+async def test_trainer_of_two_ranks_makes_the_policy_of_one(
+    trainers: TrainerNetwork, flags: tuple[str, ...]
+) -> None:
     await trainers.create("one")
     await trainers.accept(range(10))
     assert await _finish(await trainers.start("one")) == 0, trainers.log("one")
     assert [step for step, f in trainers.files.figures if "reward" in f] == [1, 2, 3, 4, 5]
     one, losses = safetensors.torch.load(trainers.weights("one", LAST)), _losses(trainers, "one")
-    for name, flags in (("two", []), ("sharing", ["--context-ranks", "2"])):
-        await trainers.create(name)
-        await trainers.accept(range(10))
-        process = await trainers.start(name, ranks=2, flags=flags)
-        async with asyncio.timeout(150):
-            assert await process.wait() == 0, trainers.log(name)
-        await _assert_all_anchored(trainers, name)
-        several = safetensors.torch.load(trainers.weights(name, LAST))
-        for weight in one:
-            torch.testing.assert_close(several[weight], one[weight], rtol=0, atol=2e-5)
-        assert _losses(trainers, name) == pytest.approx(losses, rel=1e-3, abs=1e-5)
+    await trainers.create("two")
+    await trainers.accept(range(10))
+    process = await trainers.start("two", ranks=2, flags=flags)
+    async with asyncio.timeout(300):
+        assert await process.wait() == 0, trainers.log("two")
+    await _assert_all_anchored(trainers, "two")
+    two = safetensors.torch.load(trainers.weights("two", LAST))
+    for weight in one:
+        torch.testing.assert_close(two[weight], one[weight], rtol=0, atol=2e-5)
+    assert _losses(trainers, "two") == pytest.approx(losses, rel=1e-3, abs=1e-5)
 
 
 def _losses(trainers: TrainerNetwork, name: str) -> list[float]:
@@ -142,8 +146,8 @@ async def test_ranks_that_cannot_share_rows_are_told(trainers: TrainerNetwork) -
     process = await trainers.start("apart", flags=["--context-ranks", "2"])
     assert await _finish(process) == 1
     said = trainers.log("apart")
-    assert "error: 1 rank is no whole number of groups of 2 that share rows" in said
-    assert "hint: torchrun with 2, 4 or more processes, or --context-ranks 1" in said
+    assert "error: 1 rank cannot be divided into groups of 2 that share rows" in said
+    assert "hint: start 2, 4 or more processes with torchrun, or use --context-ranks 1" in said
     assert "Traceback" not in said
 
 
@@ -151,11 +155,11 @@ async def test_trainer_stops_cleanly_and_soon(trainers: TrainerNetwork) -> None:
     await trainers.create("stopped")
     await trainers.accept(range(2))
     process = await trainers.start("stopped")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while not any("step" in line for line in trainers.lines("stopped")):
             await asyncio.sleep(0.05)
     process.terminate()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(60):
         assert await process.wait() == 0, trainers.log("stopped")
     assert "Traceback" not in trainers.log("stopped")
 
@@ -165,7 +169,7 @@ async def test_trainer_with_the_wrong_key_is_told(trainers: TrainerNetwork) -> N
     (trainers.folder / "trainer.json").unlink()
     save_wallet(trainers.folder / "trainer.json", OWNER.key, PASSWORD, light=True)
     assert await _finish(await trainers.start("wrong")) == 1
-    assert "error: this key is" in trainers.log("wrong")
+    assert "error: the key is of" in trainers.log("wrong")
     assert "Traceback" not in trainers.log("wrong")
 
 
@@ -173,7 +177,7 @@ async def test_lost_state_goes_on_from_the_published_policy(trainers: TrainerNet
     await trainers.create("lost")
     await trainers.accept(range(6))
     process = await trainers.start("lost")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while await _newest(trainers) != 3:
             await asyncio.sleep(0.05)
     process.kill()

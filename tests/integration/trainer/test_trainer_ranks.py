@@ -33,7 +33,7 @@ COMPUTED = [
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[IO[bytes]]:
-    """Where orders go: to a process that has imported everything."""
+    """A process that has imported everything and takes orders."""
     process = subprocess.Popen(
         (sys.executable, "-W", "ignore", str(JOB)),
         stdin=subprocess.PIPE,
@@ -49,7 +49,7 @@ def ranks() -> Iterator[IO[bytes]]:
 
 
 async def _appears(path: Path, timeout_s: float) -> str:
-    """Return what is in a file as soon as it is there."""
+    """Return the content of a file as soon as it exists."""
     async with asyncio.timeout(timeout_s):
         while not path.exists():
             await asyncio.sleep(0.02)
@@ -57,16 +57,17 @@ async def _appears(path: Path, timeout_s: float) -> str:
 
 
 async def _ended(folder: Path, timeout_s: float) -> tuple[list[int], str]:
-    """Return the exit codes of the ranks, and what they wrote to stderr."""
+    """Return the exit codes of the ranks, and their stderr."""
     codes = await _appears(folder / "codes", timeout_s)
     return [int(code) for code in codes.split()], (folder / "errors").read_text()
 
 
 @pytest.fixture(scope="module")
 def results(ranks: IO[bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one, two and four ranks computed."""
+    """The results of one, two and four ranks."""
     folder = tmp_path_factory.mktemp("ranks")
     plan = [(["gradients", "tunes", *["saves"] * (label(*way) in SAVED)], *way) for way in WAYS]
+    plan[1][0].append("rolls_back")
     plan += [(["resumes"], *way) for way in WAYS if label(*way) in SAVED]
     ranks.write(Order(str(folder), plan).line())
     codes, errors = asyncio.run(_ended(folder, 480))
@@ -80,7 +81,7 @@ class _Everything:
 
 
 def _gradient(folder: Path, size: str, variant: str) -> Tensor:
-    """Return the gradient of the first optimiser step, out of AdamW's mean of gradients."""
+    """Return the gradient of the first optimiser step, from AdamW's first moment."""
     version = list(VARIANTS).index(variant)
     path = folder / "state" / f"gradients-{size}"
     checkpoints = Checkpoints(path, IDENTITY)
@@ -162,6 +163,14 @@ def test_resumed_at_another_size_it_is_the_same_within_rounding(
     assert float((resumed - through).norm() / through.norm()) < 1e-6
 
 
+@pytest.mark.parametrize("trained", ["all weights", "an adapter"])
+def test_rollback_to_the_base_model_forgets_what_came_before(results: Path, trained: str) -> None:
+    rolled, fresh = _load(results, "rolls_back", "2")[trained]
+    for number in range(2):
+        assert torch.equal(rolled[number], fresh[number])
+    assert not torch.equal(*rolled)
+
+
 @pytest.mark.parametrize("size", SAVED)
 def test_policy_gathered_beside_the_next_step_is_the_one_before_it(
     results: Path, size: str
@@ -174,7 +183,7 @@ def test_policy_gathered_beside_the_next_step_is_the_one_before_it(
 async def test_waiting_leader_is_not_given_up(
     ranks: IO[bytes], results: Path, tmp_path: Path
 ) -> None:
-    # Waits three seconds for records; one without a word would be given up after one and a half.
+    # Does each for two seconds; a silent rank would be given up after one and a half.
     (tmp_path / "model").symlink_to(results / "model")
     ranks.write(Order(str(tmp_path), [(["idles"], 2, 1)], timeout_s=1.5).line())
     codes, errors = await _ended(tmp_path, 120)
@@ -193,4 +202,4 @@ async def test_death_of_a_rank_ends_all_with_a_clear_error(
     codes, errors = await _ended(tmp_path, 60)
     assert codes.pop(victim) == -signal.SIGKILL
     assert codes == [1, 1]
-    assert errors.count("RankLost: waited in vain for") == 2
+    assert errors.count("RankLost: waiting for") == 2

@@ -31,13 +31,13 @@ def _flags(trainers: TrainerNetwork, site: int, port: int) -> list[str]:
 
 
 async def _until_step(trainers: TrainerNetwork, name: str, step: int) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while not any(line.get("step", 0) >= step for line in trainers.lines(name)):
             await asyncio.sleep(0.02)
 
 
 async def _until_logged(trainers: TrainerNetwork, name: str, words: str, *, times: int) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while trainers.log(name).count(words) < times:
             await asyncio.sleep(0.05)
 
@@ -60,7 +60,7 @@ async def test_sites_train_one_run_and_a_killed_one_comes_back(trainers: Trainer
     await trainers.accept([6, 7])
     await _until_step(trainers, "zero", 4)
     await trainers.accept([8, 9])
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(180):
         assert await zero.wait() == 0, trainers.log("zero")
         assert await one.wait() == 0, trainers.log("one")
     runs = trainers.scenario.of(TRAINER).runs

@@ -28,7 +28,7 @@ def test_named_binary_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_named_binary_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSTER_ANVIL", "/nowhere/anvil")
-    with pytest.raises(ConfigError, match="MUSTER_ANVIL names no program: /nowhere/anvil"):
+    with pytest.raises(ConfigError, match="MUSTER_ANVIL is not an executable file: /nowhere/anvil"):
         find_anvil()
 
 
@@ -43,7 +43,7 @@ def test_native_binary_of_the_working_folder_is_found(
 
 @pytest.fixture
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No repository around the package, nothing in the working folder."""
+    """A working folder that is empty, and a package outside any repository."""
     monkeypatch.delenv("MUSTER_ANVIL", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(anvil, "__file__", str(tmp_path / "site-packages" / "anvil.py"))
@@ -66,7 +66,7 @@ def test_missing_binary_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def npm(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put an npm that does this, in its folder, and a Node.js on the PATH."""
+    """Put an npm that runs the script, and a Node.js, on the PATH."""
     for name in ("npm", "node"):
         program(folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
@@ -95,7 +95,7 @@ def test_npm_fetches_the_pinned_release_once_and_says_so(
     machine = "amd64" if platform.machine() == "x86_64" else "arm64"
     assert f"@foundry-rs/anvil-linux-{machine}@{VERSION}" in words.read_text().split()
     assert "--ignore-scripts" in words.read_text().split()
-    # Nothing but what was fetched is left, and nothing in the working folder.
+    # Only the fetched files are left, and nothing in the working folder.
     assert [path.name for path in (nowhere / "cache" / "muster").iterdir()] == [f"anvil-{VERSION}"]
     assert {path.name for path in nowhere.iterdir()} == {"bin", "cache"}
 
@@ -108,7 +108,7 @@ def test_npm_fetches_the_pinned_release_once_and_says_so(
             "npm cannot fetch Anvil: npm error: no network",
         ),
         ("exit 7", "exit status 7"),
-        ("exit 0", "npm brought no Anvil in @foundry-rs"),
+        ("exit 0", "npm.s package @foundry-rs"),
     ],
 )
 def test_npm_that_fails_leaves_nothing_and_says_why(

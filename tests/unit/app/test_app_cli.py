@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -23,6 +24,8 @@ from muster.protocol.errors import (
     ContractRevert,
     NotYet,
     PolicyUnavailable,
+    StorageError,
+    StorageFailed,
     TransactionLost,
     WalletError,
 )
@@ -124,9 +127,8 @@ def test_errors_are_lines_not_tracebacks(
 ) -> None:
     monkeypatch.setattr(cli, "muster", _raise(error))
     monkeypatch.setattr(sys, "argv", ["muster"])
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(SystemExit):
         main()
-    assert caught.value.code == 1
     assert expected in capsys.readouterr().err
 
 
@@ -193,6 +195,11 @@ def test_defects_of_our_own_are_not_hidden(
         (TransactionLost("no receipt", tx="0x"), 3),
         (PolicyUnavailable("no relay"), 3),
         (NotYet("in an hour"), 3),
+        (StorageFailed("the disk is full"), 3),
+        (StorageError("the database is damaged"), 1),
+        (OSError(errno.ENOSPC, "No space left on device"), 3),
+        (ModuleNotFoundError("x", name="torch"), 1),
+        (OSError(errno.EACCES, "Permission denied"), 1),
         (KeyboardInterrupt(), 130),
     ],
 )

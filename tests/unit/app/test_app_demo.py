@@ -1,4 +1,4 @@
-"""What the demo says when somebody stopped who should not have."""
+"""The demo's message when a process stopped too early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see of a demo: one line per change in a log, a table on a terminal."""
+"""The demo's display: one line per change in a log, a table on a terminal."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_log_gets_a_line_per_policy_and_per_slash() -> None:
 
 def test_a_log_line_is_not_wrapped() -> None:
     many = status(1) | {"workers": status(1)["workers"] * 12}
-    assert len(shown(many, terminal=False).strip().split("\n")) == 2  # and the legend
+    assert len(shown(many, terminal=False).strip().split("\n")) == 2  # the line and the legend
 
 
 def test_a_terminal_shows_table_bar_and_curve_on_lines_of_their_own() -> None:
@@ -69,7 +69,7 @@ def test_a_terminal_shows_table_bar_and_curve_on_lines_of_their_own() -> None:
 
 
 def test_workers_stay_in_the_order_of_the_cast() -> None:
-    """Whoever leads: the orchestrator shows those with the most units first."""
+    """The orchestrator lists workers with the most units first; the display does not."""
     other = Address("0x" + "22" * 20)
     mine, stranger = status(1)["workers"][0], "0x" + "33" * 20
     leading = [mine | {"worker": stranger}, mine | {"worker": other}, mine]

@@ -1,7 +1,7 @@
 """The flag set of every command is frozen: scripts and guides depend on it.
 
-A change that is meant goes into flags.json too (`python tests/unit/app/test_app_flags.py`
-writes it), and into the changelog.
+An intended change goes into flags.json too (`python tests/unit/app/test_app_flags.py` writes it),
+and into the changelog.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OTHERS = ("run ", "trainer ", "orchestrator ")
 DIFFER = {
     "what it chooses, counts or writes is the command's own": """
         --all --amount --count --documents --engine --files --honest --keep --model --name --out
-        --passes --price --quorum --recipe --root --run --sample --seed --signer --state-dir --store
+        --passes --price --recipe --root --run --sample --seed --signer --state-dir --store
         --task-set --version --wait --worker --calibration --eval-set --node --plan""",
     "whose key it is, and whether it is opened": "--keystore",
     "an owner names accounts, who takes part names URLs": "--orchestrator --trainer",
@@ -37,7 +37,7 @@ DIFFER = {
     "a relay goes on serving, others working": "--keep-going",
     "an audit looks at the chain and at itself": "--poll-s --prove",
 }
-"""Flags that are worded differently, by the reason."""
+"""Flags that have different help texts, by the reason."""
 
 
 CONTRIBUTORS = [name for name in COMMANDS if not name.startswith(OTHERS)]
@@ -54,7 +54,7 @@ def flags_of(command: click.Command) -> list[str]:
 
 
 def wordings() -> dict[str, set[tuple[str, str]]]:
-    """Return the help texts, and what is given, of every flag."""
+    """Return the help texts of every flag, and the kinds of its value."""
     found: dict[str, set[tuple[str, str]]] = {}
     for command in COMMANDS.values():
         for option in command.params:

@@ -34,7 +34,7 @@ NEEDS_MORE = {
     "validator trap report": "a revealed plan",
     "validator trap run": "a secret plan",
 }
-"""What these read, and refuse to go on without, before they look for a chain."""
+"""The file that each of these commands needs before it looks for a chain."""
 NETWORK = Path(__file__).parents[3] / "examples" / "network.toml"
 ADDRESS = "0x90F79bf6EB2c4f870365E785982E1f101E93b906"
 
@@ -55,7 +55,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What commands need before they look for a chain."""
+    """The files that commands need before they look for a chain."""
     folder = tmp_path_factory.mktemp("things")
     for name in ("one", "two"):
         create_wallet(folder / f"{name}.json", "pw", light=True)
@@ -68,7 +68,7 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words_of(name: str, things: Path) -> list[str]:
-    """Return a command with what it must be told, but for where the chain is."""
+    """Return a command with all required options except those of the chain."""
     key = ["--keystore", str(things / "one.json")]
     node = ["--run", "1", *key, "--orchestrator", "http://127.0.0.1:9", "--state-dir", "state"]
     words: dict[str, list[str]] = {

@@ -1,4 +1,4 @@
-"""Child processes: they are ready or reported, and none is left behind."""
+"""Child processes: each becomes ready or is reported, and none is left behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from muster.protocol.errors import ConfigError
 
 SERVER = """
 import pathlib, sys, time
-pathlib.Path(sys.argv[sys.argv.index("--ready-file") + 1]).write_text("http://here\\n")
+ready = pathlib.Path(sys.argv[sys.argv.index("--ready-file") + 1])
+fresh = ready.with_suffix(".tmp")
+fresh.write_text("http://here\\n")
+fresh.rename(ready)
 time.sleep(60)
 """
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
@@ -87,7 +90,7 @@ TOLD = "import os, sys; print(sys.argv[1:], os.environ['TOLD'], 'antigravity' in
 
 @pytest.fixture
 def warm_scripts(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Scripts that forked processes find; the process they fork from imports no model library."""
+    """Scripts for forked processes; the process they fork from imports no model library."""
     (scripts / "told_script.py").write_text(TOLD)
     (scripts / "asleep_script.py").write_text(
         "import time; print('up', flush=True); time.sleep(60)"

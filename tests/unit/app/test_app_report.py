@@ -53,8 +53,14 @@ class View(SimpleNamespace):
         return [SimpleNamespace(record=r) for r in accepted]
 
 
+def make_batch(records: list[OutcomeRecord], root: Hash32 = ROOT, *, direct: bool = False) -> Any:
+    return SimpleNamespace(
+        run_id=RUN, root=root, block_number=9, records=list(records), direct=direct or None
+    )
+
+
 def make_view() -> Any:
-    batch = SimpleNamespace(run_id=RUN, root=ROOT, block_number=9, records=list(RECORDS))
+    batch = make_batch(RECORDS)
     slash = SimpleNamespace(
         run_id=RUN,
         owner=CHEATER,
@@ -310,6 +316,26 @@ def test_a_balance_that_differs_from_the_payment_is_noticed() -> None:
 )
 def test_a_database_that_differs_is_noticed(stored: list[RecordedSubmission]) -> None:
     assert broken(replace(make_facts(), stored=stored)) == ["chain and database agree"]
+
+
+@pytest.mark.parametrize(
+    ("direct", "stored", "expected"),
+    [
+        (True, [], []),
+        (True, [RECORDS[-1].file_hash], []),
+        (True, [Hash32(bytes(32))], ["chain and database agree"]),
+        (False, [], ["chain and database agree"]),
+    ],
+    ids=["absent", "stored", "stored as another file", "absent and not direct"],
+)
+def test_database_need_not_hold_work_committed_directly(
+    direct: bool, stored: list[Hash32], expected: list[str]
+) -> None:
+    facts, root = make_facts(), keccak(b"direct")
+    facts.view.batches[1].records.pop()
+    facts.view.batches[2] = make_batch(RECORDS[-1:], root, direct=direct)
+    rows = [*facts.stored[:-1], *(RecordedSubmission(h, root, 0) for h in stored)]
+    assert broken(replace(facts, stored=rows)) == expected
 
 
 def test_a_waiting_submission_is_no_disagreement() -> None:

@@ -1,4 +1,4 @@
-"""RUN.toml: what is understood, that flags go first, and that the rest is refused by name."""
+"""RUN.toml: known keys are read, flags override them, unknown keys are refused by name."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_plan_is_what_the_flags_say() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"quorum": 3}, "a quorum of 3 of 2 validators cannot be"),
+        ({"quorum": 3}, "a quorum of 3 of 2 validators is impossible"),
         ({"fraud_ppm": 600_000}, "fraud_ppm 600000 is above exact_fraud_ppm 500000"),
         ({"orchestrator": "0x123"}, "orchestrator '0x123': not an account address"),
         ({"validators": (ADDRESS, "0x12")}, "validators '0x12': not an account address"),
@@ -84,7 +84,7 @@ def test_plan_that_cannot_be_is_refused(
         ({"price": "1 coin"}, "setting 'price'"),
         ({"price": "x tokens"}, "not an amount of tokens: 'x'"),
         ({"fraud_ppm": 1_000_001}, "setting 'fraud_ppm'"),
-        ({"recipe": "no-such"}, "no file and no preset"),
+        ({"recipe": "no-such"}, "is neither a file nor a preset"),
         ({"keystore": None}, "setting 'keystore' is missing"),
         ({"colour": "red"}, "unknown setting 'colour'"),
     ],

@@ -1,4 +1,4 @@
-"""Values of any ABI type, drawn."""
+"""Hypothesis strategies for values of any ABI type."""
 
 from __future__ import annotations
 

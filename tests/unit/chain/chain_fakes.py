@@ -108,7 +108,7 @@ class Block:
 
     @property
     def bloom(self) -> str:
-        """The filter of the logs, written bit by bit as in the yellow paper."""
+        """The bloom filter of the logs, set bit by bit as in the yellow paper."""
         bits = bytearray(256)
         for log in self.logs:
             for entry in (log["address"], *log["topics"]):
@@ -151,10 +151,12 @@ class FakeNode:
         self.mine()
 
     log_file: Path | None = None
+    timeout_s = 10.0
+    """Seconds in which a client repeats a failed request."""
 
     @property
     def rpc(self) -> Rpc:
-        return Rpc("http://node", post=self)
+        return Rpc("http://node", post=self, timeout_s=self.timeout_s)
 
     @property
     def deployment(self) -> Deployment:
@@ -171,12 +173,14 @@ class FakeNode:
         return block
 
     def reorganise(self, depth: int) -> None:
-        """Drop the newest blocks; what is mined next has other hashes."""
+        """Drop the newest blocks; the next blocks have other hashes."""
         del self.blocks[len(self.blocks) - depth :]
         self.salt = (self.salt + 1) % 256
 
     def interrupt(self, interruption: Callable[[], object], *, after: int = 0) -> None:
-        """Let something happen before the request after so many others; what waited happens now."""
+        """Run a callback once, before the request that follows `after` others; an earlier callback
+        that still waits runs now.
+        """
         if self._interruption is not None:
             self._interruption[1]()
         self._interruption = after, interruption

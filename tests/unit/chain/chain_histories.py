@@ -18,7 +18,7 @@ OWNER, TRAINER, ORCHESTRATOR = address(1), address(2), address(3)
 WORKER, CHEATER, NODE, OTHER_NODE = address(10), address(11), address(20), address(21)
 CLAIMANT = address(50)
 UPHELD, OVERTURNED = 2, 3
-"""What became of a case, as contracts number it."""
+"""The last two statuses of a case, by their numbers in the contract."""
 VALIDATORS = (address(30), address(31), address(32))
 RUN = RunId(1)
 CONFIG = RunConfig(
@@ -38,7 +38,7 @@ COMMITTED = {
     "terms": 1,
     "committed_at": 1,
 }
-"""What a commitment says beside its batch and run."""
+"""The fields of a commitment other than batch and run."""
 
 
 def outcome(
@@ -191,7 +191,7 @@ def revealed(juror: str, ruling: int, case_id: bytes = LEAF) -> dict[str, Any]:
 
 
 def seat_jurors(history: History, count: int) -> list[Address]:
-    """So many jurors join the network's bench."""
+    """A number of jurors join the network's bench."""
     jurors = [address(60 + i) for i in range(count)]
     for place, juror in enumerate(jurors):
         history.add("JurorJoined", juror=juror, place=place)
@@ -229,7 +229,7 @@ def claim(history: History, claimant: Address, ruling: int, case_id: bytes = LEA
 def dispute(
     history: History, votes: list[int], *, status: int, ruling: int, recorded: int = FRAUD_FOUND
 ) -> None:
-    """A case from its claim to its end; jurors vote rulings."""
+    """A case from its claim to its end; `votes` are the jurors' rulings."""
     jurors = seat_jurors(history, len(votes))
     open_case(history, LEAF, recorded, len(votes))
     claim(history, CLAIMANT, ACCEPTED)

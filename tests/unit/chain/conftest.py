@@ -8,13 +8,13 @@ from sender_fakes import Pool
 
 @pytest.fixture
 def node() -> FakeNode:
-    """A node whose chain has nothing but its first block."""
+    """A node whose chain has only its first block."""
     return FakeNode()
 
 
 @pytest.fixture
 def pool() -> Pool:
-    """A node that mines at once what it is sent."""
+    """A node that mines each transaction at once."""
     return Pool()
 
 

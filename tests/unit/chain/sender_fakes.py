@@ -88,7 +88,7 @@ class Pool(FakeNode):
 
 
 def decoded(raw: str) -> dict[str, Any]:
-    """Return what a signed transaction says; its signature must be the key's."""
+    """Return the fields of a signed transaction; its signature must be the key's."""
     data = HexBytes(raw)
     assert Account.recover_transaction(data) == address_of(KEY)
     fields = TypedTransaction.from_bytes(data).as_dict()
@@ -96,7 +96,7 @@ def decoded(raw: str) -> dict[str, Any]:
 
 
 async def until(condition: Callable[[], bool], *tasks: asyncio.Task[Any]) -> None:
-    """Let others run until a condition holds; a task that ends first says why it does not."""
+    """Let other tasks run until a condition is true; raises the error of a failed task."""
     for _ in range(20_000):
         if condition():
             return

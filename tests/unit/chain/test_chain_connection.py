@@ -14,7 +14,7 @@ KEY = bytes([1]) * 32
 
 
 class CallNode(FakeNode):
-    """Answers every view with given bytes, and remembers what was asked."""
+    """Answers every view with given bytes, and records the calls."""
 
     def __init__(self, answer: bytes = b"") -> None:
         super().__init__()
@@ -79,7 +79,7 @@ async def test_answer_that_is_none_of_the_contracts_is_the_wrong_chain(answer: b
 
 
 async def test_a_node_that_knows_no_contract_yet_is_asked_again() -> None:
-    """Of several nodes behind an address, one that is behind answers nothing at all."""
+    """Several nodes may serve one address; one that lags answers with no bytes."""
     node = CallNode(encode(["uint256"], [5]))
     behind = ["0x", "0x"]
     node.methods["eth_call"] = lambda *asked: behind.pop() if behind else node._call(*asked)
@@ -107,6 +107,7 @@ async def test_head_is_read(node: FakeNode) -> None:
     chain = Chain(node.rpc, DEPLOYMENT)
     assert await chain.block_number() == 1
     assert await chain.now() == node.blocks[1].timestamp
+    assert await chain.deploy_hash() == node.blocks[chain.deployment.deploy_block].hash
 
 
 def test_domain_is_of_the_named_contract() -> None:

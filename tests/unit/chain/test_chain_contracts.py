@@ -1,4 +1,4 @@
-"""The generated contracts fit the ABI and the Python types, and hold nothing that nobody calls."""
+"""The generated contracts fit the ABI and the Python types, and have no unused function."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def struct_of(parameter: dict[str, Any], contract: str) -> type:
 
 
 def misfits(parameter: dict[str, Any], kind: Any, contract: str) -> Iterator[str]:
-    """Yield what a dataclass and the struct that it stands for differ in."""
+    """Yield the differences between a dataclass and its struct."""
     parts, held = parameter["components"], fields(kind)
     if len(parts) != len(held):
         yield f"{kind.__name__} has {len(held)} fields, {contract} {len(parts)}"

@@ -36,7 +36,7 @@ STRUCTS: dict[tuple[str, str], Any] = {
     ("verdict", "tuple"): subject,
     ("work", "tuple"): lambda *values: from_abi(LeasedWork, values),
 }
-"""By name and type: `terms` is a number in some events."""
+"""Strategies by name and type: `terms` is a number in some events."""
 
 
 @st.composite

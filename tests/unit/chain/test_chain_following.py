@@ -14,7 +14,7 @@ class Stopped(Exception):
 
 
 class Naps:
-    """Counts pauses, does things in them, and stops after the last."""
+    """Counts pauses, runs callbacks in them, and stops after the last."""
 
     def __init__(self, *between: object) -> None:
         self.between = list(between)

@@ -1,4 +1,4 @@
-"""What endpoints refuse, each in its own words: asked again later, or in smaller portions."""
+"""Endpoints' refusals in their own words: requests are repeated later, or in smaller parts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def refusal(status: int, retry_after: str | None = None) -> HttpRefusal:
 
 
 def refusing(times: int, how: Post, answer: Post = echo) -> Post:
-    """Refuse so often, then answer."""
+    """Refuse the first `times` requests, then answer."""
     left = [times]
 
     def answering(request: Any) -> Any:
@@ -106,7 +106,7 @@ async def test_status_of_a_rate_limit_is_waited_out(status: int) -> None:
 
 
 async def test_pause_that_is_asked_for_is_made() -> None:
-    # Longer than the 0.1 s there are, so nothing is asked again.
+    # Longer than the deadline of 0.1 s, so nothing is repeated.
     slow = rpc_of(refusing(1, raising(refusal(429, "0.2"))), timeout_s=0.1)
     with pytest.raises(ChainUnreachable, match="HTTP 429"):
         await slow.call("m", 7)
@@ -148,7 +148,7 @@ async def test_only_what_was_refused_in_a_batch_is_asked_again() -> None:
 
 
 def taking(most: int, how: Post) -> tuple[Post, list[int]]:
-    """Answer batches of so many, and note their sizes."""
+    """Answer batches of at most `most` requests; the list gets the size of every batch."""
     sizes: list[int] = []
 
     def answer(request: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What was read before is not asked for again, and never believed against the chain."""
+"""Logs that were read before are not requested again, and never override the chain."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def asked(node: FakeNode) -> list[int]:
 
 
 def failing_after(node: FakeNode, answers: int) -> None:
-    """Let a node answer so many requests for logs, and no more."""
+    """Let a node answer only `answers` requests for logs, and then fail."""
     logs, left = node.methods["eth_getLogs"], [answers]
 
     def answering(query: dict[str, Any]) -> Any:
@@ -106,7 +106,7 @@ async def test_unread_events_of_a_reorganised_block_are_never_told(node: FakeNod
         node.mine(deposit(owner))
     poll = await events.poll()
     assert owners(poll.events) == [1, 2, 13, 14, 15, 16]
-    # Nothing of what was void had been told.
+    # No void log had been reported.
     assert poll.rewound_to is None
 
 
@@ -135,7 +135,7 @@ async def test_reorganisation_meanwhile_voids_what_was_kept(node: FakeNode) -> N
     poll = await EventReader(node).poll()
     assert owners(poll.events) == [1, 2, 3, 4, 5, 21]
     assert poll.rewound_to is None
-    # The file holds what stands now.
+    # The file holds the logs that stand now.
     firsts = asked(node)
     assert owners((await EventReader(node).poll()).events) == [1, 2, 3, 4, 5, 21]
     assert firsts == []
@@ -187,7 +187,7 @@ async def test_damaged_file_is_done_without(
             db.execute("UPDATE blocks SET logs = x'00' WHERE number = 3")
     assert owners((await EventReader(node).poll()).events) == [*range(1, 9)]
     assert "no logs are kept on disk" in caplog.text
-    # It has been started anew.
+    # The file was started again from nothing.
     await EventReader(node).poll()
     firsts = asked(node)
     assert owners((await EventReader(node).poll()).events) == [*range(1, 9)]

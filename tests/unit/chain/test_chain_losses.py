@@ -1,4 +1,4 @@
-"""What fraud cost, on one line: slashes added up, and where the stake is."""
+"""The sentence about a worker's losses by fraud: the sum of slashes, and where the stake is."""
 
 from __future__ import annotations
 

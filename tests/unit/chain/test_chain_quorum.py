@@ -1,4 +1,4 @@
-"""Several endpoints: most decide, who lies is named and left, and who lags is neither."""
+"""Several endpoints: the majority decides, liars are named and left, laggards are not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Nodes:
 
 
 def silent(node: FakeNode) -> None:
-    """Let a node answer nothing any more."""
+    """Stop a node from answering."""
 
     def fail(*_: Any) -> Any:
         raise ConnectionAbortedError
@@ -167,7 +167,7 @@ async def test_goes_on_while_enough_answer(count: int, dead: int) -> None:
     for node in nodes.all[:dead]:
         silent(node)
     assert await nodes.owners() == [1, 2, 3, 4]
-    # The dead are not asked each time.
+    # Dead endpoints are not asked each time.
     for node in nodes.all[:dead]:
         node.calls.clear()
     assert await nodes.owners() == [1, 2, 3, 4]

@@ -92,7 +92,7 @@ async def test_smaller_ranges_are_asked_when_the_endpoint_limits_them(node: Fake
     node.max_range = 3
     reader = EventReader(node)
     assert owners((await reader.poll()).events) == list(range(1, 41))
-    # What was learnt is not forgotten.
+    # The learnt size is remembered.
     node.calls.clear()
     node.mine(deposit(50))
     await reader.poll()
@@ -100,7 +100,7 @@ async def test_smaller_ranges_are_asked_when_the_endpoint_limits_them(node: Fake
 
 
 def ranges(node: FakeNode) -> list[int]:
-    """Let a node note how many blocks each request for logs asks for."""
+    """Let a node note the number of blocks of each request for logs."""
     logs, spans = node.methods["eth_getLogs"], list[int]()
 
     def noting(query: dict[str, Any]) -> Any:
@@ -266,14 +266,14 @@ async def test_blocks_are_read_once_they_are_confirmed(node: FakeNode) -> None:
     node.mine(deposit(3))
     poll = await reader.poll()
     assert (owners(poll.events), poll.head.number) == ([1], 1)
-    # What is not confirmed may change, the chain may even be shorter for a while.
+    # Unconfirmed blocks may change; the chain may even be shorter for a while.
     node.reorganise(2)
     assert await reader.poll() == Poll([], None, BlockId(0, node.blocks[0].hash))
     for owner in (4, 5, 6):
         node.mine(deposit(owner))
     poll = await reader.poll()
     assert (poll.rewound_to, owners(poll.events)) == (None, [4])
-    # What is confirmed may not, and is noticed.
+    # Confirmed blocks may not change, and a change is noticed.
     node.reorganise(3)
     for owner in (7, 8, 9, 10):
         node.mine(deposit(owner))
@@ -360,7 +360,7 @@ steps = st.lists(
 def test_reader_ends_with_exactly_the_events_of_the_chain(
     drawn: list[tuple[int, list[int], int]], confirmations: int
 ) -> None:
-    """Whatever is mined and reorganised, up to 20 deep, between polls or between two requests."""
+    """Any mining and reorganisation, up to 20 deep, between polls or between two requests."""
 
     async def play() -> None:
         node, kept, owners = FakeNode(), list[Event](), itertools.count(1)
@@ -383,7 +383,7 @@ def test_reader_ends_with_exactly_the_events_of_the_chain(
                 take(kept, await reader.poll())
         take(kept, await reader.poll())
         found = [(e.block_number, e.block_hash, int(e.args["owner"], 16)) for e in kept]
-        # What was confirmed once stays, also in a chain that is shorter now.
+        # Confirmed events stay, even in a chain that is shorter now.
         deepest = len(node.blocks) - 1 - confirmations
         confirmed = [event for event in known_events(node) if event[0] <= deepest]
         assert found[: len(confirmed)] == confirmed

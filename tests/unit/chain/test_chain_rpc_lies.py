@@ -1,4 +1,4 @@
-"""An endpoint that contradicts itself, lags, or answers anything at all: outcomes, no crash."""
+"""An endpoint that contradicts itself, lags, or answers nonsense: outcomes, no crash."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def chain_of(blocks: int) -> FakeNode:
 
 
 def answering(node: FakeNode, method: str, change: Callable[[Any], Any]) -> None:
-    """Let a node change what it answers to a method."""
+    """Let a node change its answers to a method."""
     true = node.methods[method]
     node.methods[method] = lambda *params: change(true(*params))
 
@@ -149,7 +149,7 @@ async def test_endpoint_that_answers_for_another_chain_takes_nothing_back() -> N
     for owner in range(9):
         other.mine(deposit(owner + 100))
     truth, node.methods = node.methods, other.methods | {"eth_chainId": lambda: "0x1"}
-    with pytest.raises(WrongChain, match="answers for chain 1, it was 31337"):
+    with pytest.raises(WrongChain, match="answers for chain 1, before it was chain 31337"):
         await reader.poll()
     node.methods = truth
     assert (await reader.poll()).rewound_to is None

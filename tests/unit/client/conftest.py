@@ -1,4 +1,4 @@
-"""What the client's tests share: a worker's loop among fakes."""
+"""Fixture for the client's tests: a worker's loop among fakes."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ DEADLINE_S, WINDOW_S = 800, 400
 
 
 def trained(steps: int) -> Any:
-    """Return the recipe of a run of so many steps."""
+    """Return the recipe of a run of `steps` steps."""
     training = RECIPE.training.model_copy(update={"steps": steps})
     return RECIPE.model_copy(update={"training": training})
 

@@ -1,4 +1,4 @@
-"""How workers stood in earlier blocks, and what a ticket must be."""
+"""Workers' status in earlier blocks, and the rules for tickets."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_ticket_terms_are_the_chains() -> None:
 def test_seeds_are_drawn_of_what_came_last(
     view: HistoryView, published: int, expected: bytes
 ) -> None:
-    """Whoever joins after a policy was published could else choose an address for its seeds."""
+    """A worker that joins after a policy was published could choose an address by its seeds."""
     member = view.member(FIRST, WORKER)
     assert member is not None
     member.joined_beacon = keccak(b"joined")

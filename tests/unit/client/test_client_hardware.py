@@ -1,4 +1,4 @@
-"""What a machine says it has, and what it lacks."""
+"""A machine's hardware report, and its shortcomings."""
 
 from __future__ import annotations
 

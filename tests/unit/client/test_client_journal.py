@@ -1,8 +1,9 @@
-"""The journal of what was signed: crashes at any moment lose nothing that was promised."""
+"""The journal of signatures: a crash at any moment loses no promised entry."""
 
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from worlds.client_world import make_submission, make_ticket
 
 from muster.client import journal as journals
 from muster.client.journal import Journal, write_durably
-from muster.client.worker.journal import Proven, SubmissionJournal
+from muster.client.worker import journal as worker_journals
+from muster.client.worker.journal import Proven, SignedSubmission, SubmissionJournal
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ConfigError, StorageError
 from muster.protocol.ids import BatchName, PolicyVersion
@@ -136,6 +138,33 @@ def test_recorded_submission_comes_back_with_its_file(tmp_path: Path) -> None:
         assert journal.data(recorded) == b"one"
 
 
+def test_slot_keeps_one_file_of_two_that_are_recorded_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticket, has_second_begun = make_ticket(), threading.Event()
+    found: list[SignedSubmission] = []
+
+    def record(data: bytes) -> None:
+        found.append(journal.record(ticket, SIGNED, claimed(ticket, data), data))
+
+    second = threading.Thread(target=record, args=(b"two",))
+
+    def write(path: Path, data: bytes) -> None:
+        if data == b"one":
+            second.start()
+            has_second_begun.wait(0.2)
+        else:
+            has_second_begun.set()
+        write_durably(path, data)
+
+    monkeypatch.setattr(worker_journals, "write_durably", write)
+    with SubmissionJournal(tmp_path) as journal:
+        record(b"one")
+        second.join()
+    assert found[0] == found[1]
+    assert found[0].submission == claimed(ticket, b"one")
+
+
 def test_slot_keeps_its_first_file_whatever_comes_later(tmp_path: Path) -> None:
     ticket = make_ticket()
     other = make_ticket(policy_version=PolicyVersion(9), deadline=5)
@@ -206,11 +235,11 @@ def test_journal_with_unknown_entries_is_refused(tmp_path: Path, line: bytes) ->
 
 
 class Crash(BaseException):
-    """The power goes."""
+    """The power fails."""
 
 
 class Power:
-    """Counts down the durable operations until the power goes."""
+    """Counts down the durable operations until the power fails."""
 
     def __init__(self, operations: int) -> None:
         self.operations = operations

@@ -1,4 +1,4 @@
-"""A run of two parts: what its tickets derive, and what becomes of who prefers another part."""
+"""A run of two parts: the problems of its tickets, and the verdict on a cheat of one part."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_submission_of_both_parts_is_accepted() -> None:
 
 @pytest.mark.parametrize("name", ["sorts", "turns"])
 def test_worker_that_prefers_a_part_is_a_fraud(name: str) -> None:
-    """It draws as if the other part had no weight, and does all else right."""
+    """It draws as if the other part had no weight, and is honest otherwise."""
     ticket = next(ticket for ticket in TICKETS if set(parts_of(ticket)) != {name})
     rows = rows_of(ticket, preferring(name))
     found = judge(rows, ticket).finding
@@ -70,7 +70,7 @@ def test_budget_of_another_part_is_a_fraud() -> None:
 
 
 def test_curriculum_goes_by_the_tickets_step_and_by_nothing_else() -> None:
-    """Whoever judges, whenever: the step is signed, in the ticket and in the submission."""
+    """Every validator finds the same parts at any time: the signed messages state the step."""
     down = (CurriculumPoint(step=4, weight=1), CurriculumPoint(step=5, weight=0))
     up = (CurriculumPoint(step=4, weight=0), CurriculumPoint(step=5, weight=1))
     rules = mixed(

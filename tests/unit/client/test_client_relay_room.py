@@ -1,4 +1,4 @@
-"""Which work a relay's room is for: what the chain names with a bond, with proofs that hold."""
+"""The work that a relay's room takes: named by the chain with a bond, with valid proofs."""
 
 from __future__ import annotations
 

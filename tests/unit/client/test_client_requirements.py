@@ -1,4 +1,4 @@
-"""What a run asks of software: old versions, engines nobody calibrated, unpinned libraries."""
+"""A run's requirements for software: versions, calibrated engines, pinned libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Problems that a policy sets aside: nobody derives them; lists that do not hold say nothing."""
+"""Problems that a policy sets aside are not derived; invalid lists have no effect."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_listed_problems_come_up_only_where_they_are_revisited(tmp_path: Path) -
     drawn = [place for ticket in TICKETS for place in places(ticket, engine)]
     shares = [sum(place in EVEN for place in found) / len(found) for found in (plain, drawn)]
     assert 0.35 < shares[0] < 0.65
-    # One draw in four may be of the list, which is half of the problems.
+    # One draw in four may take a listed problem; half of the problems are listed.
     assert 0.02 < shares[1] < 0.25
 
 
@@ -93,7 +93,7 @@ def test_worker_and_validator_with_the_policy_s_list_agree(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("theirs", [SetAside(), SetAside.of(range(1, 24, 2), 24)])
 def test_worker_with_another_list_is_a_fraud(theirs: SetAside, tmp_path: Path) -> None:
-    """It draws as if nothing were set aside, or what it likes better, and does all else right."""
+    """It draws as if no problem were listed, or by another list, and is honest otherwise."""
     engine = holding(EVEN, tmp_path)
     other = Engine(VERSION)
     other.set_aside = theirs
@@ -118,7 +118,7 @@ def test_worker_with_another_list_is_a_fraud(theirs: SetAside, tmp_path: Path) -
 def test_list_that_does_not_hold_sets_nothing_aside(
     bits: SetAside | bytes, fault: ListFault, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its author harms nobody: worker and validator derive as without it, and say why."""
+    """An invalid list harms nobody: worker and validator derive as without it, and say why."""
     engine, plain = holding(bits, tmp_path), Engine(VERSION)
     assert list_fault(RULES.recipe, SORTS, engine.set_aside) is fault
     ticket = TICKETS[0]
@@ -149,7 +149,7 @@ def test_ticket_of_another_policy_than_the_loaded_one_is_not_derived(tmp_path: P
 
 
 def test_bound_of_prompts_is_that_of_the_problems_past_the_list() -> None:
-    """A file is held to it before its policy is loaded."""
+    """A file is checked against this bound before its policy is loaded."""
     longest = SORTS[0].model_copy(update={"problem_id": "long", "prompt": "1" * 400})
     rules = replace(RULES, task_set=TaskSet.of("x", "1", [longest, *make_sort(23, seed=3)]))
     listed = SetAside.of([0], 24)
@@ -183,7 +183,7 @@ SKIPS = PartFilters(pool_window=2, pool_revisit=1000)
 
 
 def test_each_part_skips_by_its_own_filters(tmp_path: Path) -> None:
-    """Both keep their weights: a list of a part says nothing about the other."""
+    """Both parts keep their weights: a list of one part does not affect the other."""
     rules = mixed({"turns": SKIPS})
     engine = holding(SetAside.of(range(20, 28), 32), tmp_path)
     for ticket in TICKETS:
@@ -208,7 +208,7 @@ def test_list_of_a_part_that_skips_none_or_has_too_few_left_does_not_hold(
 
 
 def test_folder_with_a_list_that_its_manifest_lacks_is_not_the_policy(tmp_path: Path) -> None:
-    """Whoever judges again from it would derive other problems than the run did."""
+    """Judging from such a folder would derive other problems than the run's."""
     folder = tmp_path / "policy"
     folder.mkdir()
     (folder / "config.json").write_text("{}")

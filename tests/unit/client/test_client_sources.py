@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -222,7 +223,7 @@ async def test_what_is_no_place_to_fetch_from_is_not_asked(place: str | bytes) -
     ],
 )
 async def test_a_public_source_does_not_lead_us_into_a_private_network(address: str) -> None:
-    """Also by a name, of which one address is public; and whoever names it."""
+    """Also through a name that has one public address."""
 
     async def resolver(host: str, _port: int) -> list[str]:
         return ["1.1.1.1"] if host.startswith("one") else ["1.1.1.1", address]
@@ -271,7 +272,7 @@ async def test_a_source_of_our_own_network_may_lead_us_there_and_a_strangers_may
         (sends("https://one.example/"), "answered 307"),
         (says(FILE + b"!"), "another hash"),
         (says(FILE * 9), "exceeds"),
-        (says(FILE, **{"content-encoding": "gzip"}), "packed"),
+        (says(FILE, **{"content-encoding": "gzip"}), "compressed"),
         (says(FILE, 403), "answered 403"),
         (hangs, "timed out"),
     ],
@@ -429,7 +430,7 @@ async def test_a_batch_is_had_with_all_its_submissions() -> None:
 
 
 async def test_who_lacks_documents_is_told_that_relays_have_none(tmp_path: Path) -> None:
-    """Jurors meet it when a run's orchestrator is gone."""
+    """Jurors see this error when a run's orchestrator is gone."""
     relay = Internet(one=says(b"", 404))
     async with Sources(url("one"), transport=relay, patience=QUICK) as sources:
         for ask in (
@@ -450,6 +451,18 @@ async def test_a_document_is_checked_against_its_hash() -> None:
 
     async with Sources(url("one", "two"), transport=internet, patience=QUICK) as sources:
         assert await sources.document(keccak(b"a")) == b"a"
+
+
+async def test_task_set_leaves_the_reserve_of_the_disk_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimpleNamespace(free=110, total=1600)
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: disk)
+    internet = Internet(one=says(b"of 11 bytes"))
+    async with Sources(url("one"), transport=internet, patience=QUICK) as sources:
+        with pytest.raises(ApiError, match="a task set needs 11 bytes, 10 are free"):
+            await sources.download(keccak(b"tasks"), tmp_path / "set", max_bytes=100)
+    assert not (tmp_path / "set").exists()
 
 
 async def test_a_task_set_of_a_liar_is_had_from_another(

@@ -1,4 +1,4 @@
-"""Tickets: one that holds, and a hostile twin for every reason to refuse."""
+"""Tickets: a valid one, and a hostile twin for every reason to refuse."""
 
 from __future__ import annotations
 

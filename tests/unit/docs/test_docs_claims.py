@@ -22,7 +22,7 @@ NAMES = [f"{number} {claim.claim[:40]}" for number, claim in enumerate(CLAIMS)]
 
 
 def fault_of(claim: Claim) -> str:
-    """Return what is wrong with a row; empty for nothing."""
+    """Return a row's fault, or an empty text."""
     for field in fields(claim):
         if not getattr(claim, field.name) and (field.name != "why" or claim.verdict != "holds"):
             return f"{field.name} is empty"
@@ -40,7 +40,7 @@ def fault_of(claim: Claim) -> str:
 
 
 def command_fault(command: str) -> str:
-    """Return why nobody could run a command; empty for nothing."""
+    """Return the reason why a command cannot run, or an empty text."""
     program, *words = shlex.split(command)
     if program == "muster":
         found: click.Command | None = muster

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from muster.app.cli import muster
+from muster.app.cli import COMMANDS, LAB, muster
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -47,6 +47,16 @@ def test_a_documented_muster_command_exists_with_its_options(page: str, line: st
     known = {option for p in command.get_params(context) for option in p.opts + p.secondary_opts}
     used = {word.split("=")[0] for word in words if word.startswith("--")}
     assert used <= known, f"{page}: {line}"
+
+
+def test_commands_to_install_are_in_the_package() -> None:
+    page = (ROOT / "docs/guides/install.md").read_text()
+    listed = re.findall(r"need no extra: (.*?)\.\s", page, re.S)
+    purposes = re.findall(r"^\| (?:none|`[a-z0-9-]+`) \| (.*?) \|", page, re.M)
+    texts = re.findall(r"`([a-z][a-z -]+)`", " ".join(listed + purposes))
+    named = {text.split()[0] for text in texts} - {"make"}
+    assert {"init", "worker", "orchestrator", "demo"} <= named
+    assert named <= {name for name in COMMANDS if not COMMANDS[name].target.startswith(LAB)}
 
 
 @pytest.mark.parametrize(("page", "line"), MAKE_LINES)

@@ -15,7 +15,7 @@ CONTRACTS = ROOT / "docs" / "contracts.md"
 SECURITY = ROOT / "docs" / "security.md"
 ARTIFACTS = sorted((ROOT / "core" / "muster" / "chain" / "artifacts").glob("*.json"))
 ERC20 = {"approve", "transfer", "transferFrom", "permit", "EIP712DomainChanged"}
-"""Standard, and left to the standard."""
+"""Calls and events of the ERC-20 standard and its extensions, which the page leaves out."""
 
 
 def _abi(artifact: Path, kind: str) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The site: it builds without a warning, and a reader's browser asks nobody but it."""
+"""The site builds without a warning, and a reader's browser contacts no other host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make test-gpu` runs on a GPU: here on a CPU in tiny shapes, and of users' on none."""
+"""The parts of `make test-gpu`: tiny shapes on a CPU, users' shapes on the meta device."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from muster.inference import device_proofs
 from muster.inference.lean_model import LeanModel
 from muster.inference.lean_prefill import predicting_rows
 from muster.inference.sampler import device_token_noise, device_winners
+from muster.trainer.learn import recompute
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
 
 IN_PROCESS = (
     *("noise", "toploc", "replay", "margins", "generation", "examination"),
-    *("trainer", "nccl"),
+    *("trainer", "host", "nccl"),
 )
 
 
@@ -41,6 +42,7 @@ def test_each_part_finds_a_cpu_equal_to_itself(part: str, setup: Setup) -> None:
     assert json.loads(json.dumps(detail)) == detail
 
 
+@pytest.mark.slow
 def test_the_suite_is_run_with_the_device(setup: Setup) -> None:
     metrics, _ = run.measure("conformance", setup)
     assert metrics["gpu_conformance_failed"] == 0
@@ -120,6 +122,16 @@ def test_another_step_of_a_rank_is_seen(setup: Setup, monkeypatch: pytest.Monkey
     monkeypatch.setattr(training.Learner, "step", other)
     metrics, _ = run.measure("nccl", setup)
     assert metrics["gpu_one_rank_difference"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_another_input_of_a_block_is_seen(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(_lane: Any, source: torch.Tensor, target: torch.Tensor) -> None:
+        target.copy_(source.roll(1, 1))
+
+    monkeypatch.setattr(recompute.Lane, "copy", other)
+    metrics, _ = run.measure("host", setup)
+    assert metrics["gpu_host_difference"] > 0.01
+    assert run.PARTS["host"].missed(metrics, setup)
 
 
 # ------------------------------------------------------------------------------ running all parts

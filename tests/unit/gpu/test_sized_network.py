@@ -1,4 +1,4 @@
-"""The network whose policy has a size of users, at a small one."""
+"""The network for larger policies, here with a small one."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def honest_work() -> HonestWork:
 
 @pytest.fixture(scope="module")
 def honest_once(honest_work: HonestWork) -> Iterator[None]:
-    """Let calibrations share what they measure of honest work."""
+    """Let calibrations share their measurements of honest work."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibrate, "measure_honest", honest_work.measure)
         yield

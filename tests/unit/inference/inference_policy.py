@@ -97,7 +97,7 @@ def plan(count: int = 64, recipe: Recipe = RECIPE, **options: Any) -> MeasuringP
 
 
 class HonestWork:
-    """Measures the honest work of a policy by a plan once: it is the same at every repetition."""
+    """Measures a policy's honest work once per plan; later calls return the same figures."""
 
     def __init__(self) -> None:
         self._found: dict[object, Honest] = {}

@@ -1,4 +1,4 @@
-"""The engine knows no model by name: other makes, some with capped or scaled logits."""
+"""The engine knows no model by name: other families, some with capped or scaled logits."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def asked(limit: int = 10) -> list[Request]:
 
 def test_logits_are_the_model_s_own(folder: Path) -> None:
     samples = [(prompt, (3, 1, 4)) for prompt in PROMPTS]
-    # Other kernels leave a cap of attention scores out.
+    # Other kernels ignore a cap of attention scores.
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     for (prompt, completion), computed in zip(
         samples, engine_on(folder).recompute(samples), strict=True

@@ -195,6 +195,9 @@ def test_calibration_of_chunks_with_several_per_sample(tmp_path: Path) -> None:
     run = calibrate_model(folder, plan(32, recipe))
     assert run.calibration.proof.topk == 64
     assert all(row.accepted == 0 for row in run.table if row.kind == "nothing")
+    # 107 samples have enough chunks if none ends early. Each further sample adds several chunks.
+    plain, *_ = (row for row in run.table if row.kind == "honest")
+    assert 107 < plain.trials < 160
 
 
 def test_model_makes_up_its_own_prompts(policy_folder: Path) -> None:
@@ -231,7 +234,7 @@ def test_model_is_refused_when_its_errors_let_a_forger_through(
 def test_model_is_refused_when_a_cheap_cheat_passes_as_honest(
     policy_folder: Path, honest_work: HonestWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Noise so small that it passes: the cheat is told to use it for int4.
+    # The cheat adds noise too small to be noticed, in place of int4.
     monkeypatch.setattr(calibrate, "measure_honest", honest_work.measure)
     monkeypatch.setattr(substitutes, "quantised", lambda _bits: substitutes.noise(1e-5))
     run = calibrate_model(policy_folder, plan())

@@ -114,7 +114,7 @@ def made_of(source: str, **prompt: Any) -> ChatFrame:
 
 
 EACH = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
-"""The least template."""
+"""The smallest template."""
 
 
 def test_the_least_template_is_taken() -> None:

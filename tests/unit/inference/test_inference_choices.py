@@ -16,7 +16,7 @@ from muster.inference.sampling import gumbel_noise, load_kernel, winners
 Rows = npt.NDArray[np.float32]
 
 VOCABS = [1, 2, 31, 33, 700, 1023, 1024, 1025, 2100, 5000]
-"""Sizes beside those that the kernel looks at together."""
+"""Sizes around the kernel's block sizes."""
 
 LOGITS = {
     "flat": lambda rng, shape: rng.standard_normal(shape) * 0,
@@ -99,7 +99,7 @@ def test_the_last_bit_decides_between_tokens_whose_scores_meet(
 @needs_kernel
 @pytest.mark.parametrize("change", [-1e-3, 1e-3])
 def test_a_logit_beyond_its_margin_turns_the_choice(change: float) -> None:
-    """The twin of an equal score: a loser is chosen when its logit misses nothing any more."""
+    """The second best token is chosen once its logit grows by more than the gap of the scores."""
     rows = np.random.default_rng(3).standard_normal((1, 2500)).astype(np.float32)
     one = np.ones(1, np.float32)
     scores = rows[0] + gumbel_noise([7], [2], 2500)[0]

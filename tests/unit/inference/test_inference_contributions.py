@@ -1,4 +1,4 @@
-"""Measurements of one calibration by several machines: what counts, and what a liar achieves."""
+"""Measurements of one calibration by several machines, and the effect of a lying one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that share an engine: whose samples are begun, what each gets, what it does to others."""
+"""Calls that share an engine: the order of samples, each call's results, and isolation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def drawn(limits: Sequence[int], first_seed: int, temperature: float = 1.0) -> l
 
 
 LONG = drawn([40] * 9, 300, temperature=50.0)
-"""All tokens are about as likely: some get far."""
+"""At this temperature all tokens are about as likely, so some samples get long."""
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def test_a_row_that_a_call_leaves_is_the_next_calls(
     while not first.is_over:
         decode.step()
         assert not first.waiting
-    # As many rows as a call has samples, until nobody waits: the last row of the first call ends
-    # when the five others are the second call's.
+    # Six rows, as many as a call has samples, while samples wait. When the last row of the first
+    # call ends, the five others belong to the second call.
     assert rows == [6] * 24
     assert begun(second) == 5
 
@@ -189,7 +189,7 @@ def test_what_ends_one_call_leaves_the_other_its_own(engine: TransformersEngine)
         raise Enough
 
     engine._room = Room(context=LENGTH)
-    # Four end at once, so that the rows of the other call stand behind those that are given up.
+    # Four samples end at once, so that the other call's rows come after those that are given up.
     first, other = drawn([2] * 4 + [40] * 5, 300, temperature=50.0), LONG
     alone = [c.tokens for c in engine.generate(other, proof=PROOF)]
     stopped, made = at_the_same_time(engine, [first, other], [stop, None])

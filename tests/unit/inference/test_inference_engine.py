@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ from muster.protocol.errors import EngineError, ProofError, SampleUnfit
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
 from muster.protocol.set_aside import FILE_NAME, MAX_BYTES, SetAside
-from muster.toploc import build_proofs, verify_proofs_many
+from muster.toploc import build_proofs, incremental, verify_proofs_many
 
 PROOF = ProofRecipe()
 
@@ -316,7 +317,7 @@ def test_next_version_is_swapped_in_place(
 def test_list_of_problems_set_aside_is_the_loaded_folder_s(
     engine: TransformersEngine, policy_folder: Path, tmp_path: Path
 ) -> None:
-    """It comes and goes with versions, and keeps nobody from swapping their weights."""
+    """The list comes and goes with versions, and does not prevent swapping weights."""
     before = engine.model
     assert engine.set_aside == SetAside()
     listed = changed_copy(policy_folder, tmp_path / "listed", 1.1)
@@ -396,6 +397,30 @@ def test_incomplete_folder_is_refused(policy_folder: Path, tmp_path: Path, missi
         TransformersEngine().load_policy(folder, PolicyVersion(0))
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("config.json", {"quantization_config": {"quant_method": "gptq", "bits": 4}}),
+        ("config.json", {"hidden_size": "64"}),
+        ("config.json", {"num_attention_heads": 0}),
+        ("config.json", {"rope_parameters": "x"}),
+        ("config.json", {"eos_token_id": "x"}),
+        ("config.json", []),
+        ("tokenizer_config.json", []),
+    ],
+)
+def test_settings_that_libraries_dislike_are_refused(
+    policy_folder: Path, tmp_path: Path, name: str, settings: dict[str, object] | list[object]
+) -> None:
+    folder = shutil.copytree(policy_folder, tmp_path / "odd")
+    known = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps({**known, **settings} if settings else settings))
+    engine = TransformersEngine()
+    with pytest.raises(EngineError, match=r"does not load|is unusable"):
+        engine.load_policy(folder, PolicyVersion(0))
+    assert engine.policy_version is None
+
+
 def test_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="no policy folder"):
         TransformersEngine().load_policy(tmp_path / "nowhere", PolicyVersion(0))
@@ -410,7 +435,7 @@ def test_policy_that_computes_nan_is_refused(policy_folder: Path, tmp_path: Path
         engine.generate([Request((1, 2), 1, 1.0, 3)], proof=PROOF)
     with pytest.raises(EngineError, match="computes nonsense"):
         engine.prove([((1, 2), (3,))], proof=PROOF)
-    # Of a stranger's sample, the engine itself does not know whose fault that is.
+    # For a stranger's sample the engine cannot know whose fault it is.
     sample = Sample((1, 2), (3,), 1, build_proofs(np.ones((1, 64), np.float32)))
     with pytest.raises(ProofError, match="NaN"):
         engine.examine([sample], proof=PROOF, temperature=1.0)
@@ -433,6 +458,20 @@ def test_failure_inside_the_model_is_an_engine_error(
     monkeypatch.setattr(engine.model, "forward", explode)
     with pytest.raises(EngineError, match="inference failed: out of memory"):
         engine.prove([((1,), (2,))], proof=PROOF)
+
+
+def test_lack_of_memory_for_proofs_ends_one_call(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_chunks: object, **_sizes: object) -> None:
+        raise MemoryError("no room for a chunk")
+
+    asked = requests(engine, count=4, limit=8)
+    with monkeypatch.context() as short:
+        short.setattr(incremental, "build_proofs_many", fail)
+        with pytest.raises(EngineError, match="inference failed: no room for a chunk"):
+            engine.generate(asked, proof=PROOF)
+    assert len(engine.generate(asked, proof=PROOF)) == 4
 
 
 def test_model_without_a_head_is_refused() -> None:

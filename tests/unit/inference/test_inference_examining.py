@@ -1,4 +1,4 @@
-"""What is found in samples, block by block: the same as from everything at once, on both paths."""
+"""Examination block by block finds the same as all at once, on both paths."""
 
 from __future__ import annotations
 

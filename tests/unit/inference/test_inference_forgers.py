@@ -1,4 +1,4 @@
-"""Forgers do what they say."""
+"""Forgers forge as documented."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_layers_with_a_window_stay_as_they_are() -> None:
 
 
 def opt() -> Any:
-    """A model whose own code goes round its base model, and projects what the head is given."""
+    """A model whose code bypasses its base model, and projects the input of its head."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "ffn_dim": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
     config = OPTConfig(

@@ -1,4 +1,4 @@
-"""Lean decoding: the model's own numbers, for known families and while nothing changed them."""
+"""Lean decoding gives the model's own numbers, for known families of unchanged code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from muster.inference.engine import Request
 from muster.inference.forward import Forward, pad_right
 from muster.inference.lean_model import LeanModel
 from muster.inference.lean_prefill import plan_passes, predicting_rows
-from muster.inference.lean_rows import LeanRows, lean_model
+from muster.inference.lean_rows import LeanRows, try_lean
 from muster.inference.policy_files import keep_caps
 from muster.inference.step_graphs import Work
 from muster.inference.transformers_engine import TransformersEngine
@@ -131,7 +131,7 @@ def built(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> tuple
 
 def lean_of(config: PretrainedConfig) -> tuple[LeanModel, Forward]:
     model, forward = built(config)
-    lean = lean_model(model, forward)
+    lean = try_lean(model, forward)
     assert lean is not None
     return lean, forward
 
@@ -144,8 +144,8 @@ def own_rows(forward: Forward, rows: list[list[int]]) -> tuple[torch.Tensor, tor
 
 
 class Tape(TorchDispatchMode):
-    """Records operations as a CUDA graph does: they are done again on the tensors that were there,
-    none of which the recording keeps alive.
+    """Records operations as a CUDA graph does: a replay repeats them on the same tensors, which the
+    recording does not keep alive.
     """
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class Tape(TorchDispatchMode):
         found = operation(*args, **(kwargs or {}))
         for each in tree_leaves(found):
             self._made[id(each)] = len(self._all_made)
-            # Held while work is recorded, so that no other gets its number.
+            # Kept while work is recorded, so that no other tensor gets its id.
             self._all_made.append(each)
         return found
 
@@ -195,7 +195,7 @@ class _Made:
 
 
 def _present(made: list[Any], held: Any) -> Any:
-    """Return what an operation is given when it is done again."""
+    """Return the arguments of an operation when it is replayed."""
     if isinstance(held, _Made):
         return made[held.place]
     if not isinstance(held, weakref.ref):
@@ -235,7 +235,7 @@ def test_rows_compute_what_the_model_does(name: str, is_recorded: bool) -> None:
         for row, token in zip(rows, tokens.tolist(), strict=True):
             row.append(token)
         found = decoding.step(tokens)
-    # Of four places, of two and of five; the first steps of each are computed.
+    # Recordings of four places, of two and of five; the first steps of each are not replayed.
     assert tape.replays == ([12, 1, 3] if is_recorded else [])
 
 
@@ -256,7 +256,7 @@ def plain_flash(
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """What a GPU's kernel computes, sequence by sequence."""
+    """A GPU kernel's result, computed sequence by sequence."""
     asking, asked, longest_asking, longest_asked = ends
     assert [longest_asking, longest_asked] == [int(each.diff().max()) for each in ends[:2]]
     made = []
@@ -351,7 +351,7 @@ def test_a_prompt_is_examined_once_for_all_its_samples(monkeypatch: pytest.Monke
 def test_bfloat16_rows_differ_by_rounding_only(key_heads: int) -> None:
     config = Qwen3Config(**{**COMMON, "num_key_value_heads": key_heads}, head_dim=16)
     model, forward = built(config, torch.bfloat16)
-    lean = lean_model(model, forward)
+    lean = try_lean(model, forward)
     assert lean is not None
     rows = [[3, 1, 4, 1, 5], [9, 2]]
     decoding = LeanRows(lean, 2, 20)
@@ -381,7 +381,7 @@ def test_model_computes_the_same_after_its_weights_are_laid_out(dtype: torch.dty
     with torch.inference_mode():
         before = forward(tokens, keep=4)[1]
     names = {name: weight.clone() for name, weight in model.named_parameters()}
-    assert lean_model(model, forward) is not None
+    assert try_lean(model, forward) is not None
     assert all(torch.equal(weight, names[n]) for n, weight in model.named_parameters())
     with torch.inference_mode():
         assert torch.allclose(forward(tokens, keep=4)[1], before, atol=1e-5)
@@ -392,7 +392,7 @@ def test_other_models_decode_through_their_own_forward_pass(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        assert lean_model(*built(UNKNOWN[name])) is None
+        assert try_lean(*built(UNKNOWN[name])) is None
     (record,) = caplog.records
     assert record.levelno == logging.INFO
     assert "own forward pass" in record.message
@@ -410,7 +410,7 @@ def test_arithmetic_that_is_not_the_models_is_refused(
         monkeypatch.setattr(LeanModel, "begin", lambda self, length: own(self, length).at([0] * 8))
     else:
         del model.model.layers[1].self_attn.o_proj
-    assert lean_model(model, forward) is None
+    assert try_lean(model, forward) is None
     assert caplog.records[-1].levelno == logging.WARNING
 
 
@@ -513,12 +513,12 @@ def test_finished_rows_leave_their_room_to_others(
 
     monkeypatch.setattr(LeanRows, "step", counted)
     lean_engine.max_rows = 4
-    # Temperatures that make every token as likely: completions end by their limits.
+    # All tokens are about as likely, so completions end at their limits.
     asked = [Request((1, 2), i, 1.0, 30 if i == 0 else 5) for i in range(16)]
     made = lean_engine.generate(asked, proof=ProofRecipe())
     tokens = sum(len(c.tokens) for c in made)
     assert sum(steps) == tokens - len(made)
-    # In whole batches, every batch takes as many steps as its longest sample.
+    # Without refilled rows, each batch would take as many steps as its longest sample.
     assert len(steps) <= max(30, tokens // 3)
 
 
@@ -547,10 +547,10 @@ def test_a_head_that_caps_its_logits_is_not_decoded_lean(
 
     model.forward = capped
     with caplog.at_level(logging.WARNING):
-        assert lean_model(model, Forward(model)) is None
+        assert try_lean(model, Forward(model)) is None
     assert "its head by" in caplog.text
     model.forward = own
-    assert lean_model(model, Forward(model)) is not None
+    assert try_lean(model, Forward(model)) is not None
 
 
 @pytest.mark.parametrize("cap", [None, 49.0, 51.0])
@@ -559,25 +559,25 @@ def test_another_cap_of_attention_is_refused(
     cap: float | None, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, forward = built(KNOWN["gemma2"], dtype)
-    assert lean_model(model, forward) is not None
-    # What layers were built with stays theirs.
+    assert try_lean(model, forward) is not None
+    # Layers keep the values that they were built with.
     model.config.attn_logit_softcapping = cap
     with caplog.at_level(logging.WARNING):
-        assert lean_model(model, forward) is None
+        assert try_lean(model, forward) is None
     assert "its attention by" in caplog.text
 
 
 def test_a_kernel_without_caps_is_not_taken_for_the_model() -> None:
     model, forward = built(KNOWN["gemma2"])
     model.set_attn_implementation("sdpa")
-    assert lean_model(model, forward) is None
+    assert try_lean(model, forward) is None
     keep_caps(model)
-    assert lean_model(model, forward) is not None
+    assert try_lean(model, forward) is not None
 
 
 @pytest.mark.parametrize("window", [3, 5])
 def test_another_window_is_refused(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     own = lean_prefill._mask
     monkeypatch.setattr(lean_prefill, "_mask", lambda q, k, w, d: own(q, k, w and window, d))
-    refused = lean_model(*built(KNOWN["gemma3"]))
+    refused = try_lean(*built(KNOWN["gemma3"]))
     assert (refused is None) == (window != lean_rows_module._WINDOW)

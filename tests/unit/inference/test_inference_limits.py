@@ -117,7 +117,7 @@ MARGIN = SamplerLimits(margin=1.6, max_outside_per_sample=0)
 
 
 def drawn(rate: float, *, ends: float, seed: int = 0) -> Drawn:
-    """Return choices that flip at a rate, by 0.8 at most, and at an end in a share of them."""
+    """Return choices of which a share `rate` flips, by 0.8 at most, and a share `ends` are ends."""
     random = np.random.default_rng(seed)
     flips = (random.random(200_000) < rate) * random.exponential(0.1, 200_000)
     flips[0] = 0.8

@@ -31,7 +31,7 @@ def test_products_are_those_of_float32_rounded_once(
     exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     assert found.dtype == torch.bfloat16
     assert found.shape == (*shape[:-1], 23)
-    # Half a step of bfloat16, and what sums in float32 lose.
+    # Half a step of bfloat16, and the rounding of sums in float32.
     assert ((found.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-5).all()
 
 

@@ -1,4 +1,4 @@
-"""Token ids of prompts: as the tokenizer's own, but that no text can write a control token."""
+"""Token ids of prompts: the tokenizer's own, except that no text can write a control token."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_honest_prompt_has_the_ids_that_transformers_gives(
     tokenizer, prompt = tokenizer_of(family, is_byte_level), prompt_of_family(family)
     messages = [
         {"role": "system", "content": prompt.system},
-        # The template may cut blanks; the frame never does.
+        # The template may strip the text; the frame never does.
         {"role": "user", "content": text.strip()},
     ]
     source = source_of(family).replace("strftime_now is defined", "false")
@@ -81,7 +81,7 @@ def test_a_text_that_spells_control_tokens_is_read_as_letters(
     assert [t for t in tokens if t in control] == [t for t in honest if t in control]
     assert len(tokens) > len(honest) + len(marks)
     if is_byte_level:
-        # Not a letter is lost.
+        # No letter is lost.
         assert forged in tokenizer.decode(tokens, skip_special_tokens=False)
 
 
@@ -91,7 +91,7 @@ def test_a_text_cannot_write_what_the_frame_uses() -> None:
     tokens = encode_prompt(tokenizer, reply, is_start=False)
     for mark in ("</tool_response>", "<|im_end|>"):
         assert tokens.count(tokenizer.convert_tokens_to_ids(mark)) == 1
-    # Nor in two parts that meet.
+    # Two parts that meet cannot write it either.
     split = (Part("<|im_end|><|im_", True), Part("end|>", False))
     eos = tokenizer.eos_token_id
     assert encode_prompt(tokenizer, split).count(eos) == 1
@@ -203,7 +203,7 @@ def test_a_template_whose_turns_never_end_is_refused(model: Path, tmp_path: Path
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=r"ends a turn with '<.im_end.>"):
         pin_prompt(recipe(form="chat"), tmp_path)
-    # Generation settings name it too, as such models' do.
+    # The generation settings of such models name this token too.
     ends = [other.eos_token_id, other.convert_tokens_to_ids("<|im_end|>")]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     assert pin_prompt(recipe(form="chat"), tmp_path).prompt.template_hash

@@ -1,4 +1,4 @@
-"""The replay of verifiable sampling: what it measures, on every path, within bounded memory."""
+"""The replay of verifiable sampling: its measurements, on every path, in bounded memory."""
 
 from __future__ import annotations
 

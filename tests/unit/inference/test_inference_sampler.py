@@ -24,7 +24,7 @@ Choose = Callable[..., torch.Tensor]
 
 
 def chosen(rows: list[int], positions: list[int], choose: Choose = sampler.choices) -> list[int]:
-    # A row's logits depend on its request and position, whoever is beside it.
+    # A row's logits depend only on its request and position, not on the other rows.
     logits = [
         torch.randn(VOCAB, generator=torch.Generator().manual_seed(100 * row + position))
         for row, position in zip(rows, positions, strict=True)

@@ -78,7 +78,7 @@ def test_noise_has_the_moments_of_a_gumbel_distribution() -> None:
 
 
 def test_smallest_id_wins_a_tie_in_numpy_and_torch() -> None:
-    # Beside such logits no noise counts.
+    # Such logits outweigh any noise.
     logits = np.array([[1, 3, 3, 3], [2, 2, 0, 2]], np.float32) * np.float32(1e30)
     asked = [1, 2], [0, 0], np.ones(2, np.float32)
     assert sampling.winners(logits, *asked)[0].tolist() == [1, 0]

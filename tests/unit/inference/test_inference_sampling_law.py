@@ -89,7 +89,7 @@ def test_positions_of_a_sample_are_independent(later: int) -> None:
 
 
 def test_seed_and_position_do_not_trade_places() -> None:
-    """A sample's noise is no other sample's noise moved along."""
+    """No sample's noise is another sample's noise at shifted positions."""
     near = {int(h) for h in token_hashes(range(300), [1] * 300, 1).ravel()}
     far = {int(h) for h in token_hashes([1] * 300, range(300), 1).ravel()}
     assert len(near & far) <= 1

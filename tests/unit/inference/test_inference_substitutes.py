@@ -1,4 +1,4 @@
-"""Substitutions change what a model computes, and take it back."""
+"""Substitutions change a model's results, and can be undone."""
 
 from __future__ import annotations
 
@@ -63,6 +63,19 @@ def test_training_moves_weights_by_the_learning_rate(engine: TransformersEngine)
     with substitutes.trained(SAMPLES, 1, 1e-3)(engine.model, 0):
         moved = (engine.model.get_output_embeddings().weight - before).abs()
     assert float(moved.max()) == pytest.approx(1e-3, rel=0.01)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_weights_that_are_trained_in_parts_move_alike(
+    engine: TransformersEngine, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, moved = substitutes.trained(SAMPLES, steps, 1e-3), []
+    for most in (1 << 24, 100):
+        monkeypatch.setattr(substitutes, "_TRAINED_AT_ONCE", most)
+        with change(engine.model, 0):
+            moved.append([weight.clone() for weight in engine.model.parameters()])
+    for whole, in_parts in zip(*moved, strict=True):
+        torch.testing.assert_close(in_parts, whole, rtol=1e-6, atol=0)
 
 
 def test_quarter_of_the_layers_is_at_least_one(engine: TransformersEngine) -> None:

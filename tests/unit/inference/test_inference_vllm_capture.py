@@ -1,4 +1,4 @@
-"""Hidden states out of a model runner, whatever the scheduler does; vLLM itself is not needed."""
+"""Hidden states from a model runner under any scheduling; vLLM itself is not needed."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def counted(rows: ChosenRows, name: str) -> int:
 def test_rows_of_a_changing_batch_become_each_requests_proofs() -> None:
     own = {name: rows_of(count, seed) for seed, (name, count) in enumerate([("a", 6), ("b", 3)])}
     rows = ChosenRows("ab", ProofRecipe(chunk_tokens=2, topk=8), "cpu")
-    # x is another's. b joins late, its prompt is computed in two parts, a is preempted for a step,
-    # b ends first.
+    # x is not one of ours. b joins late, and its prompt is computed in two parts; a is preempted
+    # for a step; b ends first.
     own["x"] = rows_of(1, 9)
     for present in (["a"], ["x", "a", "b?"], ["b", "x", "a"], ["b"], ["a", "b"], ["a", "x"], ["a"]):
         names = [name[0] for name in present]
@@ -143,7 +143,7 @@ def test_rows_are_copied_out_of_memory_that_the_next_step_overwrites() -> None:
 
 
 class Runner:
-    """A model runner whose steps compute what they are told."""
+    """A model runner whose steps return given results."""
 
     def __init__(self) -> None:
         self.execute_model_state: Any = None

@@ -1,4 +1,4 @@
-"""The vLLM engine's side of things, with a process that fails on demand in vLLM's place."""
+"""The engine of vLLM with a process that fails on demand in vLLM's place."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
-    """One engine for what changes nothing of it."""
+    """One engine for tests that do not change it."""
     engine = VllmEngine(python=Path(sys.executable), child=DOUBLE)
     engine.load_policy(policy(tmp_path_factory.mktemp("serving") / "policy"), PolicyVersion(3))
     yield engine
@@ -207,7 +207,7 @@ def test_what_a_watch_raises_ends_its_call_and_not_the_process(opened: Open) -> 
     with pytest.raises(KeyboardInterrupt):
         engine.generate(ASKED, proof=PROOF, watch=stop)
     assert told == [Progress(3, 1, 2)]
-    # What is still said to the first question is nobody's.
+    # A late answer to the first question is dropped.
     assert tokens(engine) == EXPECTED
     assert engine.pid == before
 

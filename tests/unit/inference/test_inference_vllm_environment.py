@@ -1,4 +1,4 @@
-"""Where vLLM is looked for, and what its process is told."""
+"""The search for vLLM, and the environment of its process."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_gpu_that_is_not_there_is_refused(device: str, seen: str) -> None:
 
 
 def test_the_engines_side_imports_neither_vllm_nor_torch_nor_files() -> None:
-    # The environment of vLLM has no pyarrow, and its process imports the same package.
+    # vLLM's process imports the same package, and its environment has no pyarrow.
     absent = "{'torch', 'vllm', 'pyarrow'}"
     code = f"import sys, muster.inference.vllm.engine; print({absent} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -135,7 +135,7 @@ print(*{name for module in list(sys.modules) for name in owners.get(module.split
 
 OWN_TO_PYTHON = {"setuptools", "pip"}
 OPTIONAL = {"accelerate", "boto3", "botocore", "colorama", "python-dateutil", "s3transfer", "six"}
-"""What transformers and tqdm use where it is installed, and do without."""
+"""Packages that transformers and tqdm use if installed, and can do without."""
 
 
 def test_process_imports_only_what_its_environment_has() -> None:

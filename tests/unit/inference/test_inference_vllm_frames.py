@@ -1,4 +1,4 @@
-"""What the vLLM engine and its process say to each other: it round-trips, and lies are caught."""
+"""Messages between the vLLM engine and its process round-trip, and bad ones are refused."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def lengths(header: int, body: int) -> bytes:
 )
 def test_what_is_no_frame_is_refused(ends: Ends, sent: bytes, match: str) -> None:
     channel, theirs = ends
-    # From a thread: a long one does not fit into the socket at once.
+    # Sent from a thread: a long frame does not fit into the socket's buffer.
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(theirs.sendall, sent)
         with pytest.raises(ChannelBroken, match=match):
@@ -135,7 +135,7 @@ def test_frame_too_long_is_not_sent(ends: Ends) -> None:
 
 
 def carried(frame: Frame) -> Frame:
-    """The frame after its header has been JSON."""
+    """The frame after a round trip of its header through JSON."""
     return Frame(json.loads(json.dumps(frame.header)), frame.body)
 
 

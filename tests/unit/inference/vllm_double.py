@@ -1,7 +1,7 @@
-"""What stands in for vLLM's process: the same frames, answered by arithmetic, failing on demand.
+"""A double of vLLM's process: it answers the same frames by arithmetic, and fails on demand.
 
-Run as `muster.inference.vllm.child` is. A policy folder holds `mode`, which says how to fail;
-beside it `asked` has a line per question so far to any process.
+It is run like `muster.inference.vllm.child`. A policy folder holds `mode`, which says how to fail;
+`asked`, beside the folder, has a line for each question to any process so far.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def answers(frame: Any, folder: Path) -> Iterator[Any]:
 
 
 def found_in(sample: Any) -> Any:
-    """Return findings that tell what they are of."""
+    """Return findings that identify their request."""
     import numpy as np
 
     from muster.inference.engine import Examined, Replayed

@@ -1,4 +1,4 @@
-"""`muster economics --chain`: counts, fees and totals of a run, and what it refuses."""
+"""`muster economics --chain`: counts, fees and totals of a run, and refusals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def answer(*words: str) -> dict[str, Any]:
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What `make bench-gas` would write if everything took the same."""
+    """The output of `make bench-gas` if every operation cost the same."""
     sizes = {"gas": 1000, "zero_bytes": 3, "nonzero_bytes": 7, "fastlz_bytes": 100}
     row = {**sizes, "brotli_bytes": 50, "goal": None}
     detail: dict[str, Any] = {kind.operation: row for kind in kinds_of(RUN)}
@@ -157,15 +157,19 @@ def test_the_documentations_figures_are_the_committed_ones() -> None:
 @pytest.mark.parametrize(
     ("words", "says", "hint"),
     [
-        (("--chain", "base", "--fee", "gas_price=1"), "what is the base_fee of base", "l1BaseFee"),
+        (
+            ("--chain", "base", "--fee", "gas_price=1"),
+            "the base_fee of base is missing",
+            "l1BaseFee",
+        ),
         (("--chain", "arbitrum", "--fee", "gas_price=1"), "data_price of arbitrum", "ArbGasInfo"),
-        ((*OWN, "--fee", "blob_fee=1"), "own charges nothing by blob_fee", "it takes gas_price"),
-        ((*OWN, "--fee", "gasprice=1"), "nothing called 'gasprice'", "did you mean gas_price?"),
-        ((*OWN, "--fee", "gas_price=dear"), "gas_price is no number: 'dear'", "gas_price=10"),
-        ((*OWN, "--fee", "gas_price=-1"), "gas_price is no number: '-1'", "gas_price=10"),
-        ((*OWN, "--fee", "gas_price=nan"), "gas_price is no number: 'nan'", "gas_price=10"),
-        ((*OWN, "--assume", "worker=1"), "nothing called 'worker'", "did you mean workers?"),
-        ((*OWN, "--assume", "workers=1.5"), "no whole number: 1.5", "--assume workers=10"),
+        ((*OWN, "--fee", "blob_fee=1"), "own has no fee 'blob_fee'", "give only gas_price"),
+        ((*OWN, "--fee", "gasprice=1"), "does not know 'gasprice'", "did you mean gas_price?"),
+        ((*OWN, "--fee", "gas_price=dear"), "gas_price is not a number: 'dear'", "gas_price=10"),
+        ((*OWN, "--fee", "gas_price=-1"), "gas_price is not a number: '-1'", "gas_price=10"),
+        ((*OWN, "--fee", "gas_price=nan"), "gas_price is not a number: 'nan'", "gas_price=10"),
+        ((*OWN, "--assume", "worker=1"), "does not know 'worker'", "did you mean workers?"),
+        ((*OWN, "--assume", "workers=1.5"), "not a whole number: 1.5", "--assume workers=10"),
         ((*OWN, "--assume", "steps=0"), "has no rollouts", "steps=350"),
         ((*OWN, "--assume", "submissions_per_batch=0"), "no batches", "steps=350"),
         (
@@ -173,8 +177,8 @@ def test_the_documentations_figures_are_the_committed_ones() -> None:
             "post_outcomes_2 was not",
             "1, 16, 64, 256",
         ),
-        ((*OWN, "--run", "1"), "what cheating is worth", "ask one of them"),
-        (("--fee", "gas_price=1"), "fees of which chain", "--chain"),
+        ((*OWN, "--run", "1"), "what cheating is worth", "leave out --chain"),
+        (("--fee", "gas_price=1"), "need a chain", "--chain"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(words: tuple[str, ...], says: str, hint: str) -> None:
@@ -194,7 +198,7 @@ def test_what_the_benchmark_did_not_write_is_refused(
     for row in document["detail"].values():
         row[name] = value
     results.write_text(json.dumps(document))
-    with pytest.raises(ConfigError, match="is not what transactions were measured to take"):
+    with pytest.raises(ConfigError, match="does not hold the measured costs of transactions"):
         ask(*OWN)
 
 
@@ -203,5 +207,5 @@ def test_results_without_sizes_are_refused(results: Path) -> None:
     with pytest.raises(ConfigError, match="no sizes of transactions"):
         ask(*OWN)
     results.unlink()
-    with pytest.raises(ConfigError, match="is not what transactions"):
+    with pytest.raises(ConfigError, match="does not hold the measured costs"):
         ask(*OWN)

@@ -1,4 +1,4 @@
-"""The fee rules of chains, against the vectors of those who charge by them."""
+"""The fee rules of chains, against the chains' own test vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`muster economics` of files: its table, its JSON, and what it refuses."""
+"""`muster economics` with files: its table, its JSON, and refusals."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def read(result: Result) -> dict[str, Any]:
 
 @cache
 def answer(*words: str) -> dict[str, Any]:
-    """Return what a question has for programs; several tests ask the same."""
+    """Return the JSON output for some options; several tests use the same."""
     return read(ask(*words, "--json"))
 
 
 @cache
 def shown(*words: str) -> str:
-    """Return what a question has for people."""
+    """Return the text output for some options."""
     return ask(*words).stdout
 
 
@@ -127,7 +127,7 @@ def test_a_juror_gains_by_looking_while_its_fee_and_its_fine_are_worth_it(measur
 
 
 def figures(folder: Path, **changes: Any) -> str:
-    """What `make bench-redteam` writes, of three attacks."""
+    """The output of `make bench-redteam` for three attacks."""
     rows = [
         {"attack": name, "title": f"attack {name}", "kind": kind, "unit": unit, "trials": 60}
         | {"caught": caught}
@@ -150,12 +150,12 @@ def exact(found: dict[str, Any], check: str) -> float:
 def test_exact_checks_notice_what_the_red_team_measured(measured: str, tmp_path: Path) -> None:
     words = ("--recipe", DEMO, "--calibration", measured, "--redteam", figures(tmp_path))
     found = answer(*words)
-    # The lower end of Wilson's interval of 57 in 60; nobody tried what check 3 answers to.
+    # The lower end of Wilson's interval of 57 in 60; the attacks of check 3 were not tried.
     assert exact(found, "check 4") == pytest.approx(0.8630, abs=1e-4)
     assert exact(found, "check 3") == 1.0
     files = found["detection"]["files"]
     assert [each["attack"] for each in files] == ["A16", "A15"]
-    # r n (1 - d) / d, of 768 units at 0.001 tokens.
+    # r n (1 - d) / d, with n = 768 units at r = 0.001 tokens.
     assert int(files[0]["penalty_wei"]) == pytest.approx(0.768e18 * 0.1370 / 0.8630, rel=1e-3)
     assert found["detection"]["source"].endswith("redteam.json, 2026-01-02, commit unknown")
     figures(tmp_path, commit="abc123")
@@ -181,7 +181,7 @@ def test_without_figures_it_says_what_is_assumed(
     monkeypatch.setattr(detection, "RESULTS", tmp_path / "none")
     found = read(ask("--recipe", DEMO, "--calibration", measured, "--json"))
     assert exact(found, "check 4") == 1.0
-    assert "every exact check is taken to notice everything" in found["detection"]["source"]
+    assert "every exact check is assumed to find every cheat" in found["detection"]["source"]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_without_figures_it_says_what_is_assumed(
 def test_what_the_red_team_did_not_write_is_refused(
     measured: str, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    with pytest.raises(ConfigError, match="is not what the red team measured"):
+    with pytest.raises(ConfigError, match="does not hold the red team's figures"):
         ask(
             *("--recipe", DEMO, "--calibration", measured),
             *("--redteam", figures(tmp_path, **changes)),
@@ -208,17 +208,17 @@ def test_what_the_red_team_did_not_write_is_refused(
 
 
 def test_nothing_to_judge_is_refused() -> None:
-    with pytest.raises(ConfigError, match="what is to be judged"):
+    with pytest.raises(ConfigError, match="neither --run nor --recipe"):
         ask("--recipe", DEMO)
 
 
 def test_a_run_without_its_documents_is_refused() -> None:
-    with pytest.raises(ConfigError, match="by hash alone"):
+    with pytest.raises(ConfigError, match="holds only hashes"):
         ask("--run", "1")
 
 
 def test_an_exact_fraud_that_costs_less_is_refused(measured: str) -> None:
-    with pytest.raises(ConfigError, match="cannot cost less"):
+    with pytest.raises(ConfigError, match="costs less than"):
         ask("--recipe", DEMO, "--calibration", measured, "--fraud-ppm", "600000")
 
 

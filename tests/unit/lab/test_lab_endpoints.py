@@ -1,4 +1,4 @@
-"""The endpoint that does wrong what public ones do: it does all of it, and is understood."""
+"""The endpoint with public endpoints' faults: it shows each, and the client handles it."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def test_same_seed_does_the_same() -> None:
 
 
 class Chain:
-    """Answers what a chain does that is reorganised, and notes what it is told."""
+    """Answers like a chain that is reorganised, and records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, list[Any]]] = []

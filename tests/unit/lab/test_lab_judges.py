@@ -1,4 +1,4 @@
-"""What misjudging is worth."""
+"""The profit of false verdicts."""
 
 from __future__ import annotations
 

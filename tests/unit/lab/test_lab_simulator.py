@@ -1,4 +1,4 @@
-"""The simulated network: virtual time, invariants under misfortune, one seed one history."""
+"""The simulated network: virtual time, invariants under faults, one seed one history."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_a_lazy_validator_alone_lets_no_fraud_through() -> None:
 # ------------------------------------------------------------------------ disputes
 
 ACCUSED = Scenario(
-    seed=1,  # of those under which three accusers judge a batch of the victim's alone
+    seed=1,  # one of the seeds under which three accusers judge a batch of only the victim's work
     workers=2,
     validators=7,
     quorum=3,

@@ -1,4 +1,4 @@
-"""The simulation of watched validators: whom it catches, and that the guide has its tables."""
+"""The simulation of watched validators: the ones it catches, and the guide's tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cheating is worth: against published tables, simulated careers, and its own boundary."""
+"""The profit of cheating: against published tables, simulated careers, and its own boundary."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def terms(**change: int | float) -> WorkerTerms:
 
 
 ONE_UNIT = terms(samples=1, units_per_sample=1, fraud_strikes=1, fraud_ppm=10**6)
-"""The model without files: one unit, one strike, all of the stake."""
+"""Files of one unit; one strike is a fraud, which costs all of the stake."""
 
 SOME_TERMS = st.builds(
     terms,
@@ -157,7 +157,7 @@ def test_a_higher_slash_never_raises_the_minimal_stake(
 
 
 def _at_most(a: int | None, b: int | None) -> bool:
-    """Whether a stake is no higher; none at all is the highest. To the rounding of a float."""
+    """Whether stake `a` is at most `b`, up to rounding; None means that no stake is enough."""
     return b is None or (a is not None and a <= b * (1 + 1e-9) + 1)
 
 
@@ -243,7 +243,7 @@ def test_unsafe_terms_come_with_what_alone_would_mend_them() -> None:
 
 
 def test_strikes_that_make_no_fraud_pay_where_little_is_checked() -> None:
-    # Four cheated samples of 128 are never slashed for, and one file in a hundred is looked at.
+    # Four cheated samples of 128 are never slashed, and one file in a hundred is checked.
     run = terms(audit_rate=0.01, fraud_ppm=10**6, exact_fraud_ppm=10**6)
     odds, gained = economics.best_share(run, FORGED, 10**24)
     assert (odds.cheated, odds.fraud) == (4, 0.0)

@@ -97,7 +97,7 @@ def test_system_that_says_nothing_has_the_usual_range(
 
 @pytest.mark.parametrize(("before_mb", "then_mb"), [(None, 256), (512, 256), (256, 512)])
 def test_memory_is_bounded_by_the_lower_of_two_limits(before_mb: int | None, then_mb: int) -> None:
-    """In a process of its own: what was bounded once stays so."""
+    """In a process of its own: a limit once set cannot be undone."""
     program = f"""
 import resource
 from muster.lifecycle import limit_memory

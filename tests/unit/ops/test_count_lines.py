@@ -1,4 +1,4 @@
-"""What counts as a line of code."""
+"""The definition of a line of code."""
 
 from __future__ import annotations
 

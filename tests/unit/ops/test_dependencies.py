@@ -1,4 +1,4 @@
-"""What is declared is pinned, and no file of dependencies names a host."""
+"""Every declared package is pinned, and no file of dependencies names a host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PINS = [
     for line in (ROOT / "constraints.txt").read_text().splitlines()
     if line.strip()
 ]
-# The engine for GPUs brings its own; on a CPU it has an environment with a list of its own.
+# vLLM brings its own packages for GPUs; on a CPU it has an environment with its own list.
 EXTRAS = [name for name in PROJECT["optional-dependencies"] if name != "vllm"]
 DECLARED = [
     Requirement(text)

@@ -1,4 +1,4 @@
-"""Whoever lacks one of the README's prerequisites is told which, and what installs it."""
+"""A missing prerequisite of the README is named with the command that installs it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEEDED = ("sh", "mktemp", "rm", "cc", "as", "ld", "node", "npm")
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """A folder with all that is needed and nothing else."""
+    """A folder with exactly the prerequisites."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in NEEDED:
@@ -37,7 +37,7 @@ def write(program: Path, script: str) -> None:
 
 
 def ask(programs: Path, **variables: str) -> tuple[int, list[str]]:
-    """Return the script's exit status and what it says."""
+    """Return the script's exit status and output."""
     done = subprocess.run(
         [SCRIPT],
         env={"PATH": str(programs), "HOME": str(programs), **variables},

@@ -1,4 +1,4 @@
-"""What a hosting service and a release read: workflow, templates, versions."""
+"""Files for a hosting service and a release: workflow, templates, versions."""
 
 from __future__ import annotations
 

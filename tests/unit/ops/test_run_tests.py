@@ -1,4 +1,4 @@
-"""`make test` says how all parts ended, and nothing is skipped for a reason that nobody listed."""
+"""`make test` reports the result of every part, and skips only for listed reasons."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_every_test_is_in_one_part(runner: ModuleType) -> None:
 
 
 def reported(reason: str) -> SimpleNamespace:
-    """What becomes of a test that was skipped for a reason."""
+    """Return the result of a test that was skipped for a reason."""
     hook = SkipList().pytest_runtest_makereport()
     next(hook)
     report = SimpleNamespace(skipped=True, outcome="skipped", longrepr=("f", 1, reason))

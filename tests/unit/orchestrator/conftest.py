@@ -1,4 +1,4 @@
-"""Whatever opens an orchestrator's database does so twice: in SQLite and in PostgreSQL."""
+"""Every test that opens an orchestrator's database runs twice: SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def kind_of_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
 
 
 def _empty(place: str) -> bool:
-    """Empty all tables of a database; tell whether nobody uses it and it is as it was made."""
+    """Empty all tables of a database; return whether it is unused and has its first schema."""
     with psycopg.connect(place, autocommit=True) as connection:
         tables = {row[0] for row in connection.execute(_TABLES).fetchall()}
         if connection.execute(_OTHERS).fetchone() != (0,) or tables != set(metadata.tables):
@@ -70,7 +70,7 @@ _OTHERS = (
 )
 # Not TRUNCATE, which makes new files for every table and index.
 _EMPTY = "; ".join(
-    # What others refer to comes last.
+    # Tables that others refer to come last.
     [f"DELETE FROM {table.name}" for table in reversed(metadata.sorted_tables)]
     + ["SELECT setval(oid, 1, false) FROM pg_class WHERE relkind = 'S'"]
 )

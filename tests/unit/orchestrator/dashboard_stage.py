@@ -33,9 +33,9 @@ from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, 
 from muster.protocol.rollouts import Rollout, encode_rollouts
 
 HOSTILE = "\u202egnp.tneconni\u202c<script>document.title='pwned'</script>\x1b[2J\u200b&amp;"
-"""What a malicious worker writes into every text that is its own."""
+"""The text that a malicious worker writes into every text that it controls."""
 ALPHABET = "".join(dict.fromkeys("0123456789,=>abcdefghijklmnopqrstuvwxyz .\n" + HOSTILE))
-"""One token each, in this order."""
+"""Characters of the tokenizer: one token each, in this order."""
 _FRAUDS = (Reason.TOPLOC_MISMATCH, Reason.SAMPLER_MISMATCH, Reason.WRONG_REWARD)
 
 
@@ -56,9 +56,9 @@ class History:
     workers: list[Address] = field(default_factory=list)
     slots: dict[tuple[Address, int], int] = field(default_factory=dict)
     stored: int = 0
-    """Rows that were taken away already."""
+    """Number of rows already returned by `take`."""
     last: Submission | None = None
-    """The latest one."""
+    """The latest submission."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -130,7 +130,7 @@ class History:
         return submission, verdict, reason
 
     def write_file(self, rollouts: list[Rollout], verdict: Verdict, reason: Reason) -> Submission:
-        """Submit a file that is really there; it is judged at once."""
+        """Submit a file that really exists; it is judged at once."""
         body = encode_rollouts(rollouts)
         step = max(1, self.network.run.latest_version or 0)
         worker = self.workers[-1]
@@ -259,7 +259,7 @@ class History:
         return batches, rows
 
     def claims(self) -> Iterator[Submission]:
-        """Yield what was submitted, in order."""
+        """Yield the submissions, in order."""
         for row in self.rows:
             yield Submission.from_json(row["submission"])
 
@@ -289,7 +289,7 @@ async def store_rows(history: History, database: Database) -> None:
 
 
 def insert(table: str, row: dict[str, Any]) -> Statement:
-    """Write a row down; documents are JSON."""
+    """Write a row; documents are JSON."""
     values = {k: json.dumps(v) if isinstance(v, dict) else v for k, v in row.items()}
     return _insertion(table, tuple(row))(**values)
 
@@ -368,7 +368,7 @@ def save_tokenizer(path: Path) -> Path:
 
 
 def training_figures(step: int, steps: int) -> dict[str, float]:
-    """Return what a trainer reports of a step that goes well."""
+    """Return a trainer's report of a normal step."""
     noise = random.Random(step)
     share = step / steps
     return {
@@ -387,7 +387,7 @@ def training_figures(step: int, steps: int) -> dict[str, float]:
 
 
 def evaluation_figures(step: int, steps: int) -> dict[str, float]:
-    """Return what a trainer reports of an evaluation."""
+    """Return a trainer's report of an evaluation."""
     value = 0.31 + 0.58 * (1 - math.exp(-3 * step / steps))
     return {
         "eval_reward": value,

@@ -1,4 +1,4 @@
-"""An orchestrator in process over a fake chain: what the tests drive."""
+"""An orchestrator in process with a fake chain, for the tests to drive."""
 
 from __future__ import annotations
 
@@ -100,12 +100,14 @@ class Bench:
         await settle_once(self.services, self.backoff)
         await self.follow()
 
-    async def upload(self, number: int = 0, body: bytes = b"a file") -> Submission:
+    async def upload(
+        self, number: int = 0, body: bytes = b"a file", *, units: int = 20
+    ) -> Submission:
         """Lease and upload as one node."""
         async with self.node(number) as api:
             lease = await api.lease(RUN)
             assert isinstance(lease, Lease)
-            submission = submission_for(lease.ticket, body)
+            submission = submission_for(lease.ticket, body, units=units)
             await api.submit(submission, self.network.sign_submission(submission, number), body)
         return submission
 
@@ -154,7 +156,7 @@ PLACES: dict[Path, str] = {}
 
 
 def delete_database(folder: Path) -> None:
-    """Delete what the benches of a folder have in their database, and the tables too."""
+    """Delete the rows and tables of the benches of a folder."""
     for file in folder.glob("orchestrator.sqlite3*"):
         file.unlink()
     if folder in PLACES:
@@ -212,7 +214,7 @@ async def served(
 ) -> AsyncIterator[tuple[Bench, str]]:
     """A listening orchestrator and its URL; leaving stops it with SIGTERM."""
     ready = tmp_path / "ready"
-    # The bench's own writer must not run twice: the flow brings its own.
+    # The flow runs a writer of its own; the bench's must not run beside it.
     async with (
         open_bench(
             tmp_path, port=0, ready_file=ready, commit_interval_s=0.01, poll_s=0.01, **settings

@@ -99,7 +99,7 @@ def escrow_of(subject: SlashSubject) -> Hash32:
 
 
 def slash_of(subject: SlashSubject, amount: int) -> dict[str, Any]:
-    """What a slash's event says."""
+    """The verdict in a slash's event."""
     return {
         "run_id": subject.run_id,
         "owner": subject.owner,
@@ -122,11 +122,13 @@ class FakeLedger:
     posted: list[tuple[int, bytes, list[bytes]]] = field(default_factory=list)
     executed: list[OutcomeProof] = field(default_factory=list)
     escrows: dict[tuple[int, int], Hash32] = field(default_factory=dict)
-    """By batch and position: where the stake of an executed fraud waits."""
+    """Escrows of executed frauds by batch and position."""
     finalised: list[OutcomeProof] = field(default_factory=list)
     voided: list[int] = field(default_factory=list)
     fail_next: Exception | None = None
     lose_next: Exception | None = None
+    funded_units: int = 10**6
+    """Units of one batch that the run can pay for."""
 
     def maybe_fail(self) -> None:
         error, self.fail_next = self.fail_next, None
@@ -140,6 +142,10 @@ class FakeLedger:
         self, run_id: RunId, root: Hash32, count: int, units: int
     ) -> tuple[int, Mined]:
         self.maybe_fail()
+        if not units:
+            raise ContractRevert("LedgerInvalidBatch", (root, count))
+        if units > self.funded_units:
+            raise ContractRevert("EscrowUnderfunded", (run_id, units, self.funded_units))
         self.committed.append((root, count, units))
         return self.commit(run_id, root, count, units), Mined(self.emit.block)
 
@@ -281,7 +287,7 @@ class FakeRuns:
 
 
 class FakeFaults:
-    """The court of faults; `proven` is what it was shown, in order."""
+    """The court of faults; `proven` are the faults that it was shown, in order."""
 
     def __init__(self, ledger: FakeLedger) -> None:
         self._ledger = ledger
@@ -331,7 +337,7 @@ class FakeFaults:
 
 
 class Named:
-    """The chain for one write of a name: what has happened under it does not happen again."""
+    """The chain for labelled writes: an action under a label happens once."""
 
     def __init__(self, chain: FakeChain, label: str, contract: str = "ledger") -> None:
         self._chain = chain
@@ -376,7 +382,7 @@ class FakeEscrow:
 
 
 class FakeChain:
-    """The connection, and the reader of what the ledger emits."""
+    """The connection, and the reader of the ledger's events."""
 
     def __init__(self, account: Address) -> None:
         self.account: Address | None = account
@@ -384,6 +390,7 @@ class FakeChain:
         contracts = {name: self.domain(name).verifying_contract for name in CONTRACTS}
         self.deployment = Deployment(self.chain_id, 0, contracts)
         self.time = NOW
+        self.first_block = keccak(b"block 0")
         self.emit = Emitter(lambda: self.time)
         self.ledger = FakeLedger(self.emit, self.domain("ContributionLedger"))
         self.faults = FakeFaults(self.ledger)
@@ -401,11 +408,14 @@ class FakeChain:
     async def now(self) -> int:
         return self.time
 
+    async def deploy_hash(self) -> Hash32:
+        return self.first_block
+
     async def pending_transactions(self) -> int:
         return 0
 
     async def journal_in(self, store: object) -> None:
-        """What is written here is mined at once: there is nothing to remember."""
+        """Transactions are mined at once here, so there is nothing to remember."""
 
     async def poll(self) -> Poll:
         events, self.ledger.events = self.ledger.events, []
@@ -416,7 +426,7 @@ class FakeChain:
         return Poll(events, rewound, BlockId(head, keccak(b"block %d" % head)))
 
     def take_back_unread(self) -> None:
-        """As if a reorganisation had replaced the blocks that nobody has read yet."""
+        """Act as if a reorganisation had replaced the unread blocks."""
         first = self.ledger.events[0].block_number
         self.done = {k: v for k, v in self.done.items() if v[0] < first}
         self.ledger.events = []
@@ -558,7 +568,7 @@ class Network:
         )  # fmt: skip
 
     def apply(self, contract: str, name: str, **args: Any) -> Event:
-        """Let something happen on chain that the orchestrator reads at once."""
+        """Emit an event that the orchestrator reads at once."""
         event = self.chain.emit(contract, name, **args)
         self.events.append(event)
         self.view.apply(event)
@@ -582,7 +592,7 @@ class Network:
         )  # fmt: skip
 
     def unpublish(self) -> None:
-        """As if no policy had ever been out."""
+        """Act as if no policy had ever been published."""
         self.run.checkpoints.clear()
         self.run.latest_version = None
 
@@ -605,7 +615,7 @@ class Network:
         verdict: Verdict = Verdict.ACCEPTED,
         reason: Reason = Reason.NONE,
     ) -> bytes:
-        """The packed records a validator would hand in."""
+        """The packed records that a validator would hand in."""
         return b"".join(
             OutcomeRecord(
                 self.view.workers[s.worker].worker_id,

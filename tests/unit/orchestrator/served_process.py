@@ -22,12 +22,12 @@ KEYS = Keys(
     validators=[keccak(b"validator %d" % n) for n in range(3)],
     nodes=[keccak(b"node %d" % n) for n in range(3)],
 )
-"""Whose requests the process serves; its clock stands still at `NOW`."""
+"""Accounts whose requests the process serves; its clock stands still at `NOW`."""
 
 
 @contextmanager
 def serving(folder: Path, **settings: Any) -> Iterator[tuple[psutil.Process, int]]:
-    """Start one; yields its process and its port."""
+    """Start such an orchestrator; yields its process and its port."""
     arguments = [sys.executable, __file__, str(folder), json.dumps(settings)]
     with Popen(arguments, stdout=PIPE, text=True) as process:
         try:

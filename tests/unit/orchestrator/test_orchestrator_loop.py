@@ -1,27 +1,31 @@
-"""The background tasks themselves: waking, resting, living through outages."""
+"""The background tasks: waking, resting, surviving outages."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from orchestrator_bench import Bench, open_bench
-from orchestrator_fakes import Network
+from orchestrator_fakes import FakeLedger, Network
 
 from muster.chain import Poll
+from muster.orchestrator.db.sqlite import SqliteDatabase
 from muster.orchestrator.http.feed import Notice
-from muster.orchestrator.loop import announce, commit, follow, record, run, settle
+from muster.orchestrator.intake.blobs import LocalBlobs
+from muster.orchestrator.loop import announce, commit, follow, record, run, settle, write
 from muster.orchestrator.services import Services
-from muster.protocol.errors import ChainError, ChainUnreachable, RpcError
+from muster.protocol.errors import ChainError, ChainUnreachable, RpcError, StorageFailed
 from muster.protocol.messages import Reason, Verdict
 from muster.protocol.recipe import TrainingRecipe
 
 
 async def until(condition: Callable[[], bool], task: Awaitable[None]) -> None:
-    """Run a background task until something holds."""
+    """Run a background task until a condition is true."""
     running = asyncio.ensure_future(task)
     async with asyncio.timeout(10):
         while not condition():
@@ -56,6 +60,35 @@ async def test_following_lives_through_an_outage(
     await bench.services.batching.commit(composition)
     task = follow(bench.services, Flaky(bench, error, error))
     await until(lambda: bool(bench.network.view.batches), task)
+
+
+def failing_twice(method: Callable[..., Awaitable[Any]], error: Exception) -> Any:
+    failures = [error, error]
+
+    async def call(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await method(*arguments)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "error"),
+    [
+        (LocalBlobs, "put", OSError(errno.ENOSPC, "No space left on device")),
+        (SqliteDatabase, "ask", StorageFailed("the database's disk is full")),
+        (FakeLedger, "commit_batch", StorageFailed("the journal's disk is full")),
+    ],
+)
+@pytest.mark.sqlite_only
+async def test_commitment_lives_through_a_full_disk(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, error: Exception
+) -> None:
+    monkeypatch.setattr("muster.orchestrator.loop.RETRY_S", 0.001)
+    await bench.upload()
+    monkeypatch.setattr(owner, method, failing_twice(getattr(owner, method), error))
+    await until(lambda: bool(bench.network.chain.ledger.committed), write(bench.services))
 
 
 async def test_submission_is_committed_when_it_arrives_not_at_the_next_tick(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Random lives of an orchestrator: whatever happens, every submission is committed exactly once."""
+"""Random lives of an orchestrator: every submission is committed exactly once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ actions = st.lists(
 
 
 class Life:
-    """One network, one folder, and everything that was handed out and taken in."""
+    """One network, one folder, and all tickets and submissions."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -111,7 +111,7 @@ class Life:
         await self.bench.follow()
 
     async def reorg(self, _: int) -> None:
-        """The newest commitment is taken back, unless it was built upon."""
+        """The newest commitment is taken back, unless a later block exists."""
         view, chain = self.network.view, self.network.chain
         newest = view.batches.get(chain.ledger.batches)
         if newest is None or newest.block_number != chain.emit.block:

@@ -1,4 +1,4 @@
-"""Proof of checking: blocks cover every row once, packed fingerprints come back, or are refused."""
+"""Proof of checking: blocks cover every row once; fingerprints round-trip or are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deeply nested JSON is refused in every process, whatever its libraries did to the interpreter."""
+"""Deeply nested JSON is refused in every process, with any recursion limit."""
 
 from __future__ import annotations
 

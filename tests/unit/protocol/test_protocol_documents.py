@@ -133,7 +133,7 @@ def test_recipe_refuses_documents_that_rely_on_defaults() -> None:
 # ------------------------------------------------------------------------- schema versions
 
 KEPT = Path(__file__).with_name("documents")
-"""One document of each schema version, as it was pinned, under its hash."""
+"""Folder with one pinned document of each schema version; the file's name is its hash."""
 KINDS: dict[str, type[Document]] = {"recipe": Recipe, "calibration": Calibration}
 
 

@@ -1,4 +1,4 @@
-"""Keccak-256: the compiled kernel and the library that stands in for it say the same."""
+"""Keccak-256: the compiled kernel and its replacement library give the same hashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mixture: which part a problem is of, by whole numbers alone, and which recipes have none."""
+"""A mixture: the part of each problem, by integers alone, and recipes that are refused."""
 
 from __future__ import annotations
 
@@ -135,6 +135,12 @@ def test_part_has_its_own_rules_and_else_the_recipes() -> None:
     assert recipe.longest_budget == 4
 
 
+@pytest.mark.parametrize("budget", [0, (1 << 20) + 1])
+def test_budgets_that_no_file_holds_are_refused(budget: int) -> None:
+    with pytest.raises(ValidationError, match="target_lengths"):
+        PartRecipe(name="a", target_lengths=(budget,))
+
+
 def test_recipe_without_parts_has_one_that_is_the_whole() -> None:
     assert recipe_of().parts_of(SEED, Step(1)) == [recipe_of().rules_of()] * 4
 
@@ -156,7 +162,7 @@ def skipping(**changes: Any) -> PartFilters:
 
 
 def test_tickets_skip_problems_since_schema_version_4() -> None:
-    """In filters of the run and of a part; a recipe that skips none is as before in version 3."""
+    """Filters of the run or of a part may skip problems; other recipes keep version 3."""
     own = recipe_of(PartRecipe(name="a"), PartRecipe(name="b", filters=skipping()))
     whole = recipe_of(filters=FilterRecipe(pool_window=3, pool_revisit=8))
     for recipe in (own, whole):

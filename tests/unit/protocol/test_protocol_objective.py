@@ -1,4 +1,4 @@
-"""A recipe says its objective in full, and nothing that its loss would ignore."""
+"""A recipe has its whole objective, and no field that its loss would ignore."""
 
 from __future__ import annotations
 

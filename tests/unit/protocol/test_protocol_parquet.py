@@ -42,7 +42,7 @@ RECIPE = Recipe(
 BOUNDS = Bounds.of(RECIPE, prompt_tokens=1024)
 BAD = bad_files(200_000)
 LYING = "headers that all state fewer values"
-"""All that can be known of it without decoding is in order."""
+"""A file in which all that can be checked without decoding is in order."""
 ROW = Rollout("p", 0, 0, 7, -1, 3, (1, 2), (3, 4), b"proof", 1.0)
 FILE = encode_rollouts([ROW, ROW])
 

@@ -1,4 +1,4 @@
-"""What a model is given for a problem's text, and which `[prompt]` a recipe may have."""
+"""A model's prompt for a problem's text, and the valid `[prompt]` sections of recipes."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_the_failed_check_is_that_of_the_reasons_tens_digit() -> None:
 
 
 def test_grades_and_endings_count_as_passed_only_when_they_surely_ran() -> None:
-    """Where a task runs programs, the prefill decides before the grades."""
+    """For tasks that run programs, the prefill is checked before the grades."""
     assert marks(Reason.WRONG_TERMINATION) == "passed passed passed - FAILED - -"
     assert marks(Reason.TOPLOC_MISMATCH) == "passed passed passed - - FAILED -"
     assert marks(Reason.SAMPLER_MISMATCH) == "passed passed passed - - passed FAILED"

@@ -1,4 +1,4 @@
-"""Who is called for a batch, when more are, and whose word is enough."""
+"""Which validators are called for a batch, when more are, and whose outcomes suffice."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_who_was_seated_after_the_commitment_comes_last() -> None:
 def test_everybody_is_first_equally_often() -> None:
     first = Counter(draw_order(seed(i), BENCH)[0] for i in range(2400))
     assert set(first) == set(BENCH)
-    # 200 expected; beyond 5 standard deviations once in two million.
+    # 200 expected; a deviation of 5 standard deviations happens once in two million.
     assert all(abs(count - 200) < 70 for count in first.values())
 
 
@@ -298,7 +298,7 @@ def test_alarm_waits_for_who_takes_the_place_of_a_silent_one() -> None:
     assert plan(2, 12, alarm, at=T + 1).called == tuple(BENCH[:3])
     assert plan(2, 12, alarm, replacement, at=T + 4).stage is Stage.QUORUM
     assert plan(2, 12, alarm, replacement, at=T + 5).stage is Stage.ESCALATED
-    # By age alone more are called in the end, whoever is silent.
+    # A batch that is old enough escalates even if all are silent.
     assert plan(2, 12, alarm, at=2 * T).stage is Stage.ESCALATED
 
 
@@ -324,7 +324,7 @@ def test_calls_tell_nobody_who_has_yet_to_speak_what_others_said(
     assert plan(quorum, 12, *words, at=at).called == honest.called == tuple(BENCH[:quorum])
 
 
-# Whatever is said
+# Any outcomes
 
 words = st.builds(
     lambda place, record, at: said(BENCH[place], (GOOD, BAD, OTHER)[record], at=at),

@@ -1,4 +1,4 @@
-"""Derivation: nothing is left to choose, and nothing is biased."""
+"""Derivation of seeds and problems: no choice, and no bias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of problems that are set aside: what holds, what is refused, what is drawn past one."""
+"""Lists of problems that are set aside: valid ones, refused ones, and draws past them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_an_eighth_and_a_submission_s_problems_stay(size: int, needed: int, most
 
 
 def past(seed: Hash32, count: int, aside: set[int], every: int) -> list[int]:
-    """The rule written a second way: all draws, then what is struck out."""
+    """The rule written a second way: all draws, then the removal of listed problems."""
     free = [j for j in range(count) if draw(seed, Purpose.REVISIT, j) % every == 0]
     chosen: list[int] = []
     for counter in range(100_000):

@@ -1,4 +1,4 @@
-"""Trap plans: one secret decides every slot, one hash binds it, nothing else is accepted as one."""
+"""Trap plans: one secret decides every slot, one hash binds it, anything else is refused."""
 
 from __future__ import annotations
 

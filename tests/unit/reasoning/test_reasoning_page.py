@@ -1,4 +1,4 @@
-"""The lesson's page: it says what the result file holds, and where a stage adds nothing."""
+"""The lesson's page: it has the result file's figures, and says where a stage adds nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: precedence, and bad input that says what to mend."""
+"""Settings: precedence, and errors that say what to correct."""
 
 from __future__ import annotations
 

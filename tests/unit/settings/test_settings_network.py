@@ -213,7 +213,7 @@ def test_a_file_that_is_wrong_is_named(home: dict[str, str], text: str, said: st
         read_profiles(home)
     assert str(file) in str(caught.value)
     assert caught.value.hint
-    # Who says everything by flags needs no profile.
+    # With all flags given no profile is needed.
     assert where(home, "http://flag", Path("/flag")) == ("http://flag", Path("/flag"))
 
 
@@ -223,7 +223,7 @@ def test_a_file_that_is_wrong_is_named(home: dict[str, str], text: str, said: st
 def test_a_running_devnet_is_known_and_an_ended_one_is_not(home: dict[str, str]) -> None:
     assert running_devnet(home) is None
     with announced(home) as devnet:
-        assert running_devnet(home) is None  # it has told nothing yet
+        assert running_devnet(home) is None  # it has not written its addresses yet
         devnet.tell(HERE)
         assert running_devnet(home) == HERE
         assert where(home) == ("http://here", Path("/here"))

@@ -1,4 +1,4 @@
-"""Safetensors files of any content, written by hand: numpy has no bfloat16, and some are odd."""
+"""Safetensors files of any content, made by hand: numpy has no bfloat16, and some are unusual."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TensorBytes(NamedTuple):
 
 
 Files = dict[str, bytes]
-"""A version: file contents by name."""
+"""A version's file contents by name."""
 
 
 def safetensors(tensors: Mapping[str, TensorBytes], metadata: str = "pt") -> bytes:
@@ -59,7 +59,7 @@ def delta_between(folder: Path, parent: Files, fresh: Files) -> bytes:
 
 
 def applied(folder: Path, parent: Files, delta: bytes, sizes: Mapping[str, int]) -> Files:
-    """Return what a delta, with whatever states it names, makes of a version."""
+    """Return the version that a delta makes, with the states that it names."""
     old = write_files(folder / "old", parent)
     made = folder / "made"
     made.mkdir(exist_ok=True)

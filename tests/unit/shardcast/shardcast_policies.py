@@ -74,7 +74,7 @@ def delta_of(store: ChunkStore, manifest: Manifest) -> bytes:
 
 
 def fill(store: ChunkStore, source: ChunkStore, manifest: Manifest) -> None:
-    """Copy the chunks that a begun version lacks from another store."""
+    """Copy the chunks that an incomplete version lacks from another store."""
     for span in store.missing(manifest):
         sink = store.sink(span)
         sink.write([chunk(source, span.digest)])

@@ -30,7 +30,7 @@ KEY = "base_model.model.layers.0.q_proj"
 
 
 def shaped(tensors: dict[str, tuple[str, np.ndarray]]) -> bytes:  # type: ignore[type-arg]
-    """Return a safetensors file of arrays, each with the type that its bytes are called by."""
+    """Return a safetensors file of arrays, each stored under the given name of its type."""
     header, at = {}, 0
     for name, (dtype, array) in tensors.items():
         offsets = [at, at + array.nbytes]
@@ -71,7 +71,7 @@ def base_files(dtype: str = "F32", seed: int = 7) -> Files:
 
 
 def patterns(dtype: str, values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-    """Return numbers in a type, by another way than the merge's: cut off below bfloat16."""
+    """Return numbers in a type, converted otherwise than in a merge: bfloat16 truncates."""
     if dtype == "BF16":
         return (values.view(np.uint32) >> 16).astype(np.uint16)
     return values.astype(np.float16) if dtype == "F16" else values
@@ -123,7 +123,7 @@ def test_merge_in_blocks_of_rows_is_that_of_the_whole(monkeypatch: pytest.Monkey
         (0x3F81_8000, 0x3F82),  # a tie, to even
         (0x3F80_8001, 0x3F81),
         (0x7F7F_FFFF, 0x7F80),  # beyond the largest
-        (0x7F80_0001, 0x7FC0),  # any that is no number
+        (0x7F80_0001, 0x7FC0),  # any NaN
     ],
 )
 def test_bfloat16_is_rounded_to_the_nearest_and_even(value: int, expected: int) -> None:
@@ -159,7 +159,7 @@ def test_weight_that_is_not_the_merge_is_coded_like_any_other(
 
 
 def _merge_operation(delta: bytes) -> int:
-    """Return where the only merge of a delta is: after all that comes before it."""
+    """Return the offset of the only merge of a delta."""
     head = bytes([MERGED, 5, 1])
     assert delta.count(head) == 1
     return delta.index(head)
@@ -168,12 +168,12 @@ def _merge_operation(delta: bytes) -> int:
 @pytest.mark.parametrize(
     ("place", "value", "reason"),
     [
-        (1, 9, "format"),  # the weight is of no known type
-        (2, 7, "bounds"),  # of a file that the base does not have
+        (1, 9, "format"),  # the weight has an unknown type
+        (2, 7, "bounds"),  # the base does not have this file
         (4, 100, "bounds"),  # more rows than the file has room for
         (5, 0, "adapter"),  # no columns
         (6, 0, "adapter"),  # rank 0
-        (6, 100, "adapter"),  # more factors than the adapter has
+        (6, 100, "adapter"),  # a higher rank than the adapter's factors have
         (11, 4, "format"),  # factors in a type that they never have
     ],
 )
@@ -184,7 +184,7 @@ def test_merge_of_what_is_not_there_is_a_named_fault(
     version = merged_files(tmp_path, base, adapter_files())
     delta = bytearray(delta_between(tmp_path, base, version))
     at = _merge_operation(bytes(delta))
-    # One byte of offset follows the file's number only if the tensor lies that near.
+    # The offset after the file's number takes one byte only if the tensor is near the start.
     offset_bytes = 2 if delta[at + 3] >= 0x80 else 1
     where = at + place + (offset_bytes - 1 if place > 2 else 0)
     delta[where] = value

@@ -140,7 +140,7 @@ def _varint(value: int) -> bytes:
 
 HEAD = MAGIC + bytes(64)
 FILE = _varint(1) + b"f" + _varint(10)
-"""A delta that makes the file f of ten bytes starts like this."""
+"""Start of a delta, after HEAD, that makes the file f of ten bytes."""
 LITERAL_TEN = bytes([2, 10]) + bytes(10)
 
 

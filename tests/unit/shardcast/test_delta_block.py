@@ -41,7 +41,7 @@ def codec(request: pytest.FixtureRequest) -> BlockCodec:
 
 @st.composite
 def blocks(draw: st.DrawFn) -> tuple[Patterns, Patterns, FloatFormat]:
-    """Two blocks of floats of which few, many or all differ, by little or by anything."""
+    """Two blocks of floats: few, many or all differ, by a step or by any amount."""
     kind = draw(st.sampled_from(list(FORMATS.values())))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     count = draw(st.sampled_from([1, 2, 31, 32, 33, 700]))
@@ -134,7 +134,7 @@ def test_change_of_sign_near_zero_is_one_step(codec: BlockCodec) -> None:
 
 
 def test_coded_size_follows_the_exponent(codec: BlockCodec) -> None:
-    """Knowing which half changes is worth more than the positions cost without that."""
+    """All small floats change and no others: the positions cost almost nothing."""
     rng = np.random.default_rng(2)
     is_small = rng.random(100_000) < 0.05
     base = np.where(is_small, 0x3000, 0x3C00).astype(np.uint16)
@@ -197,7 +197,7 @@ def test_every_cut_of_a_block_is_refused(codec: BlockCodec, kind: FloatFormat) -
             codec.decode(base, delta[:length], kind)
 
 
-# The compiled block codec is used where it was made from these very sources, else numpy is
+# The compiled block codec is used if it was built from these sources, otherwise numpy's is
 
 
 needs_kernel = pytest.mark.skipif(load_kernel() is None, reason="no compiled kernel")

@@ -14,7 +14,7 @@ FULL_BYTES = 1000
 
 
 def version(number: int, kind: str = DELTA, delta_bytes: int = 300) -> Manifest:
-    """A version of 1000 bytes; a delta of 0 bytes stands for none."""
+    """A version of 1000 bytes; 0 delta bytes mean that it has no delta."""
     delta = ManifestDelta(Hash32(bytes([number]) * 32), delta_bytes, (DIGEST,))
     return Manifest(
         run_id=RunId(1),
@@ -31,7 +31,7 @@ def version(number: int, kind: str = DELTA, delta_bytes: int = 300) -> Manifest:
 
 
 async def shorter(newest: Manifest, *before: Manifest, held: int | None = None) -> bool:
-    """Ask with these earlier versions on the relays and at most one held."""
+    """Tell whether deltas are the shorter way; relays have `before`, and `held` is on disk."""
     known = {manifest.version: manifest for manifest in before}
 
     async def parent_manifest(manifest: Manifest) -> Manifest:

@@ -1,4 +1,4 @@
-"""Publishing deltas: which versions get one, what is broadcast, and what is kept for how long."""
+"""Publishing deltas: which versions get one, the broadcast, and how long files are kept."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def twice(data: bytes) -> bytes:
 
 
 def two_names_for(data: bytes) -> bytes:
-    """Return what safetensors refuses, and a delta takes for plain bytes."""
+    """Return a file that safetensors refuses, and a delta treats as plain bytes."""
     entry = {"dtype": "BF16", "shape": [len(data) // 2], "data_offsets": [0, len(data)]}
     header = json.dumps({"embed": entry, "head": entry}).encode()
     return len(header).to_bytes(8, "little") + header + data

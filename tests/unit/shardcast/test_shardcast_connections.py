@@ -59,7 +59,7 @@ def test_never_more_than_burst_and_rate_allow(gaps: list[float]) -> None:
 
 
 def full(*addresses: str, limit: int) -> ConnectionTable[str]:
-    """ConnectionTable taken by connections `address-number`, one a second."""
+    """A full ConnectionTable: connections `address-number`, which came one a second."""
     table = ConnectionTable[str](ServerLimits(connections=limit, connections_per_address=100))
     for number, address in enumerate(addresses):
         assert table.take(f"{address}-{number}", address, float(number)) is None

@@ -1,4 +1,4 @@
-"""What a relay says it has: any bytes give versions or a fault."""
+"""A relay's list of versions: any bytes give versions or a fault."""
 
 import json
 

@@ -68,7 +68,10 @@ async def test_time_is_up_and_it_says_who_lacks_the_version(
     ("api", "said"),
     [
         (Orchestrator(), "no relay mirrors the run"),
-        (Orchestrator(error=ApiError("away", status=503, code="unreachable")), "nobody says"),
+        (
+            Orchestrator(error=ApiError("away", status=503, code="unreachable")),
+            "cannot ask the orchestrator",
+        ),
     ],
 )
 async def test_nobody_is_waited_for_whom_nobody_names(

@@ -198,3 +198,11 @@ def test_head_parser_reads_what_servers_write(status: int, length: int, keeps: b
         connection,
     )
     assert parse_head(data) == AnswerHead(status, length, keeps)
+
+
+async def test_connection_whose_client_was_closed_meanwhile_is_not_kept() -> None:
+    async with peer([OK], [OK]) as (url, _served), client() as http:
+        async with http.get(url) as (head, connection):
+            http.close()
+            await connection.read_into(memoryview(bytearray(head.length)))
+        assert not connection.is_open

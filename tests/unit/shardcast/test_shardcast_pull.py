@@ -1,4 +1,4 @@
-"""Whom a pull asks for what a relay left undone, and when it takes an attempt for stalled."""
+"""Which relay continues a chunk that another left, and when an attempt counts as stalled."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_relay_that_was_left_is_asked_only_where_there_is_no_other(
 ) -> None:
     scores = RelayScores([TAIL, HONEST], rng=Random(1))
     for url in (TAIL, HONEST):
-        scores.succeeded(url, SIZE, 1.0)  # as quick on the average
+        scores.succeeded(url, SIZE, 1.0)  # both have the same average speed
     client = ShardClient()
     pull = Pull(Transfer(client, scores, RunId(1), PolicyVersion(0), attempts=5), [], parallel=4)
     pull._left, pull._brought = left, brought

@@ -1,4 +1,4 @@
-"""A relay's room takes what the chain names, and nothing else; a refusal says why."""
+"""A relay's room takes only work that the chain names; a refusal says why."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def name_of(data: bytes) -> Hash32:
 
 @dataclass
 class Named:
-    """What the chain names."""
+    """The work that the chain names."""
 
     files: set[Hash32] = field(default_factory=set)
     work: set[Hash32] = field(default_factory=lambda: {LEAF})
@@ -102,8 +102,8 @@ async def test_what_the_chain_does_not_name_is_refused_with_the_reason(
     assert refused.status_code == 404
     assert refused.json()["error"] == {
         "code": "not_named",
-        "message": "the chain names no such work with a bond behind it",
-        "hint": "submit it directly, or claim about it, then try again in some blocks",
+        "message": "the chain has no such work with a bond",
+        "hint": "submit it directly, or open a dispute, then try again after some blocks",
     }
     named.work.clear()
     refused = await http.put(f"/v1/work/{LEAF.hex()}", content=PROOFS)
@@ -223,7 +223,7 @@ async def test_large_body_that_is_refused_is_not_read_to_its_end(
     http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("muster.shardcast.server.DRAINED_BYTES", 1000)
-    # Whether the answer comes before the connection is cut is the network's matter.
+    # The answer may come before or after the connection is cut.
     with contextlib.suppress(httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
         refused = await http.put(path_of(b"junk"), content=bytes(5_000_000))
         assert refused.status_code == 404
@@ -267,29 +267,132 @@ def test_largest_file_is_that_of_the_protocol() -> None:
     assert rooms.MAX_FILE_BYTES == MAX_FILE_BYTES
 
 
-async def test_uploads_from_one_address_and_in_all_are_few(
+class Upload:
+    """An upload of a named file that arrives part by part."""
+
+    def __init__(self, room: Room, address: str, file: bytes = b"a") -> None:
+        self._parts: asyncio.Queue[bytes] = asyncio.Queue()
+        self._taking = asyncio.ensure_future(
+            room.take("files", name_of(file), self._arriving(), address)
+        )
+        self._taking.add_done_callback(lambda taking: taking.exception())
+
+    async def _arriving(self) -> AsyncIterator[bytes]:
+        while part := await self._parts.get():
+            yield part
+
+    async def send(self, part: bytes) -> None:
+        """Send a part, or end the upload with an empty one."""
+        self._parts.put_nowait(part)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    @property
+    def goes_on(self) -> bool:
+        return not self._taking.done()
+
+    async def refusal(self) -> RoomRefusal:
+        with pytest.raises(RoomRefusal) as caught:
+            await self._taking
+        return caught.value
+
+    async def finish(self, part: bytes) -> None:
+        await self.send(part)
+        await self.send(b"")
+        await self._taking
+
+
+async def uploads(room: Room, *addresses: str) -> list[Upload]:
+    found = []
+    for address in addresses:
+        found.append(Upload(room, address))
+        await asyncio.sleep(0.001)
+    return found
+
+
+@pytest.mark.parametrize(
+    "addresses", [["10.0.0.1"] * 5, [f"2001:db8::{i}" for i in range(5)], ["unix"] * 5]
+)
+async def test_one_machine_has_few_uploads(room: Room, named: Named, addresses: list[str]) -> None:
+    named.name(b"a")
+    *first, one_more = await uploads(room, *addresses)
+    assert "too many uploads" in str(await one_more.refusal())
+    (stranger,) = await uploads(room, "2001:db8:0:1::1")
+    for upload in (*first, stranger):
+        await upload.finish(b"a")
+
+
+async def test_newcomer_replaces_the_slowest_upload_of_the_machine_with_most(
     room: Room, named: Named, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named.name(b"a")
-    monkeypatch.setattr(rooms, "UPLOADS", 2)
-    monkeypatch.setattr(rooms, "UPLOADS_PER_ADDRESS", 1)
-    go_on = asyncio.Event()
+    named.name(b"a", b"aaa")
+    monkeypatch.setattr(rooms, "UPLOADS", 3)
+    alone, slow, quick = await uploads(room, "one", "two", "two")
+    await quick.send(b"a")
+    newcomer = Upload(room, "three", b"aaa")
+    await newcomer.send(b"aa")
+    refused = await slow.refusal()
+    assert (refused.status, refused.code) == (503, "busy")
+    assert "took its place" in str(refused)
+    await newcomer.finish(b"a")
+    await quick.finish(b"")
+    await alone.finish(b"a")
 
-    async def held() -> AsyncIterator[bytes]:
-        await go_on.wait()
-        yield b"a"
 
-    async def upload(address: str) -> None:
-        await room.take("files", name_of(b"a"), held(), address)
+async def test_upload_that_makes_progress_outlives_any_number_of_newcomers(
+    room: Room, named: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = bytes(900)
+    named.name(b"a", honest)
+    monkeypatch.setattr(rooms, "FIRST_BYTES", 20)
+    upload = Upload(room, "honest", honest)
+    strangers = []
+    for i in range(2 * rooms.UPLOADS):
+        strangers += await uploads(room, f"stranger {i}")
+        await upload.send(honest[:10])
+    assert sum(stranger.goes_on for stranger in strangers) == rooms.UPLOADS - 1
+    await upload.finish(honest[:260])
+    assert room.find("files", name_of(honest)) is not None
+    await asyncio.gather(*(stranger.send(b"") for stranger in strangers))
 
-    first = [asyncio.ensure_future(upload(address)) for address in ("one", "two")]
-    await asyncio.sleep(0)
-    for address in ("one", "three"):
-        with pytest.raises(RoomRefusal, match="too many uploads"):
-            await upload(address)
-    go_on.set()
-    await asyncio.gather(*first)
-    await upload("three")
+
+async def test_bytes_of_a_stalled_upload_give_way(room: Room, named: Named) -> None:
+    named.name(b"a", bytes(900))
+    stalled = Upload(room, "stranger")
+    await stalled.send(b"b" * 900)
+    honest = Upload(room, "honest", bytes(900))
+    await honest.send(bytes(100))
+    await honest.finish(bytes(800))
+    assert (await stalled.refusal()).code == "busy"
+    assert room.used_bytes() == 900
+    too_much = Upload(room, "honest")
+    await too_much.send(bytes(101))
+    assert (await too_much.refusal()).code == "full"
+
+
+async def test_honest_upload_arrives_while_strangers_send_slowly(
+    store: ChunkStore, room: Room, named: Named
+) -> None:
+    named.name(b"evidence", b"wanted")
+    async with serving(store, room=room) as client:
+        host, port = client.base_url.host, client.base_url.port
+
+        async def trickle(source: str) -> None:
+            reader, writer = await asyncio.open_connection(host, port, local_addr=(source, 0))
+            head = f"PUT {path_of(b'wanted')} HTTP/1.1\r\nHost: x\r\nContent-Length: 60000"
+            writer.write(head.encode() + b"\r\n\r\n{")
+            with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+                await reader.read()
+
+        trickling = [
+            asyncio.ensure_future(trickle(f"127.0.0.{9 + i}")) for i in range(rooms.UPLOADS)
+        ]
+        async with asyncio.timeout(60):
+            while room.used_bytes() < rooms.UPLOADS:
+                await asyncio.sleep(0.001)
+        answer = await client.put(path_of(b"evidence"), content=b"evidence")
+        assert answer.status_code == 201
+    await asyncio.gather(*trickling)
 
 
 async def test_full_disk_keeps_nothing_and_says_so(

@@ -1,4 +1,4 @@
-"""What origin and relay answer, and what they refuse."""
+"""Answers and refusals of origin and relay."""
 
 import asyncio
 import errno
@@ -18,7 +18,7 @@ from muster.protocol.ids import PolicyVersion, RunId
 from muster.shardcast import ChunkStore, ServerLimits, ShardServer
 
 BIG = random.Random(0).randbytes(200_000)
-"""Above what is sent in one write."""
+"""More bytes than one write sends."""
 
 
 @pytest.fixture

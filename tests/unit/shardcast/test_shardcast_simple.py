@@ -1,4 +1,4 @@
-"""What a path to publish stands for, and which paths are refused."""
+"""The files that a path to publish means, and refused paths."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A simulated broadcast is never faster than its links, and close to them whatever its size."""
+"""A simulated broadcast is never faster than its links, and close to them at any size."""
 
 import pytest
 from scripts import load_script

@@ -1,4 +1,4 @@
-"""Publishing is atomic and idempotent; what a kept version needs is never dropped."""
+"""Publishing is atomic and idempotent; files that a kept version needs are never dropped."""
 
 import errno
 import os

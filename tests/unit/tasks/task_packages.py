@@ -1,4 +1,4 @@
-"""Packages of third parties, as pip would have installed them, for tests of what they may do."""
+"""Packages of third parties, as pip would have installed them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admission: what honest sets and verifiers pass, and each fault that refuses a mutated twin."""
+"""Admission: honest sets and verifiers pass, and each fault refuses a mutated twin."""
 
 from __future__ import annotations
 

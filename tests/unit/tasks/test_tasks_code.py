@@ -1,4 +1,4 @@
-"""Programs and predicted outputs: what is right, what is malformed, and what proves nothing."""
+"""Programs and predicted outputs: right, malformed, and undecided answers."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_fraction_of_tests_is_given_where_the_problem_says_so(level: Level) -> N
         (f"x = id(object())\n{ADD}", False),
         ("while True: pass", False),
         (f"for _ in range(5 * 10**7): pass\n{ADD}", False),
-        ("while True: print(1)", True),
+        ("while True: print('1' * 1000)", True),
         ("import os\nos.kill(os.getppid(), 9)", True),
     ],
 )
@@ -195,7 +195,7 @@ def test_sandbox_that_fails_is_undecided(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_machine_that_refuses_namespaces_or_mounts_is_disturbed(
     level: Level, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    """It allowed them when the sandbox was probed; what it refuses now says nothing of answers."""
+    """The probe found both allowed, so a refusal now says nothing about answers."""
     assert level.sandbox is not None
     tools = level.sandbox.tools
     unshare, mount, place = tools.mounting or ("", "", "")

@@ -1,4 +1,4 @@
-"""Problems and task sets: round trips, and a refused mutation for everything that is accepted."""
+"""Problems and task sets: round trips, and a refused mutation of every accepted form."""
 
 from __future__ import annotations
 

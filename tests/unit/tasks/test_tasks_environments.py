@@ -1,4 +1,4 @@
-"""Environments are total, and the Python tool says the same on every machine that it can."""
+"""Environments answer any input, and the Python tool's replies depend little on the machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def fenced(program: str) -> str:
 
 
 def run(program: str) -> str:
-    """Return the output of a program, run afresh."""
+    """Return the output of a program in a fresh run."""
     return run_program(program)
 
 
@@ -248,7 +248,7 @@ def test_a_reply_is_a_value() -> None:
     assert replace(Reply("a"), is_repeatable=False) != Reply("a")
 
 
-# Somebody else's
+# A third party's environment
 
 GUESS = """
 from muster.tasks import Done, Environment, Graded, Reply, Verifier

@@ -1,4 +1,4 @@
-"""Other people's rows: read where there is one meaning, refused with a reason where not."""
+"""Other people's rows: read if they have one meaning, otherwise refused with a reason."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ def test_damaged_parquet_is_refused(tmp_path: Path, cut: int) -> None:
 
 
 def bomb(path: Path, *, rows: int, cell: int) -> None:
-    """A dictionary of one long text, which every row repeats: 20 kB that unpack to any size."""
+    """Write a dictionary of one long text that every row repeats: 20 kB that unpack to any size."""
     text = pyarrow.array(["x" * cell])
     column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, pyarrow.int32()), text)
     table = pyarrow.table({"prompt": column})

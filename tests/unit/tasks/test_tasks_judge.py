@@ -1,4 +1,4 @@
-"""Judges: off without a package and without a word in the recipe; never proof of fraud."""
+"""Judges: off unless a package and the recipe allow them; never proof of fraud."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROBLEM = Problem(
 
 
 class ScriptedJudge:
-    """A judge that replies what it is told to."""
+    """A judge with a given reply."""
 
     def __init__(self, reply: str | OSError) -> None:
         self.reply = reply

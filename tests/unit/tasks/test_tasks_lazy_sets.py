@@ -176,7 +176,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_large_set_needs_little_memory(tmp_path: Path) -> None:
-    """60 MB of rows in less than 40 MB, of which 16 are buffers."""
+    """60 MB of rows take less than 40 MB of memory, of which 16 MB are buffers."""
     row = b'{"gold_standard_solution":null,"in_source_id":null,"metadata":{},"problem_id":"%06d",'
     row += b'"prompt":"%s","source":"","task_type":"t","verification_info":{}}\n'
     path = tmp_path / "big"

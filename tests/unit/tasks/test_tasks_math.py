@@ -73,7 +73,7 @@ def test_pair_is_graded_as_intended_both_ways(pair: dict[str, Any]) -> None:
     swapped = grade(pair["answer"], pair["gold"].replace("\\boxed", ""))
     if "\\boxed" not in pair["gold"] and isinstance(swapped, Graded):
         assert swapped == Graded(float(pair["equal"]))
-    # What is no answer at all cannot be gold; it must not become right by that.
+    # A text that is not an answer cannot be a gold answer, and must not be graded right as one.
     assert isinstance(swapped, Graded) or not pair["equal"] or "\\boxed" in pair["gold"]
 
 
@@ -277,7 +277,7 @@ def test_ordinary_answers_are_graded_as_math_verify_grades_them() -> None:
         if grade(gold, answer)
         != Graded(float(verify_symbolic(parsed[gold], parsed[answer], timeout_seconds=None)))
     }
-    assert differ == {("\\{1,2\\}", "(1,2)")}  # a point is no set here
+    assert differ == {("\\{1,2\\}", "(1,2)")}  # this verifier tells a point from a set
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=3), st.integers(-30, 30))
@@ -421,7 +421,7 @@ def test_flood_of_hard_answers_is_undecided_in_time_and_kills_no_process(
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(ask, range(8)))
     assert all(is_undecided for is_undecided, _ in found)
-    # `make bench-tasks` measures how late the latest is; here, others load the machine.
+    # A loose bound, as other tests load the machine; `make bench-tasks` measures the delay.
     assert max(took for _, took in found) < 5
     assert {id(process) for process in two._free.queue} == before
 
@@ -454,7 +454,7 @@ MACHINE |= {"no descriptors": "raise OSError(24, '')", "no disk": "raise OSError
 
 @pytest.fixture
 def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """Yield what makes an engine whose work ends as a statement says."""
+    """Yield a function that makes an engine whose work ends with a given statement."""
     engines: list[Engine] = []
 
     def make(statement: str) -> Engine:
@@ -493,7 +493,7 @@ def test_answer_whose_engine_the_machine_ends_is_undecided(
 
 
 def test_want_of_memory_below_the_budget_is_the_machines(ending: Any) -> None:
-    """A machine that grants less than the budget of every other one proves nothing."""
+    """If a machine grants less than the common budget, running out of memory proves nothing."""
     limit = "import resource as r; r.setrlimit = None; raise MemoryError"
     made = ending("raise MemoryError")
     source = Path(os.environ["PYTHONPATH"]) / "ending.py"

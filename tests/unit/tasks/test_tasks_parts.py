@@ -1,4 +1,4 @@
-"""Parts of a task set: stretches that its header names and its root binds."""
+"""Parts of a task set: ranges that its header names and its root binds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""reasoning-gym's families: those that keep what they promise, made by seed and graded alike."""
+"""reasoning-gym's families that pass their self-check: made by seed and graded alike."""
 
 from __future__ import annotations
 

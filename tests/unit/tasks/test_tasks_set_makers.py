@@ -1,4 +1,4 @@
-"""Sets that are made: toy families, and those that packages announce."""
+"""Generated sets: toy families, and those that packages announce."""
 
 from __future__ import annotations
 

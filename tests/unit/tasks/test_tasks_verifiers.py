@@ -235,7 +235,7 @@ def test_code_hash_covers_every_file_versions_and_environment(
         before,
         code_hash(requires=("pydantic",)),
     }
-    assert code_hash(environment=lambda: "python 3.11") != before
+    assert code_hash(machine=lambda: "python 3.11") != before
     (package / "inner.py").write_text("x = 2\n")
     assert code_hash() != before
 
@@ -243,7 +243,7 @@ def test_code_hash_covers_every_file_versions_and_environment(
 @pytest.mark.parametrize("task_type", ["verifiable_code", "verifiable_math_with_python"])
 @pytest.mark.parametrize("name", ["command.py", "limits.py", "per_run.py", "runner.py"])
 def test_what_a_sandboxed_program_meets_is_hashed(task_type: str, name: str) -> None:
-    """PATH, LANG and the size of /tmp stand in the command line, and decide scores."""
+    """PATH, LANG and the size of /tmp, set in the command line, affect scores."""
     verifier = registry.verifier_of(task_type)
     said = verifier.dialogue.sources if verifier.dialogue else ()
     hashed = [data for source in (*verifier.sources, *said) for data in source_files(source)]

@@ -45,13 +45,13 @@ def test_json_carries_the_same(
 
 
 class Colour(IntEnum):
-    """A code, as verdicts and reasons are."""
+    """An integer code, like verdicts and reasons."""
 
     DARK_RED = 3
 
 
 class Drop(StrEnum):
-    """A word, as reasons to leave out are."""
+    """A text code, like the reasons to leave out a sample."""
 
     STALE = "stale"
 

@@ -28,7 +28,7 @@ needs_compiler = pytest.mark.skipif(not _has_compiler(), reason="no C compiler")
 
 
 def compile_kernel(library: Path, *flags: str) -> Path:
-    """Make a library with more flags, warnings being errors; it is not loaded."""
+    """Compile the kernel with more flags, warnings as errors; the library is not loaded."""
     digest = f'-DSOURCE_DIGEST="{SCRIPT.source_digest(kernel.FOLDER)}"'
     subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""Bytes that hostile workers might send as proofs, and what must become of them.
+"""Bytes that hostile workers might send as proofs, and their right outcomes.
 
 corpus.json keeps inputs that crash or fool the `toploc` library, some for each reason of refusal,
 and whatever fuzzing finds: add the input it prints, with the outcome that is right.
@@ -43,12 +43,12 @@ class Sample:
         return np.random.default_rng(seed).integers(0, 0x7F80, shape).astype(np.uint16)
 
     def honest(self) -> list[bytes]:
-        """Its proofs."""
+        """The honest proofs of the hidden states."""
         return build_proofs(self.hidden(), chunk_tokens=self.chunk_tokens, topk=self.topk)
 
 
 def read_corpus() -> list[tuple[str, Sample, bytes, str]]:
-    """Return (why it is kept, sample, bytes, outcome); the outcome is a reason or "proofs"."""
+    """Return (reason to keep it, sample, bytes, outcome); the outcome is a reason or "proofs"."""
     return [
         (entry["why"], Sample(**entry["sample"]), bytes.fromhex(entry["bytes"]), entry["outcome"])
         for entry in json.loads(CORPUS.read_text())

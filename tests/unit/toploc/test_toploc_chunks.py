@@ -80,7 +80,7 @@ def test_addresses_are_where_chunks_begin() -> None:
 
 
 def test_addresses_do_not_hang_on_the_stride_of_a_single_row() -> None:
-    # numpy lets the stride of an axis of one be anything.
+    # numpy allows any stride for an axis of length one.
     odd = np.lib.stride_tricks.as_strided(np.zeros((1, 2), np.uint16), (1, 2), (1000, 2))
     chunks = cut([odd, samples()[0]], chunk_tokens=2, topk=3)
     assert chunks.samples[0].strides == (1000, 2)

@@ -106,7 +106,7 @@ def test_kernel_stays_inside_its_memory(tmp_path: Path) -> None:
     flags = "-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -DWIDEST_VECTORS="
     library = compile_kernel(tmp_path / "sanitized.so", *flags.split())
     script = Path(__file__).with_name("sanitized_kernel.py")
-    # Python itself leaks on purpose; only accesses count here.
+    # Python itself leaks on purpose, so only bad accesses count here.
     done = subprocess.run(
         [sys.executable, str(script), str(library), "2000"],
         env={**os.environ, "LD_PRELOAD": sanitizer_runtime(), "ASAN_OPTIONS": "detect_leaks=0"},

@@ -42,7 +42,7 @@ def lean(signs: list[int]) -> float:
 
 
 def evidence_by_definition(given_conducts: list[Conduct]) -> float:
-    """The sum over beginnings, measures and bets, written out."""
+    """The evidence as a plain sum over beginnings, measures and bets."""
     wins: dict[int, int] = {}
     excesses: list[list[list[float]]] = []
     for conduct in given_conducts:
@@ -93,7 +93,7 @@ def test_evidence_grows_by_one_beginning_on_average_under_honesty(values: list[C
     fair = (1 + LIMITS.honest_lean) / 2
     for strain, s in ((1.0, 0.1), (0.0, 0.9)):
         for loss, x in ((1.0, 0.01), (0.0, 0.99)):
-            # Each side's bettor alone: what one gains the other loses.
+            # Without flips; one side's bettor is tested alone below, as the other mirrors it.
             conduct = Conduct(strain, loss)
             expected += s * x * math.exp(history.after(conduct, LIMITS).log_evidence)
     now = math.exp(history.log_evidence)
@@ -133,7 +133,7 @@ def test_damaged_json_is_refused(damaged: dict[str, object]) -> None:
 
 
 def draw(lean_to: float, count: int, seed: int, strain: float = 0.02) -> list[Conduct]:
-    """Submissions of eight groups whose flips are one coin each, of a mean lean."""
+    """Submissions of eight groups; a group's flips go one way, at random with this mean lean."""
     random = np.random.default_rng(seed)
     coins = random.random((count, 8)) < (1 + lean_to) / 2
     return [

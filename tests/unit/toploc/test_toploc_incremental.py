@@ -45,7 +45,7 @@ def test_rows_of_several_steps_are_taken_as_those_of_each(
     samples = hidden_states(lengths)
     expected = [build_proofs(s, chunk_tokens=chunk_tokens, topk=8) for s in samples]
     with IncrementalBuilder(chunk_tokens=chunk_tokens, topk=8) as builder:
-        # Requests that hold differently many rows go on side by side, as far as all have some.
+        # Requests with different numbers of rows advance together as long as all have rows.
         heads = [min(len(sample), 1 + i) for i, sample in enumerate(samples)]
         for i, (sample, head) in enumerate(zip(samples, heads, strict=True)):
             builder.extend(np.array([i]), sample[None, :head])

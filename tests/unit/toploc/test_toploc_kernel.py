@@ -208,7 +208,7 @@ def test_numpy_is_used_when_the_kernel_is_of_other_sources(
 
 
 class App:
-    """What of hatchling's application the hook uses."""
+    """The part of hatchling's application that the hook uses."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -219,7 +219,7 @@ class App:
 
 @pytest.fixture
 def _quick_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is compiled, and where it goes, is under test; how fast it is, is not."""
+    """Compile without optimisation: tests check files and their places, not their speed."""
     monkeypatch.setattr(SCRIPT, "FLAGS", [*SCRIPT.FLAGS, "-O0"])
 
 

@@ -37,7 +37,7 @@ def patterns(values: Floats) -> Patterns:
 
 
 def states(seed: int, tokens: int = TOKENS) -> Floats:
-    """Hidden states with what real ones have: a strong common mean and some loud channels."""
+    """Hidden states like real ones: a strong common mean and some large channels."""
     random = np.random.default_rng(seed)
     loud = np.where(np.arange(WIDTH) % 16 == 0, 20.0, 1.0)
     mean = 3 * np.random.default_rng(99).normal(size=WIDTH) * loud
@@ -104,7 +104,7 @@ def test_guess_is_far_from_the_fingerprint(name: str) -> None:
 
 
 def test_best_constant_factor_of_a_wrong_guess_is_no_help() -> None:
-    """Scaling does not make independent values fit: nobody is near by luck, over many blocks."""
+    """Scaling does not make independent values fit, except by luck, which ends over many blocks."""
     seeds = [keccak(bytes([i])) for i in range(200)]
     real = [np.frombuffer(project(patterns(states(i)), s), "<f4") for i, s in enumerate(seeds)]
     other = [

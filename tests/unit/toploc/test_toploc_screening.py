@@ -1,4 +1,4 @@
-"""Decoys: what an honest proof claims there, and what one that claims the same everywhere does."""
+"""Decoys: the claims of an honest proof, and of one that claims the same everywhere."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from muster.protocol.objective import ObjectiveRecipe
 from muster.trainer.learn.losses import Tokens
 
 STEP = 1e-6
-"""Of the central differences."""
+"""Step of the central differences."""
 
 Floats = Sequence[float]
 

@@ -1,4 +1,4 @@
-"""The demo's base model: the same bytes for a seed, loadable by anyone, right one time in three."""
+"""The demo's base model: the same bytes for a seed, loadable, right one time in three."""
 
 from __future__ import annotations
 

@@ -1,22 +1,26 @@
-"""A run that its owner closes ends its trainer in good order."""
+"""The end of a run: its owner closes it, or its last version is handed over."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from muster.lifecycle import ComputeThread
 from muster.protocol.errors import ContractRevert
-from muster.trainer.process import train
+from muster.trainer.config import TrainerSettings
+from muster.trainer.process import _hand_over, train
 
 Body = Callable[[], Awaitable[None]]
 
 
 class FakeTrainer:
-    """Trains as it is told; knows whether it was stopped."""
+    """Trains as a test says; records whether it was stopped."""
 
     version = 3
 
@@ -52,7 +56,7 @@ async def forever() -> None:
 
 
 async def at_once() -> None:
-    """Train no step."""
+    """Skip training."""
 
 
 def refused(name: str) -> Body:
@@ -116,3 +120,24 @@ async def test_a_stop_stops_the_training() -> None:
     serving.cancel()
     await asyncio.wait([serving])
     assert trainer.stopped
+
+
+async def test_other_ranks_end_before_the_last_version_is_handed_over(tmp_path: Path) -> None:
+    # A hand-over may take longer than a rank waits for a command.
+    log: list[str] = []
+
+    async def newest() -> int:
+        return 3
+
+    async def run_info(_run: int) -> Any:
+        log.append("handing over")
+        return SimpleNamespace(relays=[])
+
+    roots: Any = SimpleNamespace(newest=newest)
+    api: Any = SimpleNamespace(run_info=run_info)
+    team: Any = SimpleNamespace(dismiss=lambda: log.append("other ranks end"))
+    settings = TrainerSettings(run=1, keystore=tmp_path, orchestrator="http://x")
+    compute = ComputeThread()
+    await _hand_over(settings, roots, api, team, compute)
+    compute.close()
+    assert log == ["other ranks end", "handing over"]

@@ -1,4 +1,4 @@
-"""A run's parameters as cheats see them, and the refusal of those that invite them."""
+"""A run's parameters from a cheat's view, and the refusal of profitable ones."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_run_whose_files_are_too_small_for_its_checks_is_refused() -> None:
     terms = terms_of(with_samples(1, 2), MEASURED, RUN, FIXED)
     with pytest.raises(ConfigError, match=r"cheating pays.*'int4', noticed in 20\..% of") as caught:
         refuse_unsafe(terms, cheats_of(MEASURED))
-    assert "no slash, stake or price mends that" in (caught.value.hint or "")
+    assert "no slash, stake or price stops this" in (caught.value.hint or "")
     assert "--accept-unsafe-economics" in (caught.value.hint or "")
 
 

@@ -1,4 +1,4 @@
-"""What tiny models are warmed up on: right as often as planned, unrelated to the budget."""
+"""Demonstrations for tiny models: right as often as planned, independent of the budget."""
 
 from __future__ import annotations
 

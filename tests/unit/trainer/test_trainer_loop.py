@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from trainer_fakes import FakeAnchor, FakeSink, make_recipe
+from trainer_fakes import FakeRoots, FakeSink, make_recipe
 from trainer_world import RUN, World, die, dying, without_time
 
 from muster.inference.transformers_engine import TransformersEngine
 from muster.lifecycle import ComputeThread
-from muster.protocol.errors import ApiError
+from muster.protocol.errors import ApiError, NotYet
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.tasks.toys import make_sort
 from muster.telemetry import KeyValueFormatter
@@ -41,7 +41,7 @@ def _patient_world(folder: Path, model: Path) -> World:
 
 async def test_every_step_makes_and_anchors_one_version(world: World) -> None:
     await world.train(2)
-    assert world.anchor.sent == [0, 1, 2]
+    assert world.policy_roots.sent == [0, 1, 2]
     manifests = [world.store.manifest(RUN, PolicyVersion(v)) for v in (0, 1, 2)]
     assert [(m.stream_from, m.stream_to) for m in manifests if m] == [(0, 0), (0, 2), (2, 4)]
     assert not torch.equal(world.weights(0), world.weights(2))
@@ -73,7 +73,7 @@ async def test_logs_of_a_step_name_things(world: World, caplog: pytest.LogCaptur
 async def test_finished_run_takes_no_further_step(world: World) -> None:
     await world.train(2)
     await world.train(2)
-    assert world.anchor.sent == [0, 1, 2]
+    assert world.policy_roots.sent == [0, 1, 2]
     assert len(world.lines()) == 2
 
 
@@ -98,23 +98,23 @@ def _learner(world: World, shelf: PolicyShelf) -> Learner:
 
 async def test_next_step_does_not_wait_for_the_chain(world: World) -> None:
     may_publish = asyncio.Event()
-    publish = world.anchor.publish
+    publish = world.policy_roots.publish
 
     async def slow(version: PolicyVersion, root: Hash32) -> None:
         if version == 1:
             await may_publish.wait()
         await publish(version, root)
 
-    world.anchor.publish = slow  # type: ignore[method-assign]
+    world.policy_roots.publish = slow  # type: ignore[method-assign]
     training = asyncio.create_task(world.train(3))
     async with asyncio.timeout(10):
         while len(_lines_so_far(world)) < 2:
             await asyncio.sleep(0.01)
-    assert world.anchor.sent == [0]
+    assert world.policy_roots.sent == [0]
     assert not training.done()
     may_publish.set()
     await training
-    assert world.anchor.sent == [0, 1, 2, 3]
+    assert world.policy_roots.sent == [0, 1, 2, 3]
 
 
 def _lines_so_far(world: World) -> list[dict[str, Any]]:
@@ -136,7 +136,7 @@ async def test_ranks_hear_from_the_leader_during_an_evaluation(world: World) -> 
     beaten = threading.Event()
 
     class Waiting(Evaluator):
-        """Ends its evaluation when something else was done in the thread of tensors."""
+        """Ends its evaluation once the thread of tensors has done other work."""
 
         def evaluate(self, folder: Path, version: PolicyVersion) -> Evaluation:
             loop.call_soon_threadsafe(lambda: beats.append(loop.create_task(beat())))
@@ -151,6 +151,23 @@ async def test_ranks_hear_from_the_leader_during_an_evaluation(world: World) -> 
     evaluator = Waiting(make_sort(2, 1), TransformersEngine(), world.recipe)
     await world.train(1, evaluator=evaluator, compute=compute)
     assert len(beats) == 2
+
+
+async def test_a_version_that_could_not_be_graded_is_evaluated_after_a_restart(
+    world: World,
+) -> None:
+    class Disturbed(Evaluator):
+        """Evaluates on a machine that can grade nothing."""
+
+        def evaluate(self, folder: Path, version: PolicyVersion) -> Evaluation:
+            raise NotYet(f"version {version} in {folder} could not be graded")
+
+    problems, engine = make_sort(5, 1), TransformersEngine()
+    await world.train(1, evaluator=Disturbed(problems, engine, world.recipe))
+    assert not [line for line in world.lines() if "eval" in line]
+    await world.train(1, evaluator=Evaluator(problems, engine, world.recipe))
+    evaluations = [line["eval"] for line in world.lines() if "eval" in line]
+    assert [each["policy_version"] for each in evaluations] == [1]
 
 
 async def test_evaluation_is_not_repeated_after_a_restart(world: World) -> None:
@@ -170,7 +187,7 @@ async def test_evaluation_is_the_same_for_the_same_policy(world: World) -> None:
 async def test_orchestrator_that_takes_no_figures_is_harmless(world: World) -> None:
     world.sink.errors = [ApiError("down", status=503, code="down")] * 2
     await world.train(2)
-    assert world.anchor.sent == [0, 1, 2]
+    assert world.policy_roots.sent == [0, 1, 2]
     assert world.sink.posted == []
 
 
@@ -202,10 +219,10 @@ async def test_killed_trainer_ends_with_the_very_same_policy(
     killed = _patient_world(tmp_path, undisturbed.model)
     parts = dying(killed.parts(), moment, count)
     await die(parts, steps=5)
-    killed.anchor = FakeAnchor(roots=killed.anchor.roots)
+    killed.policy_roots = FakeRoots(roots=killed.policy_roots.roots)
     await killed.train(5)
     assert torch.equal(killed.weights(5), undisturbed.weights(5))
-    assert killed.anchor.roots == undisturbed.anchor.roots
+    assert killed.policy_roots.roots == undisturbed.policy_roots.roots
     assert without_time(killed) == without_time(undisturbed)
 
 

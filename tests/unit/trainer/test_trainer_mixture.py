@@ -1,4 +1,4 @@
-"""Creating a run of several task sets: what fits together, and what is refused for which reason."""
+"""Creating a run of several task sets: fitting parts, and refusals with their reasons."""
 
 from __future__ import annotations
 

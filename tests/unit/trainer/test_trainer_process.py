@@ -162,7 +162,7 @@ def test_dry_run_prints_the_hash_that_creating_the_run_pins(plan: RunPlan, tmp_p
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["recipe_hash"] == hex0x(pinned)
-    # What is printed is the document that is pinned, field by field.
+    # The printed document is the pinned one, field by field.
     document = json.loads((plan.documents / pinned.hex()).read_bytes())
     assert found["recipe"] == document
     assert (found["settings"]["port"], found["settings"]["run"]) == (8899, 3)
@@ -187,7 +187,7 @@ def test_dry_run_without_a_recipe_resolves_the_settings_alone(tmp_path: Path) ->
     ("words", "message"),
     [
         (["--dry-run", "--recipe", "demo"], "pinned together with the verifiers"),
-        (["--recipe", "demo"], "are for --dry-run"),
+        (["--recipe", "demo"], "need --dry-run"),
         (["--dry-run", "--recipe", "none.toml", "--task-set", "none"], "no file, and no preset"),
         (["--dry-run", "--port", "70000"], "setting 'port'"),
     ],

@@ -1,4 +1,4 @@
-"""A run's parts suit one another, or the creation says which does not."""
+"""A run's documents fit together, or its creation names the one that does not fit."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def test_a_submission_must_be_checked_before_outcomes_are_due() -> None:
     require_checkable(recipe, check, 640)
     with pytest.raises(ConfigError, match="about 640 s to check on cpu") as caught:
         require_checkable(recipe, check, 600)
-    assert "problems_per_submission = 3 would do" in (caught.value.hint or "")
+    assert "problems_per_submission = 3" in (caught.value.hint or "")
     require_checkable(sampled(problems_per_submission=3, **shape), check, 600)
 
 
 class Engine:
-    """Takes two hundredths of a second to examine."""
+    """An engine whose examination takes two hundredths of a second."""
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(text.encode())

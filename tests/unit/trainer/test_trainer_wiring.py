@@ -1,4 +1,4 @@
-"""What joins the flow to the chain, the orchestrator, the engine and the command line."""
+"""The connections of the flow: chain, orchestrator, engine and command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from muster.tasks.toys import make_sort
 from muster.trainer.base_model import LESSONS, Lesson
 from muster.trainer.cli import run_base_model
 from muster.trainer.config import TrainerSettings
-from muster.trainer.ports import ChainAnchor, ChainLedger
+from muster.trainer.ports import ChainLedger, PolicyRoots
 from muster.trainer.process import _announce, _Assembly, _load_recipe, _run_config
 
 RUN = RunId(2)
@@ -62,7 +62,7 @@ class FakeRuns:
 
 
 def _chain(runs: FakeRuns, labels: list[str] | None = None) -> Any:
-    """A chain with these runs; what is done once is named in `labels`."""
+    """A chain with these runs; `labels` are the labels of its writes."""
 
     def once(label: str) -> Any:
         if labels is not None:
@@ -72,31 +72,31 @@ def _chain(runs: FakeRuns, labels: list[str] | None = None) -> Any:
     return SimpleNamespace(runs=runs, chain_id=31337, once=once)
 
 
-async def test_anchor_reads_and_publishes_roots() -> None:
+async def test_policy_roots_are_read_and_published() -> None:
     runs, labels = FakeRuns({0: keccak(b"0")}), list[str]()
-    anchor = ChainAnchor(_chain(runs, labels), RUN)
-    assert await anchor.root_of(V0) == keccak(b"0")
-    assert await anchor.root_of(V1) is None
-    assert await anchor.newest() == 0
-    await anchor.publish(V1, keccak(b"1"))
+    policy_roots = PolicyRoots(_chain(runs, labels), RUN)
+    assert await policy_roots.root_of(V0) == keccak(b"0")
+    assert await policy_roots.root_of(V1) is None
+    assert await policy_roots.newest() == 0
+    await policy_roots.publish(V1, keccak(b"1"))
     assert runs.published == [(2, 1, keccak(b"1"))]
     assert labels == ["publish run 2 version 1 0x" + keccak(b"1").hex()]
 
 
-async def test_anchor_takes_a_zero_root_for_none() -> None:
-    assert await ChainAnchor(_chain(FakeRuns({0: Hash32(bytes(32))})), RUN).root_of(V0) is None
+async def test_policy_root_of_zero_is_none() -> None:
+    assert await PolicyRoots(_chain(FakeRuns({0: Hash32(bytes(32))})), RUN).root_of(V0) is None
 
 
-async def test_anchor_passes_other_reverts_on() -> None:
+async def test_policy_roots_pass_other_reverts_on() -> None:
     with pytest.raises(ContractRevert, match="RunUnknown"):
-        await ChainAnchor(_chain(FakeRuns(revert="RunUnknown")), RUN).root_of(V0)
+        await PolicyRoots(_chain(FakeRuns(revert="RunUnknown")), RUN).root_of(V0)
 
 
 async def test_recent_roots_are_those_rollouts_may_come_from() -> None:
     roots = {v: keccak(bytes([v])) for v in range(6) if v != 4}
-    anchor = ChainAnchor(_chain(FakeRuns(roots)), RUN)
-    assert await anchor.recent_roots(2) == {v: roots[v] for v in (3, 5)}
-    assert await ChainAnchor(_chain(FakeRuns()), RUN).recent_roots(2) == {}
+    policy_roots = PolicyRoots(_chain(FakeRuns(roots)), RUN)
+    assert await policy_roots.recent_roots(2) == {v: roots[v] for v in (3, 5)}
+    assert await PolicyRoots(_chain(FakeRuns()), RUN).recent_roots(2) == {}
 
 
 async def test_ledger_follows_the_view() -> None:
@@ -135,7 +135,7 @@ def test_ledger_derives_a_record_s_seed_from_the_chain() -> None:
 
 
 async def test_trainer_of_another_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match="this key is"):
+    with pytest.raises(ConfigError, match="the key is of"):
         await _run_config(_chain(FakeRuns(trainer=ADDRESS)), RUN, KEY)
 
 

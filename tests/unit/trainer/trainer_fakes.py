@@ -1,4 +1,4 @@
-"""The trainer's outside, in memory: a ledger, a file source, an anchor; and submissions to feed."""
+"""The trainer's surroundings in memory: a ledger, a file source, policy roots, submissions."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class FakeLedger:
 
 @dataclass
 class FakeFiles:
-    """Submission files by hash; `failures` says how often each is refused before it is given."""
+    """Submission files by hash; `failures` says how often each is refused first."""
 
     stored: dict[Hash32, bytes] = field(default_factory=dict)
     failures: dict[Hash32, int] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class Feed:
 
 
 @dataclass
-class FakeAnchor:
+class FakeRoots:
     """Published roots; `errors` are raised by the next publications, after sending if `late`."""
 
     roots: dict[PolicyVersion, Hash32] = field(default_factory=dict)
@@ -201,7 +201,7 @@ class FakeSink:
 
 
 async def no_sleep(_seconds: float) -> None:
-    """Give way, and go on at once."""
+    """Yield to other tasks, and go on at once."""
     await asyncio.sleep(0)
 
 

@@ -1,4 +1,4 @@
-"""What outlives a trainer in a test, and a trainer that dies at a moment of choice."""
+"""The state that outlives a trainer in a test, and a trainer that dies at a chosen moment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from trainer_fakes import KEY, FakeAnchor, FakeSink, Feed, make_recipe, no_sleep
+from trainer_fakes import KEY, FakeRoots, FakeSink, Feed, make_recipe, no_sleep
 
 from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain
@@ -34,19 +34,19 @@ class Killed(BaseException):
 
 
 class World:
-    """What outlives a trainer: the chain, the files, the disk."""
+    """The state that outlives a trainer: chain, files and disk."""
 
     def __init__(self, folder: Path, model: Path, recipe: Recipe | None = None) -> None:
         self.folder = folder
         self.model = model
         self.recipe = recipe or make_recipe()
         self.feed = Feed()
-        self.anchor = FakeAnchor()
+        self.policy_roots = FakeRoots()
         self.sink = FakeSink()
         self.store = ChunkStore(folder / "store")
 
     def parts(self, **changes: Any) -> Parts:
-        """Return what a trainer that starts now is made of."""
+        """Return the parts of a trainer that starts now."""
         shelf = PolicyShelf(self.folder / "policies")
         if not shelf.has(BASE):
             shelf.adopt(self.model)
@@ -64,7 +64,7 @@ class World:
             "buffer": buffer,
             "publisher": Publisher(
                 self.store,
-                self.anchor,
+                self.policy_roots,
                 run_id=RUN,
                 domain=Domain(31337, Address("0x" + "22" * 20)),
                 key=KEY,
@@ -108,7 +108,7 @@ def dying(parts: Parts, moment: str, count: int) -> Parts:
         "complete": (parts.checkpoints, "_finish"),
         "log": (parts.log, "append"),
         "publish": (parts.publisher, "_store_chunks"),
-        "anchor": (parts.publisher._anchor, "publish"),
+        "anchor": (parts.publisher._roots, "publish"),
     }[name]
     setattr(owner, method, _killing(getattr(owner, method), when, count))
     return parts
@@ -158,7 +158,7 @@ async def die(parts: Parts, *, steps: int) -> None:
     else:
         pytest.fail("the trainer was not killed")
     finally:
-        # What still computes or writes would not outlive a process.
+        # Threads that still compute or write would not outlive a process.
         await asyncio.to_thread(parts.compute._executor.shutdown, cancel_futures=True)
         await asyncio.to_thread(parts.checkpoints.close)
 

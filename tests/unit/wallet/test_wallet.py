@@ -1,4 +1,4 @@
-"""Keystores: what was written opens, what was tampered with does not, and no key leaks."""
+"""Keystores: written ones open, altered ones do not, and no key leaks."""
 
 from __future__ import annotations
 

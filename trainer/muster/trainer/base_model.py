@@ -1,9 +1,9 @@
 """The demo's base model: a Qwen3 of 0.1M parameters that can almost sort digits.
 
 Only the demo, the examples and tests use it; the trainer takes any causal language model folder.
-It is warmed up on demonstrations of a lesson that are right with probability 0.35 only. The
-supervised optimum is to reproduce the mixture: the model starts with a reward near 0.3 however long
-it is warmed up, and reinforcement learning has to find what is right.
+It is warmed up on demonstrations of a lesson, each right with probability 0.35 only. The supervised
+optimum reproduces that mixture: however long the warm-up, the model starts with a reward near 0.3,
+and reinforcement learning has to find the right answers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 BUDGETS = (8, 12, 16, 20)
 """Length budgets of the lesson `length`, those of configs/example-length.toml."""
 LONGEST_THOUGHT = 18
-"""Dots of its longest demonstration."""
+"""Dots in the longest demonstration of the lesson `length`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class Demonstration:
     """A sequence to learn from."""
 
     prompt: str
-    """The text before what is to be learned."""
+    """The text before the learned pieces."""
     parts: tuple[tuple[str, bool], ...]
-    """The pieces that follow, each with whether it is to be learned; replies of a tool are not."""
+    """The pieces that follow, each with a flag: is it learned? Replies of a tool are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ class Lesson:
     """A task, and demonstrations of it."""
 
     pieces: tuple[str, ...]
-    """The tokenizer's tokens; any other character is <unk>."""
+    """The tokenizer's tokens; any other character becomes <unk>."""
     demonstrate: Callable[[random.Random, float], Demonstration]
-    """Draws a demonstration that is right with this probability."""
+    """Draws a demonstration; the number is the probability that it is right."""
     split: Callable[[int, int, int], tuple[TaskSet, TaskSet]]
-    """Returns so many training and held-out problems, by a seed."""
+    """Returns training and held-out problems; the arguments are both counts and a seed."""
 
 
-# sort: the demo
+# sort: the lesson of the demo
 
 
 def sort_answer(digits: str, rng: random.Random, right: float) -> str:
@@ -90,7 +90,7 @@ def _demonstrate_sorting(rng: random.Random, right: float) -> Demonstration:
     return Demonstration(sort_prompt(digits), ((sort_answer(digits, rng, right), True),))
 
 
-# length: sort after a thought of dots; how many has nothing to do with the budget
+# length: sort after a thought of dots; the number of dots does not depend on the budget
 
 
 def _demonstrate_thinking(rng: random.Random, right: float) -> Demonstration:
@@ -104,7 +104,7 @@ def _demonstrate_thinking(rng: random.Random, right: float) -> Demonstration:
 _REQUEST = request_length("-", 0)[1:].split("0")
 """The words around a budget, each of them a token."""
 
-# calculator: have the Python tool multiply and copy what it says; or guess, ask or copy wrongly
+# calculator: let the Python tool multiply and copy its reply; or guess, ask or copy wrongly
 
 CALL, CALLED = "```python\nprint(", ")\n```"
 
@@ -140,7 +140,7 @@ LESSONS: Mapping[str, Lesson] = {
 def lesson_of(name: str) -> Lesson:
     """Return a lesson; raises ConfigError when there is none of that name."""
     if name not in LESSONS:
-        raise ConfigError(f"no lesson is called {name!r}", hint=f"there are {', '.join(LESSONS)}")
+        raise ConfigError(f"no lesson is called {name!r}", hint=f"use one of {', '.join(LESSONS)}")
     return LESSONS[name]
 
 
@@ -185,7 +185,8 @@ def build_base_model(
 ) -> None:
     """Write config, tokenizer and float32 weights to `folder`; the same bytes for the same seed.
 
-    Loadable by AutoModelForCausalLM and AutoTokenizer. Takes about 10 CPU seconds as it stands.
+    AutoModelForCausalLM and AutoTokenizer can load it. With the defaults it takes about 10 CPU
+    seconds.
     """
     plan = warm_start or WarmStart()
     tokenizer = make_tokenizer(lesson.pieces)
@@ -235,7 +236,7 @@ class _Teacher:
     """Draws batches of demonstrations."""
 
     def __init__(self, tokenizer: Any, lesson: Lesson, plan: WarmStart, rng: random.Random) -> None:
-        # The core spares the wrapper's bookkeeping, a quarter of the warm start.
+        # The bare Rust core, without its Python wrapper, saves a quarter of the warm start.
         self._core = tokenizer.backend_tokenizer
         self._ends = (tokenizer.eos_token_id, tokenizer.pad_token_id)
         self._lesson = lesson
@@ -243,7 +244,7 @@ class _Teacher:
         self._rng = rng
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens [B, T], padded on the right, and which of them are to be learned."""
+        """Return tokens [B, T], padded on the right, and a mask of the learned ones."""
         rows = [
             self._row(self._lesson.demonstrate(self._rng, self._plan.right))
             for _ in range(self._plan.batch)

@@ -63,7 +63,7 @@ SECTIONS = {
     ],
     "Trying, without a chain": ["dry_run", "recipe", "task_set"],
 }
-"""The options of `trainer run`, by what they are about."""
+"""The options of `trainer run`, grouped by subject for --help."""
 
 
 @click.group()
@@ -82,39 +82,41 @@ trainer.add_command(lineage)
 @click.option("--password-file", type=FILE, help=PASSWORD_HELP)
 @click.option("--orchestrator", metavar="URL", help=ORCHESTRATOR_HELP)
 @chain_options
-@click.option("--documents", type=FOLDER, help="Recipe by its hash; else it is downloaded.")
-@click.option("--model", type=FOLDER, help="Base model, when the store does not hold version 0.")
-@click.option("--store", type=FOLDER, help="Chunk store that is served as the origin.")
-@click.option("--keep", type=int, help="Newest versions that stay.")
-@click.option("--anchor-every", type=int, help="Of so many versions one is broadcast whole.")
-@click.option("--state-dir", type=FOLDER, help="Checkpoint, policies and metrics.")
-@click.option("--rank-timeout-s", type=float, help="Under torchrun: longest wait for other ranks.")
-@click.option("--context-ranks", type=int, help="Of the ranks, how many share rows. [default: 1]")
-@click.option("--sites", type=int, help="Trainer sites with which the run begins. [default: 1]")
-@click.option("--site", type=int, help="Which of them this is; 0 publishes.")
-@click.option("--site-address", metavar="HOST:PORT", help="Where site 0 meets the others.")
-@click.option("--site-alive-s", type=float, help="A site silent for so long is left out.")
-@click.option("--site-wait-s", type=float, help="Longest wait of sites for one another.")
-@click.option("--keep-checkpoints", type=int, help="Newest checkpoints that stay. [default: 2]")
+@click.option("--documents", type=FOLDER, help="Folder of the recipe. [default: downloaded]")
+@click.option("--model", type=FOLDER, help="Base model, if the store lacks version 0.")
+@click.option("--store", type=FOLDER, help="Chunk store that the origin serves.")
+@click.option("--keep", type=int, help="Number of newest versions to keep.")
+@click.option(
+    "--anchor-every", type=int, help="Publish every N-th version whole, others as deltas."
+)
+@click.option("--state-dir", type=FOLDER, help="Folder of checkpoints, policies and metrics.")
+@click.option("--rank-timeout-s", type=float, help="Under torchrun: deadline for other ranks.")
+@click.option("--context-ranks", type=int, help="Ranks that share each row. [default: 1]")
+@click.option("--sites", type=int, help="Trainer sites at the start of the run. [default: 1]")
+@click.option("--site", type=int, help="Number of this site; site 0 publishes.")
+@click.option("--site-address", metavar="HOST:PORT", help="Address of site 0 for the others.")
+@click.option("--site-alive-s", type=float, help="Leave a site out after this silence.")
+@click.option("--site-wait-s", type=float, help="Wait at most this long for other sites.")
+@click.option("--keep-checkpoints", type=int, help="Checkpoints to keep. [default: 2]")
 @click.option("--eval-set", type=FILE, help="Task set of held-out problems.")
-@click.option("--eval-every", type=int, help="Evaluate every so many steps as well.")
+@click.option("--eval-every", type=int, help="Also evaluate every N steps.")
 @click.option("--eval-samples", type=int, help="Samples per held-out problem. [default: 1]")
 @click.option("--steps", type=int, help="Training steps. [default: the recipe's]")
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=int, help="Port to listen on; 0 for any free one.")
-@click.option("--ready-file", type=FILE, help="Receives the URL once it listens.")
-@click.option("--hand-over-s", type=float, help="Wait so long for relays at the end.")
+@click.option("--ready-file", type=FILE, help="Write the URL here once it listens.")
+@click.option("--hand-over-s", type=float, help="Wait at most this long for relays at the end.")
 @click.option("--metrics-host", help="Address of the Prometheus endpoint.")
-@click.option("--metrics-port", type=int, help="Its port; without one there is none.")
+@click.option("--metrics-port", type=int, help="Port of the Prometheus endpoint. [default: none]")
 @click.option("--wandb-project", help="Log to this Weights & Biases project.")
-@click.option("--poll-s", type=float, help="Seconds between looks at the chain.")
+@click.option("--poll-s", type=float, help="Seconds between two polls of the chain.")
 @click.option("--confirmations", metavar="N|safe|finalized", help=CONFIRMATIONS_HELP)
 @click.option(
     "--publish-dtype", help="Published weights: base (as in the base model), float32 or bfloat16."
 )
 @memory_options
 @peak_option
-@click.option("--on-collapse", help="On lasting alarms: log, stop or rollback. [default: log]")
+@click.option("--on-collapse", help="On lasting alarms log, stop or rollback. [default: log]")
 @click.option("--threads", type=click.IntRange(1, 256), help="CPU threads. [default: 1]")
 @click.option("--device", help="Where the model computes. [default: cpu]")
 @click.option("--dry-run", is_flag=True, help="Print settings, recipe and its hash, and stop.")
@@ -127,10 +129,10 @@ def trainer_run(
     task_set: Path | None,
     **flags: Any,
 ) -> None:
-    """Train a run until its last step, or until stopped; starts again where it was.
+    """Train a run until its last step, or until stopped; a restart resumes.
 
-    With --dry-run nothing is started, and neither the chain nor the keystore is touched; the hash
-    is the one that `muster run create` pins for this recipe and these problems.
+    With --dry-run nothing is started, and neither the chain nor the keystore is used. The printed
+    hash is the one that `muster run create` pins for this recipe and these problems.
 
     \b
     Example:
@@ -156,7 +158,7 @@ def trainer_run(
         return
     if recipe is not None or task_set is not None:
         raise ConfigError(
-            "--recipe and --task-set are for --dry-run: a run's documents are pinned on chain",
+            "--recipe and --task-set need --dry-run: a run's documents are pinned on chain",
             hint="leave them out, or add --dry-run",
         )
     setup_logging("trainer")
@@ -169,18 +171,24 @@ def trainer_run(
 
 
 @trainer.command("plan")
-@click.option("--model", type=FOLDER, required=True, help="Base model; config.json is enough.")
+@click.option(
+    "--model", type=FOLDER, required=True, help="Base model folder; config.json is enough."
+)
 @click.option("--recipe", type=RECIPE, required=True, help="The recipe: TOML file or preset.")
 @click.option("--ranks", type=click.IntRange(1), default=1, help="Processes.")
 @context_option
+@click.option(
+    "--sites", type=click.IntRange(1), help="Trainer sites at the start of the run. [default: 1]"
+)
 @click.option("--device", default="cpu", help="Where the model computes.")
 @dtype_option
 @memory_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> None:
-    """Say what training a model takes of memory, without loading it; by an SFT recipe as well.
+    """Say how much memory training a model takes, without loading it; also for an SFT recipe.
 
-    What is not given is chosen, as the trainer does when it starts; refused when nothing fits.
+    Options that are not given are chosen as the trainer chooses them at its start. Fails when
+    nothing fits.
 
     \b
     Example:
@@ -201,18 +209,18 @@ def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> No
     "--groups", type=click.IntRange(1), help="Groups of the measured step. [default: the recipe's]"
 )
 @click.option(
-    "--prompt-tokens", type=click.IntRange(1), default=64, help="Tokens of a made-up prompt."
+    "--prompt-tokens", type=click.IntRange(1), default=64, help="Tokens of a random prompt."
 )
 @click.option(
     "--completion-tokens",
     type=click.IntRange(1),
     help="Mean tokens of a completion. [default: half of the limit]",
 )
-@click.option("--repeats", type=click.IntRange(1), default=2, help="Steps measured.")
+@click.option("--repeats", type=click.IntRange(1), default=2, help="Steps to measure.")
 @click.option(
     "--worker-tokens-per-s",
     type=click.FloatRange(0, min_open=True),
-    help="What a worker samples. [default: as this machine]",
+    help="Speed of a worker. [default: that of this machine]",
 )
 @peak_option
 @dtype_option
@@ -223,7 +231,7 @@ def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> No
 def trainer_bench(model: Path, recipe: Path, as_json: bool, **options: Any) -> None:
     """Measure a training step on this machine, and how many workers would keep it busy.
 
-    Rollouts are made up; nothing is published or saved. A large step may be measured in part.
+    The rollouts are random; nothing is published or saved. Of a large step a part may be measured.
 
     \b
     Example:
@@ -257,19 +265,21 @@ def trainer_bench(model: Path, recipe: Path, as_json: bool, **options: Any) -> N
 
 
 @click.command("evaluate")
-@click.option("--run", type=int, required=True, help="Whose versions.")
+@click.option("--run", type=int, required=True, help="Run whose versions are evaluated.")
 @orchestrator_option
 @chain_options
 @click.option("--eval-set", type=FILE, required=True, help="Task set of held-out problems.")
 @click.option(
     "--eval-samples", type=click.IntRange(1, 1024), default=1, help="Samples per held-out problem."
 )
-@click.option("--every", type=click.IntRange(1), default=1, help="One of so many versions.")
-@click.option("--follow", is_flag=True, help="Stay until the run is over.")
-@click.option("--keystore", type=FILE, help="Signs and reports the figures.")
+@click.option("--every", type=click.IntRange(1), default=1, help="Evaluate every N-th version.")
+@click.option("--follow", is_flag=True, help="Keep evaluating until the run is over.")
+@click.option("--keystore", type=FILE, help="Keystore that signs and reports the figures.")
 @click.option("--password-file", type=FILE, help=PASSWORD_HELP)
 @relay_option
-@click.option("--state-dir", type=FOLDER, default=Path("evaluator"), help="Policies and figures.")
+@click.option(
+    "--state-dir", type=FOLDER, default=Path("evaluator"), help="Folder for policies and figures."
+)
 @engine_choice
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(
@@ -277,8 +287,8 @@ def evaluate(
 ) -> None:
     """Evaluate a run's versions on held-out problems, on any machine.
 
-    The orchestrator takes what the run's owner, its trainer or a named evaluator signed. Killed, it
-    goes on where it was; two versions are kept.
+    The orchestrator accepts figures signed by the run's owner, its trainer or a named evaluator.
+    After a kill the same command resumes. Two versions are kept on disk.
 
     \b
     Example:
@@ -324,7 +334,9 @@ def evaluate(
     run_until_stopped(lambda: evaluate_run(wish, engine, key, tell))
 
 
-def _interval(share: Estimate) -> str:
+def _interval(share: Estimate | None) -> str:
+    if share is None:
+        return "unknown"
     return f"{share.value:.3f} ({share.low:.3f} to {share.high:.3f})"
 
 
@@ -338,7 +350,7 @@ def _interval(share: Estimate) -> str:
 @click.option(
     "--lesson",
     default="sort",
-    help="What it almost learns: sort, length (sort within a budget), calculator (call a tool).",
+    help="Lesson it half learns: sort, length (sort within a budget), calculator (call a tool).",
 )
 def run_base_model(
     out: Path,
@@ -367,9 +379,9 @@ def run_base_model(
 
 @click.command("filter")
 @click.option("--set", "task_set", type=FILE, required=True, help="The run's problems.")
-@click.option("--model", type=FOLDER, required=True, help="Model folder that solves them.")
+@click.option("--model", type=FOLDER, required=True, help="Model folder that is sampled.")
 @click.option(
-    "--recipe", type=RECIPE, required=True, help="How it is sampled: TOML file or preset."
+    "--recipe", type=RECIPE, required=True, help="Sampling settings: TOML file or preset."
 )
 @click.option("--passes", type=click.IntRange(1, 1024), default=8, help="Samples per problem.")
 @click.option("--keep", default="0.125:0.5", metavar="LOW:HIGH", help="Pass rates kept.")
@@ -384,7 +396,7 @@ def run_base_model(
 def tasks_filter(
     task_set: Path, model: Path, recipe: Path, out: Path, records: Path | None, **options: Any
 ) -> None:
-    """Keep the problems that a model solves sometimes. Killed, it goes on where it was.
+    """Keep the problems that a model solves sometimes. After a kill the same command resumes.
 
     \b
     Example:
@@ -425,7 +437,7 @@ def _write_kept(
     as_json: bool,
     more: Mapping[str, int] | None = None,
 ) -> None:
-    """Write the problems in the band; prints how many they are, and why the others are not."""
+    """Write the problems in the band; print their number, and why the others were left out."""
     from muster.trainer.measure.pass_rates import kept_set
 
     kept = kept_set(problems, found, band)
@@ -461,10 +473,11 @@ def _write_kept(
 def tasks_filter_run(
     task_set: Path, out: Path, records: Path | None, as_json: bool, **options: Any
 ) -> None:
-    """Keep the problems that a run's workers solved sometimes, as its validators accepted it.
+    """Keep the problems that a run's workers solved sometimes, in rollouts that were accepted.
 
-    What counts is read from the chain; every file is compared with its hash there. Problems with
-    fewer samples than --passes are left out. Later, with more files, the same command says more.
+    The chain says which files count; every file is compared with its hash there. Problems with
+    fewer samples than --passes are left out. Run it again later, when there are more files, to keep
+    more.
 
     \b
     Example:

@@ -35,46 +35,47 @@ class TrainerSettings(Settings):
     deployments: Path = DEPLOYMENTS
     """Folder of deployment files, one per chain id."""
     documents: Path | None = None
-    """Folder with the recipe, named by its hash; without one it is asked of the orchestrator."""
+    """Folder with the recipe, named by its hash; without it the recipe is downloaded from the
+    orchestrator."""
     model: Path | None = None
     """Base model folder; needed only when the store does not hold policy version 0."""
     store: Path = Path("origin")
     """Folder of chunks and manifests that this process serves as the origin."""
     keep: Annotated[int, Field(ge=3)] = 5
-    """Newest versions that stay in the store."""
+    """How many of the newest versions stay in the store."""
     anchor_every: Annotated[int, Field(ge=0, le=10)] = 8
-    """Of so many versions one is broadcast whole, the others as deltas where that is worth it; 0
-    for all of them whole. Relays look at 16 versions, so anchors must not lie further apart."""
+    """Every N-th version is broadcast whole, the others as deltas where that is smaller; 0 for all
+    of them whole. Relays look at 16 versions, so whole versions must not lie further apart."""
     state_dir: Path = Path("trainer-state")
     """Checkpoint, policies and metrics; no other process may share it."""
     rank_timeout_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Under torchrun: how long one process waits for the others before it gives up."""
     context_ranks: Annotated[int, Field(ge=1)] = 1
-    """Under torchrun: how many ranks share rows, each computing a part of every row: for rows
-    beyond a rank's memory. Divides the number of ranks; changes memory, not the gradient."""
+    """Under torchrun: how many ranks share each row, when a row exceeds the memory of one rank.
+    Must divide the number of ranks; changes memory, not the gradient."""
     sites: Annotated[int, Field(ge=1, le=255)] = 1
-    """Trainer sites with which the run begins; 1 for a trainer that is alone."""
+    """Trainer sites at the start of the run; 1 for a single trainer."""
     site: Annotated[int, Field(ge=0, le=254)] = 0
-    """Which of them this is: 0 publishes, and the others meet there."""
+    """Number of this site. Site 0 publishes, and the others connect to it."""
     site_address: Annotated[
         str, Field(pattern=r"^[^:\s]+:\d{1,5}$|^\[[0-9a-fA-F:]+\]:\d{1,5}$")
     ] = "127.0.0.1:8900"
-    """HOST:PORT at which site 0 listens for the others; a private network only."""
+    """HOST:PORT at which site 0 listens for the others; on a private network only."""
     site_alive_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
-    """A site that has not shown itself for so long is left out."""
+    """Seconds without a sign of life after which a site is left out."""
     site_wait_s: Annotated[float, Field(gt=0, le=604800)] = 3600.0
-    """How long sites wait for one another's steps and messages."""
+    """Deadline in seconds for another site's step or message."""
     keep_checkpoints: Annotated[int, Field(ge=2, le=1000)] = 2
-    """Newest checkpoints that stay in the state folder; the one before stands in for a damaged
-    one."""
+    """How many checkpoints stay in the state folder; if the newest is damaged, the one before is
+    used."""
     eval_set: Path | None = None
     """Task set of held-out problems; evaluated before the first and after the last step."""
     eval_every: Annotated[int, Field(ge=0)] = 0
-    """Evaluate every so many steps as well; 0 for not."""
+    """Also evaluate every N steps; 0 for never."""
     eval_samples: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Samples per held-out problem; pass@k is estimated for k up to it."""
+    """Samples per held-out problem; pass@k is estimated for k up to this number."""
     steps: Annotated[int, Field(ge=0)] = 0
-    """Stop after so many training steps; 0 for as many as the recipe says."""
+    """Stop after this many training steps; 0 for the number in the recipe."""
     host: str = "127.0.0.1"
     """Address the origin listens on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8800
@@ -82,73 +83,82 @@ class TrainerSettings(Settings):
     ready_file: Path | None = None
     """File that receives the origin's URL once it listens."""
     hand_over_s: Annotated[float, Field(ge=0, le=604800)] = 600.0
-    """How long the origin stays after the last step until relays hold the last version."""
+    """Seconds that the origin stays up at most after the last step, until relays hold the last
+    version."""
     metrics_host: str = "127.0.0.1"
     """Address of the Prometheus endpoint."""
     metrics_port: Annotated[int | None, Field(ge=0, le=65535)] = None
-    """Port of the Prometheus endpoint; 0 for any free one, none for no endpoint."""
+    """Port of the Prometheus endpoint; 0 for any free one. Without it there is no endpoint."""
     wandb_project: str = ""
     """Weights & Biases project that figures are logged to; empty for none."""
     poll_s: Annotated[float, Field(gt=0, le=60)] = 1.0
-    """Seconds between looks at the chain."""
+    """Seconds between two polls of the chain."""
     confirmations: Confirmations = 0
     """Blocks on top of an outcome before it is trained on; or `safe` or `finalized`, where the
-    chain has such blocks. What a deeper reorganisation takes back after that stops the trainer."""
+    chain has such blocks. A deeper reorganisation that removes a trained outcome stops the
+    trainer."""
     publish_dtype: Literal["base", "float32", "bfloat16"] = "base"
-    """Number format of published weights; `base` for the one that each weight has in the base
-    model. An adapter's is float32 then."""
+    """Number format of published weights; `base` keeps each weight's format in the base model, and
+    writes an adapter in float32."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of forward and backward passes and of evaluations; weights, gradients and
+    """Number format of forward and backward passes and of evaluations. Weights, gradients and
     optimiser stay in float32."""
     micro_batch_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Tokens that go through the model together; changes memory and speed, not the gradient.
-    Without it, as many as fit, 16,384 at most."""
-    recompute: Literal["none", "selective", "full"] | None = None
-    """What the backward pass computes again instead of keeping it: nothing, the inside of each
-    block's feed-forward part, or whole blocks. Without it, the least that fits."""
+    """Tokens of one micro-batch; changes memory and speed, not the gradient. Without it, as many as
+    fit, 16,384 at most."""
+    recompute: Literal["none", "selective", "full", "host"] | None = None
+    """Activations that the backward pass recomputes: none, those inside each block's feed-forward
+    part, or those of whole blocks. `host`, on a GPU: of whole blocks, whose inputs wait in the
+    host's memory. Without it, the least that fits, and `host` where nothing else does."""
     optimizer_state: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the optimiser's two moments. bfloat16 takes four bytes a parameter less; it
-    is rounded at random, and resumes to the same bits."""
+    """Number format of the optimiser's two moments. bfloat16 saves four bytes a parameter. It is
+    rounded stochastically, with the same bits after a resume."""
     offload: bool = False
-    """Whether the moments are in a file of the state folder instead of the memory, for one process
-    on a CPU: eight bytes a parameter less, or four; each optimiser step reads and writes them."""
+    """Whether the moments are in a file of the state folder instead of the memory; for one process
+    on a CPU. Saves eight bytes a parameter (four in bfloat16); each optimiser step reads and writes
+    the file."""
     memory_gb: Annotated[float, Field(gt=0)] | None = None
-    """Memory that a process may take, in 10^9 bytes; without it, what is there."""
+    """Memory that a process may take, in 10^9 bytes; without it, all that is free."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
-    """Peak of a process's device in 10^12 operations per second, by which `mfu` is measured;
-    without it, a product of matrices is timed at the start."""
+    """Peak speed of a process's device in 10^12 operations per second, the reference for `mfu`.
+    Without it, matrix products are timed at the start."""
     alarm_window: Annotated[int, Field(ge=0, le=1000)] = 8
-    """Training steps whose median is the level that alarms judge; 0 for no alarms."""
+    """Alarms compare levels: the median of a figure over this many training steps; 0 for no
+    alarms."""
     alarm_grad_growth: Annotated[float, Field(gt=1)] = 1.5
-    """Sign of a collapse, with the next: the gradient norm is so many times its lowest level."""
+    """A collapse shows when the level of the gradient norm is this many times its lowest, and
+    `alarm_entropy_rise` is exceeded too."""
     alarm_entropy_rise: Annotated[float, Field(ge=0)] = 0.15
-    """The entropy is above its lowest level by this share of its first."""
+    """Rise of the entropy above its lowest level, as a share of its first level."""
     alarm_reward_fall: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Collapse: the reward is below its highest level by more than this share; 1 for never."""
+    """The reward has collapsed when it is below its highest level by more than this share; 1 for
+    never."""
     alarm_patience: Annotated[int, Field(ge=1)] = 3
-    """Alarming steps in a row after which something is done."""
+    """Alarming steps in a row before the trainer acts."""
     on_collapse: Literal["log", "stop", "rollback"] = "log"
-    """What is done then: nothing more, end before the step is taken, or go on from the policy and
-    optimiser of one to two windows earlier, as a new version."""
+    """Reaction to a lasting alarm: only log it, stop before the step is taken, or publish the
+    policy of one to two windows earlier as a new version and continue with it and its optimiser."""
     rollback_slowdown: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Factor on the learning rate at each rollback."""
+    """Factor by which each rollback multiplies the learning rate."""
     max_rollbacks: Annotated[int, Field(ge=0)] = 3
-    """Collapses after so many rollbacks end the run."""
+    """A collapse after this many rollbacks stops the trainer."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     """CPU threads of the model."""
     device: str = "cpu"
-    """Where the model computes, as torch names it."""
+    """Device of the model, as torch names it."""
 
     @property
     def meeting_place(self) -> tuple[str, int]:
-        """Host and port of `site_address`."""
+        """The host and port in `site_address`."""
         host, _, port = self.site_address.rpartition(":")
         return host.strip("[]"), int(port)
 
     @model_validator(mode="after")
     def _sites_can_meet(self) -> Self:
         if self.site >= self.sites:
-            raise ValueError(f"site {self.site} is none of {self.sites}: they count from 0")
+            raise ValueError(
+                f"site {self.site} of {self.sites} does not exist: sites are numbered from 0"
+            )
         return self
 
     @model_validator(mode="after")

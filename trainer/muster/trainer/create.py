@@ -1,9 +1,9 @@
 """Creating a run: documents, base model and configuration on chain, and policy version 0.
 
-The order is given by the contracts: the run pins the hashes of its documents and base model, its id
-goes into the manifest of version 0, whose root the trainer then publishes. Before anything is sent,
-the parts are compared with one another: what takes seconds by their documents (`check_documents`),
-what takes a model on a sample of the problems (`try_model`).
+The contracts give the order: the run pins the hashes of its documents and base model, its id goes
+into the manifest of version 0, and the trainer publishes that manifest's root. Before anything is
+sent, the parts are compared with one another. `check_documents` needs the documents only and takes
+seconds; `try_model` loads the model and tries it on a sample of the problems.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from muster.toploc import Calibration
 from muster.toploc.wire import chunk_shapes
 from muster.trainer.config import TrainerSettings, load_recipe
 from muster.trainer.economics import cheats_of, read_fixed, refuse_unsafe, terms_of
-from muster.trainer.ports import ChainAnchor
+from muster.trainer.ports import PolicyRoots
 from muster.trainer.publish.policies import BASE, policy_files
 from muster.trainer.publish.publisher import Publisher
 
@@ -44,9 +44,9 @@ logger = logging.getLogger(__name__)
 
 TOKENIZER_FILE = "tokenizer.json"
 TRIED = 64
-"""Problems that are graded before a run relies on a task set; `muster tasks check` tries more."""
+"""Problems graded to check a task set before a run is created; `muster tasks check` tries more."""
 CHECKED, CHECKED_TOKENS = 4, 256
-"""Samples that are checked to measure how long it takes, and their most tokens."""
+"""Number of samples in the timed check, and the most tokens of each."""
 TOKEN_BYTES = 4
 """Bytes of a token in a submission's file, before compression."""
 
@@ -84,13 +84,13 @@ class RunPlan:
     documents: Path
     """Folder that receives recipe, calibration and task set, each named by its hash."""
     admits_anyway: bool = False
-    """Whether a task set that is not admitted is taken all the same."""
+    """Whether to use a task set even if it is not admitted."""
     accepts_unsafe_economics: bool = False
-    """Whether terms under which cheating pays are taken all the same."""
+    """Whether to create the run even if cheating pays under its terms."""
 
 
 Agree = Callable[[Chain, RunConfig], Awaitable[None]]
-"""Called with what is about to be created, after all checks; raises to call it off."""
+"""Called after all checks with the configuration to create; raises to cancel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ async def create_run(
     """
     files = model_files(plan.model)
     if trainer is not None and address_of(trainer) != plan.trainer:
-        raise ConfigError(f"the trainer's key is {address_of(trainer)}, not {plan.trainer}")
+        raise ConfigError(f"the trainer's key is of {address_of(trainer)}, not of {plan.trainer}")
     documents = check_documents(plan)
     hashes = documents.hashes()
     config = RunConfig(
@@ -180,7 +180,7 @@ async def _require_safe_economics(
     except ConfigError as refused:
         if not plan.accepts_unsafe_economics:
             raise
-        logger.warning("economics accepted against reason", extra={"reason": str(refused)})
+        logger.warning("run created although cheating pays", extra={"reason": str(refused)})
 
 
 async def _require_tokens(plan: RunPlan, chain: Chain, owner: Address) -> None:
@@ -188,27 +188,27 @@ async def _require_tokens(plan: RunPlan, chain: Chain, owner: Address) -> None:
     held = await chain.token.balance_of(owner)
     if held < plan.fund_wei:
         raise ConfigError(
-            f"{owner} holds {held} token wei, the run is to be funded with {plan.fund_wei}",
-            hint="lower --fund; `muster run fund` adds more later",
+            f"{owner} holds {held} token wei, less than the funds of the run, {plan.fund_wei}",
+            hint="lower --fund; add more later with `muster run fund`",
         )
 
 
 def model_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a base model; raises StorageError for what no worker could load."""
+    """Return the files of a base model; raises StorageError when no worker could load them."""
     files = policy_files(folder)
     if TOKENIZER_FILE not in files:
         raise StorageError(
-            f"{folder} has no {TOKENIZER_FILE}: no worker could read a prompt",
-            hint="put the model's there; transformers writes it with save_pretrained",
+            f"{folder} has no {TOKENIZER_FILE}: workers could not read a prompt",
+            hint="add the model's tokenizer: tokenizer.save_pretrained(folder) writes it",
         )
     return files
 
 
 def check_documents(plan: RunPlan) -> Documents:
-    """Return what the run pins beside its model.
+    """Return the documents that the run pins beside its model.
 
     The recipe is pinned together with the verifiers that graded the task set here. Raises
-    ConfigError or TaskError when they are no good or do not fit together.
+    ConfigError or TaskError when the parts are invalid or do not fit together.
     """
     task_set = TaskSet.open(plan.task_set)
     task_set.require_parts(plan.recipe)
@@ -227,15 +227,17 @@ def _admitted_task_types(plan: RunPlan, task_set: TaskSet) -> list[str]:
         if not plan.admits_anyway:
             raise TaskError(
                 f"{plan.task_set} is refused: {found.summary()}",
-                hint="`muster tasks check` says more; --admit-anyway takes it as it is",
+                hint="see why with `muster tasks check`, or accept the set with --admit-anyway",
             )
-        logger.warning("task set admitted against reason", extra={"reason": found.summary()})
+        logger.warning(
+            "refused task set accepted with --admit-anyway", extra={"reason": found.summary()}
+        )
     return sorted(found.task_types)
 
 
 def pinned_recipe(recipe: Recipe, task_types: Iterable[str], model: Path | None) -> Recipe:
-    """Return the recipe as a run over these task types pins it: with who grades them here, and what
-    the model's chat template writes.
+    """Return the recipe as a run over these task types pins it: with the verifiers installed here
+    and the text of the model's chat template.
 
     Raises ConfigError when the prompt does not fit the model or the tasks.
     """
@@ -251,13 +253,13 @@ def pinned_recipe(recipe: Recipe, task_types: Iterable[str], model: Path | None)
     talks = [name for name in task_types if dialogue_of(name)]
     if talks and (recipe.prompt.form, recipe.prompt.reply_role) == ("chat", "none"):
         raise ConfigError(
-            f"tasks of type {talks[0]!r} have replies, and the recipe says no role for them",
+            f"tasks of type {talks[0]!r} have replies, but the recipe sets no role for them",
             hint="set prompt.reply_role to 'user' or 'tool'",
         )
     from muster.inference.framing import pin_prompt
 
     recipe = pin_prompt(recipe, model)
-    # What nobody could read back must not be pinned: it may be too long.
+    # A recipe that is too long to be read back must not be pinned.
     return Recipe.from_bytes(recipe.to_bytes())
 
 
@@ -269,7 +271,7 @@ def _calibration(plan: RunPlan) -> Calibration:
     if measured != (recipe.proof, recipe.sampling.temperature):
         raise ConfigError(
             f"{plan.calibration} was measured with other proofs or at another temperature",
-            hint="measure again: muster calibrate --recipe with this recipe",
+            hint="measure again with this recipe: muster calibrate --recipe FILE",
         )
     return calibration
 
@@ -280,7 +282,7 @@ async def _publish_base(
     async with await Chain.connect(rpc, deployments, key=key) as chain:
         publisher = Publisher(
             ChunkStore(plan.store),
-            ChainAnchor(chain, run_id),
+            PolicyRoots(chain, run_id),
             run_id=run_id,
             domain=chain.domain("RunRegistry"),
             key=key,
@@ -293,7 +295,8 @@ def resolve(
 ) -> dict[str, Any]:
     """Return the resolved settings, and the recipe with the hash that a run pins for it.
 
-    The hash covers who grades, so it needs the task set; without a recipe there is neither.
+    The hash covers the verifiers, so it needs the task set. Without a recipe there is neither
+    recipe nor hash.
     """
     found: dict[str, Any] = {"settings": settings.model_dump(mode="json")}
     if recipe_file is None:
@@ -311,12 +314,12 @@ def resolve(
 
 @dataclass(frozen=True, slots=True)
 class ModelTrial:
-    """Size of the trial of a base model on a task set."""
+    """How much of a task set a base model is tried on."""
 
     problems: int
     """Problems, evenly spread over the set."""
     samples: int
-    """Completions of each."""
+    """Completions per problem."""
     device: str = "cpu"
     """Where the model computes."""
     threads: int = 1
@@ -324,7 +327,7 @@ class ModelTrial:
 
 
 def largest_file(recipe: Recipe, hidden_size: int) -> int:
-    """Return the bytes of a submission all of whose completions are as long as they may be."""
+    """Return the bytes of a submission in which every completion has the longest allowed length."""
     sampling, proof = recipe.sampling, recipe.proof
     shapes = chunk_shapes(
         sampling.max_new_tokens, hidden_size, chunk_tokens=proof.chunk_tokens, topk=proof.topk
@@ -346,38 +349,38 @@ def require_files_fit(recipe: Recipe, hidden_size: int) -> None:
     if size > MAX_FILE_BYTES:
         raise ConfigError(
             f"a submission of {rows} samples of {sampling.max_new_tokens} tokens can take "
-            f"{size / 2**20:,.1f} MiB with its proofs, files may have {MAX_FILE_BYTES >> 20}",
+            f"{size / 2**20:,.1f} MiB with its proofs, the limit is {MAX_FILE_BYTES >> 20} MiB",
             hint=_smaller(recipe, size / MAX_FILE_BYTES),
         )
 
 
 def _smaller(recipe: Recipe, factor: float) -> str:
-    """Return the smallest change of a recipe that takes the factor off its submissions."""
+    """Return the smallest change of a recipe that makes its submissions smaller by the factor."""
     sampling = recipe.sampling
     problems = int(sampling.problems_per_submission / factor)
     if problems:
-        return f"sampling.problems_per_submission = {problems} would do"
+        return f"set sampling.problems_per_submission = {problems}"
     tokens = int(sampling.max_new_tokens * sampling.problems_per_submission / factor)
     tokens -= tokens % recipe.proof.chunk_tokens
     return (
-        "sampling.problems_per_submission = 1, with "
+        "set sampling.problems_per_submission = 1, and "
         f"sampling.max_new_tokens = {max(1, tokens)} or fewer samples_per_problem"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class CheckTime:
-    """How long a validator takes, measured where the model was tried."""
+    """How long a validator takes for a check, measured on the machine that tried the model."""
 
     per_token_s: float
-    """Seconds a token of prompt or completion."""
+    """Seconds per token of prompt or completion."""
     prompt_tokens: float
     """Mean tokens of a prompt."""
     device: str
-    """Where it was measured."""
+    """Device of the measurement."""
 
     def longest_s(self, recipe: Recipe) -> float:
-        """Return the seconds for a submission whose completions are as long as they may be."""
+        """Return the seconds for a submission of completions of the longest allowed length."""
         sampling = recipe.sampling
         rows = sampling.problems_per_submission * sampling.samples_per_problem
         return rows * (sampling.max_new_tokens + self.prompt_tokens) * self.per_token_s
@@ -412,17 +415,17 @@ def require_checkable(recipe: Recipe, check: CheckTime, deadline_s: int) -> None
         return
     raise ConfigError(
         f"a submission of long completions takes about {longest_s:,.0f} s to check on "
-        f"{check.device}, outcomes are due {deadline_s:,} s after they are committed",
-        hint=f"{_smaller(recipe, longest_s / deadline_s)}; or measure where validators compute: "
-        "--device",
+        f"{check.device}, but outcomes are due {deadline_s:,} s after they are committed",
+        hint=f"{_smaller(recipe, longest_s / deadline_s)}; or give the validators' "
+        "device with --device",
     )
 
 
 def try_model(plan: RunPlan, trial: ModelTrial) -> tuple[Evaluation, CheckTime]:
-    """Return how the base model does on a sample of the problems, and how long a check takes;
+    """Return the base model's results on a sample of the problems, and how long a check takes;
     blocking.
 
-    Raises EngineError when it does not load, ConfigError when the calibration is of another one.
+    Raises EngineError when the model does not load, ConfigError when the calibration is of another.
     """
     from muster.inference.framing import pin_prompt
     from muster.inference.transformers_engine import TransformersEngine

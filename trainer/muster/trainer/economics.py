@@ -1,7 +1,7 @@
-"""The economics of a run: its parameters and measured checks as the terms cheating is judged by.
+"""The economics of a run: its parameters and measured checks decide whether cheating pays.
 
-Gathers what `muster.protocol.economics` computes with from a recipe, a calibration, the run's terms
-and the deployment, and refuses a run whose parameters make cheating pay.
+Collects the inputs of `muster.protocol.economics` from a recipe, a calibration, the run's terms and
+the deployment, and refuses a run whose parameters make cheating pay.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ EXACT = (
 )
 """Cheats that recomputation finds whenever a submission is checked at all."""
 SAVINGS = {"nothing": 1.0, "cheap": 1.0, "other": 0.0}
-"""Share of a unit's price that a kind of cheat is taken to save. Forgers and much cheaper models
-get the worst case. Other cheats (the policy before, weights in int8) cost about as much as the
-policy itself, so the table says from which saving on they would pay."""
+"""Assumed saving of a kind of cheat, as a share of a unit's price. Forgers and much cheaper models
+get the worst case. Other cheats (an earlier policy, int8 weights) cost about as much as the policy
+itself, so for them the table says which saving would make them pay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ async def read_fixed(chain: Chain) -> Fixed:
 
 
 def terms_of(recipe: Recipe, calibration: Calibration, run: RunTerms, fixed: Fixed) -> WorkerTerms:
-    """Return a run's terms as the economics sees them: every submission and sample is checked."""
+    """Return a run's terms for the economics, which assumes that every submission and sample is
+    checked."""
     honest = [row for row in calibration.measured if row.kind == "honest"]
     trials = sum(row.trials for row in honest)
     failed = trials - sum(row.accepted for row in honest)
@@ -87,7 +88,7 @@ def cheats_of(calibration: Calibration) -> list[Cheat]:
 def refuse_unsafe(terms: WorkerTerms, cheats: Sequence[Cheat]) -> None:
     """Raise ConfigError when cheating pays for a worker with the least stake that brings work.
 
-    The message says which cheat, what it brings and what would change that.
+    The message names the cheat, its gain and the changes that would prevent it.
     """
     if not economics.pays(terms, cheats):
         return
@@ -109,7 +110,7 @@ def refuse_unsafe(terms: WorkerTerms, cheats: Sequence[Cheat]) -> None:
 
 
 def _mended(terms: WorkerTerms, cheats: Sequence[Cheat]) -> str:
-    """Return the single changes that would do, in words."""
+    """Return in words the changes of which each alone makes cheating unprofitable."""
     found = economics.remedies(terms, cheats)
     ways = [
         (found.fraud_ppm, "--fraud-ppm and --exact-fraud-ppm of at least {:,}"),
@@ -118,5 +119,5 @@ def _mended(terms: WorkerTerms, cheats: Sequence[Cheat]) -> str:
     ]
     worded = [words.format(value) for value, words in ways if value is not None]
     if not worded:
-        return "no slash, stake or price mends that: measure limits that notice it"
+        return "no slash, stake or price stops this: calibrate limits that detect it"
     return "any one of: " + "; ".join(worded)

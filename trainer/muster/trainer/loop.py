@@ -20,13 +20,13 @@ advantages, takes the GRPO steps against the policies that sampled, and makes po
 Weights, optimiser, generators and cursor are one checkpoint, complete before version s is
 published, so:
 
-    killed before it is complete the step is taken again from the same records: the same version s
-    killed before the publish    version s is published at the next start, from its folder; so is
-                                 version s - 1 if it was still on its way
-    killed after the publish     the chain has it already, with the same root: nothing to do
-    the publish taken back       by a reorganisation: the version is anchored again
-    newest checkpoint damaged    the step is taken again from the one before, also when the chain
-                                 has version s already: it is made again, with the same root
+    killed before it is complete  the step is taken again from the same records: the same version s
+    killed before the publish     version s is published at the next start, from its folder; so is
+                                  version s - 1 if it was still on its way
+    killed after the publish      the chain has it already, with the same root: nothing to do
+    reorganisation removed it     the version is anchored again
+    newest checkpoint damaged     the step is taken again from the one before, also when the chain
+                                  has version s already: it is made again, with the same root
 
 While version s is written and on its way to the chain, the next step is already read, and its
 gradient computed; its first optimiser step waits until the tensors of version s are written, its
@@ -45,7 +45,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from muster.lifecycle import ComputeThread
-from muster.protocol.errors import StorageError
+from muster.protocol.errors import NotYet, StorageError
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe
 from muster.trainer.learn.learner import Learner
@@ -76,7 +76,7 @@ POST_GRACE_S = 2.0
 
 
 SAVED: Future[None] = Future()
-"""A future that is already done: nothing is left to save."""
+"""A future that is already done, for when there is nothing to save."""
 SAVED.set_result(None)
 
 
@@ -88,13 +88,13 @@ class Parts:
     stream: StreamReader
     """Reader of the accepted records."""
     learner: Learner | SiteLearner
-    """The policy in training; with several sites, together with theirs."""
+    """The policy in training; with several sites, in step with theirs."""
     shelf: PolicyShelf
-    """Published policies on disk; holds at least the base model."""
+    """Published policies on disk, among them always the base model."""
     checkpoints: Checkpoints
     """State that survives the process."""
     buffer: FileBuffer
-    """Accepted files that a step may still be taken from."""
+    """Accepted files that a later step may still read."""
     publisher: Publisher | Unpublished
     """Brings versions to workers and chain; does nothing at a site for which another publishes."""
     log: MetricsLog
@@ -102,9 +102,9 @@ class Parts:
     poster: MetricsPoster
     """Figures on their way to the orchestrator."""
     compute: ComputeThread
-    """Thread in which tensors are computed."""
+    """Thread that computes tensors."""
     lists: Lists = field(default_factory=Lists)
-    """What makes the lists of problems that versions set aside."""
+    """Makes the list of set-aside problems of each version."""
     guard: Guard = field(default_factory=Guard)
     """Decides what follows from alarms."""
     evaluator: Evaluator | None = None
@@ -112,9 +112,9 @@ class Parts:
     exports: Sequence[Export] = ()
     """Functions that are called with all figures."""
     eval_every: int = 0
-    """Evaluate every so many steps, besides first and last; 0 for those two only."""
+    """Also evaluate every N steps; 0 for the first and the last only."""
     peak_flops: float = 0.0
-    """Operations per second that all ranks together could do; 0 where that is unknown."""
+    """Peak operations per second of all ranks together; 0 when unknown."""
     clock: Callable[[], float] = time.monotonic
     """Clock for durations."""
 
@@ -129,7 +129,7 @@ class _Made(NamedTuple):
 
 
 class Trainer:
-    """Trains one run until it has made `steps` policy versions (0: until cancelled)."""
+    """Trains one run up to policy version `steps` (0: until cancelled)."""
 
     def __init__(self, parts: Parts, *, steps: int) -> None:
         self._parts = parts
@@ -184,7 +184,8 @@ class Trainer:
         step = Step(self._version + 1)
         figures = await parts.compute.run(parts.learner.step, step, taken.groups)
         version = PolicyVersion(step)
-        # Before the save: a line of a step that is taken again is removed at the next start.
+        # Logged before the save: if the step has to be taken again, the next start removes its
+        # line.
         took = Durations(began - asked, parts.clock() - began, self._held_up)
         self._held_up = dict.fromkeys(HELD_UP, 0.0)
         back_to = self._report_step(version, taken, figures, took)
@@ -198,11 +199,11 @@ class Trainer:
         return _Made(version, taken.start.position, taken.end.position, self._saved)
 
     def _save(self, version: PolicyVersion, taken: StepInput) -> Future[None]:
-        """Write the version's folder, then the state that says it exists, in the background."""
+        """Write the version's folder, then the checkpoint that names it, in the background."""
         parts, learner = self._parts, self._parts.learner
         listed = parts.lists.of(taken.pools)
         writing = parts.shelf.writing(version, learner.weights(), learner.pieces, listed)
-        # What the checkpoint before needs stays until this one is complete.
+        # Files of the previous checkpoint stay until this one is complete.
         oldest = version - parts.recipe.training.max_async_level - parts.checkpoints.keep
         parts.shelf.drop_before(PolicyVersion(oldest))
         parts.buffer.forget_before(self._step_start)
@@ -250,11 +251,10 @@ class Trainer:
         """Give the learner an earlier version's weights and optimiser, and a smaller rate."""
         parts = self._parts
         if version == BASE:
-            state = parts.learner.start(parts.shelf.weights(BASE))
+            parts.learner.start_again(parts.shelf.weights(BASE))
         else:
             folder = parts.checkpoints.folder_of(version)
-            state = parts.checkpoints.read(folder, parts.learner)
-        parts.learner.restore(state)
+            parts.learner.restore(parts.checkpoints.read(folder, parts.learner))
         parts.learner.learning_rate_scale = parts.guard.scale
 
     def _tell(self, step: int, entry: dict[str, Any]) -> None:
@@ -267,7 +267,7 @@ class Trainer:
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
-        """Count what a block takes as what keeps the next step from beginning."""
+        """Count the duration of a block as delay of the next step."""
         began = self._parts.clock()
         yield
         self._held_up[name] += self._parts.clock() - began
@@ -291,26 +291,33 @@ class Trainer:
         with self._timed("save_s"):
             await asyncio.wrap_future(self._saved)
         folder = parts.shelf.path(version)
-        # Not the thread of tensors: the ranks hear from it while they wait.
+        # Not in the tensor thread: it sends signs of life to the waiting ranks.
         thread = ComputeThread()
         try:
             with self._timed("evaluate_s"):
                 evaluation = await thread.run(parts.evaluator.evaluate, folder, version)
+        except NotYet as error:
+            said = {"policy_version": version, "error": str(error)}
+            logger.warning("version not evaluated", extra=said)
+            return
         finally:
             thread.close()
         self._tell(version, evaluation_entry(evaluation))
-        reward = round(evaluation.reward.value, 4)
+        reward = evaluation.reward and round(evaluation.reward.value, 4)
         logger.info("evaluated", extra={"policy_version": version, "reward": reward})
 
     async def _resume(self) -> list[_Made]:
-        """Go on from the saved state; returns the versions that may not be on chain yet."""
+        """Resume from the saved state; returns the versions that may not be on chain yet."""
         parts = self._parts
         saved = await parts.compute.run(parts.checkpoints.newest)
         parts.log.forget_after(saved.state.version if saved else self._version)
         if saved is None:
             return [_Made(self._version, 0, 0)]
         state = saved.state
-        await parts.compute.run(self._restore, saved)
+        writing = await parts.compute.run(self._restore, saved)
+        if writing is not None:
+            # Not in the tensor thread: it sends signs of life to the waiting ranks.
+            await asyncio.wrap_future(parts.checkpoints.behind(writing))
         parts.guard.restore(state.kept.get("guard", {}))
         parts.learner.learning_rate_scale = parts.guard.scale
         parts.checkpoints.retained = frozenset(parts.guard.good)
@@ -324,13 +331,15 @@ class Trainer:
         own = _Made(state.version, state.step_start, state.cursor.position)
         return [previous, own] if parts.shelf.has(previous.version) else [own]
 
-    def _restore(self, saved: Saved) -> None:
+    def _restore(self, saved: Saved) -> Callable[[], object] | None:
+        """Restore the learner; returns what writes the version's folder, if it is missing."""
         learner, shelf, version = self._parts.learner, self._parts.shelf, saved.state.version
         learner.restore(self._parts.checkpoints.read(saved.folder, learner))
-        if not shelf.has(version):
-            if not version:
-                raise StorageError("the base model is not in the state folder")
-            # The state is complete without it: a folder is only its rounded copy.
-            pools = DifficultyPools.from_dict(saved.state.kept.get("pools", {}))
-            listed = self._parts.lists.of(pools)
-            shelf.writing(version, learner.weights(), learner.pieces, listed)()
+        if shelf.has(version):
+            return None
+        if not version:
+            raise StorageError("the base model is not in the state folder")
+        # The checkpoint is complete without the folder: that is only a rounded copy of its weights.
+        pools = DifficultyPools.from_dict(saved.state.kept.get("pools", {}))
+        listed = self._parts.lists.of(pools)
+        return shelf.writing(version, learner.weights(), learner.pieces, listed)

@@ -14,12 +14,12 @@ def memory_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--micro-batch-tokens",
             type=click.IntRange(1),
-            help="Tokens computed together. [default: as many as fit]",
+            help="Tokens of a micro-batch. [default: as many as fit]",
         ),
         click.option(
             "--recompute",
-            type=click.Choice(["none", "selective", "full"]),
-            help="What is computed again. [default: the least that fits]",
+            type=click.Choice(["none", "selective", "full", "host"]),
+            help="Activations to recompute. [default: the least that fits]",
         ),
         click.option(
             "--optimizer-state",
@@ -29,12 +29,12 @@ def memory_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--offload/--no-offload",
             default=None,
-            help="Keep the moments in a file. [default: in memory]",
+            help="Keep the optimiser's moments in a file. [default: in memory]",
         ),
         click.option(
             "--memory-gb",
             type=click.FloatRange(0, min_open=True),
-            help="Memory to plan for. [default: what is there]",
+            help="Memory to plan for, in GB. [default: all that is free]",
         ),
     )
     for option in reversed(options):
@@ -46,18 +46,18 @@ context_option = click.option(
     "--context-ranks",
     type=click.IntRange(1),
     default=1,
-    help="Of the ranks, how many share rows.",
+    help="Ranks that share each row.",
 )
 
 peak_option = click.option(
     "--peak-tflops",
     type=click.FloatRange(0, min_open=True),
-    help="Peak of a device. [default: it is measured]",
+    help="Peak TFLOP/s of a device. [default: measured]",
 )
 
 dtype_option = click.option(
     "--compute-dtype",
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
-    help="Arithmetic of the passes.",
+    help="Number format of the passes.",
 )

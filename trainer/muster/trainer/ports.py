@@ -1,4 +1,4 @@
-"""The trainer's ports on what is outside: the training stream, files, the anchor, figures."""
+"""The trainer's ports to the outside: the training stream, files, the chain, figures."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from muster.protocol.seeds import ticket_seed
 
 
 class FileSource(Protocol):
-    """Hands over submission files; it need not be trusted."""
+    """Source of submission files; it need not be trusted."""
 
     async def file(self, submission_file_hash: Hash32) -> bytes:
         """Return a submission's file; raises ApiError."""
 
 
 class MetricsSink(Protocol):
-    """Somewhere figures are shown."""
+    """A place that shows figures."""
 
     async def post_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Report the figures of a step; raises ApiError."""
 
 
 class ChainLedger:
-    """A run's training stream in the chain view; told of every change by `on_change`."""
+    """A run's training stream in the chain view, which calls `on_change` at every change."""
 
     def __init__(self, view: ChainView, run_id: RunId) -> None:
         self._view = view
@@ -46,12 +46,12 @@ class ChainLedger:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the run's owner closed it."""
+        """Whether the run's owner closed the run."""
         run = self._view.runs.get(self._run_id)
         return run is not None and bool(run.closed_at)
 
     def seed_of(self, record: OutcomeRecord) -> Hash32 | None:
-        """Return the seed of a record's ticket; None when the chain does not show what it is of."""
+        """Return the seed of a record's ticket; None when the chain does not show its inputs."""
         run = self._view.runs.get(self._run_id)
         checkpoint = run and run.checkpoints.get(record.policy_version)
         worker = self._view.worker_by_id.get(record.worker_id)
@@ -66,14 +66,14 @@ class ChainLedger:
         await self._event.wait()
 
     async def on_change(self, _events: list[Event]) -> None:
-        """Note that the view has taken in events, or taken some back."""
+        """Note that the view has added events, or removed some after a reorganisation."""
         self._stream = None
         self._event.set()
         self._event = asyncio.Event()
 
 
-class ChainAnchor:
-    """A run's checkpoints in RunRegistry."""
+class PolicyRoots:
+    """The manifest roots of a run's policy versions: its checkpoints in RunRegistry."""
 
     def __init__(self, chain: Chain, run_id: RunId) -> None:
         self._chain = chain
@@ -103,6 +103,6 @@ class ChainAnchor:
         return {version: root for version, root in roots.items() if root is not None}
 
     async def publish(self, version: PolicyVersion, root: Hash32) -> None:
-        """Publish a version, once however often it is asked for; raises ChainError."""
+        """Publish a version; further calls for it do nothing. Raises ChainError."""
         chain = self._chain.once(f"publish run {self._run_id} version {version} {hex0x(root)}")
         await chain.runs.publish_checkpoint(self._run_id, version, root)

@@ -27,7 +27,7 @@ from muster.tasks.document import MAX_TASK_SET_BYTES
 from muster.trainer.config import TrainerSettings
 from muster.trainer.learn.follow import follow as follow_leader
 from muster.trainer.learn.learner import Learner
-from muster.trainer.learn.parallel import ONE_PROCESS, RankLost, Team, join
+from muster.trainer.learn.parallel import ONE_PROCESS, Team, join
 from muster.trainer.learn.plan import (
     Choices,
     MemoryPlan,
@@ -46,7 +46,7 @@ from muster.trainer.measure.metrics import (
     serve_prometheus,
 )
 from muster.trainer.measure.throughput import measure_peak_flops
-from muster.trainer.ports import ChainAnchor, ChainLedger
+from muster.trainer.ports import ChainLedger, PolicyRoots
 from muster.trainer.publish.policies import BASE, PolicyShelf, eos_token_ids, open_shelf, vocab_size
 from muster.trainer.publish.publisher import Publisher, Unpublished, hand_over
 from muster.trainer.recover.checkpoint import Checkpoints, Identity
@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 DISMISSAL_S = 2.0
 """Seconds that the other ranks may take to hear that the run is over."""
 CLOSED_LOOK_S = 5.0
-"""Longest pause between two looks whether the run was closed."""
+"""Longest pause in seconds between two checks whether the run was closed."""
 
 
 async def serve(settings: TrainerSettings, key: bytes) -> None:
@@ -70,7 +70,7 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
     torch.set_num_threads(settings.threads)
     return_freed_buffers()
     transformers_logging.disable_progress_bar()
-    # One process saves its checkpoints as one; torch would rather have a process group.
+    # A single process writes checkpoints without a process group; torch warns about that.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     run_id = RunId(settings.run)
     compute = ComputeThread()
@@ -82,34 +82,37 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
             await compute.run(follow_leader, team, settings.device)
             return
         if team is not None:
-            stack.push_async_callback(_dismiss, team, compute)
-        chain = await stack.enter_async_context(
-            await Chain.connect(
-                settings.rpc,
-                settings.deployments,
-                key=key,
-                journal=settings.state_dir / "transactions.sqlite3",
+            stack.push_async_callback(_dismiss, team, compute, within_s=DISMISSAL_S)
+        with (team or ONE_PROCESS).beating():
+            chain = await stack.enter_async_context(
+                await Chain.connect(
+                    settings.rpc,
+                    settings.deployments,
+                    key=key,
+                    journal=settings.state_dir / "transactions.sqlite3",
+                )
             )
-        )
-        config = await _run_config(chain, run_id, key)
-        store = ChunkStore(settings.store, keep=settings.keep)
-        server = await stack.enter_async_context(ShardServer(store, settings.host, settings.port))
-        _announce(server.url, settings.ready_file)
-        api = await stack.enter_async_context(
-            OrchestratorApi(
-                settings.orchestrator,
-                key=key,
-                domain=chain.domain("ContributionLedger"),
-                audience=config.orchestrator,
+            config = await _run_config(chain, run_id, key)
+            store = ChunkStore(settings.store, keep=settings.keep)
+            server = await stack.enter_async_context(
+                ShardServer(store, settings.host, settings.port)
             )
-        )
-        recipe = await _load_recipe(settings, config.recipe_hash, api)
-        lists = await _make_lists(settings, recipe, config.task_set_hash, api)
-        view = ChainView()
-        ledger, anchor = ChainLedger(view, run_id), ChainAnchor(chain, run_id)
+            _announce(server.url, settings.ready_file)
+            api = await stack.enter_async_context(
+                OrchestratorApi(
+                    settings.orchestrator,
+                    key=key,
+                    domain=chain.domain("ContributionLedger"),
+                    audience=config.orchestrator,
+                )
+            )
+            recipe = await _load_recipe(settings, config.recipe_hash, api)
+            lists = await _make_lists(settings, recipe, config.task_set_hash, api)
+            view = ChainView()
+            ledger, policy_roots = ChainLedger(view, run_id), PolicyRoots(chain, run_id)
+            recent = await policy_roots.recent_roots(recipe.training.max_async_level)
         make = _Assembly(settings, run_id, recipe, store, chain, key, team)
-        recent = await anchor.recent_roots(recipe.training.max_async_level)
-        parts = await compute.run(make.parts, config, ledger, anchor, recent, api, compute)
+        parts = await compute.run(make.parts, config, ledger, policy_roots, recent, api, compute)
         parts = replace(parts, lists=lists, exports=_exports(settings, recipe, stack))
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(
@@ -125,15 +128,13 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
             trainer = Trainer(parts, steps=settings.steps or recipe.training.steps)
             await train(trainer, ledger)
             beating.cancel()
-            last = await anchor.newest()
-            if settings.site == 0 and last is not None:
-                await hand_over(api, run_id, last, within_s=settings.hand_over_s)
+            await _hand_over(settings, policy_roots, api, team, compute)
             following.cancel()
     logger.info("run complete")
 
 
 def _exports(settings: TrainerSettings, recipe: Recipe, stack: AsyncExitStack) -> list[Export]:
-    """Open what figures are exported to; `stack` closes it."""
+    """Open the exports of figures; `stack` closes them."""
     exports: list[Export] = []
     if settings.metrics_port is not None:
         endpoint = serve_prometheus(settings.metrics_host, settings.metrics_port)
@@ -146,16 +147,31 @@ def _exports(settings: TrainerSettings, recipe: Recipe, stack: AsyncExitStack) -
 
 
 async def _beat(team: Team | None, compute: ComputeThread) -> None:
-    """Tell the ranks that follow, while records are waited for, that this one is there."""
+    """Send signs of life to the follower ranks while this one waits for records."""
     while team is not None:
         await asyncio.sleep(team.beat_s)
         await compute.run(team.lead, "beat")
 
 
-async def _dismiss(team: Team, compute: ComputeThread) -> None:
-    """Let the ranks that follow end in good order, if they still listen."""
-    with suppress(TimeoutError, RankLost):
-        await asyncio.wait_for(compute.run(team.lead, "stop"), DISMISSAL_S)
+async def _dismiss(team: Team, compute: ComputeThread, *, within_s: float | None = None) -> None:
+    """Let the follower ranks end, once nothing is being computed."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(compute.run(team.dismiss), within_s)
+
+
+async def _hand_over(
+    settings: TrainerSettings,
+    policy_roots: PolicyRoots,
+    api: OrchestratorApi,
+    team: Team | None,
+    compute: ComputeThread,
+) -> None:
+    """Bring the last version to relays, after the follower ranks, which nobody needs for it."""
+    if team is not None:
+        await _dismiss(team, compute)
+    last = await policy_roots.newest()
+    if settings.site == 0 and last is not None:
+        await hand_over(api, RunId(settings.run), last, within_s=settings.hand_over_s)
 
 
 async def _run_config(chain: Chain, run_id: RunId, key: bytes) -> RunConfig:
@@ -169,8 +185,8 @@ async def _run_config(chain: Chain, run_id: RunId, key: bytes) -> RunConfig:
         ) from revert
     if address_of(key) != config.trainer:
         raise ConfigError(
-            f"this key is {address_of(key)}, the trainer of run {run_id} is {config.trainer}",
-            hint="give the trainer's --keystore",
+            f"the key is of {address_of(key)}, but the trainer of run {run_id} is {config.trainer}",
+            hint="give that account's keystore with --keystore",
         )
     return config
 
@@ -194,8 +210,9 @@ async def _load_recipe(settings: TrainerSettings, pinned: Hash32, api: Orchestra
 async def _make_lists(
     settings: TrainerSettings, recipe: Recipe, pinned: Hash32, api: OrchestratorApi
 ) -> Lists:
-    """Return what makes the lists of problems set aside, which name problems by their place in the
-    pinned task set: that is in the documents folder, in the state folder, or downloaded to there.
+    """Return the maker of lists of set-aside problems. A list names problems by their place in the
+    pinned task set, which is in the documents folder or the state folder, or is downloaded to
+    there.
     """
     if not recipe.skips_problems:
         return Lists()
@@ -264,24 +281,27 @@ class _Assembly:
         self,
         config: RunConfig,
         ledger: ChainLedger,
-        anchor: ChainAnchor,
+        policy_roots: PolicyRoots,
         recent: dict[PolicyVersion, Hash32],
         api: OrchestratorApi,
         compute: ComputeThread,
     ) -> Parts:
-        """Return them, restored to where the run stands; blocking: loads models."""
+        """Return the parts, restored to the state of the run; blocking: loads models."""
         settings, recipe = self.settings, self.recipe
         shelf = open_shelf(settings.state_dir / "policies", recipe, dtype=settings.publish_dtype)
-        provide_base_model(shelf, settings.model, self.store, self.run_id, config.base_model_hash)
         identity = Identity(self.run_id, config.recipe_hash, self.chain.chain_id)
+        ranks, base = self.team or ONE_PROCESS, shelf.path(BASE)
+        with ranks.beating():
+            provide_base_model(
+                shelf, settings.model, self.store, self.run_id, config.base_model_hash
+            )
+            plan = self._plan(base)
         checkpoints = Checkpoints(
             settings.state_dir / "checkpoints",
             identity,
             keep=settings.keep_checkpoints,
-            ranks=self.team or ONE_PROCESS,
+            ranks=ranks,
         )
-        base = shelf.path(BASE)
-        plan = self._plan(base)
         inner = Learner(
             base,
             recipe,
@@ -318,7 +338,7 @@ class _Assembly:
             shelf=shelf,
             checkpoints=checkpoints,
             buffer=buffer,
-            publisher=self._publisher(anchor) if settings.site == 0 else Unpublished(),
+            publisher=self._publisher(policy_roots) if settings.site == 0 else Unpublished(),
             log=MetricsLog(settings.state_dir / "metrics.jsonl"),
             poster=poster,
             compute=compute,
@@ -329,7 +349,8 @@ class _Assembly:
         )
 
     def _plan(self, base: Path) -> MemoryPlan:
-        """Return what training will take, and log it; raises MemoryShort when it does not fit."""
+        """Return and log the memory that training will take; raises MemoryShort when it does not
+        fit."""
         settings = self.settings
         choices = Choices(
             ranks=self.team.size if self.team else 1,
@@ -342,6 +363,7 @@ class _Assembly:
             offload=settings.offload,
             memory_gb=settings.memory_gb,
             evaluates=settings.eval_set is not None,
+            sites=settings.sites,
         )
         plan = plan_memory(base, self.recipe, choices)
         for line in plan.table().splitlines():
@@ -349,7 +371,8 @@ class _Assembly:
         return plan
 
     def _peak_flops(self) -> float:
-        """Return the operations per second of all ranks together, if all are like this one."""
+        """Return the operations per second of all ranks together, assuming that all are like this
+        one."""
         settings = self.settings
         peak = (
             measure_peak_flops(settings.device, settings.compute_dtype)
@@ -359,10 +382,10 @@ class _Assembly:
         logger.info("peak of this machine", extra={"tflops": round(peak / 1e12, 3)})
         return peak * (self.team.size if self.team else 1)
 
-    def _publisher(self, anchor: ChainAnchor) -> Publisher:
+    def _publisher(self, policy_roots: PolicyRoots) -> Publisher:
         return Publisher(
             self.store,
-            anchor,
+            policy_roots,
             run_id=self.run_id,
             domain=self.chain.domain("RunRegistry"),
             key=self.key,
@@ -373,11 +396,12 @@ class _Assembly:
         self, learner: Learner, checkpoints: Checkpoints, shelf: PolicyShelf
     ) -> SiteLearner:
         settings, training = self.settings, self.recipe.training
-        if self.team is not None:
-            raise ConfigError("a site of several is one process", hint="start it without torchrun")
         if settings.on_collapse != "log":
-            # Each site sees the figures of its own samples, and they would not decide the same.
-            raise ConfigError("sites do not go back or stop by themselves: --on-collapse log")
+            # Each site sees only its own samples, so the sites would decide differently.
+            raise ConfigError(
+                f"--on-collapse {settings.on_collapse} does not work with --sites",
+                hint="use --on-collapse log",
+            )
         host, port = settings.meeting_place
         place = MeetingPlace(
             settings.site,
@@ -406,14 +430,19 @@ class _Assembly:
         recent: dict[PolicyVersion, Hash32],
         learner: Learner | SiteLearner,
     ) -> None:
-        """Make the newest published policy the saved state, if that is older."""
+        """If the saved state is older than the newest published policy, replace it by that
+        policy."""
         saved = checkpoints.newest()
-        state = catch_up(saved, recent, self.store, shelf, self.run_id)
+        with (self.team or ONE_PROCESS).beating():
+            state = catch_up(saved, recent, self.store, shelf, self.run_id)
         if state is None:
             return
         if saved is not None:
             learner.restore(checkpoints.read(saved.folder, learner))
         learner.load(shelf.learned(state.version))
+        guard = _guard(self.settings)
+        guard.restore(state.kept.get("guard", {}))
+        checkpoints.retained = frozenset(guard.good)
         checkpoints.save(state, learner.state()).result()
 
     def _evaluator(self) -> Evaluator | None:

@@ -2,7 +2,8 @@
 
     python -m muster.app.demo.adversary KIND <flags of `muster worker run`>
 
-Every kind is fraud by docs/protocol.md section 8: validators must catch it, the ledger slash it.
+Every kind is fraud by docs/protocol.md section 8: validators must detect it, and the ledger must
+slash it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from muster.protocol.rollouts import Rollout
 
 TOPLOC_MODULUS = 65_497
 STALE_BY = 4
-"""Versions; a policy one warm-up step old differs too little for fraud, and is rejected instead."""
+"""Age in versions. One warm-up step changes the policy too little for fraud: it is only
+rejected."""
 TYPICAL_PATTERN = 0x4030
 """The bfloat16 pattern of 2.75, which is near the cut of the largest values of a normed row."""
 
@@ -39,10 +41,11 @@ class OtherModel(WorkerLoop):
 
 
 class StalePolicy(WorkerLoop):
-    """Never loads a second policy: saves the downloads. Works only once that is dishonest."""
+    """Never loads a second policy, to save the downloads. Starts to work when its policy is
+    stale."""
 
     async def lease(self) -> Lease | NoWork:
-        """Ask for work when the loaded policy is `STALE_BY` versions old."""
+        """Ask for work once the loaded policy is `STALE_BY` versions old."""
         if (self.place.view.runs[self.place.run_id].latest_version or 0) >= STALE_BY:
             return await super().lease()
         if newest := self._newest():
@@ -56,13 +59,13 @@ class StalePolicy(WorkerLoop):
 
     @asynccontextmanager
     async def policy(self, version: PolicyVersion, root: Hash32) -> AsyncIterator[None]:
-        """Hold the first policy, whichever is asked for."""
+        """Keep the first policy loaded, whichever one is requested."""
         async with super().policy(*(self.station.loaded or (version, root))):
             yield
 
 
 class ConstantProof(WorkerLoop):
-    """Answers honestly, with proofs that took no computation: constant polynomials."""
+    """Samples honestly, but with proofs that need no computation: constant polynomials."""
 
     async def generate(self, ticket: Ticket) -> list[Rollout]:
         """Replace every proof."""
@@ -92,7 +95,7 @@ class OwnProblem(WorkerLoop):
 
 
 class BestOfMany(WorkerLoop):
-    """Samples wrong answers again under other seeds and keeps what is right."""
+    """Samples wrong answers again under other seeds and keeps the right ones."""
 
     async def generate(self, ticket: Ticket) -> list[Rollout]:
         """Replace wrong answers by right ones of the same group, seeds unchanged."""
@@ -112,7 +115,7 @@ class GreedyDecoder(WorkerLoop):
 
     @asynccontextmanager
     async def policy(self, version: PolicyVersion, root: Hash32) -> AsyncIterator[None]:
-        """Lower the temperature of every request once the policy is loaded, and tried."""
+        """Lower the temperature of every request once the policy is loaded and tested."""
         engine, honest = self.place.engine, self.place.engine.generate
 
         def cold(requests: list[Request], **options: Any) -> Any:
@@ -126,7 +129,7 @@ class GreedyDecoder(WorkerLoop):
                 engine.generate = honest  # type: ignore[method-assign]
 
     async def check(self, rollouts: list[Rollout], generating_s: float) -> None:
-        """Ask nothing: the answer would be no."""
+        """Skip the self-check, which would fail."""
 
 
 KINDS: dict[str, type[WorkerLoop]] = {
@@ -152,7 +155,7 @@ def _disturb(model: Any) -> None:
 
 
 def _constant(proofs: bytes, topk: int) -> bytes:
-    """Return proofs of the same lengths that state one value for every position."""
+    """Return proofs of the same lengths that claim the same value at every position."""
     size = 2 + 2 * topk
     parts = [proofs[i : i + size] for i in range(0, len(proofs), size)]
     constant = TOPLOC_MODULUS.to_bytes(2, "big") + TYPICAL_PATTERN.to_bytes(2, "big")
@@ -179,7 +182,7 @@ def _run(
     from muster.wallet import open_wallet
 
     given = {name: value for name, value in flags.items() if value != ()}
-    # Their tricks are for one ticket at a time.
+    # The cheats work on one ticket at a time.
     given["tickets_per_engine"] = 1
     settings = load_settings(WorkerSettings, file=config, flags=given, env_prefix="MUSTER_WORKER_")
     node = open_wallet(keystore, password_file)

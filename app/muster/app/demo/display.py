@@ -1,4 +1,4 @@
-"""What people see of a demo: a live table on a terminal, a line per change in a log, the report."""
+"""The output of a demo: a live table on a terminal or a log line per change, and the report."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from muster.client.quantities import format_tokens
 from muster.protocol.ids import Address
 
 BAR_WIDTH = 60
-LEGEND = "a worker's 5+1-: 5 submissions accepted, 1 not; reward: mean of the step, at most 1"
-"""What the lines of a log mean."""
-UNITS = "units: completion tokens of accepted work, which are paid"
-"""What the tables' column means."""
+LEGEND = "5+1- after a worker: 5 submissions accepted, 1 not; reward: the step's mean, at most 1"
+"""Explanation of the log lines."""
+UNITS = "units: the paid completion tokens, those of accepted work"
+"""Explanation of the tables' column."""
 
 
 class DemoDisplay:
@@ -31,7 +31,7 @@ class DemoDisplay:
         self._console = console
         self._names = names
         self._began = time.monotonic()
-        # The report prints the table once more, for good.
+        # The live table disappears at the end; the report prints it again.
         self._live = (
             Live(console=console, auto_refresh=False, transient=True)
             if console.is_terminal
@@ -79,12 +79,13 @@ class DemoDisplay:
         )
 
     def _in_order(self, status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Return the workers as they were cast, strangers last: a line's places never change."""
+        """Return the workers in the order of the cast, strangers last, so that columns never
+        move."""
         places = {address: place for place, address in enumerate(self._names)}
         return sorted(status["workers"], key=lambda w: places.get(w["worker"], len(places)))
 
     def _slashed(self, status: Mapping[str, Any]) -> str:
-        """Return who lost stake, each once."""
+        """Return the accounts that lost stake, each once."""
         return ", ".join(sorted({self._name(slash) for slash in status["slashes"]}))
 
     def _draw(self, status: Mapping[str, Any]) -> Group:
@@ -164,7 +165,7 @@ def terminal_curve(values: Sequence[float], *, width: int = 60, height: int = 10
     for x in range(columns):
         position = x / max(1, columns - 1) * (len(values) - 1)
         y = _row(_interpolate(values, position), rows)
-        # Join to the neighbour column, so that steep parts stay one line.
+        # Connect neighbouring columns, so that steep parts remain one line.
         for dot in range(min(y, y if previous is None else previous), max(y, previous or y) + 1):
             cells[dot // 4][x // 2] |= _DOTS[dot % 4][x % 2]
         previous = y

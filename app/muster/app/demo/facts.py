@@ -1,4 +1,5 @@
-"""What a demo did, asked of each source by itself: chain, trainer, database, balances, auditor."""
+"""The facts of a demo, read from each source separately: chain, trainer, database, balances,
+audit."""
 
 from __future__ import annotations
 
@@ -50,9 +51,8 @@ def read_metrics(path: Path) -> tuple[list[TrainedStep], list[tuple[int, float]]
     steps = [
         TrainedStep(e["stream_from"], e["stream_to"], e["reward"]) for e in entries if "step" in e
     ]
-    evaluations = [
-        (e["eval"]["policy_version"], e["eval"]["reward"]) for e in entries if "eval" in e
-    ]
+    measured = [e["eval"] for e in entries if "eval" in e]
+    evaluations = [(e["policy_version"], e["reward"]) for e in measured if e["reward"] is not None]
     return steps, evaluations
 
 

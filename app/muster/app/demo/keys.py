@@ -10,7 +10,7 @@ from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address
 
 PASSWORD = "devnet"
-"""Of all devnet keystores; they guard nothing of value."""
+"""Password of all devnet keystores, which protect nothing of value."""
 CHEATS = (
     "other-model",
     "stale-policy",
@@ -24,7 +24,7 @@ CHEATS = (
 
 
 class Role(StrEnum):
-    """What a worker of the demo is."""
+    """Role of a worker in the demo."""
 
     HONEST = "honest"
     """Plays by the rules."""
@@ -39,7 +39,7 @@ class DemoAccount:
     """One account's name and key."""
 
     name: str
-    """What it is called in logs and file names."""
+    """Name in logs and file names."""
     key: bytes
     """Private key."""
 
@@ -61,19 +61,19 @@ class DemoWorker:
     node: DemoAccount
     """The hot key its worker process signs with."""
     role: Role
-    """What it is."""
+    """Its role."""
     cheat: str | None = None
     """The kind of cheating, for a cheater."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its name."""
         return self.wallet.name
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Everybody who takes part."""
+    """All accounts that take part."""
 
     owner: DemoAccount
     """Creates and funds the run; deploys the contracts."""

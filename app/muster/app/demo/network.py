@@ -1,6 +1,6 @@
 """One complete network on this machine: every process real, every process separate.
 
-Owns the folder layout of a devnet and the order in which things start. Knows nothing of what a demo
+Owns the folder layout of a devnet and the order in which processes start. Does not know what a demo
 shows or checks.
 
     <folder>/keys/        keystores           <folder>/logs/        one log per process
@@ -46,15 +46,15 @@ WORKER_STAKE = 1_000 * ETHER
 VALIDATOR_STAKE = 5_000 * ETHER
 JUROR_STAKE = 5_000 * ETHER
 QUORUM = 2
-"""Validators of a run that must agree, fewer where it has fewer."""
+"""Validators that must agree; fewer if the run has fewer."""
 RUN_FUNDS = 100_000 * ETHER
 PRICE_PER_UNIT = ETHER // 1_000
 FRAUD_PPM = 500_000
 """Half the stake of a fraudulent worker is slashed."""
 POLL_S = 0.2
-"""How often processes look at the chain and at the orchestrator."""
+"""Seconds between two polls of the chain or the orchestrator."""
 LEASE_S = 15
-"""A ticket of a devnet is late after this; a killed worker's slot is free again."""
+"""Seconds after which a ticket is late, and a killed worker's slot is free again."""
 
 MUSTER = "muster.app"
 ADVERSARY = "muster.app.demo.adversary"
@@ -72,7 +72,7 @@ PARAMETERS = DeployParameters(
     unbonding_s=180,
     change_delay_s=180,
 )
-"""Windows of seconds, where a real network has days."""
+"""Contract parameters with windows of seconds, where a real network has days."""
 
 
 class LocalChain(Protocol):
@@ -80,7 +80,7 @@ class LocalChain(Protocol):
 
     @property
     def rpc_url(self) -> str:
-        """Where it answers."""
+        """URL of its RPC endpoint."""
 
     async def set_balance(self, account: Address, wei: int) -> None:
         """Give an account the chain's coin, to pay for gas."""
@@ -99,12 +99,12 @@ def plain_anvil(port: int, log: Path) -> LocalChain:
 
 @dataclass(frozen=True, slots=True)
 class NetworkOptions:
-    """What a devnet is made of."""
+    """Settings of a devnet."""
 
     folder: Path
     """Everything is written below it."""
     deployments: Path
-    """Where `<chainId>.json` goes."""
+    """Folder that receives `<chainId>.json`."""
     cast: Cast
     """Who takes part."""
     recipe: Path
@@ -116,21 +116,21 @@ class NetworkOptions:
     rpc_port: int = 8545
     """Anvil's port, 0 for any free one."""
     lesson: str = "sort"
-    """What the base model was warmed up on, see `muster.trainer.base_model`."""
+    """Lesson of the base model's warm-up, see `muster.trainer.base_model`."""
     eval_every: int = 0
-    """Steps between evaluations, beside the first and the last; 0 for none."""
+    """Evaluate every N steps, besides the first and the last; 0 for none."""
     problems: int = 2048
     """Training problems."""
     lease_s: int = LEASE_S
     """Seconds until a ticket is late."""
     make_chain: Callable[[int, Path], LocalChain] = plain_anvil
-    """Makes the chain of a port and the path of its log."""
+    """Makes the chain, given its port and the path of its log."""
     confirmations: int = 0
-    """Blocks that are awaited on top of an event before anybody acts on it."""
+    """Blocks on top of an event before processes act on it."""
     database_url: str = ""
     """The orchestrator's PostgreSQL database; empty for a file of SQLite."""
     parameters: DeployParameters = PARAMETERS
-    """Of the contracts."""
+    """Parameters of the contracts."""
 
 
 class Network:
@@ -146,7 +146,8 @@ class Network:
             self.folder / "logs",
             {
                 "MUSTER_PASSWORD": PASSWORD,
-                # Many processes share few cores: one thread each, and idle threads must not spin.
+                # Many processes share few cores: each gets one thread, and idle threads must not
+                # spin.
                 "OMP_NUM_THREADS": "1",
                 "OMP_WAIT_POLICY": "PASSIVE",
                 "MKL_NUM_THREADS": "1",
@@ -156,10 +157,10 @@ class Network:
         self._chain = options.make_chain(options.rpc_port, self.folder / "logs" / "anvil.log")
         self._ports: dict[str, int] = {}
         self._home = self.folder
-        """Where what belongs to the present run is."""
+        """Folder of the current run."""
         self._suffix = ""
         self.known: Devnet | None = None
-        """Where the network tells other commands of this machine about itself, if it does."""
+        """Entry through which other commands on this machine find the network, if there is one."""
         self._served: dict[str, Served] = {}
         self.staked: dict[tuple[RunId, Address], int] = {}
         """What each account staked for each run; 0 is the jurors' bench."""
@@ -257,7 +258,7 @@ class Network:
     async def _join(self, run_id: RunId, member: DemoWorker) -> None:
         async with await self.connect(member.wallet) as chain:
             await take_from_faucet(chain, member.wallet.address, WORKER_STAKE)
-            # For bonds, should nobody take or judge what it signs.
+            # For bonds, in case nobody accepts or judges its work.
             await self._chain.set_balance(member.node.address, GAS_MONEY)
             await take_from_faucet(chain, member.node.address, self.options.parameters.bond)
             _, bound = await chain.workers.worker_of(member.wallet.address)
@@ -266,7 +267,7 @@ class Network:
         self.staked[run_id, member.wallet.address] = WORKER_STAKE
 
     async def fund_owner(self) -> None:
-        """Give the owner what a run costs."""
+        """Give the owner the tokens for a run."""
         async with await self.connect(self.cast.owner) as chain:
             await take_from_faucet(chain, self.cast.owner.address, RUN_FUNDS)
 
@@ -286,7 +287,7 @@ class Network:
         await self.calibrate()
 
     async def calibrate(self) -> None:
-        """Calibrate the validation limits of the model and the problems that lie in the folder."""
+        """Calibrate the validation limits for the model and the problems in the folder."""
         model, tasks = str(self.folder / "model"), str(self.folder / "tasks.jsonl")
         await self._run(
             "calibrate",
@@ -296,7 +297,7 @@ class Network:
         )
 
     def begin_another_run(self) -> None:
-        """Let what is started from now on belong to a run of its own, in `<folder>/open`."""
+        """Let all later processes belong to another run, in `<folder>/open`."""
         self._home, self._suffix = self.folder / "open", "-open"
 
     async def create_run(self, *, steps: int | None = None) -> RunId:
@@ -321,7 +322,7 @@ class Network:
         return RunId(int(json.loads(output.splitlines()[-1])["run_id"]))
 
     async def audit(self, run_id: RunId) -> dict[str, Any]:
-        """Return what `muster audit` finds, without access to anything but the chain."""
+        """Return the result of `muster audit`, which reads only the chain."""
         command = ["audit", "--run", str(run_id), "--json", *self._chain_flags()]
         child = await self.processes.start("audit", [MUSTER, *command])
         await child.wait()
@@ -340,7 +341,7 @@ class Network:
         return child.log.read_text()
 
     async def begin(self) -> RunId:
-        """Start everything but workers, from the chain on; returns the run's id."""
+        """Start everything except workers, beginning with the chain; returns the run's id."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.start_chain())
             group.create_task(self.prepare_model())
@@ -464,7 +465,7 @@ class Network:
         ]
 
     def _batch_flags(self) -> list[str]:
-        # A run without an end leaves the machine to its user.
+        # A run without an end must not use all cores of the user's machine.
         commit_s, retry_s = ("2", "2") if self._suffix else ("0.3", "0.2")
         return ["--commit-interval-s", commit_s, "--retry-after-s", retry_s]
 

@@ -1,9 +1,10 @@
-"""Child processes of a devnet: each has a log and a deadline to get ready; none outlives us.
+"""Child processes of a devnet: each has a log and a deadline to get ready; all end with this
+process.
 
 Importing torch and transformers takes some seconds of a core. A network starts a dozen processes
-that need them on a machine of two, so one process imports them and the warm ones begin as its
-copies. They share nothing but imports: each has its own command line, environment and log, and
-dies alone.
+that need them, perhaps on two cores, so one process imports them and the others are forked from it.
+They share nothing but imports: each has its own command line, environment and log, and ends
+separately.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PRELOADED = (
     "muster.trainer.process",
     "transformers.models.qwen3.modeling_qwen3",
 )
-"""What is imported once."""
+"""Modules that are imported once, before the forks."""
 
 
 class WarmProcess:
@@ -50,7 +51,7 @@ class WarmProcess:
         cls, command: Sequence[str], log: Path, environment: Mapping[str, str]
     ) -> WarmProcess:
         """Start `python -m <command>`; the first start waits until the imports are done."""
-        # A process that asked CUDA whether there is a GPU cannot fork one that uses it.
+        # A process that has initialised CUDA cannot fork one that uses it.
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
@@ -61,7 +62,7 @@ class WarmProcess:
     @property
     def pid(self) -> int:
         """Process id."""
-        assert self._process.pid is not None  # it was started
+        assert self._process.pid is not None  # set after start
         return self._process.pid
 
     @property
@@ -87,8 +88,8 @@ class WarmProcess:
         self._ended.set_result(self._process.exitcode or 0)
 
 
-# multiprocessing.util would wait for children that wait for this process. What is registered later
-# runs first.
+# multiprocessing.util would wait for children that wait for this process. Exit handlers registered
+# later run first.
 @atexit.register
 def _kill_warm_children() -> None:
     for child in multiprocessing.active_children():
@@ -97,7 +98,7 @@ def _kill_warm_children() -> None:
 
 
 def _become(command: list[str], log: Path, environment: dict[str, str]) -> None:
-    """Be `python -m <command>` from here on."""
+    """Turn this process into `python -m <command>`."""
     os.setsid()
     threading.Thread(target=_end_with_starter, name="end-with-starter", daemon=True).start()
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -109,7 +110,8 @@ def _become(command: list[str], log: Path, environment: dict[str, str]) -> None:
 
 
 def _end_with_starter() -> None:
-    # The kernel could tell only of the process this was forked from, which outlives the starter.
+    # The kernel can signal only the death of the parent, the fork server, which outlives the
+    # starter.
     starter = multiprocessing.parent_process()
     assert starter is not None  # WarmProcess.start
     starter.join()
@@ -153,7 +155,7 @@ class DemoProcess:
             self._process.kill()
 
     async def stop(self) -> None:
-        """Send SIGTERM, and SIGKILL when that does not help in time."""
+        """Send SIGTERM, then SIGKILL after a timeout."""
         if self.exit_code is not None:
             return
         self._process.terminate()
@@ -200,14 +202,14 @@ class Processes:
                 stderr=output,
                 env=self._environment,
                 start_new_session=True,
-                # Runs between fork and exec: if the parent is killed outright, nothing stays.
+                # Runs between fork and exec, so that the child ends even if the parent is killed.
                 preexec_fn=die_with_parent,
             )
         child = self.children[name] = DemoProcess(name, process, log)
         return child
 
     async def start_warm(self, name: str, command: Sequence[str]) -> DemoProcess:
-        """Start what `start` starts, forked from a process that has imported what models need."""
+        """Like `start`, but forked from a process that has already imported the model libraries."""
         log = self._log_folder / f"{name}.log"
         process = await WarmProcess.start(command, log, self._environment)
         child = self.children[name] = DemoProcess(name, process, log)
@@ -226,7 +228,10 @@ class Processes:
                     self.require_running(child)
                     await asyncio.sleep(_POLL_S)
         except TimeoutError as error:
-            raise ConfigError(f"{name} was not ready within {READY_TIMEOUT_S:.0f} s") from error
+            raise ConfigError(
+                f"{name} was not ready within {READY_TIMEOUT_S:.0f} s",
+                hint=f"read its log: {child.log}",
+            ) from error
         return ready.read_text().strip()
 
     def require_running(self, *children: DemoProcess) -> None:
@@ -235,5 +240,5 @@ class Processes:
             if child.exit_code is not None:
                 raise ConfigError(
                     f"{child.name} ended with exit code {child.exit_code}:\n{child.log_tail()}",
-                    hint=f"its whole log is {child.log}",
+                    hint=f"read the whole log: {child.log}",
                 )

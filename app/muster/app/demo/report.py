@@ -1,6 +1,6 @@
-"""What a demo did, and whether it did what it promises. Pure: facts in, report out.
+"""The report of a demo: what happened, and whether its promises hold. Pure: facts in, report out.
 
-The report's form is that of `runs/demo/report.json`; amounts in wei are decimal text.
+It has the format of `runs/demo/report.json`; amounts in wei are decimal text.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from muster.protocol.messages import OutcomeRecord, Verdict
 END_REWARD, REWARD_GAIN = 0.7, 0.3
 """The policy must reach this held-out reward, and gain this much."""
 PUNISHED = ("jailed", "banned")
-"""What a worker is after a fraud verdict: banned for an exact or a repeated one."""
+"""Statuses after a fraud verdict; banned after an exact or repeated fraud."""
 TIME_TO_RETURN = 16
-"""Training steps in which a killed worker is back at work; shorter runs do not promise it."""
+"""Training steps within which a killed worker works again; shorter runs do not promise it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSubmission:
-    """A submission as the orchestrator's database has it."""
+    """A submission in the orchestrator's database."""
 
     file_hash: Hash32
     """SHA-256 of its file."""
     batch_root: Hash32 | None
-    """The batch it was put into."""
+    """Root of its batch; None if it is in none."""
     position: int | None
-    """Its place there."""
+    """Its place in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """What one training step consumed and reached."""
+    """Input and reward of one training step."""
 
     stream_from: int
     """First position of the training stream it consumed."""
@@ -58,7 +58,7 @@ class DemoFacts:
     view: ChainView
     """The chain, rebuilt from its events."""
     steps: int
-    """Training steps that were asked for."""
+    """Requested training steps."""
     returned_at: int | None
     """Block in which the killed worker was started again, if it was."""
     wall_s: float
@@ -70,7 +70,7 @@ class DemoFacts:
     stored: Sequence[RecordedSubmission]
     """The orchestrator's database."""
     earned_wei: dict[Address, int]
-    """Token balance of each wallet less what it had after staking."""
+    """Token balance of each wallet minus its balance after staking."""
     audit: dict[str, Any]
     """`muster audit --json`."""
     staked_wei: dict[tuple[RunId, Address], int]
@@ -105,7 +105,7 @@ class DemoWorker:
     units: int
     """Units of the accepted ones."""
     paid_wei: str
-    """What it was paid."""
+    """Its pay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Promise:
     """One promise."""
 
     name: str
-    """What was promised."""
+    """The promise in words."""
     passed: bool
     """Whether it held."""
 
@@ -226,8 +226,8 @@ def _honest_unharmed(facts: DemoFacts, workers: Sequence[DemoWorker]) -> bool:
 
 
 def _signed_for(facts: DemoFacts) -> bool:
-    """Whether what everybody staked is still there, less slashes of that very stake that follow
-    from the terms which its owner signed.
+    """Tell whether every stake is complete, except for slashes allowed by the terms that its owner
+    signed.
     """
     return all(
         stake.active_wei + stake.unbonding_wei + stake.slashed_wei == facts.staked_wei.get(key)
@@ -237,7 +237,7 @@ def _signed_for(facts: DemoFacts) -> bool:
 
 
 def _most(facts: DemoFacts, key: tuple[RunId, Address]) -> int:
-    """Return the most that slashes may take of a stake: a share of a worker's for each fraud."""
+    """Return the most that slashes may take of a stake: for a worker, a share per fraud."""
     frauds = [slash for slash in facts.view.slashes if (slash.run_id, slash.owner) == key]
     if not frauds:
         return 0
@@ -257,7 +257,8 @@ def _steps_after_return(facts: DemoFacts) -> int:
 
 
 def _came_back(facts: DemoFacts) -> bool:
-    """A submission of the restarted worker was accepted in a batch committed after its return."""
+    """Tell whether a submission of the restarted worker was accepted in a batch committed after its
+    return."""
     members = [m.wallet.address for m in facts.cast.members if m.role is Role.RESTARTED]
     ids = {facts.view.workers[address].worker_id for address in members}
     return any(
@@ -278,7 +279,8 @@ def _paid_exactly(facts: DemoFacts, workers: Sequence[DemoWorker]) -> bool:
 
 
 def _trained_once(facts: DemoFacts) -> bool:
-    """Ranges follow each other from 0 without gap or overlap, and end inside the stream."""
+    """Tell whether the steps' ranges follow each other from 0 without gap or overlap, and end
+    inside the stream."""
     stream = facts.view.training_stream(facts.run_id)
     position = 0
     for step in facts.trained:
@@ -290,19 +292,25 @@ def _trained_once(facts: DemoFacts) -> bool:
 
 
 def _database_agrees(facts: DemoFacts) -> bool:
-    """Every judged record has its stored submission at the same place, and the reverse."""
+    """Tell whether judged records and stored submissions are the same, at the same places. The
+    database need not hold work that its worker committed directly.
+    """
+    judged = [batch for batch in facts.view.batches.values() if batch.records]
     on_chain = {
         (batch.root, position): record.file_hash
-        for batch in facts.view.batches.values()
+        for batch in judged
         for position, record in enumerate(batch.records or [])
     }
-    roots = {batch.root for batch in facts.view.batches.values() if batch.records}
+    roots = {batch.root for batch in judged}
     stored = {
         (row.batch_root, row.position): row.file_hash
         for row in facts.stored
         if row.batch_root in roots
     }
-    return bool(on_chain) and stored == on_chain
+    direct = {(batch.root, 0) for batch in judged if batch.direct}
+    absent_direct = direct - stored.keys()
+    expected = {place: value for place, value in on_chain.items() if place not in absent_direct}
+    return bool(on_chain) and stored == expected
 
 
 def _audit_passes(facts: DemoFacts) -> bool:

@@ -1,7 +1,7 @@
 """`muster demo`: the whole network on one machine, from deployment to the last payment.
 
 The story, top to bottom: start a chain; build and calibrate a base model; create a run; start every
-process; let a cheater be caught and a worker be killed and return; pay the honest; audit; report.
+process; catch a cheater; kill a worker and restart it; pay the honest; audit; report.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATUS_S = 0.5
-"""Seconds between two looks at the orchestrator."""
+"""Seconds between two polls of the orchestrator."""
 ABSENT_S = 1.0
-"""The restarted worker is killed once its first submission is accepted, and away this long."""
+"""Seconds between killing the worker, after its first accepted submission, and restarting it."""
 SETTLE_TIMEOUT_S = 60.0
-"""Everything submitted must be judged, final and paid within this after the last step."""
+"""Seconds after the last step within which all submissions must be judged, final and paid."""
 RUN_TIMEOUT_S = 1800.0
-"""A demo that has not trained its steps by then has failed."""
+"""Seconds after which a demo that has not finished its steps has failed."""
 NEEDED = ("torch", "transformers", "fastapi", "sqlalchemy", "matplotlib")
-"""What its processes need of the extra `demo`."""
+"""Modules that its processes need from the extra `demo`."""
 LOCK = ".demo"
 """File that marks a demo's folder and is locked while the demo runs."""
 FREE_BYTES = 500 * 1024 * 1024
-"""Disk space a demo wants."""
+"""Free disk space that a demo needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the command line says."""
+    """Options of the command line."""
 
     folder: Path
-    """Where everything is written."""
+    """Output folder."""
     deployments: Path
     """Where `<chainId>.json` goes."""
     recipe: Path
@@ -82,7 +82,7 @@ class DemoOptions:
     make_chain: Callable[[int, Path], LocalChain] | None = None
     """Makes the chain, see `NetworkOptions`; None for a plain Anvil."""
     confirmations: int = 0
-    """Blocks that are awaited on top of an event before anybody acts on it."""
+    """Blocks on top of an event before processes act on it."""
 
 
 @click.command()
@@ -100,9 +100,9 @@ class DemoOptions:
     multiple=True,
     type=click.Choice(CHEATS),
     default=CHEATS[:1],
-    help="A cheater of this kind; repeatable.",
+    help="Add a cheater of this kind; repeatable.",
 )
-@click.option("--keep", is_flag=True, help="Leave the network up until Ctrl-C.")
+@click.option("--keep", is_flag=True, help="Keep the network running until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--port", default=8545, help="Port of the chain's RPC endpoint.")
 @click.option(
@@ -113,20 +113,20 @@ class DemoOptions:
     "folder",
     type=FOLDER,
     default=Path("runs/demo"),
-    help="Where everything is written.",
+    help="Folder for all files of the demo.",
 )
 @click.option(
     "--deployments",
     type=FOLDER,
     default=DEPLOYMENTS,
-    help="Where the contracts' addresses are written.",
+    help="Folder to write the contracts' addresses to.",
 )
 def demo(cheat: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """See the whole network learn and catch a cheater, in two minutes.
 
     Starts a chain, the contracts, an orchestrator, three validators, a juror, a trainer, a relay,
     honest workers, one that is killed and comes back, and one that cheats. Writes report.json and
-    reward.png. Exits with 1 when a promise is not kept.
+    reward.png. Exits with 1 if one of the report's checks fails.
 
     \b
     Example:
@@ -137,7 +137,8 @@ def demo(cheat: tuple[str, ...], as_json: bool, **options: Any) -> None:
     for module in NEEDED:
         if find_spec(module) is None:
             raise ConfigError(
-                f"{module} is not installed", hint="pip install 'muster-rl[demo]' brings all of it"
+                f"{module} is not installed",
+                hint="pip install 'muster-rl[demo]' installs all that the demo needs",
             )
     fetch_anvil(lambda text: click.echo(text, err=True))
     chosen = DemoOptions(cheats=cheat, **options)
@@ -217,13 +218,13 @@ def prepare_folder(folder: Path) -> IO[bytes]:
     if folder.exists() and any(folder.iterdir()) and not (folder / LOCK).exists():
         raise ConfigError(
             f"{folder} is not empty and not a demo's folder",
-            hint="choose another with --out; nothing was touched",
+            hint="choose another folder with --out; no file was changed",
         )
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < FREE_BYTES:
         raise StorageError(
-            f"only {free >> 20} MiB are free at {folder}, a demo wants {FREE_BYTES >> 20}",
+            f"only {free >> 20} MiB are free at {folder}, a demo needs {FREE_BYTES >> 20}",
             hint="free some space, or choose another disk with --out",
         )
     lock = _lock(folder)
@@ -257,13 +258,13 @@ def _recipe_steps(path: Path) -> int:
         return int(tomllib.loads(path.read_text())["training"]["steps"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{path} is not a recipe with training.steps: {error}", hint="the preset `demo` is one"
+            f"{path} is not a recipe with training.steps: {error}", hint="try --recipe demo"
         ) from error
 
 
 async def start(network: Network, progress: DemoDisplay) -> RunId:
     """Start everything and return the run's id."""
-    progress.say("starting a chain; training a base model and measuring what honest work is")
+    progress.say("starting a chain; training a base model and measuring the noise of honest work")
     async with asyncio.TaskGroup() as group:
         group.create_task(_start_chain(network, progress))
         group.create_task(network.prepare_model())
@@ -371,7 +372,7 @@ async def _status(network: Network) -> dict[str, Any] | None:
 
 
 async def keep_open(network: Network, console: Console) -> None:
-    """Begin a run without an end for whoever joins, say how, and keep all of it up."""
+    """Start a run without an end, print how to join it, and keep the network up."""
     finished = network.orchestrator_url
     await network.fund_owner()
     network.begin_another_run()
@@ -389,8 +390,8 @@ async def keep_open(network: Network, console: Console) -> None:
     )
     say = partial(console.print, soft_wrap=True, markup=False, highlight=False)
     say(f"\nThe network stays up until Ctrl-C. The finished run: {finished}")
-    say(f"Run {run_id} has no end: {network.orchestrator_url}")
-    say("Earn there as a stranger, from another terminal; keys, test tokens and stake are made:\n")
+    say(f"Run {run_id} goes on without a last step: {network.orchestrator_url}")
+    say("Join it as a worker: this command, in another terminal, makes keys, tokens and a stake:\n")
     say(f"  {command}\n")
     say(f"All keystores here have the password {PASSWORD!r}.")
     children = network.processes.children
@@ -407,7 +408,7 @@ async def keep_open(network: Network, console: Console) -> None:
 async def settle(
     network: Network, run_id: RunId, progress: DemoDisplay, *, timeout_s: float = SETTLE_TIMEOUT_S
 ) -> None:
-    """Wait until all that was submitted is judged and final, then claim every honest reward."""
+    """Wait until all submissions are judged and final, then claim every honest reward."""
     from muster.chain import ChainView, read_view
     from muster.client.rewards import claim, find_earnings
 
@@ -449,7 +450,7 @@ async def _is_settled(network: Network, view: ChainView) -> bool:
 
 
 async def take_model(network: Network, run_id: RunId, progress: DemoDisplay) -> None:
-    """Fetch what the run has made from its relay, as anybody may, and ask it something."""
+    """Fetch the trained model from the relay, as anybody may, and ask it something."""
     from muster.client.audit.history import HistorySource, read
     from muster.client.chat import AnswerSettings, Speaker
     from muster.client.model import WantedVersion, fetch_model

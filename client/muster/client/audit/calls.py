@@ -1,16 +1,15 @@
 """Checks that validators were called before they signed (docs/protocol.md, section 9). Pure.
 
-The order of a batch follows from the hash of the block that committed it. Later validators are
-called because earlier ones are silent or object, and objections happen off chain: the chain alone
-never rules one out. So the chain alone gives *grounds*, and a note where a ground rests on
+The order of a batch's validators follows from the hash of the block that committed it. Later
+validators are called because earlier ones are silent or object. Objections happen off chain, so the
+chain alone never rules one out. It gives only *grounds*, with a note where a ground rests on
 something that the chain does not show. A copy of the evidence with the signed outcomes of all
 signers shows objections too: then a signature that nothing explains is a contradiction.
 
-The check gives signers the benefit of the doubt. It assumes that validators whose signature is not
-on chain were silent as long as they could be, were called as early as they could be, and were
-absent if they can have been. `check_statements` reads what validators handed in: an orchestrator
-keeps every validator's outcomes beside the files, also the outvoted ones, and each is signed, so
-that anybody's copy will do.
+The check gives signers the benefit of the doubt. It assumes that validators without a signature on
+chain were called as early as possible, stayed silent as long as possible, and were absent if that
+is possible. `check_statements` reads the outcomes that validators handed in. An orchestrator keeps
+them all beside the files, also the outvoted ones. Each is signed, so any copy will do.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from muster.client.audit.contradictions import (
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.table import OutcomeTable, tabulate
-from muster.client.audit.work import terms_of_batch
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import Verdict
@@ -54,19 +52,19 @@ if TYPE_CHECKING:
     from muster.client.audit.history import ChainHistory
 
 LEAST_TIMEOUT_S = 1
-"""An orchestrator cannot wait less: the chain's clock counts whole seconds."""
+"""Shortest wait of an orchestrator: the chain's clock counts whole seconds."""
 OBJECTION = Hash32(bytes(32))
-"""Stands for outcomes other than those on chain: no records hash to it."""
+"""Stands for any outcomes that differ from those on chain: no records hash to it."""
 
 Statements = Mapping[int, Mapping[Address, Hash32]]
-"""By batch, the hash of the records that each validator signed, where a copy has them."""
+"""Hash of the records that each validator signed, by batch, as far as a copy has them."""
 
 
 class Ground(StrEnum):
-    """Why the signers of a batch's outcomes may be those who were called."""
+    """Possible reason why a batch's outcomes were signed by these validators."""
 
     FIRST = "signed by those drawn first"
-    CALLED = "by others, whom an alarm on chain or the longest silence can have called"
+    CALLED = "by others, who may have been called by an alarm on chain or after the longest silence"
     LATE = "by anybody, shortly before they were due"
     IMPATIENT = "by others, if silent ones were replaced before the longest timeout"
     OBJECTED = "by others, if somebody objected off chain"
@@ -84,15 +82,15 @@ class Posting:
     batch: BatchView
     """The judged batch."""
     order: tuple[Address, ...]
-    """Who is called, in turn."""
+    """The batch's validators, in the order in which they are called."""
     signers: frozenset[Address]
-    """Who signed."""
+    """The validators that signed."""
     quorum: int
-    """Signatures that were asked for."""
+    """Number of required signatures."""
     timing: Timing
-    """Its times, with the longest timeout."""
+    """The batch's times, with the longest timeout."""
     is_alarm: bool
-    """Whether the outcomes themselves call for more than the quorum: some do not accept."""
+    """Whether an outcome is not Accepted: then more validators than the quorum are called."""
 
     @property
     def posted_at(self) -> int:
@@ -101,12 +99,12 @@ class Posting:
 
     @property
     def is_late(self) -> bool:
-        """Whether anybody's outcomes could be posted."""
+        """Whether the last call had come, from which any quorum's outcomes are posted."""
         return self.posted_at >= self.timing.last_call_at
 
 
 class RunCalls:
-    """The calls of one run, as far as the chain tells."""
+    """The calls of one run, as far as the chain shows them."""
 
     def __init__(self, view: Ledger, run_id: RunId, deadline_s: int) -> None:
         self._view, self._run, self._deadline_s = view, view.runs[run_id], deadline_s
@@ -115,10 +113,9 @@ class RunCalls:
 
     def posting(self, batch: BatchView, *, is_alarm: bool) -> Posting:
         """Return a judged batch as the schedule sees it; an alarm is any verdict but Accepted."""
-        bits = self._run.seats.items()
-        signers = frozenset(who for who, bit in bits if bit & batch.signers)
+        signers = frozenset(batch.signed_by(self._run.seats))
         seed = batch_seed(batch.beacon, batch.run_id, batch.batch_id, batch.root)
-        terms = terms_of_batch(self._view, batch)
+        terms = self._view.terms_of(batch)
         return Posting(
             batch=batch,
             order=order_of_batch(seed, batch.seated, batch.validators),
@@ -129,7 +126,7 @@ class RunCalls:
         )
 
     def ground(self, posting: Posting) -> Ground:
-        """Return the best ground that the chain alone gives."""
+        """Return the strongest ground that the chain alone gives."""
         if posting.signers <= set(posting.order[: posting.quorum]):
             return Ground.FIRST
         if posting.is_late:
@@ -150,13 +147,13 @@ class RunCalls:
     ) -> set[Address]:
         """Return all validators that can have been called when the outcomes were posted.
 
-        Validators in `spoken` handed in their outcomes at once, which may call everybody; without
-        it nobody handed in any.
+        Validators in `spoken` count as having handed in these outcomes at the commitment, which may
+        call everybody. Without `spoken`, nobody handed in any.
         """
         at, order = posting.batch.committed_at, posting.order
         timing = replace(posting.timing, timeout_s=min(timeout_s, self._longest_s))
         if spoken is None:
-            # The last of the order speaks: its own silence would call nobody.
+            # The last one in the order objects: its silence would call nobody anyway.
             said = [SignedOutcomes(order[-1], OBJECTION, accepts=False, at=at)] if is_alarm else []
         else:
             said = [SignedOutcomes(who, of, not is_alarm, at) for who, of in sorted(spoken.items())]
@@ -168,7 +165,7 @@ class RunCalls:
             ).called
         )
 
-    # Absence: a validator let the time of an earlier call pass, and was not heard of since
+    # Absence: a validator missed the timeout of an earlier call, and did not sign since
 
     def _absentees(self, posting: Posting, timeout_s: int) -> set[Address]:
         """Return the validators that can have counted as absent before the outcomes were posted."""
@@ -179,13 +176,13 @@ class RunCalls:
         if newest < 0:
             return set()
         since, committed_at = silences[newest][0], posting.batch.committed_at
-        # The signers had spoken by then, whether they were absent before or not.
+        # The signers are not absent: they had signed before the posting.
         others = (who for who in posting.order if who not in posting.signers)
         return {who for who in others if self._heard.latest(who, committed_at) < since}
 
     def _silences_of(self, timeout_s: int) -> list[tuple[int, int]]:
-        """Return when each batch's first calls ran out, ascending, with the batch. Batches whose
-        outcomes were posted earlier are left out.
+        """Return when the first calls of each batch timed out, ascending, with the batch. Batches
+        whose outcomes were posted earlier are left out.
         """
         if timeout_s not in self._silences:
             self._silences[timeout_s] = sorted(
@@ -205,20 +202,19 @@ class RunCalls:
 
 
 class _Heard:
-    """The times at which validators were certainly heard: they signed after the commitment."""
+    """The latest proven activity of each validator: it signed after a batch's commitment."""
 
     def __init__(self, seats: Mapping[Address, int], batches: Iterator[BatchView]) -> None:
         self._posted: dict[Address, list[int]] = defaultdict(list)
         self._latest: dict[Address, list[int]] = defaultdict(list)
         for batch in sorted(batches, key=lambda each: each.posted_at or 0):
-            for who, bit in seats.items():
-                if batch.posted_at is not None and bit & batch.signers:
-                    before = self._latest[who][-1:] or [0]
-                    self._posted[who].append(batch.posted_at)
-                    self._latest[who].append(max(before[0], batch.committed_at))
+            for who in batch.signed_by(seats) if batch.posted_at is not None else ():
+                before = self._latest[who][-1:] or [0]
+                self._posted[who].append(batch.posted_at or 0)
+                self._latest[who].append(max(before[0], batch.committed_at))
 
     def latest(self, who: Address, at: int) -> int:
-        """Return the latest time by which one had certainly been heard at `at`; 0 for never."""
+        """Return the latest time of a validator's activity known at `at`; 0 for none."""
         place = bisect_right(self._posted[who], at) - 1
         return self._latest[who][place] if place >= 0 else 0
 
@@ -227,7 +223,7 @@ class _Heard:
 
 
 def drawn_first(view: Ledger, batch: BatchView, deadline_s: int) -> tuple[list[Address], Ground]:
-    """Return who was drawn first for a judged batch, and on what ground its signers signed."""
+    """Return the validators drawn first for a judged batch, and the ground of its signers."""
     book = RunCalls(view, batch.run_id, deadline_s)
     is_alarm = any(record.verdict is not Verdict.ACCEPTED for record in batch.records or ())
     posting = book.posting(batch, is_alarm=is_alarm)
@@ -235,7 +231,7 @@ def drawn_first(view: Ledger, batch: BatchView, deadline_s: int) -> tuple[list[A
 
 
 def signed_by_the_called(view: Ledger, table: OutcomeTable, deadline_s: int | None) -> Check:
-    """Return the grounds on which outcomes were signed. It never contradicts: see the module."""
+    """Return the grounds of all signers. The check never contradicts: see the module."""
     name = "outcomes can be those of validators that were called"
     if deadline_s is None:
         return Check(name, True, "the deadline, from which timeouts follow, is not known")
@@ -253,10 +249,10 @@ def signed_by_the_called(view: Ledger, table: OutcomeTable, deadline_s: int | No
 def check_statements(
     history: ChainHistory, run_id: RunId, store: EvidenceFolders, timeout_s: int | None
 ) -> Iterator[Check]:
-    """Yield whether a copy's outcomes are signed, and whether the signers on chain were called.
+    """Yield the checks that a copy's outcomes are signed, and that signers on chain were called.
 
-    Yields nothing when the copy has no outcomes. `timeout_s` is how long the orchestrator says that
-    it waits for a validator.
+    Yields nothing when the copy has no outcomes. `timeout_s` is the orchestrator's stated timeout
+    for a validator.
     """
     found: list[Contradiction] = []
     statements: dict[int, dict[Address, Hash32]] = {}
@@ -293,8 +289,8 @@ def borne_out_by_statements(
 ) -> Check:
     """Return whether the outcomes that validators handed in called the signers on chain.
 
-    A batch counts when the statements of all its signers are there. `timeout_s` is how long the
-    orchestrator says that it waits: with the least, silence explains more than it should.
+    Only batches with the statements of all their signers are checked. `timeout_s` is the
+    orchestrator's stated timeout: the default, the least, lets silence excuse more than it should.
     """
     name = "outcomes have the word of the validators that the schedule called"
     if deadline_s is None:
@@ -324,23 +320,23 @@ def _of_statements(
     if uncalled := sorted(posting.signers - called):
         what = f"signed by {', '.join(uncalled)}, not called in {_waited(posting)}"
         yield at_outcomes(posting.batch, Kind.OUTCOME_UNCALLED, f"{what}; {_objected(objections)}")
-    # An objection to accepted work may have come when its outcomes were on their way already.
+    # Only for an alarm on chain: an objection to accepted work may have come after the posting.
     if posting.is_alarm and not _is_settled(posting, known, timeout_s):
         agreeing = len([who for who in called if known.get(who) == posted])
         needed = _majority(posting)
         if agreeing < needed:
-            what = f"{agreeing} called validators signed what does not accept, {needed} must"
+            what = f"only {agreeing} called validators signed these outcomes, {needed} are needed"
             yield at_outcomes(posting.batch, Kind.OUTCOME_MINORITY, what)
 
 
 def _majority(posting: Posting) -> int:
-    """Return how many called validators must agree once there was an alarm."""
+    """Return how many called validators must agree after an alarm."""
     escalated = size_of(Stage.ESCALATED, posting.quorum, len(posting.order))
     return max(posting.quorum, escalated // 2 + 1)
 
 
 def _is_settled(posting: Posting, known: Collection[Address], timeout_s: int) -> bool:
-    """Return whether the largest group may decide: all spoke, or the last stage is over."""
+    """Return whether the largest group may decide: all handed in, or the last stage is over."""
     waited = posting.posted_at - posting.batch.committed_at
     return waited >= 4 * timeout_s or set(known) >= set(posting.order)
 
@@ -348,9 +344,9 @@ def _is_settled(posting: Posting, known: Collection[Address], timeout_s: int) ->
 def _postings(
     view: Ledger, table: OutcomeTable, deadline_s: int
 ) -> Iterator[tuple[RunCalls, Posting]]:
-    """Yield the posted outcomes of runs that exist, by validators that have seats.
+    """Yield the posted outcomes of existing runs that validators with seats signed.
 
-    Outcomes that jurors of the network decided have no signers.
+    Outcomes that the network's jurors decided have no signers and are left out.
     """
     books: dict[RunId, RunCalls] = {}
     for batch, records_N in table.slices():
@@ -363,7 +359,7 @@ def _postings(
 
 
 def _words(posting: Posting) -> str:
-    """Return the validators that signed out of turn, and those that were passed over."""
+    """Return a sentence about the validators that signed out of turn or were passed over."""
     first = posting.order[: posting.quorum]
     others = ", ".join(sorted(posting.signers - set(first)))
     passed = ", ".join(who for who in first if who not in posting.signers)

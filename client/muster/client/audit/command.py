@@ -18,11 +18,11 @@ No orchestrator is asked. Exits 1 when anything contradicts. `--json` prints one
      "contradictions": [{"kind", "detail", "rule", "tx", "block", "batch_id", "position"}],
      "faults": [{"offence", "account", "batch_id", "words", "tx", "refused"}]}
 
-Wei are decimal text; `faults`, of `muster audit run`, are those that prove themselves and that
-nobody had reported: `tx` did, with `--report`; `not_rerun`, where verdicts were run again, has
-those that could not be and contradicts nothing; a check is `open` where part of it could not be
-told, or waits; `rejected` includes incomplete work; with `--run`, figures and checks are those of
-that run and of what the network shares: contracts, their sums, workers, the jurors' bench.
+Amounts in wei are decimal text. `faults` (of `muster audit run`) are self-proving faults not yet
+reported; with `--report`, `tx` is the report's transaction. `not_rerun` lists the verdicts that
+could not be run again; it contradicts nothing. A check is `open` when part of it is undecided.
+`rejected` includes incomplete work. With `--run`, figures and checks cover that run and what all
+runs share: contracts, their sums, workers, the jurors' bench.
 """
 
 from __future__ import annotations
@@ -37,6 +37,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.client.audit.contradictions import ProofLevel
+from muster.client.audit.tables import (
+    print_faults,
+    print_lineage,
+    print_report,
+    print_slash,
+    print_submission,
+    print_worker,
+)
 from muster.client.cli.options import (
     FILE,
     FOLDER,
@@ -65,14 +73,10 @@ if TYPE_CHECKING:
     from muster.client.audit.history import ChainHistory, HistorySource, Seen
     from muster.client.audit.report import AuditReport
 
-FORMATS = ("csv", "parquet", "json")
-"""What tables are exported as."""
-
-
 dump_option = together(
     chain_options, click.option("--dump", type=FILE, help="Read this dump instead of a chain.")
 )
-"""Where the chain is, or its dump."""
+"""Options that name the chain, or its dump."""
 source_options = together(
     dump_option,
     click.option(
@@ -83,17 +87,18 @@ source_options = together(
     ),
     click.option("--since", type=FILE, help="An earlier dump that must still hold."),
 )
-"""Where the history comes from."""
+"""Options that name the source of the history."""
 
 
 def wanted_of(options: Mapping[str, Any]) -> HistorySource:
-    """Return where the history is read; blocks are proven unless a flag says otherwise."""
+    """Return the source of the history; blocks are proven unless a flag says otherwise."""
     from muster.client.audit.history import HistorySource
 
     since = options.get("since")
     if options["dump"] is not None and (options["rpc"] or since):
         raise ConfigError(
-            "--dump is read instead of a chain", hint="leave out --rpc and --since, or --dump"
+            "--dump replaces the chain, so it excludes --rpc and --since",
+            hint="leave out --rpc and --since, or --dump",
         )
     rpc, deployments = endpoint(options)
     return HistorySource(
@@ -120,7 +125,7 @@ evidence_option = click.option(
 copy_options = together(
     evidence_option, click.option("--relay", multiple=True, metavar="URL", help=RELAY_HELP)
 )
-"""Where copies of the evidence are."""
+"""Options that name copies of the evidence."""
 
 
 @click.group(invoke_without_command=True)
@@ -150,11 +155,10 @@ def audit(context: click.Context, /, run: int | None, as_json: bool, **options: 
 @click.option(
     "--format",
     "form",
-    type=click.Choice(FORMATS),
+    type=click.Choice(["csv", "parquet"]),
     default="csv",
     help="What tables are exported as.",
 )
-@click.option("--html", type=FILE, help="Write a report that a browser shows.")
 @click.option("--sample", type=click.IntRange(1), help="Run so many verdicts again.")
 @click.option("--all", "runs_all", is_flag=True, help="Run all verdicts again.")
 @click.option("--seed", type=int, default=0, help="Draws the sample.")
@@ -172,11 +176,11 @@ def audit(context: click.Context, /, run: int | None, as_json: bool, **options: 
 @json_option
 @source_options
 def run_command(run: int, as_json: bool, **options: Any) -> None:
-    """Audit one run: export, report, run verdicts again from evidence.
+    """Audit one run: export, run verdicts again from evidence.
 
     \b
     Examples:
-      muster audit run 1 --export tables --format parquet --html audit.html
+      muster audit run 1 --export tables --format parquet
       muster audit run 1 --rpc http://one --rpc http://two --prove chain
       muster audit run 1 --evidence files --evidence documents --sample 20
     """
@@ -191,17 +195,23 @@ def run_command(run: int, as_json: bool, **options: Any) -> None:
         about_source=(*history.about_source, *_extra_checks(history, run_id, store, options)),
     )
     report = history.report(run_id)
-    _write_files(history, report, run_id, options)
+    if options["export"] is not None:
+        from muster.client.audit.write_tables import export_tables
+
+        for path in export_tables(history, report, run_id, options["export"], options["form"]):
+            click.echo(f"wrote {path}", err=True)
     finish(report, _faults(history, run_id, store, options), as_json=as_json)
 
 
 def _require_reporter(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless what --report needs is there, and nothing else."""
+    """Raise ConfigError unless --report has a chain and a key, or --keystore is missing too."""
     if options["report"] and options["dump"] is not None:
-        raise ConfigError("faults are reported on a chain", hint="leave out --dump, or --report")
+        raise ConfigError(
+            "--report needs a chain, not a dump", hint="leave out --dump, or --report"
+        )
     if options["report"] != (options["keystore"] is not None):
         raise ConfigError(
-            "a report on chain is signed",
+            "--report and --keystore need each other",
             hint="--report and --keystore FILE together; without both, faults are only named",
         )
 
@@ -209,7 +219,7 @@ def _require_reporter(options: dict[str, Any]) -> None:
 def _faults(
     history: ChainHistory, run_id: RunId, store: EvidenceFolders, options: dict[str, Any]
 ) -> list[Reported]:
-    """Return the faults that nobody had reported, and what came of reporting them now."""
+    """Return the unreported faults, each with the result of its report if it was reported now."""
     from muster.client.audit.evidence import Reported, find_faults
 
     faults = find_faults(history.ledger, history.domain, run_id, store)
@@ -231,7 +241,7 @@ async def _report(faults: list[Double], key: bytes, options: dict[str, Any]) -> 
 def _extra_checks(
     history: ChainHistory, run_id: RunId, store: EvidenceFolders, options: dict[str, Any]
 ) -> Iterator[Check]:
-    """Yield the checks of what is not on chain: validators' statements, verdicts run again."""
+    """Yield the checks of off-chain evidence: validators' statements, verdicts run again."""
     from muster.client.audit.calls import check_statements
 
     yield from check_statements(history, run_id, store, options["call_timeout_s"])
@@ -242,15 +252,16 @@ def _extra_checks(
 def _rerun(
     history: ChainHistory, run_id: RunId, store: EvidenceFolders, options: dict[str, Any]
 ) -> list[Check]:
-    """Return whether verdicts run again are the recorded ones, and whether signers had checked."""
+    """Return the checks that verdicts run again equal those recorded, and that signers checked."""
     from muster.client.audit.reexecution import Copies, draw, require_rows, rerun_verdicts
     from muster.client.audit.table import tabulate
     from muster.inference.loading import engine_of
 
     if not options["evidence"]:
         raise ConfigError(
-            "verdicts are run again from evidence",
-            hint="--evidence FOLDER: an orchestrator's files and documents, bundles",
+            "--evidence is missing: verdicts are run again from evidence",
+            hint="give --evidence FOLDER: an orchestrator's files and documents, or evidence "
+            "bundles",
         )
     sample = None if options["runs_all"] else options["sample"]
     rows = draw(tabulate(history.ledger), run_id, sample, options["seed"])
@@ -263,21 +274,6 @@ def _rerun(
         click.echo(f"{done}/{of} {line}", err=True)
 
     return asyncio.run(rerun_verdicts(history, run_id, rows, copies, engine, progress=show))
-
-
-def _write_files(
-    history: ChainHistory, report: AuditReport, run_id: RunId, options: dict[str, Any]
-) -> None:
-    if options["export"] is not None:
-        from muster.client.audit.export import export_tables
-
-        for path in export_tables(history, report, run_id, options["export"], options["form"]):
-            click.echo(f"wrote {path}", err=True)
-    if options["html"] is not None:
-        from muster.client.audit.export import write_html
-
-        write_html(history, report, run_id, options["html"])
-        click.echo(f"wrote {options['html']}", err=True)
 
 
 @audit.command("dump")
@@ -293,7 +289,7 @@ def dump_command(file: Path, as_json: bool, **options: Any) -> None:
       muster audit run 1 --dump run-1.dump.gz
     """
     if options["dump"] is not None:
-        raise ConfigError("a dump is written from a chain", hint="leave out --dump")
+        raise ConfigError("a dump cannot be written from another dump", hint="leave out --dump")
     history = read_history(options, keeps_blocks=True)
     checks = history.about_source
     found = {
@@ -313,15 +309,13 @@ def dump_command(file: Path, as_json: bool, **options: Any) -> None:
 
 
 def finish(report: AuditReport, faults: Sequence[Reported] | None = None, *, as_json: bool) -> None:
-    """Print a report, and exit 1 when it contradicts; `faults` were looked for unless None."""
+    """Print a report; exit 1 when it contradicts. `faults` is None if none were searched for."""
     if as_json:
         found = report.to_json()
         if faults is not None:
             found["faults"] = [fault.to_json() for fault in faults]
         print_json(found)
     else:
-        from muster.client.audit.tables import print_faults, print_report
-
         print_report(report)
         print_faults(faults or ())
     if not report.passed:
@@ -345,7 +339,6 @@ def worker_command(worker: str, as_json: bool, **options: Any) -> None:
       muster audit worker 0x70997970C51812dc3A010C7d01b50e0d17dc79C8
     """
     from muster.client.audit.report import worker_facts
-    from muster.client.audit.tables import print_worker
 
     _show(worker_facts(read_history(options), worker), print_worker, as_json=as_json)
 
@@ -364,7 +357,6 @@ def submission_command(submission: str, as_json: bool, **options: Any) -> None:
       muster audit submission 12:3
     """
     from muster.client.audit.report import submission_facts
-    from muster.client.audit.tables import print_submission
 
     _show(submission_facts(read_history(options), submission), print_submission, as_json=as_json)
 
@@ -380,7 +372,6 @@ def slashes_command(as_json: bool, **options: Any) -> None:
       muster audit slashes
     """
     from muster.client.audit.report import slash_facts
-    from muster.client.audit.tables import print_slash
 
     def show(found: dict[str, Any]) -> None:
         for slash in found["slashes"]:
@@ -446,7 +437,7 @@ def watch_command(
 async def _watch(
     run: int | None, once: bool, poll_s: float, as_json: bool, options: dict[str, Any]
 ) -> bool:
-    """Return whether anything contradicts; comes back only with `once`."""
+    """Return whether anything contradicts; returns only with `once`."""
     from muster.chain import Chain
     from muster.client.audit.history import ChainWatch
 
@@ -472,7 +463,7 @@ async def _watch(
 
 
 def print_seen(seen: Seen, *, as_json: bool) -> None:
-    """Print what one look brought."""
+    """Print the news of one look at the chain."""
     for line in seen.lines:
         click.echo(json.dumps(asdict(line)) if as_json else str(line))
     for found in seen.contradictions:
@@ -489,7 +480,9 @@ def print_seen(seen: Seen, *, as_json: bool) -> None:
 @audit.command("lineage")
 @click.option("--run", type=int, required=True, help="The run.")
 @click.option("--version", type=int, required=True, help="The policy version.")
-@click.option("--trainer-log", type=FILE, help="metrics.jsonl: what filters left of each file.")
+@click.option(
+    "--trainer-log", type=FILE, help="Trainer's metrics.jsonl: the samples that filters kept."
+)
 @copy_options
 @json_option
 @source_options
@@ -513,7 +506,6 @@ def lineage_command(
         read_trainer_log,
         trace,
     )
-    from muster.client.audit.tables import print_lineage
 
     log = None if trainer_log is None else read_trainer_log(trainer_log)
     run_id, wanted = RunId(run), PolicyVersion(version)
@@ -554,7 +546,7 @@ def verify_command(submission: str, as_json: bool, **options: Any) -> None:
       muster audit verify 12:3 --bundle evidence.zip
       muster audit verify 12:3 --bundle evidence.zip --offline --json
     """
-    from muster.client.audit.verify import print_verdict, to_json, verify
+    from muster.client.audit.rerun_bundle import print_verdict, to_json, verify
 
     evidence, facts, checks = asyncio.run(verify(submission, options))
     found = to_json(evidence, facts, checks)

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from muster.chain import BatchView
 
 MAX_LISTED = 1_000
-"""Contradictions of one check that are kept; more are counted."""
+"""Contradictions of one check that are kept; further ones are only counted."""
 SHOWN_PROBLEMS = 5
-"""Contradictions that a check's detail spells out."""
+"""Number of contradictions in a check's detail."""
 
 
 class ProofLevel(StrEnum):
@@ -25,19 +25,19 @@ class ProofLevel(StrEnum):
     BLOCKS = "blocks"
     """Every event is in a block of the hash that is shown."""
     CHAIN = "chain"
-    """And no event was left out of any block up to the head."""
+    """Also, no event was left out of any block up to the head."""
 
 
 class Kind(Enum):
-    """What is wrong, and the rule that it breaks. Programs match on the names: they stay."""
+    """What is wrong, and the rule that it breaks. The names are stable: programs match on them."""
 
     EVENT_ORDER = "every event follows from those before it"
-    BATCH_ROOT = "a batch's root is over its submissions, which accepted records repeat"
+    BATCH_ROOT = "a batch's root commits to its submissions, and accepted records repeat them"
     BATCH_UNITS = "a batch declares as many units as its submissions claim"
     BATCH_TERMS = "a batch is paid and punished by the terms that its run had when it was committed"
     BATCH_SPLIT = (
-        "a worker takes one submission out of an unjudged batch, of the same run, terms and time; "
-        "it counts once"
+        "a submission that its worker takes out of an unjudged batch keeps run, terms and "
+        "time, and counts once"
     )
     BATCH_VOID = (
         "a void batch has no outcomes, pays nobody, and gives back to its run the money that was "
@@ -61,7 +61,7 @@ class Kind(Enum):
         "objections"
     )
     OUTCOME_MINORITY = (
-        "outcomes that do not accept are those of most of the validators that they call"
+        "outcomes that do not accept are signed by most of the validators that they call"
     )
     OUTCOME_UNCHECKED = "a signer of an accepted outcome has recomputed its hidden states"
     OUTCOME_DEADLINE = "a run's outcomes are posted before the outcome deadline"
@@ -74,7 +74,7 @@ class Kind(Enum):
     PAYMENT_RUN = "the run that pays exists"
     PAYMENT_PRICE = "a payment is units times the price that their batches were committed at"
     PAYMENT_UNDUE = "only accepted slots whose challenge window is over are paid, once"
-    PAYMENT_UNEARNED = "work that is paid is borne out by its own evidence"
+    PAYMENT_UNEARNED = "paid work is confirmed by its own evidence"
     RUN_OVERDRAWN = "a run pays and sets aside no more than it was funded with"
     SLASH_UNFOUNDED = "a slash names what it punishes: an outcome, a case or two signatures"
     SLASH_OTHER_RUN = (
@@ -90,8 +90,10 @@ class Kind(Enum):
         "the reporter is nobody, or the first claimant of the ruling by which jurors overturned "
         "the record"
     )
-    SLASH_SPLIT = "released stake is burned but for insurance and the reporter's capped share"
-    SLASH_FOLLOWED = "later offences take a share of stake that comes back, as if it had been there"
+    SLASH_SPLIT = "released stake is burned, except for insurance and the reporter's capped share"
+    SLASH_FOLLOWED = (
+        "when stake is given back, later offences take their share of it, as if it had been there"
+    )
     ROLE_STAKE = (
         "workers, validators and jurors agreed to terms of the run and hold the stake that it "
         "requires"
@@ -103,8 +105,8 @@ class Kind(Enum):
     )
     CASE_VERDICT = "a closed case leaves the ruling that its votes decide"
     CASE_MONEY = (
-        "right claims get their bond back, jurors of the ruling their fee, and no more is paid "
-        "than lost bonds and the run bring"
+        "right claims get their bond back, jurors who voted for the ruling get their fee, "
+        "and the court pays no more than lost bonds and the run provide"
     )
     CONTRACT_STATE = "contracts hold what their events add up to"
     SOURCE_HEADER = "a block's hash is the Keccak-256 of its header"
@@ -116,13 +118,13 @@ class Kind(Enum):
     EVIDENCE_ALTERED = "evidence has the hashes that were committed and pinned on chain"
     VERDICT_WRONG = "the same checks on the same evidence give the recorded outcome"
     LINEAGE = (
-        "every version's manifest is the one on chain and goes on in the training stream where the "
-        "version before it ended"
+        "every version's manifest is the one on chain and continues the training stream "
+        "where the version before it ended"
     )
 
     @property
     def rule(self) -> str:
-        """What the protocol says that it breaks."""
+        """The protocol's rule that it breaks."""
         return self.value
 
     def __str__(self) -> str:
@@ -131,21 +133,21 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """One thing that cannot be."""
+    """One finding that contradicts a rule of the protocol."""
 
     kind: Kind
-    """What kind of thing."""
+    """Its kind, with the rule."""
     detail: str
     """What was found, with the values that disagree."""
     tx: str | None = None
-    """The transaction, where one made it so."""
+    """The transaction that caused it, if there is one."""
     block: int | None = None
     batch_id: int | None = None
     position: int | None = None
     """The place there."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it with the rule that it breaks, as JSON values."""
+        """Return the contradiction and its rule as JSON values."""
         return {
             "kind": str(self.kind),
             "detail": self.detail,
@@ -158,7 +160,7 @@ class Contradiction:
 
     @property
     def place(self) -> str:
-        """Where it is, in words; empty when it is nowhere in particular."""
+        """Where it is, in words; empty when it has no particular place."""
         batch = None if self.batch_id is None else f"batch {self.batch_id}"
         position = None if self.position is None else f"position {self.position}"
         block = None if self.block is None else f"block {self.block}"
@@ -169,21 +171,21 @@ class Contradiction:
 
 
 def at_commitment(batch: BatchView, kind: Kind, detail: str) -> Contradiction:
-    """Return what is wrong with the commitment of a batch."""
+    """Return a contradiction about the commitment of a batch."""
     return Contradiction(kind, detail, batch.tx_hash, batch.block_number, batch.batch_id)
 
 
 def at_outcomes(
     batch: BatchView, kind: Kind, detail: str, position: int | None = None
 ) -> Contradiction:
-    """Return what is wrong with the outcomes of a batch, or with the one at a position."""
+    """Return a contradiction about the outcomes of a batch, or about the one at a position."""
     place = (batch.posted_tx, batch.posted_block, batch.batch_id, position)
     return Contradiction(kind, detail, *place)
 
 
 @dataclass(frozen=True, slots=True)
 class NotRerun:
-    """An outcome that was to be run again and could not be: neither borne out nor contradicted."""
+    """An outcome that could not be run again, so it is neither confirmed nor contradicted."""
 
     batch_id: int
     position: int
@@ -191,12 +193,12 @@ class NotRerun:
     why: str
     """What is missing."""
     how: str
-    """What would let it be run again, the same text for the same kind of thing."""
+    """What would make it possible; the same text for the same cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was recomputed."""
+    """The result of one check."""
 
     name: str
     """What must hold."""
@@ -205,25 +207,25 @@ class Check:
     detail: str
     """What was compared, or what disagrees."""
     contradictions: tuple[Contradiction, ...] = ()
-    """What disagrees, at most MAX_LISTED."""
+    """The contradictions, at most MAX_LISTED."""
     count: int = 0
-    """How much disagrees."""
+    """Number of all contradictions."""
     notes: tuple[str, ...] = ()
-    """What cannot be told, at most MAX_LISTED; contradicts nothing."""
+    """What the check could not decide, at most MAX_LISTED; contradicts nothing."""
     not_rerun: tuple[NotRerun, ...] = ()
     """Outcomes that could not be run again."""
     is_open: bool = False
-    """Whether part of it could be neither borne out nor contradicted: then it is not called ok."""
+    """Whether part of it is undecided: then it is not called ok."""
 
     @property
     def word(self) -> str:
-        """What came of it: ok, open or FAIL."""
+        """The result: ok, open or FAIL."""
         if not self.passed:
             return "FAIL"
         return "open" if self.is_open else "ok"
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values, without what disagrees."""
+        """Return the check as JSON values, without the contradictions."""
         value: dict[str, Any] = {
             "name": self.name,
             "passed": self.passed,
@@ -244,7 +246,7 @@ def summarise(
     notes: Iterable[str] = (),
     is_open: bool = False,
 ) -> Check:
-    """Return a check that passes without contradictions, and otherwise says the first of them."""
+    """Return a check that passes without contradictions, and otherwise names the first of them."""
     said = tuple(islice(notes, MAX_LISTED))
     remaining = iter(found)
     listed = tuple(islice(remaining, MAX_LISTED))

@@ -1,13 +1,11 @@
 """What an auditor recomputes about cases: who was drawn, what stands, and where the money went.
 
-Pure. The hash of a case's draw block is no event: it is asked for with the contracts' state.
+Pure. No event has the hash of a case's draw block: `observed` reads it with the contracts' state.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from muster.chain import ZERO_ADDRESS, CaseView
 from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
@@ -16,12 +14,12 @@ from muster.client.audit.observed import Observed, Parameters
 from muster.client.audit.stakes import Problems
 from muster.client.quantities import format_tokens
 from muster.protocol.eip712 import Domain, signer_of
-from muster.protocol.ids import Address, Hash32
+from muster.protocol.ids import Hash32
 from muster.protocol.jury import Ruling, draw_jury, is_same, is_unavailable, jury_seed, summons_of
 from muster.protocol.messages import Verdict
 
 MAX_CLAIMS = 16
-"""Claims of one case."""
+"""Most claims of one case."""
 REMEMBERED_HASHES = 256
 """Blocks whose hashes contracts can read."""
 
@@ -98,7 +96,7 @@ def _subject_problems(view: Ledger, case: CaseView, domain: Domain) -> Problems:
 
 
 def juries(view: Ledger, observed: Observed, parameters: Parameters) -> Check:
-    """Return whether every jury is the one that its draw block drew; notes those not known."""
+    """Return whether every jury follows from its draw block; notes the blocks not known."""
     drawn = [case for case in view.cases.values() if case.jurors]
     hashes = {
         case.case_id: observed.draw_hashes[case.draw_block]
@@ -121,7 +119,7 @@ def juries(view: Ledger, observed: Observed, parameters: Parameters) -> Check:
 
 
 def _is_ours(view: Ledger, case: CaseView) -> bool:
-    """Return whether a draw block can be of this chain: contracts of some L2s count the L1's."""
+    """Return whether a draw block can be of this chain: contracts of some L2s see L1 numbers."""
     draw = view.draws.get(case.case_id)
     return draw is not None and 0 < draw.block_number - case.draw_block <= REMEMBERED_HASHES
 
@@ -156,41 +154,13 @@ def _jury_problems(
 # Its end
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What the votes of a case decide."""
-
-    ruling: int | None
-    """The ruling with most votes; None where there is none, or several."""
-    right: tuple[Address, ...]
-    """Who voted for it."""
-    is_overturned: bool
-    """Whether it replaces the recorded ruling; after a summons there is none to replace."""
-
-    @classmethod
-    def of(cls, case: CaseView) -> Decision:
-        """Return what the votes of a case decide."""
-        counted = Counter(case.votes.values()).most_common(2)
-        if not counted or (len(counted) == 2 and counted[0][1] == counted[1][1]):
-            return cls(None, (), False)
-        ruling = counted[0][0]
-        is_seen = ruling != 0 and not is_unavailable(ruling)
-        return cls(
-            ruling=ruling,
-            right=tuple(who for who, vote in case.votes.items() if vote == ruling),
-            is_overturned=is_seen and (case.is_summons or not is_same(ruling, case.recorded)),
-        )
-
-
 def _end_problems(view: Ledger, case: CaseView) -> Problems:
     for voter in sorted(set(case.votes) - set(case.jurors)):
         yield Kind.CASE_JUROR, f"{voter} voted and was not drawn"
     if not case.closed:
         return
-    decision = Decision.of(case)
-    stands = case.recorded if decision.ruling is None else decision.ruling
-    due = stands if decision.is_overturned else case.recorded
-    if (case.overturned, case.ruling) != (decision.is_overturned, due):
+    due = case.leading if case.is_decided else case.recorded
+    if (case.overturned, case.ruling) != (case.is_decided, due):
         what = f"it was closed as {case.status.lower()} with {case.ruling}, votes decide {due}"
         yield Kind.CASE_VERDICT, what
     batch = view.batches.get(case.batch_id)
@@ -204,8 +174,8 @@ def _end_problems(view: Ledger, case: CaseView) -> Problems:
 
 
 def money(view: Ledger, observed: Observed, parameters: Parameters, whole: Ledger) -> Check:
-    """Return whether bonds, fees and what runs paid for cases add up, and the court holds what it
-    owes to `whole`: to all runs.
+    """Return whether bonds, fees and the runs' payments for cases add up, and whether the court
+    holds what it owes to all runs, the `whole`.
     """
     name = "bonds and jurors' fees add up"
     bond, fee = parameters.get("bond"), parameters.get("juror_fee")
@@ -234,7 +204,7 @@ def money(view: Ledger, observed: Observed, parameters: Parameters, whole: Ledge
 
 
 def _put_up_problems(view: Ledger, bond: int) -> Iterator[tuple[int, str]]:
-    """Yield batches whose work its worker brought without a bond, or a bond without such work."""
+    """Yield batches of direct work without a bond, and batches with a bond but no direct work."""
     summoned = {case.batch_id for case in view.cases.values() if case.is_summons}
     brought = {batch.batch_id for batch in view.batches.values() if batch.work is not None}
     for batch_id in sorted(brought - set(view.bonds)):
@@ -249,72 +219,70 @@ def _put_up_problems(view: Ledger, bond: int) -> Iterator[tuple[int, str]]:
 def _money_problems(view: Ledger, case: CaseView, bond: int, most_fee: int) -> Iterator[str]:
     if not case.closed:
         return
-    decision = Decision.of(case)
-    right = len(decision.right)
+    right = len(case.right)
     if case.is_summons:
-        # The worker's bond, where the jury did not accept its work.
-        pot = bond if _is_lost(decision) else 0
+        # The worker's bond, if the jury did not accept its work.
+        pot = bond if _is_lost(case) else 0
     else:
-        pot, due = _claims_pot(case, decision, bond, most_fee)
+        pot, due = _claims_pot(case, bond, most_fee)
         if dict(case.returned_wei) != due:
             back = ", ".join(format_tokens(wei) for wei in case.returned_wei.values())
             owed = ", ".join(format_tokens(wei) for wei in due.values())
             yield f"bonds of {back} tokens went back, due were {owed}"
     paid, had = view.court_wei.get(case.case_id, (0, 0))
-    is_paid_by_run = decision.is_overturned and pot == 0 and _pays_for(case, decision)
+    is_paid_by_run = case.is_decided and pot == 0 and (not case.is_summons or _accepts(case))
     if paid != (min(most_fee * right, had) if is_paid_by_run else 0):
         yield f"its run paid {format_tokens(paid)} tokens, and had {format_tokens(had)}"
     fee = min(most_fee, (pot + paid) // right) if right else 0
     if case.fee_wei != fee:
         yield f"jurors get {format_tokens(case.fee_wei)} tokens each, due are {format_tokens(fee)}"
-    if wrong := sorted(case.collected - set(decision.right)):
+    if wrong := sorted(case.collected - set(case.right)):
         yield f"{', '.join(wrong)} took a fee and voted otherwise"
-    yield from _bond_problems(view, case, decision)
+    yield from _bond_problems(view, case)
 
 
-def _pays_for(case: CaseView, decision: Decision) -> bool:
-    """Return whether a run pays the jury: where its validators were wrong, or left work undone."""
-    return not case.is_summons or (decision.ruling or 0) >> 8 == Verdict.ACCEPTED
-
-
-def _claims_pot(
-    case: CaseView, decision: Decision, bond: int, fee: int
-) -> tuple[int, dict[int, int]]:
-    """Return what claimants lost to the jurors, and by place how much of each bond goes back."""
-    if decision.ruling is None:
+def _claims_pot(case: CaseView, bond: int, fee: int) -> tuple[int, dict[int, int]]:
+    """Return how much claimants lost to the jurors, and by place how much of each bond returns."""
+    if case.leading is None:
         return 0, dict.fromkeys(range(len(case.claims)), bond)
-    right = _right_claims(case, decision)
+    right = _right_claims(case)
     due = {place: bond if place in right else 0 for place in range(len(case.claims))}
     pot = bond * (len(case.claims) - len(right))
-    if decision.is_overturned and pot == 0 and is_unavailable(case.recorded):
-        # Nobody claimed otherwise, and the run's validators could not see the work.
-        pot = fee * len(decision.right)
+    if case.is_decided and pot == 0 and is_unavailable(case.recorded):
+        # Nobody opposed the claim, and the run's validators could not see the work.
+        pot = fee * len(case.right)
         due[right[0]] = bond - pot
     return pot, due
 
 
-def _right_claims(case: CaseView, decision: Decision) -> list[int]:
-    if not decision.is_overturned or decision.ruling is None:
-        return []
-    stands = decision.ruling
-    return [place for place, claim in enumerate(case.claims) if is_same(claim.ruling, stands)]
+def _right_claims(case: CaseView) -> list[int]:
+    """Return the places of the claims that the jury confirmed."""
+    stands = case.leading if case.is_decided else None
+    return [
+        place
+        for place, claim in enumerate(case.claims)
+        if stands is not None and is_same(claim.ruling, stands)
+    ]
 
 
-def _is_lost(decision: Decision) -> bool:
+def _accepts(case: CaseView) -> bool:
+    return case.is_decided and (case.leading or 0) >> 8 == Verdict.ACCEPTED
+
+
+def _is_lost(case: CaseView) -> bool:
     """Return whether the worker that called the jury loses its bond."""
-    accepts = decision.is_overturned and (decision.ruling or 0) >> 8 == Verdict.ACCEPTED
-    return decision.ruling is not None and not accepts
+    return case.leading is not None and not _accepts(case)
 
 
 def _reporter_problems(case: CaseView, announced: Mapping[Hash32, Sequence[int]]) -> Iterator[str]:
     """Yield a problem when the reporter is not the claimant that announced the jury's ruling first.
 
-    Of two in one block it is the first to claim. The events do not tell when claims were announced:
-    `announced` is the court's word.
+    Of two that announced in one block, it is the first to claim. Events do not hold the blocks of
+    announcements: `announced` is read from the court.
     """
     if not case.closed:
         return
-    right = [] if case.is_summons else _right_claims(case, Decision.of(case))
+    right = [] if case.is_summons else _right_claims(case)
     blocks = announced.get(case.case_id, ())
     if len(blocks) == len(case.claims) and right:
         right = [min(right, key=lambda place: (blocks[place], place))]
@@ -323,13 +291,13 @@ def _reporter_problems(case: CaseView, announced: Mapping[Hash32, Sequence[int]]
         yield f"{case.reporter} is its reporter, {' or '.join(sorted(reporters))} must be"
 
 
-def _bond_problems(view: Ledger, case: CaseView, decision: Decision) -> Iterator[str]:
+def _bond_problems(view: Ledger, case: CaseView) -> Iterator[str]:
     if not case.is_summons:
         return
     bond = view.bonds.get(case.batch_id)
     if bond is None:
         yield "a jury was called without a bond"
-    elif _is_lost(decision) == bool(bond.returned_wei):
+    elif _is_lost(case) == bool(bond.returned_wei):
         yield "the bond went back, and is lost" if bond.returned_wei else "the bond is held back"
 
 
@@ -337,12 +305,11 @@ def held_court(view: Ledger, bond: int) -> int:
     """Return what DisputeCourt must hold, as the events give it, in wei."""
     held, lost = 0, set()
     for case in view.cases.values():
-        decision = Decision.of(case)
         if case.closed:
-            held += case.fee_wei * (len(decision.right) - len(case.collected))
+            held += case.fee_wei * (len(case.right) - len(case.collected))
         elif not case.is_summons:
             held += bond * len(case.claims)
-        if case.closed and case.is_summons and _is_lost(decision):
+        if case.closed and case.is_summons and _is_lost(case):
             lost.add(case.batch_id)
     kept = (put for batch_id, put in view.bonds.items() if batch_id not in lost)
     return held + sum(each.wei - each.returned_wei for each in kept)

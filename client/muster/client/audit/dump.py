@@ -6,7 +6,7 @@
     {"head": {"number", "hash"}, "observed": {…}, "blocks": n}
 
 Logs, headers and receipts are as JSON-RPC gave them; header and receipts are null when the dump was
-written with --prove none. Reading is streamed and total: anything else is an EncodingError.
+written with --prove none. Reading is streamed; anything malformed is an EncodingError.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from muster.chain import BlockId, Deployment
 from muster.client.audit.observed import Observed
 from muster.client.journal import whole_file
+from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import to_address, to_hash32
 
 FORMAT, VERSION = "muster-chain-dump", 2
 MAX_LINE_BYTES = 256 << 20
-"""One block's events; a block of 30 million gas has less than a tenth of it."""
+"""Longest line. The events of a block of 30 million gas take less than a tenth of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +43,19 @@ class DumpedBlock:
     logs: Sequence[Mapping[str, Any]]
     """The contracts' logs, in order."""
     header: Mapping[str, Any] | None = None
-    """Its header, when it was asked for."""
+    """Its header, if the dump has it."""
     receipts: Sequence[Mapping[str, Any]] | None = None
-    """Its receipts, when they were asked for."""
+    """Its receipts, if the dump has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DumpEnd:
-    """What a dump closes with."""
+    """The last line of a dump."""
 
     head: BlockId
     """The block up to which it was read."""
     observed: Observed
-    """What the contracts said there."""
+    """The contracts' state at that block."""
 
 
 def write_dump(
@@ -63,17 +64,20 @@ def write_dump(
     blocks: Iterable[DumpedBlock],
     end: Callable[[], DumpEnd],
 ) -> int:
-    """Write a dump and return its number of blocks; it appears whole or not at all.
+    """Write a dump and return its number of blocks; the file appears whole or not at all.
 
-    `end` is asked after the last block.
+    `end` is called after the last block.
     """
     count = 0
     with whole_file(path) as partial, gzip.open(partial, "wt", 6, "utf-8") as file:
-        file.write(_line(_opening(deployment)))
+        file.write(_line({"format": FORMAT, "version": VERSION, **asdict(deployment)}))
         for block in blocks:
             file.write(_line(_block(block)))
             count += 1
-        file.write(_line(_closing(end(), count)))
+        closing = end()
+        head = {"number": closing.head.number, "hash": hex0x(closing.head.hash)}
+        observed = closing.observed.to_json()
+        file.write(_line({"head": head, "observed": observed, "blocks": count}))
     return count
 
 
@@ -81,31 +85,15 @@ def _line(value: Mapping[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":")) + "\n"
 
 
-def _opening(deployment: Deployment) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "chain_id": deployment.chain_id,
-        "deploy_block": deployment.deploy_block,
-        "contracts": dict(deployment.contracts),
-        "parameters": dict(deployment.parameters),
-    }
-
-
 def _block(block: DumpedBlock) -> dict[str, Any]:
     return {
         "number": block.block.number,
-        "hash": "0x" + block.block.hash.hex(),
+        "hash": hex0x(block.block.hash),
         "timestamp": block.timestamp,
         "logs": list(block.logs),
         "header": block.header,
         "receipts": None if block.receipts is None else list(block.receipts),
     }
-
-
-def _closing(end: DumpEnd, count: int) -> dict[str, Any]:
-    head = {"number": end.head.number, "hash": "0x" + end.head.hash.hex()}
-    return {"head": head, "observed": end.observed.to_json(), "blocks": count}
 
 
 @dataclass(slots=True)
@@ -117,7 +105,7 @@ class DumpReader:
     deployment: Deployment = field(init=False)
     """The contracts it is about."""
     end: DumpEnd | None = None
-    """Known once all blocks were read."""
+    """The last line; None until all blocks were read."""
 
     def __post_init__(self) -> None:
         with self._parsing():
@@ -169,7 +157,7 @@ class DumpReader:
 
     @contextmanager
     def _parsing(self) -> Iterator[None]:
-        """Turn what hostile JSON makes Python raise into one EncodingError."""
+        """Turn every exception that hostile JSON can cause into an EncodingError."""
         try:
             yield
         except (ConfigError, EncodingError):

@@ -1,7 +1,7 @@
-"""A copy of the evidence, wherever it lies, and the faults that prove themselves by it.
+"""A copy of the evidence, and the self-proving faults that it shows.
 
-Nothing in it is believed. Everything is found by the hash that the chain names, so copies need no
-order, and several folders add up:
+Nothing in a copy is believed. Every file is found by the hash that the chain names, so the order of
+files does not matter, and several folders add up:
 
     <sha256>.parquet, <sha256>.json   a submission's file; its submission, signatures and ticket,
                                       as orchestrators keep them in `--files`
@@ -60,11 +60,11 @@ if TYPE_CHECKING:
     from muster.chain import Chain
 
 MAX_ENTRIES = 1_000_000
-"""Files of a copy that are looked at."""
+"""Most files of a copy that are examined."""
 MAX_SMALL_BYTES = 16 << 20
-"""A larger file is not a recipe, a calibration or a manifest."""
+"""Largest recipe, calibration or manifest."""
 MAX_ENTRY_BYTES = 1 << 20
-"""Largest JSON file beside a submission's file."""
+"""Size limit of the JSON file beside a submission's file."""
 MAX_CHECKING_BYTES = 64 << 20
 """Largest file with the proofs of checking of one batch."""
 M = TypeVar("M", bound=BaseModel)
@@ -90,7 +90,7 @@ class KeptOutcomes(BaseModel):
 
     batch_id: int
     root: HexHash
-    """The root it was committed with: a local chain that starts over uses its number again."""
+    """The batch's root at its commitment: a restarted local chain uses batch numbers again."""
     validator: AccountAddress
     """Who signed."""
     records: HexBytes
@@ -99,13 +99,13 @@ class KeptOutcomes(BaseModel):
     """EIP-712 `Outcomes`."""
 
     def is_signed(self, domain: Domain) -> bool:
-        """Return whether its validator signed it; `domain` is the ledger's."""
+        """Return whether the validator signed these outcomes; `domain` is the ledger's."""
         message = Outcomes(self.batch_id, self.root, keccak(self.records))
         return signer_of(domain, message, self.signature) == self.validator
 
 
 class EvidenceFolders:
-    """Folders with evidence, found by hash."""
+    """Folders with evidence, whose files are found by hash."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         """Raises ConfigError when one of them is not a folder."""
@@ -114,7 +114,7 @@ class EvidenceFolders:
         self._folders: list[Path] = []
         self._bundles: list[KnownBundle] = []
         self.broken: list[tuple[Path, MusterError]] = []
-        """Bundles that cannot be read, with why."""
+        """Bundles that cannot be read, each with the reason."""
         self._small: dict[Hash32, Path] | None = None
         self._outcomes: dict[int, list[Path]] = defaultdict(list)
         self._checkings: dict[int, list[Path]] = defaultdict(list)
@@ -150,8 +150,8 @@ class EvidenceFolders:
     # Submissions
 
     def submission_file(self, file_hash: Hash32) -> bytes | None:
-        """Return the file that is kept under a submission's hash; its bytes may have another.
-        None when there is no such file.
+        """Return the file named by a submission's hash; None when there is none. The hash of its
+        bytes may differ.
         """
         for name in (f"{file_hash.hex()}.parquet", file_hash.hex()):
             if (path := self._named.get(name)) is not None:
@@ -163,7 +163,7 @@ class EvidenceFolders:
         return None
 
     def entries(self, batch: BatchView) -> list[BatchEntry] | None:
-        """Return a batch's submissions in order, as they are kept; None when one is missing.
+        """Return a batch's submissions in order, as stored; None when one is missing.
 
         The batch's outcome records, which are on chain, name the files.
         """
@@ -186,8 +186,8 @@ class EvidenceFolders:
             raise EncodingError(f"{path.name} of the evidence is malformed: {error}") from error
 
     def all_entries(self) -> Iterator[BatchEntry]:
-        """Yield every submission that is kept with its signature, judged or not; malformed files
-        are passed over.
+        """Yield every submission stored with its signature, judged or not; malformed files are
+        skipped.
         """
         for name in filter(_ENTRY.fullmatch, self._named):
             with contextlib.suppress(EncodingError):
@@ -197,14 +197,14 @@ class EvidenceFolders:
             with Bundle(known.path) as bundle:
                 yield from bundle.evidence().entries
 
-    # What validators said
+    # Validators' outcomes and proofs
 
     def has_outcomes(self, batch_id: int) -> bool:
         """Return whether there may be validators' outcomes of a batch."""
         return batch_id in self._outcomes
 
     def outcomes(self, batch: BatchView, found: list[Contradiction]) -> Iterator[KeptOutcomes]:
-        """Yield what validators handed in about a batch; a file that cannot be read is added to
+        """Yield the outcomes that validators handed in for a batch; unreadable files are added to
         `found`.
         """
         for path in self._outcomes.get(batch.batch_id, ()):
@@ -213,8 +213,8 @@ class EvidenceFolders:
                 yield kept
 
     def checking(self, batch: BatchView, found: list[Contradiction]) -> BatchChecking | None:
-        """Return the proofs of checking that are kept of a batch; a file that cannot be read is
-        added to `found`.
+        """Return the stored proofs of checking of a batch; an unreadable file is added to
+        `found`.
         """
         for path in self._checkings.get(batch.batch_id, ()):
             kept = _parsed(BatchChecking, path, batch, found)
@@ -235,7 +235,7 @@ class EvidenceFolders:
         return None
 
     def task_set(self, pinned: Hash32, folder: Path) -> Path | None:
-        """Return the file of a task set by its root; one of a bundle is put into `folder`."""
+        """Return the file of a task set by its root; one from a bundle is written to `folder`."""
         for name in (pinned.hex(), f"{pinned.hex()}.jsonl"):
             path = self._named.get(name)
             if path is not None and _root_of(path) == pinned:
@@ -253,7 +253,7 @@ class EvidenceFolders:
             for path in self._loose:
                 if path.suffix in (".parquet", ".safetensors"):
                     continue
-                # A folder may be in use: origins and relays drop old versions.
+                # Files may vanish meanwhile: origins and relays drop old versions.
                 with contextlib.suppress(FileNotFoundError):
                     if path.stat().st_size <= MAX_SMALL_BYTES:
                         self._small[keccak(path.read_bytes())] = path
@@ -269,12 +269,12 @@ class EvidenceFolders:
     # Policies
 
     def policy_folders(self, run_id: RunId, version: PolicyVersion) -> list[Path]:
-        """Return folders that may hold a policy's files, by their names alone."""
+        """Return folders that may hold a policy's files; only their names are compared."""
         names = {f"v{int(version)}", f"{int(run_id)}-v{int(version)}", f"policy-{int(version)}"}
         return [path for path in self._folders if path.name in names]
 
     def bundles_of(self, root: Hash32) -> Iterator[Bundle]:
-        """Yield the bundles that have the manifest of this root and weights."""
+        """Yield the bundles that hold weights and the manifest of this root."""
         for known in self._bundles:
             with Bundle(known.path) as bundle:
                 data = bundle.part(MANIFEST)
@@ -285,16 +285,16 @@ class EvidenceFolders:
 def _walk(folders: Sequence[Path]) -> Iterator[Path]:
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"{folder} is no folder", hint="--evidence wants folders")
+            raise ConfigError(f"{folder} is no folder", hint="give a folder with --evidence")
         for parent, below, names in os.walk(folder):
             yield Path(parent)
-            # Hidden folders hold what is in progress.
+            # Hidden folders hold unfinished files.
             below[:] = sorted(name for name in below if not name.startswith("."))
             yield from (Path(parent) / name for name in sorted(names))
 
 
 def _parsed(kind: type[M], path: Path, batch: BatchView, found: list[Contradiction]) -> M | None:
-    """Return what a file holds about a batch; None where it is malformed, which `found` tells."""
+    """Return a file's content about a batch; None, and an entry in `found`, if it is malformed."""
     try:
         return kind.model_validate_json(read_file(path, MAX_CHECKING_BYTES))
     except (ValidationError, RecursionError):
@@ -310,29 +310,29 @@ def _root_of(path: Path) -> Hash32 | None:
         return None
 
 
-# Faults that prove themselves and that nobody reported: found, and reported on chain.
+# Self-proving faults that nobody reported: found, and reported on chain.
 #
-# A validator that signed two outcomes of one batch, a worker that signed two submissions for one
+# They are: a validator signed two outcomes of one batch, or a worker signed two submissions for one
 # slot. The signatures are on chain (posted, shown, in claims and direct submissions) or in a copy
-# of the evidence; each is checked here before anything is sent. Nobody earns by a report.
+# of the evidence; each is checked here before anything is sent. A report earns nothing.
 
 SETTLED = "VaultOffenceSettled"
-"""The vault's word that somebody else was first."""
+"""The vault's error when somebody else reported first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A fault, and what came of its report."""
+    """A fault, and the result of its report."""
 
     fault: Double
-    """What."""
+    """The fault."""
     tx: str | None = None
     """The transaction that proved it; None without one."""
     refused: str | None = None
-    """Why it could not be proven; None when it was, or nobody tried."""
+    """Why it could not be proven; None when it was proven or not reported."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the fault and its report as JSON values."""
         return {
             "offence": self.fault.offence.name.lower(),
             "account": self.fault.owner,
@@ -349,8 +349,8 @@ class Reported:
 def find_faults(
     view: Ledger, domain: Domain, run_id: RunId, store: EvidenceFolders
 ) -> list[Double]:
-    """Return the faults of a run that the chain or a copy of the evidence proves and that were not
-    reported; `domain` is the ledger's.
+    """Return the unreported faults of a run that the chain or a copy of the evidence proves;
+    `domain` is the ledger's.
     """
     settled = {(s.owner, s.offence, s.tag) for s in view.slashes if s.run_id == run_id}
     found: list[Double] = [
@@ -368,7 +368,7 @@ def _double_outcomes(
         # The ledger forgets void batches: nothing can be proven about them.
         if batch.run_id != run_id or batch.is_void:
             continue
-        # Posted outcomes alone contradict nothing: most signatures need not be recovered again.
+        # Posted outcomes alone prove no fault, so most signatures need not be recovered again.
         if not batch.shown and not store.has_outcomes(batch.batch_id):
             continue
         for who, said in _statements(batch, domain, store).items():
@@ -380,8 +380,8 @@ def _double_outcomes(
 def _statements(
     batch: BatchView, domain: Domain, store: EvidenceFolders
 ) -> dict[Address, dict[Hash32, bytes]]:
-    """Return what each validator signed about a batch, by the hash of its records; to have called
-    it withheld before contradicts nothing.
+    """Return the statements of each validator about a batch, by the hash of their records. An
+    earlier statement that the batch is withheld contradicts nothing.
     """
     said: dict[Address, dict[Hash32, bytes]] = defaultdict(dict)
     posted = batch.records_hash
@@ -422,7 +422,7 @@ def _double_submissions(
             slot = (worker.address if worker else Address(""), record.step, record.index)
             pair = _pair(view, domain, batch, record, list(doubles.get(slot, {}).values()))
             if pair is not None:
-                # Once is enough: the vault takes stake for a slot once.
+                # The vault takes stake only once for a slot.
                 del doubles[slot]
                 yield DoubleSubmission(batch, position, *pair)
 
@@ -434,7 +434,7 @@ def _pair(
     record: OutcomeRecord,
     signed: Sequence[SignedWork],
 ) -> tuple[SignedWork, SignedWork] | None:
-    """Return the judged submission and another one, each signed by a node that answers for it."""
+    """Return the judged submission and a second one, each signed by a node of the worker."""
     answered = [
         each
         for each in signed
@@ -453,7 +453,7 @@ def _pair(
 def _signed(
     view: Ledger, run_id: RunId, store: EvidenceFolders
 ) -> Iterator[tuple[Submission, bytes]]:
-    """Yield the submissions of a run that are on chain, or in a copy, with a signature."""
+    """Yield the signed submissions of a run that are on chain or in a copy."""
     for batch in view.batches.values():
         if batch.run_id == run_id and batch.work is not None:
             yield batch.work.submission, batch.work.node_signature
@@ -469,7 +469,7 @@ def _signed(
 
 
 async def report_faults(chain: Chain, faults: Sequence[Double]) -> list[Reported]:
-    """Prove faults on chain, one transaction each; a refusal is noted, and the rest goes on."""
+    """Prove faults on chain, one transaction each; a refusal is noted and the rest goes on."""
     reported = []
     for fault in faults:
         try:

@@ -1,12 +1,12 @@
-"""A chain's history, rebuilt: from an RPC endpoint, several, or a dump; with checks of the source.
+"""A chain's history, rebuilt from RPC endpoints or a dump, with checks of the source.
 
-`read` returns the history that the commands of the audit go on with. `ChainWatch` follows a chain.
+`read` returns the history for the commands of the audit. `ChainWatch` follows a chain.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,10 +17,11 @@ from muster.chain import BlockId, Chain, Deployment, Event, apply_poll
 from muster.chain.abi import EventTable
 from muster.client.audit.contradictions import Check, Contradiction, Kind, ProofLevel, summarise
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
-from muster.client.audit.ledger import Ledger, PackedRecords, of_run
+from muster.client.audit.ledger import Ledger, of_run
 from muster.client.audit.observed import Observed, Parameters, observe, parameters_of
 from muster.client.audit.report import AuditReport, build_report, run_checks
 from muster.client.audit.sources import (
+    RawPoll,
     SourceReader,
     check_block,
     compare,
@@ -35,17 +36,17 @@ from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import RunId
 
 DEFAULT_FINALITY = 64
-"""Blocks below the head that count as final: two epochs of Ethereum."""
+"""Depth below the head from which blocks count as final: two epochs of Ethereum."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistorySource:
-    """Where a history is read, and how much of it is proven."""
+    """The source of a history, and how much of it is proven."""
 
     rpcs: tuple[str, ...] = ()
     """RPC endpoints: the first is read, the others are compared with it."""
     deployments: Path | Deployment = Path()
-    """Where the contracts' addresses are."""
+    """The contracts' addresses, or the folder that holds them."""
     dump: Path | None = None
     """A dump to read instead."""
     proof: ProofLevel = ProofLevel.BLOCKS
@@ -56,20 +57,20 @@ class HistorySource:
 
 @dataclass(frozen=True, slots=True)
 class ChainHistory:
-    """A chain as its events tell it."""
+    """A chain as rebuilt from its events."""
 
     ledger: Ledger
-    """What the events add up to."""
+    """The ledger rebuilt from the events."""
     deployment: Deployment
     """The contracts."""
     head: BlockId
     """The block up to which it was read."""
     observed: Observed
-    """What the contracts said there."""
+    """The contracts' state at that block."""
     about_source: Sequence[Check] = ()
-    """Checks of where it was read."""
+    """Checks of the source."""
     blocks: Sequence[DumpedBlock] = ()
-    """The raw blocks, when they were kept."""
+    """The raw blocks, if they were kept."""
 
     @property
     def domain(self) -> Domain:
@@ -78,7 +79,7 @@ class ChainHistory:
 
     @property
     def parameters(self) -> Parameters:
-        """The numbers that the contracts were built with, as far as they are known."""
+        """The contracts' constructor parameters, as far as they are known."""
         return parameters_of(self.deployment, self.observed)
 
     def report(self, run_id: RunId | None = None) -> AuditReport:
@@ -98,7 +99,7 @@ class ChainHistory:
         if run_id is not None and run_id not in self.ledger.runs:
             raise ConfigError(
                 f"there is no run {run_id} on chain {self.deployment.chain_id}",
-                hint="muster audit without --run shows all runs",
+                hint="run muster audit without --run to see all runs",
             )
 
     def save(self, path: Path) -> int:
@@ -143,7 +144,7 @@ async def _read_rpc(wanted: HistorySource, *, keeps_blocks: bool) -> ChainHistor
 
 
 def read_dump(path: Path) -> ChainHistory:
-    """Return the history of a dump, its blocks proven where it holds what a proof is made of."""
+    """Return the history of a dump; its blocks are proven if it holds headers and receipts."""
     reader, ledger = DumpReader(path), Ledger()
     table = EventTable(
         {name: at for name, at in reader.deployment.contracts.items() if name != "MusterToken"}
@@ -184,7 +185,7 @@ def _about(args: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WatchLine:
-    """One thing that happened."""
+    """One event, in words."""
 
     what: str
     """outcome, slash, claim, policy or rewritten."""
@@ -200,7 +201,7 @@ class WatchLine:
 
 @dataclass(slots=True)
 class Seen:
-    """What one look at the chain brought."""
+    """News from one look at the chain."""
 
     lines: list[WatchLine] = field(default_factory=list)
     """What happened, in chain order."""
@@ -211,9 +212,9 @@ class Seen:
 class ChainWatch:
     """A ledger that grows with the chain and reports events and contradictions as they appear.
 
-    Every look reads and proves the new blocks, takes them in, checks the new batches and all of the
+    Every look reads, proves and applies the new blocks, checks the new batches and all of the
     money, and reports what no earlier look reported. It also reports a reorganisation, which is a
-    contradiction when it takes back blocks that counted as final.
+    contradiction when it removes blocks that counted as final.
     """
 
     def __init__(
@@ -224,39 +225,49 @@ class ChainWatch:
         proof: ProofLevel = ProofLevel.BLOCKS,
         finality: int = DEFAULT_FINALITY,
     ) -> None:
-        """`finality` is how many blocks may be taken back without contradiction."""
+        """`finality` is the number of blocks that a reorganisation may remove."""
         self._chain, self._run_id, self._finality = chain, run_id, finality
-        # Blocks only: at every look, every header since the deployment would be too much.
-        self._is_proven = proof is not ProofLevel.NONE
-        self._reader = SourceReader(chain, keeps_logs=self._is_proven)
+        # Blocks only: every header since the deployment would be too much at every look.
+        self._reader = SourceReader(chain, keeps_logs=proof is not ProofLevel.NONE)
         self.ledger = Ledger(keeps_events=True)
         self._head = 0
+        # What was read and is not applied yet, and what no look has returned yet.
+        self._events: list[Event] = []
+        self._blocks: dict[int, DumpedBlock] = {}
+        self._seen = Seen()
         self._checked: set[int] = set()
+        self._is_checked = True
         self._said: set[tuple[str, str, str]] = set()
 
     async def look(self) -> Seen:
-        """Return what is new; raises ChainError while the endpoint is away."""
-        seen, heard = Seen(), await self._reader.poll()
-        poll = heard.poll
-        found: list[Contradiction] = []
-        if poll.rewound_to is not None:
-            found += self._rewind(poll.rewound_to, seen)
-        if self._is_proven and heard.blocks:
-            found += (await prove(self._chain, heard, ProofLevel.BLOCKS)).contradictions
-        for event in poll.events:
+        """Return what is new; raises ChainError while the endpoint does not answer.
+
+        Nothing is lost then: the next look goes on with what was read and was not proven, applied
+        or checked.
+        """
+        heard = await self._reader.poll()
+        if heard.poll.rewound_to is not None:
+            self._rewind(heard.poll.rewound_to)
+        self._head = heard.poll.head.number
+        self._events += heard.poll.events
+        self._blocks |= heard.blocks
+        if self._blocks:
+            unproven = RawPoll(heard.poll, dict(self._blocks))
+            self._add((await prove(self._chain, unproven, ProofLevel.BLOCKS)).contradictions)
+        for event in self._events:
             self.ledger.apply(event)
-            seen.lines += self._lines(event)
-        self._head = poll.head.number
-        if poll.events or poll.rewound_to is not None:
-            found += await self._check(poll.head.number)
-        seen.contradictions = [each for each in found if self._is_news(each)]
+            self._seen.lines += self._lines(event)
+            self._is_checked = False
+        self._events, self._blocks = [], {}
+        if not self._is_checked:
+            await self._check(self._head)
+        seen, self._seen = self._seen, Seen()
         return seen
 
-    async def _check(self, block: int) -> list[Contradiction]:
+    async def _check(self, block: int) -> None:
         judged = {batch_id for batch_id in self.ledger.posted if batch_id not in self._checked}
-        self._checked |= judged
         observed = await observe(self._chain, self.ledger, block=block, only=judged)
-        # The run may not be there yet.
+        # The run may not exist yet.
         is_one = self._run_id in self.ledger.runs
         view = of_run(self.ledger, self._run_id) if is_one and self._run_id else self.ledger
         checks = run_checks(
@@ -266,20 +277,30 @@ class ChainWatch:
             whole=self.ledger,
             fresh=tabulate(view, only=judged),
         )
-        return [found for check in checks for found in check.contradictions]
+        self._checked |= judged
+        self._is_checked = True
+        for check in checks:
+            self._add(check.contradictions)
 
-    def _rewind(self, to: int, seen: Seen) -> list[Contradiction]:
-        gone = [event for event in self.ledger.kept_events() if event.block_number > to]
-        words = ", ".join(dict.fromkeys(event.name for event in gone)) or "no event of ours"
+    def _rewind(self, to: int) -> None:
+        """Forget the blocks after one."""
+        known = [*self.ledger.kept_events(), *self._events]
+        gone = [event.name for event in known if event.block_number > to]
+        words = ", ".join(dict.fromkeys(gone)) or "no event of ours"
         what = f"blocks {to + 1} to {self._head} were replaced; gone with them: {words}"
-        seen.lines.append(WatchLine("rewritten", to, what))
+        self._seen.lines.append(WatchLine("rewritten", to, what))
         self.ledger.rewind(to)
+        self._events = [event for event in self._events if event.block_number <= to]
+        self._blocks = {number: block for number, block in self._blocks.items() if number <= to}
         self._checked &= set(self.ledger.posted)
-        # A contradiction in a block that is gone may come back in its successor.
+        self._is_checked = False
+        # A contradiction of a removed block may appear again in its successor.
         self._said.clear()
-        if self._head - to <= self._finality:
-            return []
-        return [Contradiction(Kind.HISTORY_REWRITTEN, what, block=to + 1)]
+        if self._head - to > self._finality:
+            self._add([Contradiction(Kind.HISTORY_REWRITTEN, what, block=to + 1)])
+
+    def _add(self, found: Iterable[Contradiction]) -> None:
+        self._seen.contradictions += [each for each in found if self._is_news(each)]
 
     def _is_news(self, found: Contradiction) -> bool:
         key = (str(found.kind), found.detail, found.place)
@@ -289,7 +310,7 @@ class ChainWatch:
         return True
 
     def _lines(self, event: Event) -> Iterator[WatchLine]:
-        """Yield what an event tells, for the run that is watched."""
+        """Yield the lines of an event of the watched run."""
         run_id = event.args.get("run_id")
         if run_id is None and "batch_id" in event.args:
             batch = self.ledger.batches.get(event.args["batch_id"])
@@ -317,12 +338,10 @@ class ChainWatch:
             root = f"root 0x{args['manifest_root'].hex()}"
             yield "policy", f"run {args['run_id']} version {args['version']}, {root}"
 
-    def _outcomes(self, args: dict[str, object]) -> Iterator[str]:
-        try:
-            records = PackedRecords(bytes(args["records"]))  # type: ignore[call-overload]
-        except EncodingError:
-            return
-        for position, record in enumerate(records):
+    def _outcomes(self, args: dict[str, Any]) -> Iterator[str]:
+        # The view leaves out records that the ledger contract cannot have accepted.
+        batch = self.ledger.batches.get(args["batch_id"])
+        for position, record in enumerate((batch and batch.records) or ()):
             worker = self.ledger.worker_by_id.get(record.worker_id)
             who = worker.address if worker else f"worker {record.worker_id}"
             verdict = f"{record.verdict.name.lower()} {record.reason.name}"

@@ -1,6 +1,6 @@
 """The ledger as an auditor rebuilds it: the chain's view without an object per submission.
 
-Each of a million outcomes stays the 56 bytes that were posted, and is parsed when it is read.
+Each of a million outcomes stays in the 56 bytes that were posted, and is parsed when it is read.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.chain import BatchView, BlockId, Event, Offence, SlashState, SlashView
+from muster.chain import BatchView, BlockId, Event, Offence, RunTerms, SlashState, SlashView
 from muster.chain.doubles import WITHHELD
 from muster.chain.view_events.batches import record_outcomes
 from muster.chain.view_parts import parse_records, split_signatures
@@ -39,7 +40,7 @@ RECORD = np.dtype(
 )
 """An outcome record, as it is on chain."""
 REMEMBERED_BLOCKS = 256
-"""Newest blocks with events whose hashes are kept."""
+"""Number of blocks with events, the newest ones, whose hashes are kept."""
 
 
 class PackedRecords(Sequence[OutcomeRecord]):
@@ -81,41 +82,41 @@ class PackedRecords(Sequence[OutcomeRecord]):
 
 @dataclass(frozen=True, slots=True)
 class Bond:
-    """What a worker put up for work that it brought before judges itself."""
+    """The bond for work that a worker committed itself, or brought before jurors."""
 
     payer: Address
-    """Who."""
+    """The account that paid it."""
     wei: int
-    """How much."""
+    """The amount."""
     returned_wei: int = 0
-    """How much of it went back."""
+    """The part that was returned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What a jury was drawn from, and when."""
+    """The jurors' bench that a jury was drawn from, and the block of the draw."""
 
     places: tuple[BenchPlace, ...]
-    """The bench that there was at the opening, as it was at the draw."""
+    """The places of the bench that existed at the case's opening, as they were at the draw."""
     block_number: int
 
 
 @dataclass(frozen=True, slots=True)
 class LaterShare:
-    """What a later offence took of stake that an earlier one gave back."""
+    """The share that a later offence took of stake that an earlier slash gave back."""
 
     later: Hash32
-    """The escrow of the later one."""
+    """The escrow of the later offence."""
     earlier: Hash32
     """The escrow that was given back."""
     wei: int
-    """How much."""
+    """The amount."""
 
 
 class Ledger(HistoryView):
-    """Everything that events say, with contradictions that say where they are.
+    """Everything that events say, with contradictions and their places.
 
-    Events are not kept unless `keeps_events`: then the ledger can be rewound.
+    With `keeps_events` the events are kept, so that the ledger can be rewound.
     """
 
     def __init__(self, *, keeps_events: bool = False) -> None:
@@ -134,27 +135,27 @@ class Ledger(HistoryView):
         self.seated_at: dict[tuple[RunId, Address], int] = {}
         """When each account first took a seat of a run."""
         self.draws: dict[Hash32, Draw] = {}
-        """What each case's jury was drawn from."""
+        """The draw of each case's jury."""
         self.terms_then: dict[int, int] = {}
-        """Number of the run's terms when a batch was committed, as the events before say."""
+        """Number of the run's terms at a batch's commitment, by the events before it."""
         self.freed_wei: dict[int, int] = {}
-        """What was given back to the run for a void batch."""
+        """Amount that a void batch gave back to its run."""
         self.reserved_before: dict[int, int] = {}
-        """What the run had set aside just before."""
+        """Amount that the run had set aside just before it."""
         self.bonds: dict[int, Bond] = {}
         """By batch."""
         self.followed: list[LaterShare] = []
         """In chain order."""
         self.restored_after: dict[Hash32, int] = {}
-        """How many slashes there were when one was given back, by its escrow."""
+        """Number of all slashes when a slash was given back, by its escrow."""
         self.restored_before: dict[Hash32, frozenset[Hash32]] = {}
-        """Which of them had been given back by then."""
+        """Escrows that had been given back before it, by its escrow."""
         self.splits: dict[Hash32, list[tuple[int, int, int]]] = {}
         """Wei burned, insured and rewarded at each release of an escrow."""
         self.court_wei: dict[Hash32, tuple[int, int]] = {}
-        """What a run paid for a case, and what it had then."""
+        """Amount that a run paid for a case, and its available money before that payment."""
         self.proven: set[Hash32] = set()
-        """Escrows of faults that proved themselves."""
+        """Escrows of self-proving faults."""
         self._voided: int | None = None
         self._paid_for_court: dict[RunId, tuple[str, int, int]] = {}
 
@@ -164,7 +165,7 @@ class Ledger(HistoryView):
         return self._at[0] if self._at else None
 
     def apply(self, event: Event) -> None:
-        """Take in the next event; one that was taken in before changes nothing."""
+        """Apply the next event; an event that was applied before changes nothing."""
         here = (event.block_number, event.log_index)
         if self._at is not None and here <= self._at:
             return
@@ -177,7 +178,7 @@ class Ledger(HistoryView):
         self._take_in(event)
 
     def file_hashes(self, batch: BatchView) -> Iterator[bytes]:
-        """Yield the files of a batch without an object per record."""
+        """Yield the file hashes of a batch without an object per record."""
         records: object = batch.records
         if not isinstance(records, PackedRecords):
             yield from super().file_hashes(batch)
@@ -195,12 +196,17 @@ class Ledger(HistoryView):
         for event in events:
             self.apply(event)
 
+    def terms_of(self, batch: BatchView) -> RunTerms | None:
+        """Return the terms under which a batch is paid, judged and slashed; None if not known."""
+        run = self.runs.get(batch.run_id)
+        return run.terms[batch.terms - 1] if run and 0 < batch.terms <= len(run.terms) else None
+
     def batch_of(self, slash: SlashView) -> BatchView | None:
-        """Return the batch that a slash is about; None when it is not about an outcome."""
+        """Return the batch of a slash; None when the slash is not about an outcome."""
         return None if slash.batch_id is None else self.batches.get(slash.batch_id)
 
     def record_at(self, batch_id: int | None, position: int | None) -> OutcomeRecord | None:
-        """Return a posted outcome; None where there is none."""
+        """Return a posted outcome; None if there is none."""
         batch = None if batch_id is None else self.batches.get(batch_id)
         if batch is None or not batch.records or position is None:
             return None
@@ -248,7 +254,7 @@ class Ledger(HistoryView):
         if batch is not None:
             self.posted.append(batch.batch_id)
 
-    # Things that a view does not keep. They are noted before the event is taken in.
+    # Facts that the base view does not keep. They are noted before the event is applied.
 
     def _note_batches(self, event: Event, args: dict[str, Any]) -> None:
         match event.name:
@@ -327,11 +333,12 @@ class Ledger(HistoryView):
 
 
 def of_run(view: Ledger, run_id: RunId) -> Ledger:
-    """Return the part of a ledger that is about one known run: an audit of it must not report on a
-    stranger's run. A slash or case that names two runs belongs to both.
+    """Return the part of a ledger that is about one known run. A slash or case that names two runs
+    belongs to both.
 
-    Runs are open to all: the owner of one can fill it with outcomes that contradict. The network's
-    part stays: workers, the jurors' bench, and cases about the run with what they cost jurors.
+    Anyone can own a run and fill it with contradictory outcomes: an audit of one run must not
+    report those of others. The network's part stays: workers, the jurors' bench, and cases about
+    the run with the stake that they cost jurors.
     """
     own = copy(view)
     own.runs = {run_id: view.runs[run_id]}
@@ -360,7 +367,7 @@ def _is_own(slash: SlashView, run_id: RunId, own: Ledger, strange: set[int]) -> 
 
 
 def _narrow(own: Ledger, view: Ledger, is_own: list[bool]) -> None:
-    """Leave in a ledger's own notes those of the run."""
+    """Reduce the ledger's notes to those of the run."""
     theirs = set(view.batches) - set(own.batches)
     own.disorder = [each for each in view.disorder if each.batch_id not in theirs]
     own.bonds = {b: bond for b, bond in view.bonds.items() if b not in theirs}
@@ -368,10 +375,8 @@ def _narrow(own: Ledger, view: Ledger, is_own: list[bool]) -> None:
     kept = {slash.escrow_id for slash in own.slashes}
     gone = {slash.escrow_id for slash in view.slashes} - kept
     own.followed = [each for each in view.followed if each.earlier not in gone]
-    # The number of the run's slashes among the first so many of all.
-    before = [0]
-    for ours in is_own:
-        before.append(before[-1] + ours)
+    # before[n]: the number of the run's slashes among the first n of all.
+    before = list(accumulate(is_own, initial=0))
     own.restored_after = {
         escrow_id: before[count]
         for escrow_id, count in view.restored_after.items()

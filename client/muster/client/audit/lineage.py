@@ -1,9 +1,10 @@
 """A policy's ancestry: which files, workers and verdicts went into a version.
 
 A version's manifest, whose root is on chain, says which range of the training stream its step
-consumed (docs/protocol.md, sections 9 and 10); the stream is the run's accepted records in the
+consumed (docs/protocol.md, sections 9 and 10). The stream is the run's accepted records in the
 order in which they were posted. So the root of one version fixes everything that went into it and
-into all before it; manifests of the versions between tell which step took what.
+into all earlier ones; the manifests of the earlier versions say which step consumed which records.
+Nobody checks that a step consumed as many records as it should have.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,34 +32,34 @@ from muster.shardcast import Manifest
 from muster.shardcast.download import ShardClient
 from muster.shardcast.http_client import require_url
 
-# What a trainer says became of the records that it consumed: its `metrics.jsonl`.
+# The trainer's log, `metrics.jsonl`: its statement about the records that it consumed.
 #
-# The chain says which step consumed a record. Only the trainer knows what the filters left of it.
-# Where the chain says the same thing, the two are compared.
+# The chain says which step consumed a record. Only the trainer knows which samples the filters
+# kept. Facts that both state are compared.
 
 
 @dataclass(frozen=True, slots=True)
 class RecordUse:
-    """What became of one record."""
+    """The trainer's use of one record."""
 
     version: int
     """The version whose step consumed it."""
     kept: int
-    """Samples that the filters left in."""
+    """Number of samples that the filters kept."""
     dropped: Mapping[str, int]
-    """Samples that they left out, by reason."""
+    """Number of samples that they dropped, by reason."""
     undone_by: int | None = None
-    """A later version, or its own, that went back to weights from before; None when none did."""
+    """The version, maybe its own, that rolled back to earlier weights; None when none did."""
 
     @property
     def state(self) -> str:
-        """Return trained, dropped (nothing was left) or undone."""
+        """Return trained, dropped (no sample was left) or undone."""
         if not self.kept:
             return "dropped"
         return "trained" if self.undone_by is None else "undone"
 
     def words(self) -> str:
-        """Return it for people."""
+        """Return the use in words."""
         left_out = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items())
         said = f"{self.kept} of {self.kept + sum(self.dropped.values())} samples in version "
         said += f"{self.version}" + (f"; left out: {left_out}" if left_out else "")
@@ -68,19 +69,19 @@ class RecordUse:
 
 @dataclass(frozen=True, slots=True)
 class TrainerLog:
-    """What a trainer's log says."""
+    """The content of a trainer's log."""
 
     uses: Mapping[int, RecordUse]
     """By position in the training stream."""
     late: Mapping[int, Mapping[str, int]]
-    """By version: samples that its step left out after the filters, of whichever file."""
+    """By version: samples that its step dropped after the filters, by reason, of all files."""
 
     def until(self, version: int) -> TrainerLog:
-        """Return the part about a version's ancestry; files that later versions undid are in it."""
+        """Return the part about a version's ancestry; rollbacks by later versions are left out."""
         uses = {
             place: use
             if use.undone_by is None or use.undone_by <= version
-            else RecordUse(use.version, use.kept, use.dropped)
+            else replace(use, undone_by=None)
             for place, use in self.uses.items()
             if use.version <= version
         }
@@ -88,7 +89,7 @@ class TrainerLog:
 
 
 def read_trainer_log(path: Path) -> TrainerLog:
-    """Return what a `metrics.jsonl` says; raises ConfigError for any other file."""
+    """Return the content of a `metrics.jsonl`; raises ConfigError for any other file."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -105,7 +106,8 @@ def read_trainer_log(path: Path) -> TrainerLog:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{path}:{number} is no line of a trainer's log: {error!s:.80}",
-                hint="give metrics.jsonl of its state folder, of this release or a newer one",
+                hint="give metrics.jsonl of the trainer's state folder, written by this "
+                "release or a newer one",
             ) from error
     return TrainerLog(uses, late)
 
@@ -123,18 +125,18 @@ def _take_in(
     for place, each in taken.items():
         kept, left_out = int(each["kept"]), {str(k): int(n) for k, n in each["dropped"].items()}
         if not samples and kept:
-            # The step trained on nothing, so on nothing of this file either.
+            # The step trained on no sample at all, so on none of this file.
             kept, left_out = 0, {**left_out, " or ".join(dropped) or "skipped": kept}
         uses[place] = RecordUse(version, kept, left_out)
     back_to = entry.get("rolled_back_to")
     if back_to is not None:
         for place, use in uses.items():
             if use.version > int(back_to) and use.undone_by is None:
-                uses[place] = RecordUse(use.version, use.kept, use.dropped, version)
+                uses[place] = replace(use, undone_by=version)
 
 
 TAKEN = ("offered", "trained", "overturned")
-"""Uses of records that are in a version's weights, as far as is known."""
+"""Uses that put a record into a version's weights, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,35 +146,35 @@ class Ingredient:
     stream_position: int
     """Its place in the training stream, from 0."""
     version: int | None
-    """The version whose step consumed it; None when no manifest at hand tells."""
+    """The version whose step consumed it; None when no available manifest says it."""
     batch_id: int
     position: int
     """Its place there."""
     file_sha256: str
     """The submission's file."""
     worker: str | None
-    """Who made it."""
+    """The worker's staking wallet."""
     policy_version: int
     """The policy that generated it."""
     units: int
     use: str
-    """offered: training took it, and nobody at hand says what the filters left of it. With the
-    trainer's log: trained (on `trained_samples` of it), dropped (filters left nothing of it),
-    undone (a rollback took the weights back). Or why its turn passed: repeated (the file came
-    before), stale (too old a policy). overturned: taken like an offered one, and a jury said later
-    that it should not have been accepted."""
+    """offered: training consumed it; without the trainer's log, the filters' part is unknown. With
+    the log: trained (on `trained_samples` of it), dropped (the filters kept no sample), undone (a
+    rollback removed the step). Not consumed: repeated (the same file came before), stale (too old a
+    policy). overturned: consumed like an offered one; later a jury ruled that it should not have
+    been accepted."""
     samples: int
     trained_samples: int | None
-    """Those that were trained on, by the trainer's log; None without one."""
+    """Number of samples trained on, from the trainer's log; None without a log."""
     dropped: Mapping[str, int]
-    """Samples that were left out, by reason, by the trainer's log."""
+    """Number of dropped samples by reason, from the trainer's log."""
     posted_tx: str | None
     """The transaction that recorded the verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ancestor:
-    """A version on the way from the base model."""
+    """A version between the base model and the traced one."""
 
     version: int
     """Its number."""
@@ -188,23 +190,23 @@ class Ancestor:
 
 @dataclass(frozen=True, slots=True)
 class PolicyLineage:
-    """A version with everything that went into it."""
+    """A version with all of its ancestry."""
 
     run_id: RunId
     version: int
     ancestors: tuple[Ancestor, ...]
-    """From version 0 to it."""
+    """From version 0 to the version itself."""
     ingredients: tuple[Ingredient, ...]
     """In the order of the stream."""
     contradictions: tuple[Contradiction, ...]
-    """What cannot be."""
+    """Contradictions in the ancestry."""
     not_taken: int
-    """Accepted records behind the version's range of the stream: later versions may take them."""
+    """Number of accepted records after the version's range: later versions may consume them."""
     late: Mapping[int, Mapping[str, int]]
-    """By version: samples that its step left out after the filters; their files are not known."""
+    """By version: samples dropped after the filters, by reason; their files are not known."""
 
     def by_worker(self) -> list[tuple[str, int, int]]:
-        """Return each worker with the submissions and units of it that training took."""
+        """Return each worker with how many submissions and units of it training consumed."""
         counts: Counter[str] = Counter()
         units: Counter[str] = Counter()
         for each in self.ingredients:
@@ -228,11 +230,13 @@ class PolicyLineage:
         }
 
 
-# What is looked up
+# Lookups
 
 
 def max_async_level_of(store: EvidenceFolders, pinned: Hash32) -> int | None:
-    """Return how old a policy may be when its samples' turn comes, if the recipe is at hand."""
+    """Return the greatest age, in versions, of a policy whose samples are trained on; None without
+    the recipe.
+    """
     data = store.document(pinned)
     try:
         return None if data is None else Recipe.from_bytes(data).training.max_async_level
@@ -243,7 +247,7 @@ def max_async_level_of(store: EvidenceFolders, pinned: Hash32) -> int | None:
 async def find_manifests(
     store: EvidenceFolders, relays: Sequence[str], run: RunView, version: PolicyVersion
 ) -> Callable[[Hash32], bytes | None]:
-    """Return a function that looks a manifest up by root: in the evidence, then on relays."""
+    """Return a function that looks up a manifest by root, in the evidence, then on relays."""
     wanted = {
         checkpoint.manifest_root: number
         for number, checkpoint in run.checkpoints.items()
@@ -256,7 +260,7 @@ async def find_manifests(
 async def fetch_manifests(
     relays: Sequence[str], run_id: RunId, wanted: Mapping[Hash32, PolicyVersion]
 ) -> dict[Hash32, bytes]:
-    """Return those of the wanted manifests, versions by root, that relays have."""
+    """Return the manifests that relays have; `wanted` gives versions by root."""
     urls = [require_url(relay) for relay in relays]
     client, found = ShardClient(), dict[Hash32, bytes]()
     try:
@@ -271,7 +275,7 @@ async def fetch_manifests(
     return found
 
 
-# What follows from it
+# The ancestry
 
 
 def trace(
@@ -285,9 +289,9 @@ def trace(
 ) -> PolicyLineage:
     """Return a version's ancestry.
 
-    `manifest_of` returns a manifest by root, from anybody. Without `max_async_level`, which is in
-    the recipe, stale records count as taken. `log` is what the trainer says.
-    Raises ConfigError when there is no such version or nobody has its own manifest.
+    `manifest_of` returns a manifest by root, from any source. Without `max_async_level`, which is
+    in the recipe, stale records count as consumed. `log` is the trainer's log.
+    Raises ConfigError when the version does not exist or its own manifest is not found.
     """
     run = _run_with(ledger, run_id, version)
     versions = [v for v in sorted(run.checkpoints) if v <= version]
@@ -296,7 +300,7 @@ def trace(
         raise ConfigError(
             f"nobody shows the manifest of version {version}, root "
             f"{hex0x(run.checkpoints[version].manifest_root)}",
-            hint="--evidence FOLDER with a file of that hash, or --relay URL",
+            hint="give --evidence FOLDER with a file of that hash, or --relay URL",
         )
     table = tabulate(ledger)
     stream = stream_rows(ledger, table, run_id)
@@ -323,13 +327,15 @@ def _run_with(ledger: Ledger, run_id: RunId, version: PolicyVersion) -> RunView:
         newest = None if run is None else run.latest_version
         raise ConfigError(
             f"run {run_id} has no version {version}",
-            hint=f"its newest is {newest}" if run else "muster audit shows all runs",
+            hint=f"give --version up to {newest}, its newest"
+            if run
+            else "muster audit shows all runs",
         )
     return run
 
 
 def stream_rows(ledger: Ledger, table: OutcomeTable, run_id: RunId) -> list[int]:
-    """Return the rows of a run's training stream, in its order: accepted as recorded."""
+    """Return the rows of a run's training stream in order: all outcomes recorded as accepted."""
     numbers = {batch.batch_id: number for number, batch in enumerate(table.batches)}
     accepted = table.records_N["verdict"] == Verdict.ACCEPTED
     rows: list[int] = []
@@ -346,7 +352,7 @@ def _manifests(
     versions: Sequence[PolicyVersion],
     manifest_of: Callable[[Hash32], bytes | None],
 ) -> tuple[dict[PolicyVersion, Manifest], list[Contradiction]]:
-    """Return the manifests that are at hand, and contradictions about them."""
+    """Return the manifests that are found, and contradictions about them."""
     manifests: dict[PolicyVersion, Manifest] = {}
     found: list[Contradiction] = []
     for version in versions:
@@ -377,7 +383,9 @@ def _range_problems(
     table: OutcomeTable,
     stream: Sequence[int],
 ) -> list[Contradiction]:
-    """Return the versions that start where their parent did not end, or take too many records."""
+    """Return problems of versions that do not start at their parent's end, or take too many
+    records.
+    """
     posted = [
         ledger.batches[table.batches[int(table.batch_N[row])].batch_id].posted_block or 0
         for row in stream
@@ -400,7 +408,7 @@ def _range_problems(
 def _log_problems(
     run: RunView, ingredients: Sequence[Ingredient], log: TrainerLog
 ) -> list[Contradiction]:
-    """Return where the trainer's log is not about the records that the chain has."""
+    """Return where the trainer's log disagrees with the records on chain."""
     found = []
     for each in ingredients:
         said = log.uses.get(each.stream_position)

@@ -1,7 +1,7 @@
 """What an auditor recomputes about the money: slots, payments, void batches, sums. Pure.
 
-A payment's event tells slots, units and wei, not which outcomes: so what a worker was paid of a run
-up to a moment is held against what was final for it by then.
+A payment's event holds slots, units and wei, but not the outcomes. So all that a run had paid a
+worker by then is compared with all that was final for the worker by then.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from muster.protocol.messages import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Doubts:
-    """Accepted outcomes that were run again and not borne out."""
+    """Accepted outcomes that were run again and not confirmed."""
 
     wrong: Collection[OutcomePlace] = ()
-    """Those whose own evidence gives another verdict."""
+    """Outcomes whose own evidence gives another verdict."""
     missing: Collection[OutcomePlace] = ()
-    """Those of which nobody showed enough to tell: no file, or another one."""
+    """Outcomes without enough evidence: the file is missing, or has another hash."""
 
     @classmethod
     def of(cls, checks: Iterable[Check]) -> Doubts:
-        """Return what checks of the evidence leave in doubt."""
+        """Return the outcomes that checks of the evidence leave in doubt."""
         told = list(checks)
         found = [each for check in told for each in check.contradictions]
         return cls(
@@ -58,12 +58,11 @@ def _places(found: Iterable[Contradiction | NotRerun]) -> frozenset[OutcomePlace
 
 
 def accepted_order(table: OutcomeTable) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the rows that stand accepted, by slot and in each slot by age, and for each whether
+    """Return the rows that stand accepted, sorted by slot, then oldest first, and for each whether
     its slot has an older one.
     """
     rows_A = np.flatnonzero(table.is_verdict(Verdict.ACCEPTED))
-    runs = table.run_N()
-    slot = [runs, *(table.column(name) for name in ("worker_id", "step", "index"))]
+    slot = [table.member_N(), table.column("step"), table.column("index")]
     order = np.lexsort([rows_A, *(column[rows_A] for column in reversed(slot))])
     rows_A = rows_A[order]
     again = np.zeros(len(rows_A), bool)
@@ -76,7 +75,7 @@ def slots(table: OutcomeTable) -> Check:
     """Return whether no slot was accepted twice."""
     rows_A, again = accepted_order(table)
     found = (
-        at_row(table, int(row), Kind.SLOT_TWICE, _slot(table, int(row))) for row in rows_A[again]
+        at_row(table, row, Kind.SLOT_TWICE, _slot(table, row)) for row in rows_A[again].tolist()
     )
     return summarise("every slot settles once", found, f"{len(rows_A)} slots accepted")
 
@@ -97,11 +96,11 @@ class MoneyTally:
     """Token wei."""
 
     def __add__(self, other: MoneyTally) -> MoneyTally:
-        """Return both together."""
+        """Return the sum of both."""
         return MoneyTally(self.slots + other.slots, self.units + other.units, self.wei + other.wei)
 
     def exceeds(self, other: MoneyTally) -> bool:
-        """Return whether any of it is more than the other's."""
+        """Return whether any of the three is greater than the other's."""
         return self.slots > other.slots or self.units > other.units or self.wei > other.wei
 
 
@@ -112,26 +111,25 @@ class FinalSlots:
         self._view = view
         rows_A, again = accepted_order(table)
         first = rows_A[~again]
-        runs, workers = table.run_N()[first], table.column("worker_id")[first]
+        member = table.member_N()[first]
         posted = table.of_batches([batch.posted_at or 0 for batch in table.batches])[first]
-        order = np.lexsort([posted, workers, runs])
-        self._runs, self._workers = runs[order], workers[order]
+        order = np.lexsort([posted, member])
         self._posted, self._rows = posted[order], first[order]
         self._units = table.column("units")[self._rows]
-        # Prices in wei do not fit 64 bits together with units: each is a place in a list.
+        # A price times units overflows 64 bits: rows hold the price's index in this list.
         self._prices = sorted({batch.price_per_unit for batch in table.batches})
         place = {price: number for number, price in enumerate(self._prices)}
         self._price = table.of_batches([place[b.price_per_unit] for b in table.batches])[self._rows]
-        self._bounds = {
-            (int(self._runs[at]), int(self._workers[at])): (int(at), int(until))
-            for at, until in _groups(self._runs, self._workers)
-        }
+        members, starts = np.unique(member[order], return_index=True)
+        self._bounds = dict(
+            zip(members.tolist(), pairwise([*starts.tolist(), len(order)]), strict=True)
+        )
 
     def _final(self, payment: PaymentView, window_s: int) -> tuple[int, int]:
-        """Return where the rows that were final for a payment's worker begin and end."""
+        """Return first and end index of the rows that were final for a payment's worker."""
         worker = self._view.workers.get(payment.worker)
-        number = worker.worker_id if worker else -1
-        first, last = self._bounds.get((payment.run_id, number), (0, 0))
+        member = payment.run_id << 32 | worker.worker_id if worker else -1
+        first, last = self._bounds.get(member, (0, 0))
         closed = payment.timestamp - window_s
         return first, first + int(np.searchsorted(self._posted[first:last], closed, side="right"))
 
@@ -150,21 +148,11 @@ class FinalSlots:
         return MoneyTally(until - first, int(units.sum()), wei)
 
 
-def _groups(*columns: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield where each group of equal rows begins and ends; equal rows are together."""
-    count = len(columns[0])
-    if not count:
-        return
-    changes = np.any([np.diff(column) != 0 for column in columns], axis=0)
-    edges = [0, *(np.flatnonzero(changes) + 1).tolist(), count]
-    yield from pairwise(edges)
-
-
 def payments(view: Ledger, table: OutcomeTable, window_s: int | None, doubts: Doubts) -> Check:
-    """Return whether every payment is due, and not higher than it should be.
+    """Return whether every payment was due, and not too high.
 
-    The check is open, not ok, when work that was paid, or may have been, was run again and not
-    borne out.
+    The check is open, not ok, when work that was or may have been paid was run again and not
+    confirmed.
     """
     found: list[Contradiction] = []
     paid: dict[tuple[RunId, Address], MoneyTally] = defaultdict(MoneyTally)
@@ -207,9 +195,9 @@ def payments(view: Ledger, table: OutcomeTable, window_s: int | None, doubts: Do
 def _unearned(
     table: OutcomeTable, payment: PaymentView, rows: list[int], slots: int, doubts: Doubts
 ) -> tuple[list[Contradiction], list[str]]:
-    """Return what a worker was paid for and did not earn, and what cannot be told.
+    """Return paid work that the worker did not earn, and work for which that is not known.
 
-    Its payments, up to this one, were for `slots` of the `rows`; their events do not say which.
+    The payments up to this one were for `slots` of the `rows`; their events do not say which.
     """
     if not doubts.wrong and not doubts.missing:
         return [], []
@@ -219,7 +207,7 @@ def _unearned(
     unpaid = max(0, len(rows) - slots)
     found, notes = [], []
     if len(wrong) > unpaid:
-        what = "was paid for work that its evidence does not bear out"
+        what = "was paid for work that its evidence does not confirm"
         found = [
             replace(
                 _paid(payment, Kind.PAYMENT_UNEARNED, f"{payment.worker} {what}"),
@@ -229,7 +217,7 @@ def _unearned(
             for batch_id, position in wrong
         ]
     elif wrong:
-        notes.append(_untold(payment, wrong, "is not borne out by its evidence"))
+        notes.append(_untold(payment, wrong, "is not confirmed by its evidence"))
     if missing:
         notes.append(_untold(payment, missing, "could not be run again"))
     return found, notes
@@ -284,7 +272,7 @@ def _paid(payment: PaymentView, kind: Kind, detail: str) -> Contradiction:
 
 
 def voids(view: Ledger) -> Check:
-    """Return whether void batches pay nobody and give back what was set aside for them."""
+    """Return whether void batches pay nobody and give back the money set aside for them."""
     void = [batch for batch in view.batches.values() if batch.is_void]
     found = (
         Contradiction(Kind.BATCH_VOID, problem, tx=batch.voided_tx, batch_id=batch.batch_id)
@@ -303,7 +291,7 @@ def _void_problems(view: Ledger, batch: BatchView) -> Iterator[str]:
     if batch.records is not None:
         yield "it is void and has outcomes"
     freed, worth = view.freed_wei.get(batch.batch_id), batch.units * batch.price_per_unit
-    # The owner of a run that was closed long ago may have taken all of it back.
+    # The owner of a run that was closed long ago may have reclaimed all of it.
     due = min(worth, view.reserved_before.get(batch.batch_id, worth))
     if freed != due:
         given = "nothing" if freed is None else f"{format_tokens(freed)} tokens"
@@ -314,8 +302,8 @@ def _void_problems(view: Ledger, batch: BatchView) -> Iterator[str]:
 
 
 def sums(view: Ledger, observed: Observed, runs: Collection[RunId]) -> Check:
-    """Return whether what the events add up to is what the contracts hold, of some runs and of
-    what all share.
+    """Return whether the contracts hold what the events add up to, for some runs and for what all
+    runs share.
     """
     stake, reward = held_stake(view), held_reward(view)
     found = (
@@ -333,7 +321,7 @@ def sums(view: Ledger, observed: Observed, runs: Collection[RunId]) -> Check:
 
 
 def _shared_problems(view: Ledger, stake: int, reward: int, observed: Observed) -> Iterator[str]:
-    # Anybody can send tokens to a contract: it may hold more.
+    # A contract may hold more, because anybody can send it tokens.
     for what, ours, held in (
         ("stakes", stake, observed.vault_wei),
         ("rewards", reward, observed.escrow_wei),
@@ -381,28 +369,28 @@ def _run_problems(view: Ledger, observed: Observed, runs: Collection[RunId]) -> 
 
 
 def held_stake(view: Ledger) -> int:
-    """Return the stake that StakeVault must hold, as the events give it, in wei."""
+    """Return the stake in wei that StakeVault must hold according to the events."""
     stakes = sum(stake.active_wei + stake.unbonding_wei for stake in view.stakes.values())
     held = (slash.amount_wei for slash in view.slashes if slash.state is SlashState.ESCROWED)
     return stakes + sum(held)
 
 
 def held_reward(view: Ledger) -> int:
-    """Return the money that RewardEscrow must hold, as the events give it, in wei."""
+    """Return the money in wei that RewardEscrow must hold according to the events."""
     return sum(run.available_wei + run.reserved_wei for run in view.runs.values())
 
 
 # Money that waits past a deadline. Nobody is obliged to settle it, so it contradicts nothing: a
-# note says since when it waits, who may settle it how, and how much it is. Other checks find wrong
+# note says since when it waits, who may settle it and how, and the amount. Other checks find wrong
 # payments.
 
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """One thing that waits."""
+    """One unsettled item."""
 
     what: str
-    """What it is, and who may call what."""
+    """The item, and who may settle it with which call."""
     since: int
     """Unix seconds of its deadline."""
     wei: int
@@ -414,7 +402,7 @@ class Overdue:
 
 
 def waiting(view: Ledger, parameters: Parameters, now: int) -> Check:
-    """Return what waits past a deadline at a time of the chain, most money first."""
+    """Return the check that lists what is overdue at chain time `now`, most money first."""
     found = [
         *_overdue_batches(view, parameters, now),
         *_overdue_cases(view, parameters, now),
@@ -433,7 +421,7 @@ def waiting(view: Ledger, parameters: Parameters, now: int) -> Check:
 
 
 def now_of(view: Ledger, observed: Observed) -> int:
-    """Return the chain's time at the audited block, or else of the newest thing in it."""
+    """Return the chain's time at the audited block, or else that of the newest batch or payment."""
     if observed.timestamp is not None:
         return observed.timestamp
     newest = [max(b.committed_at, b.posted_at or 0) for b in view.batches.values()]
@@ -450,7 +438,7 @@ def _overdue_batches(view: Ledger, parameters: Parameters, now: int) -> Iterator
         if batch.records is not None or batch.is_void or (case is not None and not case.closed):
             continue
         due_at = batch.due_at(deadline_s)
-        # Judges of the network can be called for as long as a challenge takes.
+        # Jurors can be called during one challenge window after the deadline.
         if now >= due_at:
             yield _overdue_batch(
                 batch, due_at, due_at + window_s, now, is_summoned=case is not None
@@ -484,7 +472,7 @@ def _overdue_cases(view: Ledger, parameters: Parameters, now: int) -> Iterator[O
 
 
 def _stakes(view: Ledger, case: CaseView, bond: int) -> int:
-    """Return the bonds of a case, and what the outcome that it is about is worth."""
+    """Return the bonds of a case plus the price of the work that it is about."""
     bonds, batch = bond * len(case.claims), view.batches.get(case.batch_id)
     record = view.record_at(case.batch_id, case.position)
     if batch is None or (batch.records and record is None):
@@ -505,7 +493,7 @@ def _overdue_escrows(view: Ledger, parameters: Parameters, now: int) -> Iterator
 
 
 def _closes_at(view: Ledger, slash: SlashView, window_s: int) -> int | None:
-    """Return when a fraud is final; None while a case about it is open, or for no fraud."""
+    """Return when a fraud is final; None while a case about it is open, or if it is no fraud."""
     batch = view.batch_of(slash)
     run = view.runs.get(slash.run_id)
     case = view.cases.get(slash.leaf) if slash.leaf is not None else None

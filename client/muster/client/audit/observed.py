@@ -1,4 +1,4 @@
-"""What the contracts themselves say at the audited block, to compare the events' sums with."""
+"""The contracts' state at the audited block, which is compared with the sums of the events."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from muster.protocol.jury import BENCH
 
 T = TypeVar("T")
 Wei = Annotated[int, PlainSerializer(str)]
-"""An amount, which is text in JSON: it does not fit 64 bits."""
+"""An amount in wei; decimal text in JSON, because it does not fit 64 bits."""
 _LATER = {"announced", "timestamp"}
-"""What the first dumps of this version do not have."""
+"""Fields that the first dumps of this version lack."""
 Parameters = Mapping[str, int]
-"""Numbers that the contracts were built with, by name."""
+"""The contracts' constructor parameters, by name."""
 UNDISPUTED = 0xFE
 """Mask of a commitment's last byte: every bit but the one that marks a challenge."""
 ASKED_AT_ONCE = 2_000
-"""Commitments asked for before the answers are compared."""
+"""Number of commitments read before they are compared."""
 
 
 def _stake_key(text: str) -> tuple[RunId, Address]:
@@ -57,39 +57,39 @@ _Money = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the contracts say."""
+    """The contracts' state at one block."""
 
     vault_wei: Wei
-    """Tokens of StakeVault."""
+    """Tokens that StakeVault holds."""
     escrow_wei: Wei
-    """Tokens of RewardEscrow."""
+    """Tokens that RewardEscrow holds."""
     court_wei: Wei
-    """Tokens of DisputeCourt."""
+    """Tokens that DisputeCourt holds."""
     stakes: Mapping[_StakeKey, _Account]
-    """Stake that the events tell of, and of every worker, validator and juror, by run and owner."""
+    """Stake by run and owner, for every worker, validator, juror and account in stake events."""
     runs: int
     """Runs of RunRegistry."""
     batches: int
     """Batches of ContributionLedger."""
     funds: Mapping[RunId, _Money] = field(default_factory=dict)
-    """Money of each run the events tell of."""
+    """Money of each run in the events."""
     versions: Mapping[RunId, PolicyVersion | None] = field(default_factory=dict)
-    """Newest policy version of each."""
+    """Newest policy version of each run in the events."""
     strange: Annotated[frozenset[int], PlainSerializer(sorted)] = frozenset()
-    """Batches whose header is not the one that the events add up to."""
+    """Batches whose stored header differs from the one that follows from the events."""
     parameters: Mapping[str, Wei] = field(default_factory=dict)
-    """What the contracts were built with, named as deployments name it."""
+    """The contracts' constructor parameters, named as in deployments."""
     jurors: Annotated[frozenset[AccountAddress], PlainSerializer(sorted)] = frozenset()
-    """Who of those with stake for the bench is a juror."""
+    """The jurors among the accounts with stake for the bench."""
     draw_hashes: Mapping[int, HexHash] = field(default_factory=dict)
-    """Hash of every block that a jury was drawn of."""
+    """Hash of every block that a jury was drawn from."""
     announced: Mapping[HexHash, tuple[int, ...]] = field(default_factory=dict)
-    """Of each overturned case with several claims: the block in which each was announced."""
+    """By overturned case with several claims: the block in which each claim was announced."""
     timestamp: int | None = None
-    """Unix seconds of the block; None where a dump does not say it."""
+    """Unix seconds of the block; None if an old dump lacks it."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values, amounts as text."""
+        """Return the state as JSON values, amounts as text."""
         values: dict[str, Any] = _as_json().dump_python(self, mode="json")
         return values
 
@@ -118,8 +118,8 @@ async def observe(
     block: int | None = None,
     only: Collection[int] | None = None,
 ) -> Observed:
-    """Return what the contracts say after a block (default: the latest) about everything in the
-    events up to there. `only` names the batches to ask about; None stands for all.
+    """Return the contracts' state after a block (default: the latest) for everything in the events
+    up to it. `only` names the batches to read; None stands for all.
     """
     tag = "latest" if block is None else hex(block)
     chain = chain if block is None else chain.at(block)
@@ -176,7 +176,7 @@ async def _parameters(chain: Chain) -> dict[str, int]:
 
 
 async def _announced(chain: Chain, view: Ledger) -> dict[Hash32, tuple[int, ...]]:
-    """Return when claims were announced, where more than one can be the reporter's."""
+    """Return the blocks of claims' announcements, for cases with several possible reporters."""
     found = {}
     for case in view.cases.values():
         if case.overturned and len(case.claims) > 1:
@@ -186,7 +186,7 @@ async def _announced(chain: Chain, view: Ledger) -> dict[Hash32, tuple[int, ...]
 
 
 async def _headers(chain: Chain, tags: Sequence[str]) -> list[dict[str, Any] | None]:
-    """Return headers; None for those that the endpoint has no more."""
+    """Return headers; None for each that the endpoint no longer has."""
     answers = await chain.rpc.batch([("eth_getBlockByNumber", [tag, False]) for tag in tags])
     return [answer if isinstance(answer, dict) else None for answer in answers]
 
@@ -196,14 +196,15 @@ def _part(header: Mapping[str, Any] | None, name: str, parse: Callable[[str], T]
         return parse((header or {})[name])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise WrongChain(
-            f"eth_getBlockByNumber answers what it cannot: {error}", hint="another endpoint"
+            f"eth_getBlockByNumber gave an impossible answer: {error}",
+            hint="give another endpoint with --rpc",
         ) from error
 
 
 async def _strange_batches(
     chain: Chain, view: Ledger, tag: str, only: Collection[int] | None
 ) -> list[int]:
-    """Return the batches whose stored hash is not that of the header the events add up to."""
+    """Return the batches whose stored hash differs from that of the header in the events."""
     strange, numbers = [], [b for b in view.batches if only is None or b in only]
     for start in range(0, len(numbers), ASKED_AT_ONCE):
         asked = numbers[start : start + ASKED_AT_ONCE]
@@ -216,7 +217,7 @@ async def _strange_batches(
 
 
 async def _commitments(chain: Chain, numbers: Sequence[int], tag: str) -> list[Hash32]:
-    """Return what the ledger stores about batches, in one exchange."""
+    """Return the ledger's stored commitments to batches, in one RPC exchange."""
     abi = contract_abi("ContributionLedger").functions["commitmentOf"]
     ledger = chain.deployment.contracts["ContributionLedger"]
     answers = await chain.rpc.batch(
@@ -229,15 +230,15 @@ async def _commitments(chain: Chain, numbers: Sequence[int], tag: str) -> list[H
         return [Hash32(abi.decode(bytes.fromhex(answer[2:]))[0]) for answer in answers]
     except (EncodingError, ValueError, TypeError) as error:
         raise WrongChain(
-            f"ContributionLedger.commitmentOf answers what it cannot: {error}",
-            hint="are the contracts those in --deployments?",
+            f"ContributionLedger.commitmentOf gave an impossible answer: {error}",
+            hint="check that --deployments has the contracts of this chain",
         ) from error
 
 
 def parameters_of(deployment: Deployment, observed: Observed) -> Parameters:
-    """Return the numbers that contracts were built with: as they say it, else as the deployment
-    records it.
+    """Return the contracts' constructor parameters: from the contracts, else from the deployment's
+    file.
     """
-    # Wei are decimal text there.
+    # That file has amounts in wei as decimal text.
     recorded = {k: int(v) for k, v in deployment.parameters.items() if str(v).isdecimal()}
     return recorded | dict(observed.parameters)

@@ -1,9 +1,9 @@
 """What one RPC endpoint's answers prove about each other, by Ethereum's own hashes. Pure.
 
-A block's hash is the Keccak-256 of its RLP-encoded header (Yellow Paper, section 4.4), which holds
-the root of a Merkle-Patricia trie over the block's receipts, which hold its logs: so a
+A block's hash is the Keccak-256 of its RLP-encoded header (Yellow Paper, section 4.4). The header
+holds the root of a Merkle-Patricia trie over the block's receipts, which hold its logs. So a
 block's hash fixes its events. No hash tells whether the block is on the chain that everybody else
-follows: a second endpoint tells it, or a hash known from elsewhere.
+follows: that takes a second endpoint, or a hash known from elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Hash32
 
 NEWEST_RECEIPT = 4
-"""Receipts of later transaction types may be encoded in another way."""
+"""Newest known transaction type: receipts of later types may have another encoding."""
 EMPTY_ROOT = keccak(rlp.encode(b""))
 """Root of a trie without entries."""
 
@@ -59,9 +59,9 @@ _SINCE: tuple[_Field, ...] = (
     ("parentBeaconBlockRoot", _bytes),
     ("requestsHash", _bytes),
 )
-"""What hard forks added, in this order: EIP-1559, 4895, 4844 (two), 4788, 7685."""
+"""Header fields that hard forks added, in order: EIP-1559, 4895, 4844 (two), 4788, 7685."""
 HEADER_FIELDS = ("hash", *(name for name, _ in (*_HEADER, *_SINCE)))
-"""What a dump keeps of a header."""
+"""Fields of a header that a dump keeps."""
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
 
 
@@ -141,14 +141,14 @@ def _node(entries: Mapping[tuple[int, ...], bytes], depth: int) -> list[Any]:
 
 
 def _shared(first: tuple[int, ...], last: tuple[int, ...], depth: int) -> int:
-    """Return how many nibbles the least and the greatest key, and so all between, share."""
+    """Return how many nibbles the first and the last key share, and so all keys between them."""
     while depth < min(len(first), len(last)) and first[depth] == last[depth]:
         depth += 1
     return depth
 
 
 def _child(entries: Mapping[tuple[int, ...], bytes], depth: int) -> Any:
-    """Return a node as it is in its parent: itself if it is short, else its hash."""
+    """Return a node's encoding in its parent: the node if it is short, else its hash."""
     node = _node(entries, depth)
     encoded = rlp.encode(node)
     return node if len(encoded) < 32 else keccak(encoded)
@@ -165,7 +165,7 @@ def _path(nibbles: tuple[int, ...], *, is_leaf: bool) -> bytes:
 
 
 def check_header(header: Mapping[str, Any], number: int, stated: Hash32) -> list[Contradiction]:
-    """Return what is wrong with a header that should be of this number and hash."""
+    """Return what is wrong with a header that should have this number and hash."""
     found = header_hash(header)
     if found == stated and int(header["number"], 16) == number:
         return []
@@ -179,7 +179,7 @@ def check_logs(
     shown: Collection[Mapping[str, Any]],
     addresses: Collection[str],
 ) -> list[Contradiction]:
-    """Return what is wrong with the logs of `addresses` that an endpoint shows of a block."""
+    """Return what is wrong with a block's logs of `addresses` as an endpoint shows them."""
     number = int(header["number"], 16)
     root = receipts_root(receipts)
     if root != _bytes(header["receiptsRoot"]):
@@ -215,10 +215,10 @@ def log_key(log: Mapping[str, Any]) -> LogKey:
 
 
 def proven_logs(receipts: Sequence[Mapping[str, Any]], addresses: Collection[str]) -> set[LogKey]:
-    """Return the logs of some contracts, numbered as their place in the block's receipts has it.
+    """Return the logs of some contracts, numbered by their place in the block's receipts.
 
-    Receipts do not hold log indices or transaction hashes under the root: indices are counted here;
-    the transaction named is the receipt's word, which the transactions root could prove.
+    The receipts root covers neither log indices nor transaction hashes. Indices are counted here;
+    the transaction hash is taken from the receipt unproven (the transactions root could prove it).
     """
     found, place = set(), 0
     for receipt in receipts:
@@ -232,8 +232,8 @@ def proven_logs(receipts: Sequence[Mapping[str, Any]], addresses: Collection[str
 
 
 def may_hold_logs_of(bloom: bytes, addresses: Collection[str]) -> bool:
-    """Return whether a block's bloom filter allows logs of any of the addresses; it never misses
-    one that is there (Yellow Paper, section 4.4.1).
+    """Return whether a block's bloom filter allows logs of any of the addresses; there are no false
+    negatives (Yellow Paper, section 4.4.1).
     """
     bits = int.from_bytes(bloom, "big")
     return any(bits & mask == mask for mask in map(_bloom_mask, addresses))

@@ -1,10 +1,9 @@
-"""Verdicts, run again: a sample of a run's, or all, from a copy of the evidence.
+"""Runs verdicts again from a copy of the evidence: all of a run's, or a sample.
 
-1. draw: `--sample N --seed S` outcomes, each with the same chance; everybody who draws alike gets
-   the same
+1. draw: N outcomes, each with the same chance; equal `--sample N --seed S` draw the same outcomes
 2. find: submissions and tickets, the file, the pinned documents, the policy; each is compared with
-   its hash on chain; a different one is a contradiction, a missing one cannot be run again
-3. judge: with the validator's own checks, as the chain stood when the batch was committed
+   its hash on chain: another hash is a contradiction; without the file nothing can be run again
+3. judge: with the validator's own checks, on the chain's state when the batch was committed
 4. compare with the recorded outcome, field by field: it agrees or it contradicts
 5. prove: the proofs of checking of those who signed accepted outcomes must come from the same
    hidden states
@@ -37,12 +36,7 @@ from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.history import ChainHistory
 from muster.client.audit.table import OutcomeTable, tabulate
 from muster.client.chain_facts import OutcomePlace
-from muster.client.disputes.bundle_checks import (
-    NOT_OF_ONE_FILE,
-    CheckAnswer,
-    check_verdict,
-    check_weights,
-)
+from muster.client.disputes.bundle_checks import CheckAnswer, check_verdict, check_weights
 from muster.client.disputes.rerun import Rerun, claim_at, measure_conduct, recompute, slots_of
 from muster.client.validator.checking import Fingerprints, Proof, shown_fingerprints, who_checked
 from muster.client.validator.decoding import FileDecoder
@@ -62,6 +56,7 @@ from muster.protocol.errors import (
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
+from muster.protocol.reasons import NOT_OF_ONE_FILE
 from muster.protocol.recipe import Recipe
 from muster.shardcast import Fetcher, Manifest
 from muster.tasks import TaskSet
@@ -71,8 +66,6 @@ from muster.toploc.history import Conduct
 if TYPE_CHECKING:
     from muster.inference import InferenceEngine
 
-CHECK_1 = range(10, 20)
-"""Reasons of check 1, for which no file is needed."""
 HOW_FILES = (
     "keep the orchestrator's --files and give them as --evidence, or a bundle that "
     "muster explain BATCH:POSITION --rerun FILE --save BUNDLE wrote"
@@ -86,9 +79,9 @@ HOW_POLICIES = (
 )
 """How to get an old policy; a fetch rebuilds it from deltas by itself."""
 HOW_NONE = "nothing does: the evidence of one file neither proves nor contradicts it"
-"""What can be done about an outcome that hangs on more than its file."""
+"""What can be done about an outcome that depends on more than its file."""
 HOW_MACHINE = "free memory and disk on this machine, and audit it again"
-"""What can be done where this machine failed: that contradicts nobody."""
+"""What can be done when this machine failed, which contradicts nobody."""
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]
 """Called after each outcome: how many were run again, of how many, and the last one's result."""
@@ -96,20 +89,20 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Where evidence is."""
+    """Sources of the evidence."""
 
     store: EvidenceFolders
     """Folders and bundles."""
     relays: tuple[str, ...] = ()
-    """Where policies are fetched that no folder has."""
+    """Relays from which policies are fetched that no folder has."""
     cache: Path = field(default_factory=Path)
-    """Where fetched policies are kept."""
+    """Folder of fetched policies."""
     orchestrator: str | None = None
-    """Who is asked for proofs of checking that no folder has."""
+    """Orchestrator that is asked for proofs of checking that no folder has."""
 
 
 def draw(table: OutcomeTable, run_id: RunId, sample: int | None, seed: int) -> list[int]:
-    """Return the rows to run again, by policy version; all of the run's for None."""
+    """Return the rows to run again by policy version; all of the run's if `sample` is None."""
     rows = np.flatnonzero(table.is_of(run_id))
     if sample is not None and sample < len(rows):
         rows = np.random.default_rng(seed).choice(rows, sample, replace=False)
@@ -126,8 +119,8 @@ async def rerun_verdicts(
     *,
     progress: Progress | None = None,
 ) -> list[Check]:
-    """Return whether the same checks on the same evidence give the recorded outcomes, and where
-    proofs of checking are to be had, whether the signers had recomputed them.
+    """Return whether the same checks on the same evidence give the recorded outcomes, and, with
+    proofs of checking, whether the signers had recomputed them.
     """
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-audit-")))
@@ -157,7 +150,7 @@ async def rerun_verdicts(
 def _sum_up(
     count: int, contradicted: int, found: list[Contradiction], not_rerun: list[NotRerun]
 ) -> Check:
-    """Return the check of `count` outcomes; it fails also when none of them could be run again."""
+    """Return the check of `count` outcomes; it also fails when none could be run again."""
     agreed = count - contradicted - len(not_rerun)
     figures = f"{agreed} of {count} outcomes agree, {contradicted} contradict"
     if not_rerun:
@@ -196,7 +189,7 @@ class Rejudge:
         self._slots = slots_of(history.ledger, run.run_id)
 
     def describe(self, row: int, result: Contradiction | NotRerun | None) -> str:
-        """Return one line on what came of an outcome."""
+        """Return the line about an outcome's result."""
         batch, position = self.table.place(row)
         verdict = self.table.record(row).verdict.name.lower()
         if isinstance(result, NotRerun):
@@ -206,7 +199,7 @@ class Rejudge:
         return f"{batch.batch_id}:{position} {verdict}: {word}"
 
     async def outcome(self, row: int) -> Contradiction | NotRerun | None:
-        """Return what contradicts an outcome, or why it cannot be run again; None: it agrees."""
+        """Return what contradicts an outcome, or why it cannot be run again; None if it agrees."""
         batch, position = self.table.place(row)
         record = self.table.record(row)
         if record.reason in NOT_OF_ONE_FILE and record.reason is not Reason.SAMPLER_DRIFT:
@@ -215,7 +208,7 @@ class Rejudge:
         try:
             entries, data = self._evidence(batch, record)
             self._rules = self._rules or self._read_rules()
-            # Before an accusation it looks twice.
+            # Compare a second time before accusing.
             problems, again = await self._compare(batch, position, entries, data)
             if problems:
                 problems, again = await self._compare(batch, position, entries, data)
@@ -239,7 +232,7 @@ class Rejudge:
             )
         name = hex0x(record.file_hash)
         data = self._copies.store.submission_file(record.file_hash)
-        if data is None and record.reason in CHECK_1:
+        if data is None and record.reason.check == 1:  # needs no file
             data = b""
         elif data is None:
             raise Missing(f"the file {name} is not in the evidence", HOW_FILES)
@@ -268,7 +261,7 @@ class Rejudge:
 
     async def _load(self, version: PolicyVersion) -> None:
         checkpoint = self._run.checkpoints.get(version)
-        if checkpoint is None or self._loaded == version:
+        if checkpoint is None or version == self._loaded == self._engine.policy_version:
             return
         folder = await self._policy(version)
         await asyncio.to_thread(self._engine.load_policy, folder, version)
@@ -293,7 +286,7 @@ class Rejudge:
         raise Missing(f"policy {version}, root {hex0x(root)}, is not in the evidence", HOW_POLICIES)
 
     def _candidates(self, version: PolicyVersion, manifest: Manifest | None) -> Iterator[Path]:
-        """Yield folders that may hold the policy; those of bundles are unpacked."""
+        """Yield folders that may hold the policy; bundles are unpacked into folders."""
         if manifest is None:
             return
         yield from self._copies.store.policy_folders(self._run.run_id, version)
@@ -306,8 +299,8 @@ class Rejudge:
     async def _compare(
         self, batch: BatchView, position: int, entries: Sequence[BatchEntry], data: bytes
     ) -> tuple[str, Rerun]:
-        """Return where the recorded outcome and the recomputed one differ, empty if nowhere, and
-        the recomputed one.
+        """Return the differences between the recorded outcome and the recomputed one, and the
+        recomputed one.
         """
         assert self._rules is not None  # read by the caller
         assert batch.records is not None  # a row is of a judged batch
@@ -325,7 +318,7 @@ class Rejudge:
         return "; ".join(wrong), again
 
     async def _with_history(self, place: OutcomePlace, alone: Rerun) -> Rerun:
-        """Return the outcome of a submission in the light of its worker's earlier ones."""
+        """Return the outcome of a submission after the test of its worker's history."""
         assert self._rules is not None  # read by the caller
         batches = self._history.ledger.batches
         counted = counted_before(batches, self._run, place)
@@ -338,7 +331,9 @@ class Rejudge:
         return replace(alone, record=record, detail=detail)
 
     async def _conduct(self, record: OutcomeRecord) -> Conduct:
-        """Return what an accepted file's replay measures; once, for many outcomes rest on it."""
+        """Return the conduct that replaying an accepted file measures; cached, as many outcomes
+        depend on it.
+        """
         name = record.file_hash
         if name not in self._conducts:
             assert self._rules is not None  # read by the caller
@@ -353,12 +348,12 @@ class Rejudge:
 
 
 class Missing(MusterError):
-    """Evidence that the chain names is not in the copy."""
+    """The copy lacks evidence that the chain names."""
 
     def __init__(self, message: str, how: str) -> None:
         super().__init__(message)
         self.how = how
-        """How it could be had."""
+        """How to get the evidence."""
 
 
 def _present(value: T | None, what: str) -> T:
@@ -371,7 +366,8 @@ def require_rows(rows: Sequence[int], run_id: RunId) -> None:
     """Raise ConfigError when there is nothing to run again."""
     if not rows:
         raise ConfigError(
-            f"run {run_id} has no outcomes to run again", hint="wait for some to be posted"
+            f"run {run_id} has no outcomes to run again",
+            hint="wait until validators have posted outcomes",
         )
 
 
@@ -379,9 +375,9 @@ def require_rows(rows: Sequence[int], run_id: RunId) -> None:
 
 
 class CheckingProofs:
-    """Compares what a run's validators show with what was recomputed, and adds up.
+    """Compares the fingerprints that a run's validators show with recomputed ones, and sums up.
 
-    A validator's fingerprints are its signed word, so it does not matter who shows them: a file
+    A validator signs its fingerprints, so their source does not matter: a file
     `checking-<batch>.json` of the evidence, which is an orchestrator's answer about the batch, or
     the orchestrator asked now. A missing proof is a note: no rule says that it must be kept.
     """
@@ -389,25 +385,25 @@ class CheckingProofs:
     def __init__(
         self, run: RunView, domain: Domain, store: EvidenceFolders, orchestrator: str | None = None
     ) -> None:
-        """`domain` is the ledger's; `orchestrator` is asked for what `store` does not have."""
+        """`domain` is the ledger's; `orchestrator` is asked for proofs that `store` lacks."""
         self._run, self._domain = run, domain
         self._store, self._orchestrator = store, orchestrator
         self._known: dict[int, BatchChecking | None] = {}
         self._found: list[Contradiction] = []
         self._counts: Counter[Proof] = Counter()
-        # In order, each once.
+        # An ordered set.
         self._notes: dict[str, None] = {}
 
     async def wanted(self, batch: BatchView) -> list[Address]:
         """Return the validators whose fingerprints of a batch are to be recomputed.
 
-        They signed, or committed to fingerprints; there are none when nobody shows any.
+        These validators signed or committed to fingerprints. Empty when nobody shows any.
         """
         checking = await self._checking(batch)
         if checking is None:
             return []
         committed = {each.validator for each in checking.commitments} & set(self._run.seats)
-        return sorted(committed | self._signers(batch))
+        return sorted(committed | set(batch.signed_by(self._run.seats)))
 
     async def compare(self, batch: BatchView, position: int, recomputed: Fingerprints) -> None:
         """Compare the fingerprints of an accepted submission; other submissions need none."""
@@ -427,7 +423,7 @@ class CheckingProofs:
                 self._unproven(checking, batch, who)
 
     def check(self) -> Check | None:
-        """Return what came of it; None when nothing could be compared."""
+        """Return the result; None when nothing could be compared."""
         if not self._counts and not self._found:
             return None
         summary = (
@@ -437,7 +433,9 @@ class CheckingProofs:
         return summarise(name, self._found, summary, notes=self._notes)
 
     async def _checking(self, batch: BatchView) -> BatchChecking | None:
-        """Return what validators committed to and showed of a batch; None when nobody has it."""
+        """Return the commitments and fingerprints that validators gave for a batch; None when
+        nobody has them.
+        """
         if batch.batch_id not in self._known:
             found = self._store.checking(batch, self._found) or await self._asked(batch)
             self._known[batch.batch_id] = found
@@ -456,20 +454,20 @@ class CheckingProofs:
         return found if found.batch_root == batch.root else None
 
     def _unproven(self, checking: BatchChecking, batch: BatchView, who: Address) -> None:
-        """Note that a signer shows no proof; fingerprints that it did not sign were altered."""
+        """Note that a signer shows no proof; fingerprints without its signature were altered."""
         of = next((each for each in checking.commitments if each.validator == who), None)
         if of is not None and of.fingerprints is not None and of.records_hash == batch.records_hash:
             what = f"the fingerprints kept as {who}'s are not those that it signed"
             if all(what != each.detail for each in self._found if each.batch_id == batch.batch_id):
                 self._found.append(at_outcomes(batch, Kind.EVIDENCE_ALTERED, what))
-        elif who in self._signers(batch):
+        elif who in batch.signed_by(self._run.seats):
             says = "committed to no fingerprints" if of is None else "shows no fingerprints of it"
             self._notes[f"batch {batch.batch_id}: {who} signed and {says}"] = None
 
     def _copied(
         self, checking: BatchChecking, batch: BatchView, position: int, who: Address
     ) -> str:
-        """Return who else shows the same fingerprints, in words; empty when nobody does."""
+        """Return in words which others show the same fingerprints; empty when none does."""
         shown = {
             each.validator: parts[position]
             for each in checking.commitments
@@ -478,6 +476,3 @@ class CheckingProofs:
         mine = shown.pop(who)
         others = [other for other, of in shown.items() if of == mine]
         return f", the same as {others[0]} shows" if others else ""
-
-    def _signers(self, batch: BatchView) -> set[Address]:
-        return {who for who, bit in self._run.seats.items() if bit & batch.signers}

@@ -1,6 +1,6 @@
-"""What an audit finds: figures per run and worker, slashes, payments, checks. Pure.
+"""The result of an audit: figures per run and worker, slashes, payments, checks. Pure.
 
-The same figures for everybody who reads the same events; nothing but the chain is consulted.
+The same events give everybody the same figures; nothing but the chain is read.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ class RunReport:
     run_id: RunId
     """Its number."""
     owner: Address
-    """Who created it."""
+    """The account that created it."""
     paused: bool
     """Whether submissions are paused."""
     quorum: int
-    """Validators that must sign."""
+    """Number of validators that must sign."""
     validators: tuple[Address, ...]
     """The current validators."""
     price_wei: str
     """Wei per unit."""
     funded_wei: str
-    """Received."""
+    """Tokens that the run received."""
     paid_wei: str
-    """Paid out."""
+    """Tokens that the run paid out."""
     batches: int
     """Batches committed."""
     judged: int
@@ -99,7 +99,7 @@ class RunReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """A worker. Its outcomes are those of the audited runs, by the verdicts that stand."""
+    """A worker, with its outcomes in the audited runs by the verdicts that stand."""
 
     run_id: RunId
     """The run."""
@@ -138,13 +138,13 @@ class SlashReport:
     worker: Address
     """Whose stake it was: a worker's, a validator's or a juror's."""
     amount_wei: str
-    """What was taken."""
+    """The amount taken."""
     reason: str
-    """Why."""
+    """The reason, in words."""
     state: str
     """escrowed, released or restored."""
     run_id: RunId
-    """Run that it was staked for; 0 for the jurors' bench."""
+    """The run for which it was staked; 0 for the jurors' bench."""
     batch_id: int | None
     """Its batch."""
     position: int | None
@@ -164,13 +164,13 @@ class PaymentReport:
     run_id: RunId
     """The run that paid."""
     worker: Address
-    """Who was paid."""
+    """The paid worker."""
     slots: int
-    """For how many slots."""
+    """Number of paid slots."""
     units: int
-    """For how many units."""
+    """Number of paid units."""
     amount_wei: str
-    """How much."""
+    """The amount."""
     tx: str
     """The transaction."""
 
@@ -194,9 +194,9 @@ class AuditReport:
     losses: tuple[Loss, ...]
     """Losses in the audited runs, one for each stake that was slashed."""
     checks: tuple[Check, ...]
-    """What was recomputed: of the audited runs, and of what all runs share."""
+    """Checks of the audited runs, and of what all runs share."""
     others: int = 0
-    """Runs that were not looked at."""
+    """Number of runs that were not audited."""
 
     @property
     def passed(self) -> bool:
@@ -205,13 +205,13 @@ class AuditReport:
 
     @property
     def contradictions(self) -> tuple[Contradiction, ...]:
-        """What contradicts, in the order of the checks."""
+        """All contradictions, in the order of the checks."""
         return tuple(found for check in self.checks for found in check.contradictions)
 
     def to_json(self) -> dict[str, Any]:
         """Return the stable JSON form."""
         values = asdict(self)
-        # Sums of the slashes, for people.
+        # These are only for the terminal: losses are sums of the slashes.
         del values["losses"], values["others"]
         values["checks"] = [check.to_json() for check in self.checks]
         values["contradictions"] = [found.to_json() for found in self.contradictions]
@@ -227,9 +227,9 @@ def build_report(
     run_id: RunId | None = None,
     about_source: Sequence[Check] = (),
 ) -> AuditReport:
-    """Return what the events add up to, for one run or all, with every check.
+    """Return the report for one run or all, with every check.
 
-    `about_source` are checks of where the events came from.
+    `about_source` are checks of the events' source.
     """
     whole, view = view, view if run_id is None else of_run(view, run_id)
     table = tabulate(view)
@@ -283,9 +283,9 @@ def run_checks(
 ) -> list[Check]:
     """Return every check.
 
-    Batches never change once they are posted: roots, signatures and records of those outside
-    `fresh` are not looked at again. `view` may be `of_run`, a part of the `whole`. `doubts` are
-    those of verdicts that were run again.
+    Posted batches never change: roots, signatures and records of batches outside `fresh` are not
+    checked again. `view` may be a part of the `whole`, made by `of_run`. `doubts` come from
+    verdicts that were run again.
     """
     table = tabulate(view) if table is None else table
     fresh = table if fresh is None else fresh
@@ -319,14 +319,14 @@ def run_checks(
 
 
 class VerdictCounts:
-    """Outcomes of each worker, by the verdicts that stand, in one pass over the table."""
+    """Counts of each worker's outcomes by the verdicts that stand, in one pass over the table."""
 
     def __init__(self, table: OutcomeTable, run_id: RunId | None) -> None:
         rows = np.flatnonzero(table.is_of(run_id))
         numbers, place = np.unique(table.column("worker_id")[rows], return_inverse=True)
         self._place = {number: at for at, number in enumerate(numbers.tolist())}
         verdicts = table.verdict_N[rows]
-        # The last row is that of workers without outcomes.
+        # The last row is for workers without outcomes.
         self._counts: NDArray[np.int64] = np.zeros((len(numbers) + 1, 5), np.int64)
         np.add.at(self._counts, (place, verdicts), 1)
         self._units: NDArray[np.int64] = np.zeros(len(numbers) + 1, np.int64)
@@ -339,7 +339,7 @@ class VerdictCounts:
         return _figures(self._counts[at], int(self._units[at]))
 
     def of_all(self) -> dict[str, int]:
-        """Return everybody's figures."""
+        """Return the figures of all workers together."""
         return _figures(self._counts.sum(axis=0), int(self._units.sum()))
 
 
@@ -365,7 +365,7 @@ def _run_report(view: Ledger, run: RunView, table: OutcomeTable) -> RunReport:
         paid_wei=str(run.paid_wei),
         batches=len(batches),
         judged=sum(batch.records is not None for batch in batches),
-        # A submission that its worker took out of a batch is counted there.
+        # A batch split from another one holds a submission that is counted in the other one.
         submitted=sum(batch.count for batch in batches if batch.split_from is None),
         **VerdictCounts(table, run.run_id).of_all(),
         checkpoints=tuple(
@@ -414,11 +414,13 @@ def _slash_report(view: Ledger, slash: SlashView) -> SlashReport:
     )
 
 
-# One worker, one submission, every slash: what the ledger says, and what contradicts it
+# One worker, one submission, every slash: the ledger's facts, and their contradictions
 
 
 def worker_facts(history: ChainHistory, worker: str) -> dict[str, Any]:
-    """Return a worker's figures, outcomes, slashes and payments; raises ConfigError for nobody."""
+    """Return a worker's figures, outcomes, slashes and payments; raises ConfigError for a text that
+    names no worker.
+    """
     account = find_worker(history.ledger, worker)
     address = account.address
     report, table = history.report(), tabulate(history.ledger)
@@ -459,11 +461,13 @@ def _outcome(table: OutcomeTable, row: int) -> dict[str, Any]:
 
 
 def row_of(table: OutcomeTable, place: SubmissionPlace) -> int:
-    """Return an outcome's row; raises ConfigError when it is not judged yet."""
+    """Return the row of a submission's outcome; raises ConfigError when it is not judged yet."""
     for number, batch in enumerate(table.batches):
         if batch.batch_id == place.batch.batch_id:
             return int(table.starts[number]) + place.position
-    raise ConfigError(f"submission {place} is not judged yet", hint="muster explain says who is to")
+    raise ConfigError(
+        f"submission {place} is not judged yet", hint="muster explain says who must judge it"
+    )
 
 
 def submission_facts(history: ChainHistory, submission: str) -> dict[str, Any]:
@@ -502,7 +506,7 @@ def submission_facts(history: ChainHistory, submission: str) -> dict[str, Any]:
 
 
 def _called(history: ChainHistory, batch: BatchView) -> dict[str, Any]:
-    """Return who was drawn to check a batch, and on what ground others signed instead."""
+    """Return the validators drawn to check a batch, and the ground on which others signed."""
     if not batch.signers:
         return {"drawn_first": None, "signed_on_ground": "judged by jurors of the network"}
     deadline_s = history.parameters.get("outcome_deadline_s")
@@ -523,7 +527,7 @@ def _about(history: ChainHistory, batch: BatchView, position: int) -> Iterator[C
 
 
 def slash_facts(history: ChainHistory) -> dict[str, Any]:
-    """Return every slash with what contradicts it."""
+    """Return every slash with its contradictions."""
     report = history.report()
     wrong = [found for found in report.contradictions if str(found.kind).startswith("slash-")]
     return {

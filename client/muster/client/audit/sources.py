@@ -1,8 +1,8 @@
 """Reads a chain's history from RPC endpoints that may lie, and proves what they show.
 
-1. the first endpoint's events, as everybody reads them; with a dump or a proof, the raw logs too
-2. `blocks`: header and receipts of every block with events; `chain`: every header since the
-   contracts were deployed, each naming the one before, so that no block can be left out
+1. the first endpoint's events are read and decoded; with a dump or a proof, the raw logs are kept
+2. `blocks` proves header and receipts of every block with events; `chain` proves every header since
+   the contracts were deployed, each naming the one before, so that no block can be left out
 3. every further endpoint is asked for the same blocks and logs
 """
 
@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from muster.chain import BlockId, Chain, Deployment, EventReader, Poll
+from muster.chain.reader import logs_between
 from muster.chain.rpc import Call, Rpc, from_hex
 from muster.client.audit.contradictions import Check, Contradiction, Kind, ProofLevel, summarise
 from muster.client.audit.dump import DumpedBlock
@@ -31,14 +32,12 @@ from muster.protocol.errors import ConfigError, EncodingError, RpcError
 from muster.protocol.ids import Hash32, to_hash32
 
 HEADERS_AT_ONCE = 500
-"""Headers that are held in memory together."""
-LOGS_SPAN = 2_000
-"""Blocks asked for in one request of a further endpoint."""
+"""Number of headers held in memory together."""
 
 
 @dataclass(slots=True)
 class RawPoll:
-    """A history as one endpoint tells it."""
+    """A history from one endpoint."""
 
     poll: Poll
     """The decoded events and the head."""
@@ -47,12 +46,12 @@ class RawPoll:
 
 
 class SourceReader:
-    """Hears a history from one endpoint, poll by poll. It believes no file of logs."""
+    """Reads a history from one endpoint, poll by poll. It uses no cached file of logs."""
 
     def __init__(self, chain: Chain, *, keeps_logs: bool) -> None:
         self._keeps_logs = keeps_logs
         self._reader = EventReader(chain, on_logs=self._keep)
-        # By block hash and log index: a range that is read again overwrites.
+        # By block hash and log index, so that reading a range again overwrites.
         self._logs: dict[tuple[str, int], Mapping[str, Any]] = {}
 
     async def poll(self) -> RawPoll:
@@ -63,7 +62,7 @@ class SourceReader:
 
     def _keep(self, logs: Iterable[Mapping[str, Any]]) -> None:
         for log in logs if self._keeps_logs else ():
-            # A log that is no event of ours may have any form: it is not compared either.
+            # A log without one of our events may have any form: it is not compared either.
             with contextlib.suppress(KeyError, AttributeError):
                 if not log.get("removed"):
                     self._logs[log["blockHash"].lower(), from_hex(log["logIndex"])] = log
@@ -97,7 +96,7 @@ def contract_addresses(deployment: Deployment) -> frozenset[str]:
 
 async def prove(chain: Chain, heard: RawPoll, proof: ProofLevel) -> Check:
     """Return whether an endpoint's answers prove its events; raises ConfigError when it does not
-    give what a proof is made of. Headers and receipts are kept in `heard`.
+    give the headers or receipts for a proof. These are kept in `heard`.
     """
     addresses, head = contract_addresses(chain.deployment), heard.poll.head
     found: list[Contradiction] = []
@@ -111,9 +110,7 @@ async def prove(chain: Chain, heard: RawPoll, proof: ProofLevel) -> Check:
             shown = heard.blocks[number]
             found += check_block(shown, header, of_block, addresses)
             kept = {name: header[name] for name in HEADER_FIELDS if name in header}
-            heard.blocks[number] = DumpedBlock(
-                shown.block, shown.timestamp, shown.logs, kept, of_block
-            )
+            heard.blocks[number] = replace(shown, header=kept, receipts=of_block)
     what = f"{len(numbers)} blocks with events" + (
         f", every block up to {head.number} ({hex0x(head.hash)})"
         if proof is ProofLevel.CHAIN
@@ -138,7 +135,7 @@ def check_block(
     except (EncodingError, KeyError, TypeError) as error:
         raise ConfigError(
             f"block {shown.block.number} cannot be proven: {error}",
-            hint="another endpoint, or --prove none to believe this one",
+            hint="give another endpoint with --rpc, or --prove none to trust this one",
         ) from error
 
 
@@ -156,7 +153,9 @@ async def _prove_chain(
             found += _check_link(header, number, before)
             before = to_hash32(header["hash"])
             bloom = bytes.fromhex(header["logsBloom"][2:])
-            if number not in heard.blocks and may_hold_logs_of(bloom, addresses):
+            if number in heard.blocks:
+                found += _check_shown(heard.blocks[number].block, before)
+            elif may_hold_logs_of(bloom, addresses):
                 suspects.append((number, header))
         receipts = await _receipts(chain.rpc, [number for number, _ in suspects])
         for (_, header), of_block in zip(suspects, receipts, strict=True):
@@ -177,6 +176,14 @@ def _check_link(
     return wrong
 
 
+def _check_shown(shown: BlockId, linked: Hash32) -> list[Contradiction]:
+    """Return what is wrong when the block whose events are proven is not the one that is linked."""
+    if shown.hash == linked:
+        return []
+    what = f"its events are of {hex0x(shown.hash)}, the chain has {hex0x(linked)} there"
+    return [Contradiction(Kind.SOURCE_CHAIN, what, block=shown.number)]
+
+
 async def _headers(rpc: Rpc, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
     calls: list[Call] = [("eth_getBlockByNumber", [hex(number), False]) for number in numbers]
     return _all_of(rpc, "eth_getBlockByNumber", await rpc.batch(calls), dict)
@@ -189,7 +196,7 @@ async def _receipts(rpc: Rpc, numbers: Sequence[int]) -> list[list[Mapping[str, 
     except RpcError as error:
         raise ConfigError(
             f"{rpc.masked_url} does not give receipts, without which nothing is proven: {error}",
-            hint="another endpoint, or --prove none to believe this one",
+            hint="give another endpoint with --rpc, or --prove none to trust this one",
         ) from error
     return _all_of(rpc, "eth_getBlockReceipts", answers, list)
 
@@ -199,7 +206,7 @@ def _all_of(rpc: Rpc, method: str, answers: list[Any], kind: type) -> list[Any]:
         return answers
     raise ConfigError(
         f"{rpc.masked_url} answers {method} with nothing for a block of its own",
-        hint="was the chain reorganised? look again, or ask another endpoint",
+        hint="the chain may have been reorganised: try again, or give another endpoint with --rpc",
     )
 
 
@@ -243,14 +250,9 @@ async def _differing_logs(
 ) -> list[tuple[int, str]]:
     ours = {(n, log_key(log)) for n, block in heard.blocks.items() for log in block.logs}
     theirs: set[tuple[int, LogKey]] = set()
-    for start in range(other.deployment.deploy_block, last + 1, LOGS_SPAN):
-        query = {
-            "address": sorted(contract_addresses(other.deployment)),
-            "fromBlock": hex(start),
-            "toBlock": hex(min(start + LOGS_SPAN - 1, last)),
-        }
-        logs = await other.rpc.call("eth_getLogs", query)
-        theirs |= {(from_hex(log["blockNumber"]), log_key(log)) for log in logs}
+    query = {"address": sorted(contract_addresses(other.deployment))}
+    async for log in logs_between(other.rpc, query, other.deployment.deploy_block, last):
+        theirs.add((from_hex(log["blockNumber"]), log_key(log)))
     return [
         (number, f"only {who.masked_url} shows log {key[0]} of transaction {key[1]}")
         for who, only in ((first, ours - theirs), (other.rpc, theirs - ours))
@@ -264,9 +266,9 @@ async def _differing_logs(
 async def compare_with_past(
     rpc: Rpc, past: Iterator[DumpedBlock], name: str, describe: Callable[[DumpedBlock], str]
 ) -> Check:
-    """Return whether blocks that were written down before are still on the chain.
+    """Return whether the blocks of an earlier dump are still on the chain.
 
-    `describe` says which events a dumped block held.
+    `describe` returns the events of a dumped block in words.
     """
     found: list[Contradiction] = []
     count = 0

@@ -1,8 +1,8 @@
 """What an auditor recomputes about stake: whose it is, what it was taken for, where it went. Pure.
 
-Nobody lost stake that it had not signed for: a slash is of one run, for an offence there by a
-member of it, and takes the share of the terms by which that work was committed. On the bench it is
-for a vote that was not cast.
+A slash takes only stake that its owner had signed for: it is for one run and an offence there by a
+member of that run, and takes the share in the terms under which the work was committed. A juror is
+slashed on the bench for a vote that it did not cast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from muster.client.audit.contradictions import Check, Contradiction, Kind, summa
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import Parameters
 from muster.client.audit.table import OutcomeTable
-from muster.client.audit.work import terms_of_batch
 from muster.client.quantities import format_tokens
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.ids import Hash32, RunId
@@ -28,9 +27,9 @@ from muster.protocol.messages import OutcomeRecord, Verdict
 PPM = 1_000_000
 """The whole, in millionths."""
 FRAUDS = (Offence.FRAUD, Offence.EXACT_FRAUD)
-"""Offences that are outcomes."""
+"""Offences that an outcome proves."""
 MAX_FOLLOWERS = 256
-"""Later offences that are counted when stake comes back, at most."""
+"""Most later offences that are counted when stake is given back."""
 
 Problems = Iterator[tuple[Kind, str]]
 """Problems, each with its kind."""
@@ -60,7 +59,7 @@ def _worker_problems(view: Ledger, parameters: Parameters) -> Iterator[Contradic
                 yield _role(f"{who} agreed to terms {member.terms}, which the run never had")
             if not member.worker.nodes:
                 yield _role(f"{who} has no node that signs for it")
-            # Active from a later block on is active for the stake's sake.
+            # A member that becomes active at a later block must hold the stake already.
             if member.is_active(member.active_from) and member.active_wei < required:
                 yield _role(f"{who} is active with {format_tokens(member.active_wei)} tokens")
 
@@ -86,14 +85,14 @@ def _role(detail: str) -> Contradiction:
 
 
 def slashes(view: Ledger, table: OutcomeTable, parameters: Parameters) -> Check:
-    """Return whether every slash follows from an offence that its owner answers for."""
+    """Return whether every slash follows from an offence by the stake's owner."""
     found = [
         _of(slash, kind, problem)
         for slash in view.slashes
         for kind, problem in _slash_problems(view, table, slash, parameters)
     ]
     executed = {(slash.batch_id, slash.position) for slash in view.slashes}
-    places = (table.place(int(row)) for row in np.flatnonzero(table.is_verdict(Verdict.FRAUD)))
+    places = map(table.place, np.flatnonzero(table.is_verdict(Verdict.FRAUD)).tolist())
     waiting = sum((batch.batch_id, position) not in executed for batch, position in places)
     return summarise(
         "nobody lost what it had not signed for",
@@ -140,7 +139,7 @@ def _slash_problems(
 
 
 def escrow_of(slash: SlashView) -> Hash32:
-    """Return what an offence is filed under."""
+    """Return the id of an offence's escrow."""
     number = list(Offence).index(slash.offence)
     return keccak(abi_words(slash.run_id, address_bytes(slash.owner), number, slash.tag))
 
@@ -148,8 +147,8 @@ def escrow_of(slash: SlashView) -> Hash32:
 def due_shares(
     view: Ledger, table: OutcomeTable, slash: SlashView, parameters: Parameters
 ) -> set[int] | None:
-    """Return what an offence costs, in millionths of the stake; several where it cannot be told
-    which, None where it is not known.
+    """Return the share of stake that an offence costs, in millionths; several if more than one is
+    possible, None if not known.
     """
     if slash.offence is Offence.DOUBLE_OUTCOME:
         return {PPM}
@@ -160,17 +159,17 @@ def due_shares(
     if slash.offence is Offence.DOUBLE_SUBMISSION:
         return _exact_shares(view, table, slash)
     batch = view.batch_of(slash)
-    terms = terms_of_batch(view, batch) if batch else None
+    terms = view.terms_of(batch) if batch else None
     if terms is None:
         return set()
     if slash.offence is Offence.EXACT_FRAUD:
         return {terms.exact_fraud_ppm}
-    # Doubled by every conviction that stood.
+    # Each earlier conviction doubles the share.
     return {min(terms.fraud_ppm << max(0, min(slash.priors, 20)), PPM)}
 
 
 def _exact_shares(view: Ledger, table: OutcomeTable, slash: SlashView) -> set[int]:
-    """Return what two submissions for a slot may cost: by the terms of a batch that judged it."""
+    """Return the shares that a double submission may cost, by the terms of batches of its slot."""
     worker = view.workers.get(slash.owner)
     if worker is None or not len(table):
         return set()
@@ -182,8 +181,8 @@ def _exact_shares(view: Ledger, table: OutcomeTable, slash: SlashView) -> set[in
             table.column("index") == slash.tag & 0xFFFFFFFF,
         ]
     )
-    batches = (table.place(int(row))[0] for row in np.flatnonzero(is_slot))
-    terms = (terms_of_batch(view, batch) for batch in batches)
+    batches = (table.place(row)[0] for row in np.flatnonzero(is_slot).tolist())
+    terms = map(view.terms_of, batches)
     return {each.exact_fraud_ppm for each in terms if each is not None}
 
 
@@ -224,7 +223,7 @@ def _verdict_problems(
     is_restored, is_overturned = slash.state is SlashState.RESTORED, bool(case and case.overturned)
     if is_restored and not is_overturned:
         yield "the stake was given back though the verdict stands"
-    # A restored stake had been taken for the recorded verdict.
+    # Stake that was given back had been taken for the recorded verdict.
     ruling = _stands(record, None if is_restored else case)
     if ruling >> 8 != Verdict.FRAUD:
         yield "the verdict that stands is not fraud"
@@ -239,7 +238,7 @@ def _stands(record: OutcomeRecord, case: CaseView | None) -> int:
 
 
 def _conviction_problems(view: Ledger) -> Iterator[Contradiction]:
-    """Yield the members whose convictions are not the offences that stand against them."""
+    """Yield the members whose convictions differ from the offences that stand against them."""
     convicting = (*FRAUDS, Offence.DOUBLE_SUBMISSION)
     standing = Counter(
         (slash.run_id, slash.owner)
@@ -269,14 +268,14 @@ def _signer_problems(view: Ledger, slash: SlashView) -> Problems:
     if batch is None or run is None or batch.run_id != slash.run_id:
         yield Kind.SLASH_OTHER_RUN, f"batch {slash.tag} is none of run {slash.run_id}"
         return
-    if not run.seats.get(slash.owner, 0) & batch.signers:
+    if slash.owner not in batch.signed_by(run.seats):
         yield Kind.SLASH_UNFOUNDED, f"it did not sign the outcomes of batch {slash.tag}"
     if not any(slash.owner in case.fined for case in _lost_cases(view, slash.tag)):
         yield Kind.SLASH_UNFOUNDED, f"no jury overturned what it signed in batch {slash.tag}"
 
 
 def _lost_cases(view: Ledger, batch_id: int) -> Iterator[CaseView]:
-    """Yield the cases that make a batch's signers pay. Cases about missing files do not."""
+    """Yield the cases for which a batch's signers are slashed; not those about missing files."""
     for case in view.cases.values():
         is_seen = not is_unavailable(case.recorded) and not case.is_summons
         if case.batch_id == batch_id and case.overturned and is_seen:
@@ -300,13 +299,13 @@ def _double_submission_problems(view: Ledger, slash: SlashView) -> Problems:
 
 
 def _unproven(view: Ledger, slash: SlashView) -> Problems:
-    # The fault court checked the two signatures, which its event does not repeat.
+    # The event does not repeat the two signatures, which the fault court checked.
     if slash.escrow_id not in view.proven:
         yield Kind.SLASH_UNFOUNDED, "the fault court proved nothing of it"
 
 
 def _reporters(view: Ledger, slash: SlashView) -> set[str]:
-    """Return the accounts that may be rewarded: none unless a jury contradicted the record."""
+    """Return the accounts that may be the rewarded reporter; the zero address stands for nobody."""
     if slash.offence is Offence.WRONG_VERDICT:
         return {case.reporter for case in _lost_cases(view, slash.tag)}
     record = view.record_at(slash.batch_id, slash.position)
@@ -316,13 +315,13 @@ def _reporters(view: Ledger, slash: SlashView) -> set[str]:
     return {case.reporter if case is not None and case.overturned else ZERO_ADDRESS}
 
 
-# Stake that came back
+# Stake that was given back
 
 
 def _follow_problems(
     view: Ledger, table: OutcomeTable, parameters: Parameters
 ) -> Iterator[Contradiction]:
-    """Yield problems with the shares that later offences took of stake that came back."""
+    """Yield problems with the shares that later offences took of stake that was given back."""
     told: dict[Hash32, list[tuple[Hash32, int]]] = {}
     for each in view.followed:
         told.setdefault(each.earlier, []).append((each.later, each.wei))
@@ -341,7 +340,7 @@ def _follow_problems(
 def _followers(
     view: Ledger, table: OutcomeTable, place: int, parameters: Parameters
 ) -> list[tuple[Hash32, int]] | None:
-    """Return the shares that later offences had to take of a restored slash; None if not known."""
+    """Return the shares of a restored slash that later offences must take; None if not known."""
     restored = view.slashes[place]
     left = restored.amount_wei
     until = view.restored_after.get(restored.escrow_id, len(view.slashes))
@@ -360,11 +359,11 @@ def _followers(
     return due
 
 
-# Where it went
+# Where the slashed stake went
 
 
 def slash_splits(view: Ledger, parameters: Parameters) -> Check:
-    """Return whether released slashes went where they must."""
+    """Return whether released slashes were burned, insured and rewarded as they must."""
     released = [slash for slash in view.slashes if slash.split is not None]
     found = (
         Contradiction(Kind.SLASH_SPLIT, f"{slash.owner}: {problem}", tx=slash.settled_tx)
@@ -381,7 +380,7 @@ def _split_problems(view: Ledger, slash: SlashView, parameters: Parameters) -> I
     if sum(slash.split) != slash.amount_wei:
         split = ", ".join(map(format_tokens, slash.split))
         yield f"{split} tokens do not add up to {format_tokens(slash.amount_wei)}"
-    # A share taken after a final slash is split by itself, and nobody reported it.
+    # A share taken after the slash was final is split separately, without a reporter.
     parts = view.splits.get(slash.escrow_id, [])
     for number, (burned, insured, rewarded) in enumerate(parts):
         amount = burned + insured + rewarded
@@ -401,5 +400,5 @@ def _split_problems(view: Ledger, slash: SlashView, parameters: Parameters) -> I
 
 
 def _both(wei: Iterable[int]) -> str:
-    """Return active and unbonding stake, in tokens."""
+    """Return active and unbonding stake in tokens, as text."""
     return " + ".join(map(format_tokens, wei))

@@ -27,7 +27,7 @@ class OutcomeTable:
     batches: Sequence[BatchView]
     """The judged batches."""
     starts: NDArray[np.int64]
-    """First row of each of them, and after the last one the number of rows."""
+    """First row of each batch, followed by the total number of rows."""
     records_N: NDArray[Any]
     """The records, of type RECORD."""
     batch_N: NDArray[np.int32]
@@ -39,17 +39,21 @@ class OutcomeTable:
         return len(self.records_N)
 
     def column(self, name: str) -> NDArray[np.int64]:
-        """Return a number of each record, in the machine's byte order."""
+        """Return a numeric field of each record, in the machine's byte order."""
         return self.records_N[name].astype(np.int64)
 
     def of_batches(self, values: Sequence[int]) -> NDArray[np.int64]:
-        """Return one value per row from one per batch."""
+        """Return one value per row, given one per batch."""
         per_batch: NDArray[np.int64] = np.array(values, np.int64)
         return per_batch[self.batch_N] if len(values) else np.zeros(0, np.int64)
 
     def run_N(self) -> NDArray[np.int64]:
         """Return the run of each row."""
         return self.of_batches([batch.run_id for batch in self.batches])
+
+    def member_N(self) -> NDArray[np.int64]:
+        """Return the worker of each row in its run, as `run << 32 | worker`."""
+        return (self.run_N() << 32) | self.column("worker_id")
 
     def place(self, row: int) -> tuple[BatchView, int]:
         """Return a row's batch and its position there."""
@@ -67,7 +71,7 @@ class OutcomeTable:
         return np.equal(self.run_N(), run_id)
 
     def is_verdict(self, *verdicts: Verdict) -> NDArray[np.bool_]:
-        """Return where one of some verdicts stands."""
+        """Return for each row whether one of these verdicts stands."""
         return np.isin(self.verdict_N, np.array(verdicts, np.uint8))
 
     def slices(self) -> Iterator[tuple[BatchView, NDArray[Any]]]:
@@ -77,7 +81,7 @@ class OutcomeTable:
 
 
 def at_row(table: OutcomeTable, row: int, kind: Kind, detail: str) -> Contradiction:
-    """Return what is wrong with the outcome of a row."""
+    """Return a contradiction about the outcome of a row."""
     batch, position = table.place(row)
     return at_outcomes(batch, kind, detail, position)
 
@@ -85,7 +89,7 @@ def at_row(table: OutcomeTable, row: int, kind: Kind, detail: str) -> Contradict
 def packed(batch: BatchView) -> bytes:
     """Return a judged batch's records as posted."""
     records = batch.records
-    # The ledger keeps them packed; other views keep objects.
+    # The audit's ledger keeps records packed; other views keep objects.
     packed_records: object = records
     if isinstance(packed_records, PackedRecords):
         return packed_records.data
@@ -99,7 +103,7 @@ def tabulate(view: Ledger, *, only: Collection[int] | None = None) -> OutcomeTab
         for batch in view.batches.values()
         if batch.records and (only is None or batch.batch_id in only)
     ]
-    # Joined as bytes: numpy's concatenation would turn the numbers to the machine's byte order.
+    # Joined as bytes: numpy's concatenation would convert them to the machine's byte order.
     records = np.frombuffer(b"".join(map(packed, batches)), dtype=RECORD)
     sizes = [len(batch.records or ()) for batch in batches]
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -115,7 +119,7 @@ def tabulate(view: Ledger, *, only: Collection[int] | None = None) -> OutcomeTab
 
 
 def _apply_disputes(view: Ledger, table: OutcomeTable) -> None:
-    """Put the jury's verdict on every overturned outcome in the recorded one's place."""
+    """Replace the recorded verdict of every overturned outcome by the jury's."""
     numbers = {batch.batch_id: number for number, batch in enumerate(table.batches)}
     for case in view.cases.values():
         number = numbers.get(case.batch_id)
@@ -131,7 +135,7 @@ def _apply_disputes(view: Ledger, table: OutcomeTable) -> None:
 
 _TYPE = keccak(Submission.TYPE.encode())
 _WORDS = 9
-"""Type hash and the fields of a submission."""
+"""Words of a submission's preimage: the type hash and eight fields."""
 _FIELDS = (
     ("step", 3, 4),
     ("index", 4, 4),
@@ -139,7 +143,7 @@ _FIELDS = (
     ("rollouts", 7, 2),
     ("units", 8, 4),
 )
-"""Numbers of a record, the word that each is in a submission, and its bytes."""
+"""Numeric fields of a record, each with its word in a submission's preimage and its bytes."""
 
 
 def outcome_leaves(batch_id: int, records_N: NDArray[Any]) -> list[Hash32]:
@@ -155,8 +159,8 @@ def outcome_leaves(batch_id: int, records_N: NDArray[Any]) -> list[Hash32]:
 def submission_leaves(
     run_id: int, records_N: NDArray[Any], addresses: Mapping[int, Address]
 ) -> list[Hash32] | None:
-    """Return the leaves that the submissions have if the records repeat them; None when a record
-    names a worker without an address.
+    """Return the leaves of the submissions that the records describe; None when a record names a
+    worker without an address.
     """
     known = {number: addresses.get(number) for number in set(records_N["worker_id"].tolist())}
     if None in known.values():
@@ -166,7 +170,7 @@ def submission_leaves(
     preimages[:, 0] = np.frombuffer(_TYPE, np.uint8)
     preimages[:, 1, 24:] = np.frombuffer(run_id.to_bytes(8, "big"), np.uint8)
     for number, address in known.items():
-        assert address is not None  # looked at above
+        assert address is not None  # checked above
         mine = records_N["worker_id"] == number
         preimages[mine, 2, 12:] = np.frombuffer(address_bytes(address), np.uint8)
     for name, word, size in _FIELDS:

@@ -1,16 +1,16 @@
 """What an auditor recomputes about the work: roots, signatures, deadlines, who could have done it.
 
-Pure. Nothing here trusts what the ledger computed: it is derived again from the records.
+Pure. Results that the ledger contract computed are not trusted but derived from the records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.chain import BatchStatus, BatchView, LeasedWork, MemberView, RunTerms, WorkerStatus
+from muster.chain import BatchStatus, BatchView, LeasedWork, MemberView, WorkerStatus
 from muster.chain.doubles import WITHHELD
 from muster.client.audit.contradictions import (
     Check,
@@ -31,7 +31,7 @@ from muster.protocol.reasons import verdicts_of
 
 
 def events_follow(view: Ledger) -> Check:
-    """Return whether the events make sense one after the other."""
+    """Return whether every event follows from those before it."""
     return summarise(
         "events follow from one another", view.disorder, f"up to block {view.block_number}"
     )
@@ -41,7 +41,7 @@ def events_follow(view: Ledger) -> Check:
 
 
 def batch_roots(view: Ledger, table: OutcomeTable) -> Check:
-    """Return whether batches commit to the judged submissions, where events suffice to tell."""
+    """Return whether batches commit to the judged submissions, as far as events can tell."""
     found: list[Contradiction] = []
     addresses = {number: worker.address for number, worker in view.worker_by_id.items()}
     proven = 0
@@ -86,7 +86,7 @@ def outcomes_roots(table: OutcomeTable) -> Check:
 
 
 def direct_submissions(view: Ledger, domain: Domain) -> Check:
-    """Return whether workers themselves committed, or took out, the work that bears their name."""
+    """Return whether directly committed, or taken out, work is signed by its worker's node."""
     own = [(batch, batch.work) for batch in view.batches.values() if batch.work is not None]
     found = (
         at_commitment(batch, Kind.DIRECT_SIGNATURE, problem)
@@ -101,13 +101,13 @@ def direct_submissions(view: Ledger, domain: Domain) -> Check:
 
 
 def _work_problem(view: Ledger, batch: BatchView, work: LeasedWork, domain: Domain) -> str | None:
-    """Return what is wrong with work that its worker brought itself."""
+    """Return what is wrong with work that its worker committed itself."""
     submission, ticket = work.submission, work.ticket
     node = signer_of(domain, submission, work.node_signature)
     if not view.answers_for(batch, submission.worker, node):
         return "it is not signed by a node of its worker"
     if batch.split_from is not None:
-        # The run's orchestrator committed it: the ledger asks for no ticket then.
+        # The run's orchestrator had committed it, so the ledger requires no ticket.
         return None
     if signer_of(domain, ticket, work.ticket_signature) != batch.orchestrator:
         return "its ticket is not signed by the run's orchestrator"
@@ -130,7 +130,7 @@ def commitments(view: Ledger) -> Check:
     taken: set[tuple[int, ...]] = set()
     for batch in view.batches.values():
         if batch.direct is not None:
-            # A worker brings a slot by itself once, under any policy.
+            # A worker may commit a slot itself only once, whatever the policy.
             slot = _slot(batch.direct)[:-1]
             if slot in taken:
                 found.append(at_commitment(batch, Kind.BATCH_SPLIT, "its slot was brought before"))
@@ -144,7 +144,7 @@ def commitments(view: Ledger) -> Check:
 
 
 def _commitment_problems(view: Ledger, batch: BatchView) -> Iterator[tuple[Kind, str]]:
-    terms = terms_of_batch(view, batch)
+    terms = view.terms_of(batch)
     if terms is None or terms.price_per_unit != batch.price_per_unit:
         yield Kind.BATCH_TERMS, f"its price is not that of terms {batch.terms} of its run"
     if batch.split_from is not None:
@@ -171,8 +171,8 @@ def _split_problems(view: Ledger, batch: BatchView, source_id: int) -> Iterator[
 
 
 def signatures(view: Ledger, table: OutcomeTable, domain: Domain) -> Check:
-    """Return whether a quorum of validators, or else a jury, stands behind every outcome, and a
-    quorum behind every batch that is said to be withheld.
+    """Return whether a quorum of validators or a jury decided every outcome, and a quorum signed
+    that each withheld batch is withheld.
     """
     withheld = [batch for batch in view.batches.values() if _has_withheld_word(batch)]
     found = (
@@ -205,10 +205,10 @@ def _signature_problems(view: Ledger, batch: BatchView, domain: Domain) -> Itera
     for stranger in {signer for signer in signers if signer} - valid:
         yield at_outcomes(batch, Kind.OUTCOME_STRANGER, f"{stranger} signed and was no validator")
     run = view.runs.get(batch.run_id)
-    if run is not None and seats_of(valid, run.seats) != batch.signers:
+    if run is not None and sum(run.seats.get(who, 0) for who in valid) != batch.signers:
         what = f"seats {batch.signers:#b} are recorded, not those of who signed"
         yield at_outcomes(batch, Kind.OUTCOME_SIGNATURE, what)
-    terms = terms_of_batch(view, batch)
+    terms = view.terms_of(batch)
     quorum = terms.quorum if terms else 1
     if len(valid) < quorum:
         what = f"{len(valid)} validators signed, the quorum is {quorum}"
@@ -216,7 +216,7 @@ def _signature_problems(view: Ledger, batch: BatchView, domain: Domain) -> Itera
 
 
 def _ruling_problem(view: Ledger, batch: BatchView) -> str | None:
-    """Return what is wrong with an outcome that no validator signed. A jury must have ruled it."""
+    """Return what is wrong with an outcome that no validator signed: a jury must have ruled it."""
     case, records = view.cases.get(summons_of(batch.batch_id)), list(batch.records or ())
     if case is None or not case.overturned or len(records) != 1 or not case.claims:
         return "nobody signed, and no jury of the network ruled so"
@@ -232,18 +232,6 @@ def _ruling_problem(view: Ledger, batch: BatchView) -> str | None:
     return None
 
 
-def seats_of(accounts: Collection[Address], seats: Mapping[Address, int]) -> int:
-    """Return the bits of some accounts' seats, joined."""
-    return sum(bit for who, bit in seats.items() if who in accounts)
-
-
-def terms_of_batch(view: Ledger, batch: BatchView) -> RunTerms | None:
-    """Return the run's terms by which a batch is paid, judged and punished; None if not known."""
-    run = view.runs.get(batch.run_id)
-    known = run.terms[batch.terms - 1 : batch.terms] if run is not None and batch.terms else []
-    return known[0] if known else None
-
-
 def outcome_signers(batch: BatchView, domain: Domain) -> list[Address | None]:
     """Return who signed a batch's outcomes, None for each signature that recovers to nobody."""
     if batch.records_hash is None:
@@ -256,7 +244,7 @@ def outcome_signers(batch: BatchView, domain: Domain) -> list[Address | None]:
 
 
 def deadlines(table: OutcomeTable, deadline_s: int | None) -> Check:
-    """Return whether outcomes came in time, and hold what their batch declared."""
+    """Return whether outcomes came in time, with no more units than their batch declared."""
     found = (
         contradiction
         for batch, records_N in table.slices()
@@ -285,12 +273,12 @@ def _posting_problems(
 
 
 def reasons(table: OutcomeTable) -> Check:
-    """Return whether every reason has a verdict that its check gives."""
+    """Return whether every reason comes with a verdict that its check can give."""
     allowed = np.zeros((256, 5), bool)
     for reason in Reason:
         allowed[reason, list(verdicts_of(reason))] = True
     rows = np.flatnonzero(~allowed[table.records_N["reason"], table.records_N["verdict"]])
-    found = (at_row(table, int(row), Kind.OUTCOME_REASON, _pair(table, int(row))) for row in rows)
+    found = (at_row(table, row, Kind.OUTCOME_REASON, _pair(table, row)) for row in rows.tolist())
     return summarise("verdicts are those of their reasons' checks", found, f"{len(table)} outcomes")
 
 
@@ -300,7 +288,7 @@ def _pair(table: OutcomeTable, row: int) -> str:
 
 
 def accepted_records(view: Ledger, table: OutcomeTable) -> Check:
-    """Return whether accepted work could be done at all: by whom, with which policy."""
+    """Return whether accepted work was possible: its worker was active, its policy published."""
     rows_A = np.flatnonzero(table.is_verdict(Verdict.ACCEPTED))
     committed_A = table.of_batches([_committed_in(view, b) for b in table.batches])[rows_A]
     published_A = _publication_blocks(view, table, rows_A)
@@ -340,7 +328,7 @@ def _unfounded(
 def _publication_blocks(
     view: Ledger, table: OutcomeTable, rows_A: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the block that published each row's policy, -1 where none did."""
+    """Return the block that published each row's policy, -1 if none did."""
     versions_A, runs_A = table.column("policy_version")[rows_A], table.run_N()[rows_A]
     blocks_A = np.full(len(rows_A), -1, np.int64)
     for run_id in np.unique(runs_A).tolist():
@@ -363,11 +351,10 @@ def _strangers(
     rows_A: NDArray[np.int64],
     committed_A: NDArray[np.int64],
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return where the worker is no member of the run, and where it was no active one when the
-    block of the commitment began.
+    """Return per row whether the worker is no member of the run, and whether it was not active at
+    the start of the commitment's block.
     """
-    runs_A, workers_A = table.run_N()[rows_A], table.column("worker_id")[rows_A]
-    pairs, place_A = np.unique((runs_A << 32) | workers_A, return_inverse=True)
+    pairs, place_A = np.unique(table.member_N()[rows_A], return_inverse=True)
     members = [_member_of(view, pair) for pair in pairs.tolist()]
     joined = np.array([member.joined_block if member else -1 for member in members], np.int64)
     joined_A = joined[place_A] if len(members) else np.zeros(0, np.int64)
@@ -383,6 +370,6 @@ def _strangers(
 
 
 def _member_of(view: Ledger, pair: int) -> MemberView | None:
-    """Return a member by its run and its worker's number, joined to one."""
+    """Return a member by its `run << 32 | worker`."""
     worker = view.worker_by_id.get(pair & 0xFFFFFFFF)
     return worker.memberships.get(RunId(pair >> 32)) if worker else None

@@ -50,7 +50,7 @@ from muster.wallet import keystore_address
 def contracts() -> None:
     """Deploy a network's contracts and see what they are fixed to.
 
-    They cannot be changed afterwards, by nobody: read docs/guides/deploy.md first.
+    Nobody can change them afterwards: read docs/guides/deploy.md first.
     """
 
 
@@ -65,9 +65,9 @@ def contracts() -> None:
 def deploy(network: Path, keystore: Path, password_file: Path | None, **options: Any) -> None:
     """Deploy the contracts that NETWORK describes, a TOML file, and write their addresses.
 
-    Its parameters have bounds with reasons: docs/reference/deployment.md. The same file and account
-    are the same addresses on every chain. A deployment that was interrupted goes on with the same
-    command: nothing is sent twice, and a finished one only has its file written again.
+    docs/reference/deployment.md lists the bounds of its parameters, with reasons. The same file and
+    account give the same addresses on every chain. To continue an interrupted deployment, run the
+    same command again: nothing is sent twice. After a finished one it only writes the addresses.
 
     \b
     Examples:
@@ -121,7 +121,7 @@ async def _deploy(described: NetworkFile, key: bytes, options: dict[str, Any]) -
 
 
 def _journal_in(deployments: Path, key: bytes) -> Path:
-    """Return the file of what an account has sent, beside the addresses; journals know chains."""
+    """Return an account's journal of sent transactions, for all chains, beside the addresses."""
     return deployments.expanduser() / f"{address_of(key)}.journal"
 
 
@@ -202,7 +202,9 @@ async def _verify(network: Path | None, sources: Path | None, options: dict[str,
         require_planned_addresses(chain.deployment, plan)
         if found := await first_difference(chain, plan):
             raise ChainError(
-                found.describe(), hint="deployed by another version, or with other parameters?"
+                found.describe(),
+                hint="give the NETWORK.toml that it was deployed with, or "
+                "use the version that deployed it",
             )
         await require_minted(chain, plan)
     written = write_standard_json(sources, STEPS) if sources else []
@@ -291,8 +293,8 @@ def _worded(name: str, value: str | int) -> str:
 def handover(to: str, keystore: Path, password_file: Path | None, **options: Any) -> None:
     """Send all tokens of the deploying account to TO, an account such as a multisig.
 
-    Nothing else is to be handed over: the contracts have no administrator, and who receives the
-    insured share of slashes is fixed. When nothing is left, nothing is sent.
+    Nothing else has an owner: the contracts have no administrator, and the receiver of the insured
+    share of slashes is fixed. If the account holds no tokens, nothing is sent.
 
     \b
     Example:
@@ -306,7 +308,7 @@ async def _handover(to: str, key: bytes, options: dict[str, Any]) -> None:
     account, journal = address_of(key), _journal_in(deployments, key)
     async with await Chain.connect(rpc_url, deployments, key=key, journal=journal) as chain:
         assert chain.sender is not None  # connected with a key
-        # What a killed process sent, first: it may have handed over already.
+        # First, transactions of a killed process: it may have handed over already.
         await chain.sender.recover()
         receiver = receiver_of(to, chain.deployment.contracts, account)
         left = await chain.token.balance_of(account)
@@ -317,28 +319,35 @@ async def _handover(to: str, key: bytes, options: dict[str, Any]) -> None:
             click.echo(
                 f"sends   {format_tokens(left)} tokens of {account}\n"
                 f"to      {receiver}, {kind}\n"
-                "stays   who receives the insured share of slashes, "
+                "stays   the receiver of the insured share of slashes, "
                 f"{await chain.vault.insurance()}: it is fixed\n"
                 "stays   nothing else: the deploying account has no power over the contracts",
                 err=True,
             )
             agree("Go on? It cannot be taken back", options)
             transaction = (await chain.token.transfer(receiver, left)).tx_hash
-        facts = {
-            "handed_over_tokens": format_tokens(left),
-            "to": receiver,
-            "holds_tokens": format_tokens(await chain.token.balance_of(receiver)),
-        }
-    print_result({**facts, "transaction": transaction}, options["as_json"])
+        holds = await chain.token.balance_of(receiver)
+    facts = {
+        "handed_over_tokens": format_tokens(left),
+        "to": receiver,
+        "holds_tokens": format_tokens(holds),
+        "transaction": transaction,
+    }
+    exact = {"handed_over_wei": str(left), "holds_wei": str(holds)}
+    print_result(facts | exact, options["as_json"], facts)
 
 
 def receiver_of(to: str, contracts_at: Mapping[str, Address], account: Address) -> Address:
-    """Return the account that tokens go to; raises ConfigError for one that tokens are lost in."""
+    """Return the account that receives the tokens; raises ConfigError if they would be lost."""
     receiver = parse_account(to)
     names = {at: name for name, at in contracts_at.items()}
     if receiver in names or receiver == ZERO_ADDRESS:
         what = names.get(receiver, "the zero address")
-        raise ConfigError(f"{receiver} is {what}: tokens sent there are lost")
+        raise ConfigError(
+            f"{receiver} is {what}: tokens sent there are lost", hint="give another account as TO"
+        )
     if receiver == account:
-        raise ConfigError(f"{receiver} is the account that hands over", hint="name another")
+        raise ConfigError(
+            f"{receiver} is the account that hands over", hint="give another account as TO"
+        )
     return receiver

@@ -1,4 +1,4 @@
-"""`muster data`: data sets made of a run's accepted rollouts, and checked."""
+"""`muster data`: makes data sets of a run's accepted rollouts, and checks them."""
 
 from __future__ import annotations
 
@@ -48,36 +48,41 @@ exclude_option = click.option(
 file_options = together(
     evidence_option,
     click.option(
-        "--source", multiple=True, metavar="URL", help="Shows work and files; repeatable."
+        "--source",
+        multiple=True,
+        metavar="URL",
+        help="Server of work and files; repeatable.",
     ),
-    click.option("--keystore", type=FILE, help="The run's trainer or a validator, for --source."),
+    click.option("--keystore", type=FILE, help="A trainer's or validator's, for --source."),
     click.option("--password-file", type=FILE, help=PASSWORD_HELP),
-    click.option("--model", type=FOLDER, help="Of `muster model fetch`: has the tokenizer."),
+    click.option("--model", type=FOLDER, help="Model folder, for its tokenizer."),
 )
-"""Where submissions' files, documents and the tokenizer are."""
+"""Options that name the submissions' files, the documents and the tokenizer."""
 
 
 @data.command("export")
 @run_option
 @click.option("--out", type=FOLDER, required=True, help="The data set's folder.")
-@click.option("--part", "parts", multiple=True, help="Of this part alone; repeatable.")
+@click.option("--part", "parts", multiple=True, help="Rows of this part only; repeatable.")
 @click.option("--reward-at-least", type=click.FloatRange(0, 1), default=0.0, help="Least reward.")
 @click.option("--tokens-at-least", type=click.IntRange(1), default=1, help="Shortest completion.")
-@click.option("--tokens-at-most", type=click.IntRange(1), default=1 << 20, help="Longest one.")
-@click.option("--finished", is_flag=True, help="Nothing that the token limit cut off.")
+@click.option(
+    "--tokens-at-most", type=click.IntRange(1), default=1 << 20, help="Longest completion."
+)
+@click.option("--finished", is_flag=True, help="No rows that the token limit cut off.")
 @click.option(
     "--agreement",
     type=click.FloatRange(0, 1),
     default=0.0,
-    help="Least share of a group with a row's answer.",
+    help="Least share of its group that agrees.",
 )
-@click.option("--best", is_flag=True, help="Of each group the sample with the highest reward.")
-@click.option("--per-problem", type=click.IntRange(1), help="Most rows of a problem.")
+@click.option("--best", is_flag=True, help="Only the best sample of each group.")
+@click.option("--per-problem", type=click.IntRange(1), help="Most rows per problem.")
 @click.option(
     "--test-share",
     type=click.FloatRange(0, 1, max_open=True),
     default=0.0,
-    help="Problems of the split `test`.",
+    help="Share of problems in the split `test`.",
 )
 @exclude_option
 @file_options
@@ -86,7 +91,7 @@ file_options = together(
 def export_command(run: int, as_json: bool, **options: Any) -> None:
     """Write a run's accepted rollouts as a data set, one row a sample.
 
-    Run again, the same command goes on: after an interruption, or with what was accepted since.
+    Run the same command again to continue an interrupted one, or to add newly accepted work.
     Libraries load the folder: `datasets.load_dataset("DIR")`.
 
     \b
@@ -117,7 +122,7 @@ def export_command(run: int, as_json: bool, **options: Any) -> None:
 async def _export(
     history: ChainHistory, stream: Stream, held_out: HeldOut, options: dict[str, Any]
 ) -> DataFolder:
-    """Bring the folder that the flags name up to the end of the stream."""
+    """Extend the folder that the flags name up to the end of the stream."""
     from muster.client.dataset.export import export_rows, origin_of, put_card
     from muster.client.dataset.folder import DataFolder
     from muster.client.dataset.rows import open_inputs
@@ -134,7 +139,7 @@ async def _export(
             with progress("submissions") as show:
                 await export_rows(folder, stream, inputs.maker, selection, inputs.find_file, show)
         finally:
-            # What could be exported has its card, too.
+            # The part that was exported gets its card after an error, too.
             put_card(folder, stream)
         return folder
 
@@ -163,9 +168,9 @@ def _settings(held_out: HeldOut, options: dict[str, Any]) -> SelectionSettings:
 @json_option
 @dump_option
 def verify_command(folder: Path, as_json: bool, **options: Any) -> None:
-    """Hold a data set against the ledger, and against the submissions' files if they are at hand.
+    """Compare a data set with the ledger, and with the submissions' files if they are at hand.
 
-    Exits with 1 when a row, a file or the card contradicts. What cannot be compared is said.
+    Exits with 1 when a row, a file or the card contradicts. Names what it could not compare.
 
     \b
     Examples:
@@ -184,16 +189,18 @@ def verify_command(folder: Path, as_json: bool, **options: Any) -> None:
         history = read_history(options)
         checks += check_folder(found, history, held_out)
         if all(check.passed for check in checks):
-            checks.append(asyncio.run(_check_rows(found, history, options)))
+            checks.append(asyncio.run(_check_rows(found, history, held_out, options)))
     _finish(found, checks, as_json=as_json)
 
 
 @data.command("judge")
 @click.argument("folder", metavar="DIR", type=FOLDER)
 @click.option("--judge", type=FOLDER, required=True, help="The judge's model.")
-@click.option("--task-set", type=FILE, help="The run's: it has the reference answers.")
-@click.option("--opinions", type=FILE, help="The file.  [default: DIR/opinions.jsonl]")
-@click.option("--check", "limits", type=FILE, help="Examine it under this calibration.")
+@click.option("--task-set", type=FILE, help="The run's task set, with its reference answers.")
+@click.option("--opinions", type=FILE, help="File of the replies.  [default: DIR/opinions.jsonl]")
+@click.option(
+    "--check", "limits", type=FILE, help="Check the replies under this calibration of the judge."
+)
 @json_option
 def judge_command(
     folder: Path,
@@ -204,10 +211,10 @@ def judge_command(
     *,
     as_json: bool,
 ) -> None:
-    """Ask a judge about the rows that one graded, and keep its replies with their proofs.
+    """Ask a judge about the rows that a judge graded, and keep its replies with their proofs.
 
-    With --check FILE somebody else's replies are examined, each by one forward pass; FILE is the
-    judge's calibration. Exits with 1 when a reply is not the judge's, or a reward not its score.
+    --check FILE checks somebody else's replies, each by one forward pass; FILE is the judge's
+    calibration. Exits with 1 when a reply is not the judge's, or a reward is not its score.
 
     \b
     Examples:
@@ -245,8 +252,10 @@ def judge_command(
     _finish(found, checks, as_json=as_json)
 
 
-async def _check_rows(folder: DataFolder, history: ChainHistory, options: dict[str, Any]) -> Check:
-    """Return whether rows are those of their files, as far as these are at hand."""
+async def _check_rows(
+    folder: DataFolder, history: ChainHistory, held_out: HeldOut, options: dict[str, Any]
+) -> Check:
+    """Return whether rows equal those of their files, as far as the files are available."""
     from muster.client.audit.contradictions import Check
     from muster.client.dataset.export import Stream
     from muster.client.dataset.rows import open_inputs
@@ -254,23 +263,25 @@ async def _check_rows(folder: DataFolder, history: ChainHistory, options: dict[s
     from muster.telemetry import progress
 
     if options["model"] is None:
-        what = "not made again: --model, and --evidence or --source"
+        what = "rows were not made again: give --model, and --evidence or --source"
         return Check("rows", passed=True, detail=what, is_open=True)
     run_id = RunId(folder.export.origin.run_id)
     async with open_inputs(history, run_id, _places(options)) as inputs:
         with progress("submissions") as on_progress:
             stream = Stream.of(history, run_id)
-            return await check_rows(folder, stream, inputs.maker, inputs.find_file, on_progress)
+            return await check_rows(
+                folder, stream, inputs.maker, inputs.find_file, held_out, on_progress
+            )
 
 
 def _places(options: dict[str, Any]) -> Places:
-    """Return where copies are, as the flags say."""
+    """Return the places of copies that the flags name."""
     from muster.client.dataset.rows import Places
 
     if options["model"] is None:
         raise ConfigError(
-            "texts are made by the policy's tokenizer",
-            hint="--model DIR: `muster model fetch --run N --out DIR` brings it",
+            "--model is missing: the policy's tokenizer writes the texts",
+            hint="give --model DIR, a folder that `muster model fetch --run N --out DIR` made",
         )
     key = None
     if options["keystore"] is not None:

@@ -1,4 +1,4 @@
-"""`muster dispute`: put a bond on another ruling than the recorded one, list cases, settle them."""
+"""`muster dispute`: claim another ruling than the recorded one, list cases, settle them."""
 
 from __future__ import annotations
 
@@ -32,19 +32,26 @@ from muster.client.cli.options import (
     relay_option,
 )
 from muster.client.cli.printing import print_json, print_table
-from muster.client.disputes.cases import CASE_COLUMNS, describe_cases, make_row, next_of
+from muster.client.disputes.cases import (
+    CASE_COLUMNS,
+    describe_cases,
+    make_row,
+    next_of,
+    ruling_words,
+)
 from muster.client.disputes.claims import (
     Settled,
     case_id_of,
     claim,
     describe_settled,
+    earlier_claim,
     find_entry,
     make_offer,
     proof_of,
     settle,
     until_decided,
 )
-from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.errors import ApiError, ConfigError, NotYet
 from muster.protocol.ids import Hash32, RunId
 from muster.protocol.jury import summons_of
 
@@ -54,9 +61,9 @@ if TYPE_CHECKING:
 
 
 ROOM_TRIES = 5
-"""How often a relay's room is offered the file."""
+"""How often the file is offered to a relay's room."""
 ROOM_PAUSE_S = 2.0
-"""Pause in between."""
+"""Pause between two tries."""
 
 
 # The case of a command
@@ -64,20 +71,20 @@ ROOM_PAUSE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class DisputedSubmission:
-    """What a command is about: a submission, and the chain it is on."""
+    """The submission of a command, and its chain."""
 
     chain: Chain
-    """Signs with the key given."""
+    """The connection, which signs with the given key."""
     read: Callable[[], Any]
-    """Brings the view up to date and returns it."""
+    """Updates the view and returns it."""
     place: SubmissionPlace
     case_id: Hash32
-    """The name that its case has, or would have."""
+    """The id of its case, which need not exist yet."""
     say: Callable[[str], None]
-    """Says something to people."""
+    """Prints a line for people."""
 
     async def follow(self, terms: CourtTerms, *, to_the_end: bool) -> Settled:
-        """Settle the case, once it is decided."""
+        """Settle the case; with `to_the_end`, wait until it is decided."""
         if to_the_end:
             await until_decided(self.chain, self.read, self.case_id, terms, self.say)
         settled = await settle(self.chain, self.read, self.case_id)
@@ -87,7 +94,7 @@ class DisputedSubmission:
 
 
 async def find_disputed(chain: Chain, submission: str) -> DisputedSubmission:
-    """Return what a command is about; raises ConfigError when the text names no submission."""
+    """Return the submission of a command; raises ConfigError when the text names none."""
     view, reader = ChainView(), EventReader(chain)
 
     async def read() -> ChainView:
@@ -111,19 +118,22 @@ def dispute() -> None:
 @dispute.command("open")
 @key_options
 @click.argument("submission", metavar="SUBMISSION")
-@click.option("--ruling", metavar="RULING", help="What is right. [default: the opposite]")
+@click.option("--ruling", metavar="RULING", help="The right outcome. [default: the opposite]")
 @click.option("--file", type=FILE, help="The submission's file. [default: the orchestrator's]")
 @orchestrator_option
 @relay_option
-@click.option("--source", multiple=True, metavar="URL", help="Shows work and files; repeatable.")
-@click.option("--wait", is_flag=True, help="Say what happens until the end, and settle it.")
+@click.option(
+    "--source", multiple=True, metavar="URL", help="Server of work and files; repeatable."
+)
+@click.option("--wait", is_flag=True, help="Wait until the jury is done, then settle the case.")
 @acting_options
 def dispute_open(keystore: Path, password_file: Path | None, **options: Any) -> None:
     """Claim that an outcome is wrong, with a bond. Prints the case.
 
-    Anybody but jurors may, until the outcome's challenge window closes. The file goes to the rooms
-    of the run's relays, where jurors look. RULING is accepted, incomplete, rejected or fraud, with
-    a reason behind a colon.
+    Any account but a juror's may do so until the outcome's challenge window closes. The file is
+    uploaded to the run's relays, where jurors look for it. RULING is accepted, incomplete, rejected
+    or fraud, with a reason after a colon. Repeating the command pays no second bond: it uploads the
+    file again.
 
     \b
     Examples:
@@ -134,43 +144,66 @@ def dispute_open(keystore: Path, password_file: Path | None, **options: Any) -> 
 
 
 async def _open(key: bytes, options: dict[str, Any]) -> None:
-    from muster.client.sources import Signer, Sources
-
     async with await Chain.connect(*endpoint(options), key=key) as chain:
         disputed = await find_disputed(chain, options["submission"])
-        view = await disputed.read()
-        proof = proof_of(disputed.place)
-        offer = await make_offer(chain, view, chain.me, disputed.place, options["ruling"])
-        click.echo(offer.describe(), err=True)
-        agree("Claim?", options)
-        run = view.runs[disputed.place.batch.run_id]
-        signer = Signer(key, chain.domain("ContributionLedger"), run.config.orchestrator)
-        own = [url for url in (options["orchestrator"],) if url]
-        async with Sources([*own, *options["source"]], signer=signer) as sources:
-            case = view.cases.get(disputed.case_id)
-            entry = await find_entry(disputed.place, case, sources)
-            relays = await _relays(sources, run.run_id, options)
-            data = await _file(sources, entry, options["file"])
-            named = [*options["source"], *relays, *own]
-            receipt = await claim(chain, proof, entry, offer.ruling, named, key=key)
-            await _deposit(relays, data, entry, disputed.say)
+        made, is_shown = await _claim(key, chain, disputed, options)
         leaf = f"0x{disputed.case_id.hex()}"
         if not options["as_json"]:
             click.echo(leaf)
-        made = (await disputed.read()).cases[disputed.case_id]
+        case, terms = (await disputed.read()).cases[disputed.case_id], await chain.court.terms()
         settled = None
         if options["wait"]:
-            settled = await disputed.follow(offer.terms, to_the_end=True)
+            settled = await disputed.follow(terms, to_the_end=True)
         else:
-            disputed.say(f"claimed: {next_of(made, offer.terms, await chain.now())}")
+            disputed.say(f"claimed: {next_of(case, terms, await chain.now())}")
             disputed.say(f"later: muster dispute settle {options['submission']} --keystore FILE")
     if options["as_json"]:
-        found = {"case": leaf, "transaction": receipt.tx_hash, "claimed": str(offer.ruling)}
-        print_json(found | ({"settled": settled.to_json()} if settled else {}))
+        print_json({"case": leaf} | made | ({"settled": settled.to_json()} if settled else {}))
+    if not is_shown and settled is None:
+        raise NotYet(
+            "the claim is on chain, but no relay took the file, and jurors may not see it",
+            hint="run the same command again: it pays no second bond",
+        )
+
+
+async def _claim(
+    key: bytes, chain: Chain, disputed: DisputedSubmission, options: dict[str, Any]
+) -> tuple[dict[str, str], bool]:
+    """Make the claim unless the account has made it before, and upload the file.
+
+    Returns the claim as JSON values, and False if every relay refused the file.
+    """
+    from muster.client.sources import Signer, Sources
+
+    view, place = await disputed.read(), disputed.place
+    proof, case = proof_of(place), view.cases.get(disputed.case_id)
+    earlier = earlier_claim(case, chain.me, options["ruling"])
+    if earlier is None:
+        offer = await make_offer(chain, view, chain.me, place, options["ruling"])
+        click.echo(offer.describe(), err=True)
+        agree("Claim?", options)
+    else:
+        made = {"transaction": earlier.tx_hash, "claimed": ruling_words(earlier.ruling)}
+        disputed.say(f"claimed before, in {earlier.tx_hash}: no second bond is paid")
+    run = view.runs[place.batch.run_id]
+    signer = Signer(key, chain.domain("ContributionLedger"), run.config.orchestrator)
+    own = [url for url in (options["orchestrator"],) if url]
+    async with Sources([*own, *options["source"]], signer=signer) as sources:
+        entry = await find_entry(place, case, sources)
+        relays = await _relays(sources, run.run_id, options)
+        data = await _file(sources, entry, options["file"])
+        if earlier is None:
+            named = [*options["source"], *relays, *own]
+            receipt = await claim(chain, proof, entry, offer.ruling, named, key=key)
+            made = {"transaction": receipt.tx_hash, "claimed": str(offer.ruling)}
+        # Rooms keep files of open cases only.
+        is_over = case is not None and case.closed
+        is_shown = is_over or await _deposit(relays, data, entry, disputed.say)
+    return made, is_shown
 
 
 async def _relays(sources: Sources, run_id: RunId, options: dict[str, Any]) -> list[str]:
-    """Return the relays that were named, else those that the orchestrator names."""
+    """Return the relays given by flags, else those that the orchestrator names."""
     if options["relay"]:
         return list(options["relay"])
     if options["orchestrator"] is None:
@@ -179,7 +212,7 @@ async def _relays(sources: Sources, run_id: RunId, options: dict[str, Any]) -> l
 
 
 async def _file(sources: Sources, entry: BatchEntry, path: Path | None) -> bytes | None:
-    """Return the submission's file where it can be had: jurors may still find it elsewhere."""
+    """Return the submission's file; None if it is not found: jurors may still find it elsewhere."""
     from muster.client.disputes.rerun import read_submission
 
     if path is not None:
@@ -187,27 +220,29 @@ async def _file(sources: Sources, entry: BatchEntry, path: Path | None) -> bytes
     try:
         return await sources.file(entry.submission.file_hash)
     except ApiError as error:
-        click.echo(f"{error}: give it with --file, or jurors may not see it", err=True)
+        click.echo(f"{error}: give the file with --file, or jurors may not see it", err=True)
         return None
 
 
 async def _deposit(
     relays: Sequence[str], data: bytes | None, entry: BatchEntry, say: Callable[[str], None]
-) -> None:
+) -> bool:
+    """Upload the file to the relays' rooms; returns False if all refuse it."""
     from muster.client.sources import Sources
 
     if data is None or not relays:
-        return
+        return True
     refused = dict.fromkeys(relays, "")
     for left in reversed(range(ROOM_TRIES)):
         async with Sources(list(refused)) as rooms:
             refused = await rooms.deposit(data, entry)
         if not refused or not left:
             break
-        # A room takes what the chain names, and may not have read the claim yet.
+        # A room takes only files that the chain names, and may not have read the claim yet.
         await asyncio.sleep(ROOM_PAUSE_S)
     for url, why in refused.items():
         say(f"{url} did not take the file: {why}")
+    return len(refused) < len(set(relays))
 
 
 @dispute.command("list")
@@ -239,13 +274,13 @@ async def _list(options: dict[str, Any]) -> list[dict[str, Any]]:
 @dispute.command("settle")
 @key_options
 @click.argument("submission", metavar="SUBMISSION")
-@click.option("--wait", is_flag=True, help="Say what happens until the case is decided.")
+@click.option("--wait", is_flag=True, help="Wait until the case is decided.")
 @looking_options
 def dispute_settle(keystore: Path, password_file: Path | None, **options: Any) -> None:
-    """End a case: close it, fine whom it finds at fault, pay its jurors.
+    """End a case: close it, fine the accounts that it finds at fault, pay its jurors.
 
-    Anybody may, once all jurors voted or their time is over. Jurors' programs do it by themselves;
-    this needs none. Repeating it is harmless.
+    Any account may do so once all jurors voted or their time is over. Usually a juror's process
+    does it first. Repeating the command is harmless.
 
     \b
     Example:
@@ -265,7 +300,7 @@ async def _settle(key: bytes, options: dict[str, Any]) -> None:
 
 
 def _existing(view: ChainView, disputed: DisputedSubmission, text: str) -> Hash32:
-    """Return the name of a submission's case: a verdict's, or that of its summons."""
+    """Return the id of a submission's case, about its verdict or its summons."""
     for case_id in (disputed.case_id, summons_of(disputed.place.batch.batch_id)):
         if case_id in view.cases:
             return case_id

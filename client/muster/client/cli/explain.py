@@ -1,6 +1,6 @@
 """`muster explain`: one submission on one page.
 
-Everything is the chain's word but what has not reached it yet: that is the orchestrator's, and the
+Facts come from the chain. What has not reached the chain yet comes from the orchestrator, and the
 page says so. With --rerun the verdict is recomputed here.
 """
 
@@ -63,18 +63,21 @@ if TYPE_CHECKING:
 @orchestrator_option
 @click.option("--rerun", "file", type=FILE, help="Recompute the verdict from this file.")
 @click.option("--save", type=FILE, help="Write what --rerun used as an evidence bundle.")
-@click.option("--trainer-log", type=FILE, help="metrics.jsonl: what filters left of each file.")
+@click.option(
+    "--trainer-log", type=FILE, help="Trainer's metrics.jsonl: the samples that filters kept."
+)
 @relay_option
-@click.option("--state-dir", type=FOLDER, help=f"Keeps policies. [default: {HOME}/doctor]")
+@click.option("--state-dir", type=FOLDER, help=f"Folder of policies. [default: {HOME}/doctor]")
 @engine_choice
 @looking_options
 def explain(submission: str, as_json: bool, **options: Any) -> None:
-    """Explain a submission, named as BATCH:POSITION, by a hash or a transaction's.
+    """Explain a submission: BATCH:POSITION, its file's hash, or a transaction's hash.
 
     Six digits of a hash are enough. With --worker it is STEP:INDEX.
 
-    Received, committed, checked, verdict and why, paid or why not, and until when and how it can
-    be disputed. --rerun runs the validator's checks on the file here (--orchestrator is needed).
+    Shows when it was committed and checked, its verdict with the reason, its payment, and until
+    when and how it can be disputed. --rerun runs the validator's checks on the file on this machine
+    (--orchestrator is needed).
 
     \b
     Examples:
@@ -90,8 +93,8 @@ def explain(submission: str, as_json: bool, **options: Any) -> None:
         print_facts(
             {
                 "submission": found["file_hash"],
-                "received": "by the orchestrator, which says so; not on chain yet",
-                "next": "it commits a batch every few seconds: ask again",
+                "received": "by the orchestrator, as it says; not on chain yet",
+                "next": "the orchestrator commits a batch every few seconds: ask again",
             }
         )
         return
@@ -108,12 +111,13 @@ async def _explain(submission: str, options: dict[str, Any]) -> tuple[dict[str, 
         log = read_trainer_log(options["trainer_log"])
     if options["file"] is not None and options["orchestrator"] is None:
         raise ConfigError(
-            "--rerun needs --orchestrator URL", hint="it has the ticket and the run's documents"
+            "--rerun needs --orchestrator URL",
+            hint="add --orchestrator URL: the orchestrator has the ticket and the run's documents",
         )
     if options["save"] is not None and options["file"] is None:
         raise ConfigError(
             "--save needs --rerun FILE",
-            hint="a bundle holds the file, and is tried before it is kept",
+            hint="give the submission's file with --rerun FILE: the bundle contains it",
         )
     async with await Chain.connect(*endpoint(options)) as chain:
         view = await read_view(chain, HistoryView())
@@ -134,7 +138,7 @@ async def _explain(submission: str, options: dict[str, Any]) -> tuple[dict[str, 
 async def _find(
     view: ChainView, submission: str, options: dict[str, Any]
 ) -> tuple[SubmissionPlace | None, SubmissionState | None]:
-    """Return where a submission is, or how far it has come before the chain."""
+    """Return a submission's place on chain, or its state at the orchestrator before that."""
     try:
         return find_outcome(view, submission, worker=options["worker"], run=options["run"]), None
     except NothingNamed as error:
@@ -142,7 +146,10 @@ async def _find(
         if options["worker"] is not None or digits is None or len(digits) != 64:
             raise
         if options["orchestrator"] is None:
-            error.hint = "--orchestrator URL: it knows what was received and is not judged yet"
+            error.hint = (
+                "add --orchestrator URL: only the orchestrator knows submissions "
+                "that are in no batch yet"
+            )
             raise
         return await _ask_where(view, Hash32(bytes.fromhex(digits)), options["orchestrator"])
 
@@ -164,8 +171,8 @@ async def _ask_where(
 
 
 async def _entries(batch: BatchView, orchestrator: str | None) -> list[BatchEntry]:
-    """Return a batch's submissions from the chain, where it has them, else from the orchestrator,
-    whose answer is checked; without an orchestrator return none.
+    """Return a batch's submissions from the chain if it has them, else from the orchestrator, whose
+    answer is checked; an empty list without an orchestrator.
     """
     from muster.client.chain_facts import entry_of
     from muster.client.sources import Sources
@@ -206,9 +213,8 @@ async def _rerun(
     relays = tuple(options["relay"]) or named.policy_sources
     engine = engine_of(options)
     folder = await _load(run, submission.policy_version, relays, options, engine)
-    signers = [who for who, bit in run.seats.items() if batch.signers & bit]
     async with FileDecoder() as decoder:
-        again = await recompute(claim, data, rules, engine, decoder, signers)
+        again = await recompute(claim, data, rules, engine, decoder, batch.signed_by(run.seats))
     if checking is not None:
         proofs = who_checked(checking, batch, place.position, again.fingerprints, domain)
         again = replace(again, proofs=proofs)
@@ -218,7 +224,7 @@ async def _rerun(
 
 
 async def _checking(api: OrchestratorApi, batch: BatchView) -> BatchChecking | None:
-    """Return what validators showed of a batch; None of an orchestrator that has nothing."""
+    """Return the validators' proofs of checking of a batch; None if the orchestrator has none."""
     if batch.records is None:
         return None
     try:
@@ -240,13 +246,15 @@ def _save(
     if place.batch.records is None:
         raise ConfigError(
             f"nobody has judged batch {place.batch.batch_id} yet",
-            hint="there is no verdict to keep evidence of: ask again once it is judged",
+            hint="without a verdict there is no evidence to save: run the command again later",
         )
     facts = facts_of(run, place.batch, claim, domain)
     has_weights = write_bundle(
         path, evidence_of(place.batch, place.position, entries, facts), contents
     )
-    note = "" if has_weights else "; without the policy, give it to verify with --policy FOLDER"
+    note = (
+        "" if has_weights else ("; the bundle has no policy: add --policy FOLDER to this command")
+    )
     place_name = f"{place.batch.batch_id}:{place.position}"
     command = shlex.join(["muster", "audit", "verify", place_name, "--bundle", str(path)])
     click.echo(f"Saved: {command}{note}", err=True)
@@ -255,7 +263,7 @@ def _save(
 async def _load(
     run: RunView, version: Any, relays: tuple[str, ...], options: dict[str, Any], engine: Any
 ) -> Path | None:
-    """Load the policy that the submission claims, if it was ever published; return its folder."""
+    """Load the policy that the submission claims, if it was published; return its folder."""
     from muster.shardcast import Fetcher
 
     if version not in run.checkpoints:

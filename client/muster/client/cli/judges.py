@@ -1,7 +1,7 @@
-"""`muster validator` and `muster juror`: who judges, and how an account becomes one of them.
+"""`muster validator` and `muster juror`: run a judge, and become one.
 
-Nobody seats anybody else: a validator takes the seat that a run's owner invited it to, a
-juror offers itself to the whole network. Both say first what they can lose, and to whom.
+Every account takes its seat itself: a validator after an invitation by the run's owner, a juror for
+the whole network. Both commands first print what the account can lose, and to whom.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def validator() -> None:
 @node_options
 @click.option("--file-patience-s", type=float, help="Wait this long for a missing file.")
 @click.option(
-    "--checks-everything", is_flag=True, default=None, help="Judge uncalled batches as well."
+    "--checks-everything",
+    is_flag=True,
+    default=None,
+    help="Judge also batches that did not call it.",
 )
 def validator_run(**options: Any) -> None:
     """Judge the run's batches until stopped; --keystore is the validator's.
@@ -88,7 +91,9 @@ def juror() -> None:
 @chain_options
 @click.option("--config", type=FILE, help="TOML file with any of these settings.")
 @click.option("--state-dir", type=FOLDER, help="Where the process keeps its state.")
-@click.option("--source", multiple=True, metavar="URL", help="Shows work and files; repeatable.")
+@click.option(
+    "--source", multiple=True, metavar="URL", help="Server of work and files; repeatable."
+)
 @relay_option
 @click.option("--poll-s", type=float, help="Seconds between looks at the chain.")
 @confirmations_option
@@ -121,9 +126,9 @@ amount_option = click.option(
 @amount_option
 @acting_options
 def validator_join(**options: Any) -> None:
-    """Take the seat of a validator that the run's owner invited this account to.
+    """Take a validator's seat in a run whose owner invited this account.
 
-    Says what can be lost, stakes for this run, and signs the number of its terms.
+    Shows what can be lost, stakes for the run, and signs the number of the run's terms.
 
     \b
     Example:
@@ -143,9 +148,10 @@ async def _take_seat(chain: Chain, account: Address, options: dict[str, Any]) ->
     wei = await _amount(chain, account, active, chain.runs.required_validator_stake(), options)
     click.echo(
         f"account {account}\n"
-        f"signs   the seat of a validator of run {run_id} under its terms {number} "
-        f"(quorum {terms.quorum})\n"
-        f"locks   {format_tokens(wei)} tokens, {format_tokens(active)} are staked there",
+        f"signs   for a validator's seat in run {run_id}, under its terms {number} (quorum "
+        f"{terms.quorum})\n"
+        f"locks   {format_tokens(wei)} tokens, {format_tokens(active)} are staked there "
+        "already",
         err=True,
     )
     _say_risk(of_validator(run_id, await chain.court.terms(), active + wei))
@@ -156,20 +162,20 @@ async def _take_seat(chain: Chain, account: Address, options: dict[str, Any]) ->
 async def _require_invited(chain: Chain, run_id: RunId, account: Address) -> None:
     if await chain.runs.is_validator(run_id, account):
         raise ConfigError(
-            f"{account} has a seat in run {run_id}",
+            f"{account} has a seat in run {run_id} already",
             hint=f"muster validator run --run {run_id} judges; muster stake --run {run_id} adds "
             "stake",
         )
     if not await chain.runs.is_invited(run_id, account):
         raise ConfigError(
             f"{account} is not invited to run {run_id}",
-            hint=f"its owner does: muster run invite {run_id} {account}",
+            hint=f"ask the run's owner to invite it: muster run invite {run_id} {account}",
         )
     member = await chain.workers.member_of(run_id, account)
     if member.status not in ("None", "Banned"):
         raise ConfigError(
             f"{account} works for run {run_id} ({member.status.lower()})",
-            hint="nobody judges the run that it works for: take another account",
+            hint="an account cannot judge a run that it works for: use another keystore",
         )
 
 
@@ -194,7 +200,7 @@ async def _leave_seat(chain: Chain, account: Address, options: dict[str, Any]) -
     if not await chain.runs.is_validator(run_id, account):
         raise ConfigError(
             f"{account} has no seat in run {run_id}",
-            hint="see muster run show; is it the keystore?",
+            hint="check --run and --keystore; muster run show lists the validators",
         )
     await _say_leaving(chain, run_id, account)
     agree("Give up the seat?", options)
@@ -211,8 +217,8 @@ async def _leave_seat(chain: Chain, account: Address, options: dict[str, Any]) -
 def juror_join(**options: Any) -> None:
     """Offer an account as a juror of the network, and stake for it.
 
-    Cases that open from now on may draw it; `muster juror run` then votes. Stake above what is
-    required changes no draw.
+    Cases that open from now on may draw it; `muster juror run` then votes. Stake above the required
+    amount does not change the odds.
 
     \b
     Example:
@@ -223,7 +229,9 @@ def juror_join(**options: Any) -> None:
 
 async def _join_bench(chain: Chain, account: Address, options: dict[str, Any]) -> Receipt:
     if await chain.jurors.is_juror(account):
-        raise ConfigError(f"{account} is on the bench", hint="muster juror run votes for it")
+        raise ConfigError(
+            f"{account} is on the bench already", hint="start to vote: muster juror run"
+        )
     await require_cold(chain, account)
     await require_gas(chain, account, "juror join")
     active = await chain.vault.active_stake(RunId(BENCH), account)
@@ -232,8 +240,10 @@ async def _join_bench(chain: Chain, account: Address, options: dict[str, Any]) -
     click.echo(
         f"account {account}\n"
         "signs   to judge cases of any run that it never validated for\n"
-        f"locks   {format_tokens(wei)} tokens, {format_tokens(active)} are staked for that\n"
-        f"earns   {format_tokens(terms.juror_fee)} tokens at most for each ruling that prevails",
+        f"locks   {format_tokens(wei)} tokens, {format_tokens(active)} are staked there "
+        "already\n"
+        f"earns   {format_tokens(terms.juror_fee)} tokens at most for each ruling that "
+        "prevails",
         err=True,
     )
     _say_risk(of_juror(terms, active + wei))
@@ -259,15 +269,17 @@ def juror_leave(**options: Any) -> None:
 
 async def _leave_bench(chain: Chain, account: Address, options: dict[str, Any]) -> Receipt:
     if not await chain.jurors.is_juror(account):
-        raise ConfigError(f"{account} is not on the bench", hint="is it the juror's keystore?")
+        raise ConfigError(
+            f"{account} is not on the bench", hint="give the juror's keystore with --keystore"
+        )
     await _say_leaving(chain, RunId(BENCH), account)
     agree("Leave the bench?", options)
     return await chain.jurors.leave()
 
 
 @juror.command("status")
-@click.option("--juror", metavar="ADDRESS", help="The account.")
-@click.option("--keystore", type=FILE, help="The juror's; it is not opened.")
+@click.option("--juror", metavar="ADDRESS", help="The juror's address.")
+@click.option("--keystore", type=FILE, help="The juror's keystore; it is not opened.")
 @looking_options
 def juror_status(juror: str | None, keystore: Path | None, as_json: bool, **options: Any) -> None:
     """Show how a juror stands: its stake, its open cases, what it voted, earned and lost.
@@ -330,7 +342,7 @@ def _juror_facts(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# What they share
+# Shared by both
 
 
 def _send(
@@ -338,7 +350,7 @@ def _send(
     options: dict[str, Any],
     act: Callable[[Chain, Address, dict[str, Any]], Awaitable[Receipt]],
 ) -> None:
-    """Take a step with the keystore's key, and print its transaction."""
+    """Send a step's transaction with the keystore's key, and print its hash."""
     account = open_keystore(options["keystore"], options["password_file"], role)
 
     async def send() -> Receipt:
@@ -356,7 +368,7 @@ async def _amount(
     required: Awaitable[int],
     options: dict[str, Any],
 ) -> int:
-    """Return how much is to be staked; raises ConfigError when it is too little, or not there."""
+    """Return the amount to stake; raises ConfigError if it is too low or more than the balance."""
     missing = max(await required - active_wei, 0)
     wei = parse_tokens(options["amount"]) if options["amount"] else missing
     if wei < missing:
@@ -368,7 +380,7 @@ async def _amount(
     if held < wei:
         raise ConfigError(
             f"the wallet holds {format_tokens(held)} tokens, staking takes {format_tokens(wei)}",
-            hint="send it some; on a development chain: muster devnet fund KEYSTORE",
+            hint=f"send tokens to {account}; on a development chain: muster devnet fund KEYSTORE",
         )
     return wei
 
@@ -378,9 +390,10 @@ async def _say_leaving(chain: Chain, run_id: RunId, account: Address) -> None:
     period = await chain.vault.unbonding_period()
     back = format_time(await chain.now() + period)
     click.echo(
-        f"account {account}\nunbonds {format_tokens(active)} tokens\n"
-        f"back    from {back}, in {format_duration(period)}; until then what it signed can still "
-        "cost it",
+        f"account {account}\n"
+        f"unbonds {format_tokens(active)} tokens\n"
+        f"back    from {back}, in {format_duration(period)}; until then its earlier "
+        "signatures can still be slashed",
         err=True,
     )
 

@@ -1,4 +1,4 @@
-"""`muster init`, `muster wallet` and `muster node`: the keys of a contributor, made and replaced.
+"""`muster init`, `muster wallet` and `muster node`: create and replace a contributor's keys.
 
 `muster init` works in this order:
 
@@ -6,8 +6,8 @@
 2. the node's key is random: `muster node rotate` replaces a lost one
 3. the worker's keystore comes last, so that a folder with it is complete
 
-For a rotation the new node signs its consent, and the worker sends it. Nothing is at stake but
-what was signed with the old key.
+For a rotation the new node signs its consent, and the worker sends it. Afterwards only earlier
+signatures of the old key can still cost stake.
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ def _print_address(address: str, file: Path, as_json: bool) -> None:
 
 
 WORKER_FILE, NODE_FILE = "worker.json", "node.json"
-"""Names of the keystores in their folder."""
+"""File names of the keystores in their folder."""
 CONFIRMED_WORDS = 3
-"""How many words are asked back."""
+"""Number of words that the user must type back."""
 CONFIRMATIONS = 3
-"""How often."""
+"""Number of tries to type them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +112,16 @@ class Accounts:
     node: Address
     """The hot key: signs submissions, holds nothing."""
     folder: Path
-    """Where their keystores are."""
+    """The folder of both keystores."""
 
 
 def create_identity(
     folder: Path, words: str, passwords: tuple[str, str], *, light: bool = False
 ) -> Accounts:
-    """Write both keystores and return their accounts; passwords are the worker's, the node's.
+    """Write both keystores and return their accounts; the passwords are the worker's, the node's.
 
-    Raises WalletError when either exists, or the words are no recovery words; then nothing is left.
+    Raises WalletError when a keystore exists, or the words are no recovery words; then no new file
+    is left.
     """
     require_free(folder)
     key = key_of_words(words)
@@ -128,7 +129,7 @@ def create_identity(
     try:
         worker = save_wallet(folder / WORKER_FILE, key, passwords[0], light=light)
     except BaseException:
-        # A node without its worker would be in the way of the next try.
+        # A node's keystore without the worker's would block the next try.
         with contextlib.suppress(OSError):
             (folder / NODE_FILE).unlink()
         raise
@@ -136,7 +137,7 @@ def create_identity(
 
 
 def require_free(folder: Path) -> None:
-    """Raise WalletError when the folder holds a keystore already."""
+    """Raise WalletError when the folder already holds a keystore."""
     for name in (WORKER_FILE, NODE_FILE):
         if (folder / name).exists():
             raise WalletError(
@@ -147,7 +148,7 @@ def require_free(folder: Path) -> None:
 
 
 def next_steps(identity: Accounts) -> str:
-    """Return what a newcomer does next."""
+    """Return the next steps of a newcomer, as text."""
     worker, node = identity.folder / WORKER_FILE, identity.folder / NODE_FILE
     return (
         f"Next:\n"
@@ -164,18 +165,18 @@ def next_steps(identity: Accounts) -> str:
 
 
 def show_words(words: str, ask: Callable[[str], str]) -> None:
-    """Show the words on the terminal once and have some of them typed back.
+    """Show the words on the terminal once, and ask the user to type some of them back.
 
-    Raises WalletError when they are not: nothing has been written then.
+    Raises WalletError when the answers are wrong: nothing has been written then.
     """
     numbered = [f"{place:2}. {word:10}" for place, word in enumerate(words.split(), 1)]
-    click.echo("Write these words down, on paper. They restore the worker's account, and whoever")
-    click.echo("has them owns it. They are shown now and never again.\n")
+    click.echo("Write these words down, on paper. They restore the worker's account: anybody who")
+    click.echo("has them owns the account. They are shown now and never again.\n")
     for start in range(0, len(numbered), 4):
         click.echo("   " + "  ".join(numbered[start : start + 4]))
     click.echo("")
     ask("Press Enter when they are on paper")
-    # So that what is typed back comes from the paper, and does not stay on the screen.
+    # The words must not stay on the screen, and must be typed back from paper.
     click.clear()
     _confirm(words.split(), ask)
 
@@ -206,12 +207,15 @@ def _require_terminal() -> None:
 
 
 def _words(words_file: Path | None, recover: bool, recover_from: Path | None) -> str:
-    """Return the words of the account, new or old, once they are safe with their owner."""
+    """Return the words of a new or restored account; new words are first saved by their owner."""
     if recover_from is not None:
         return read_words(recover_from)
     if recover:
         if not sys.stdin.isatty():
-            raise WalletError("there is no terminal to type words at", hint="--recover-from FILE")
+            raise WalletError(
+                "there is no terminal to type words at",
+                hint="write the words to a file and give it with --recover-from FILE",
+            )
         typed: str = click.prompt("Recovery words", hide_input=True, err=True)
         key_of_words(typed)
         return typed
@@ -231,7 +235,7 @@ def _words(words_file: Path | None, recover: bool, recover_from: Path | None) ->
 @click.option("--dir", "folder", type=FOLDER, help=f"Where the keystores go. [default: {HOME}]")
 @click.option("--password-file", type=FILE, help=PASSWORD_HELP)
 @click.option("--node-password-file", type=FILE, help="Password of the node's keystore.")
-@click.option("--words-file", type=FILE, help="Write the recovery words there instead.")
+@click.option("--words-file", type=FILE, help="Write the recovery words to this file instead.")
 @click.option("--recover", is_flag=True, help="Restore the worker: asks for its words.")
 @click.option("--recover-from", type=FILE, help="Restore the worker from words in a file.")
 @click.option("--light", is_flag=True, help="Weak, fast encryption: for development chains only.")
@@ -273,18 +277,19 @@ def init(
 
 
 async def require_rotatable(chain: Chain, worker: Address) -> Address:
-    """Return the worker's node; raises ConfigError when it may not have another."""
+    """Return the worker's node; raises ConfigError when the worker may not replace it."""
     account = await require_worker(chain, worker)
     await require_gas(chain, worker, "rotate")
     return account.node
 
 
 async def rotate_node(chain: Chain, worker: Address, node: Wallet) -> Receipt:
-    """Replace the worker's node and return the receipt; raises ConfigError for a used key."""
+    """Replace the worker's node and return the receipt; raises ConfigError if the key was used."""
     if node.address == worker:
         raise ConfigError(
             "the new node is the worker's own key, which belongs on no working machine",
-            hint="name a file that does not exist: it becomes a fresh node's keystore",
+            hint="give --node a file that does not exist: the keystore of a new node is "
+            "written there",
         )
     deadline = await chain.now() + CONSENT_S
     return await chain.workers.rotate_node(await consent_of(chain, worker, node, deadline))
@@ -311,8 +316,8 @@ def rotate(
 ) -> None:
     """Give a worker another node in all its runs; a keystore is created when it is missing.
 
-    --keystore is the worker's. The old node may sign no more from then on; a key that ever was a
-    node is never one again. Prints the new node.
+    --keystore is the worker's. From then on the old node's signatures do not count; a key that was
+    a node once cannot be one again. Prints the new node.
 
     \b
     Example:
@@ -335,8 +340,8 @@ async def _rotate(owner: Wallet, fresh: Wallet, options: dict[str, Any]) -> None
         old = await require_rotatable(chain, owner.address)
         click.echo(
             f"worker {owner.address}: node {old} becomes {fresh.address}.\n"
-            "Stop the worker's process first: what the old node signed and is not yet committed "
-            "will be rejected.",
+            "Stop the worker's process first: submissions that the old node signed and that "
+            "are not committed yet will be rejected.",
             err=True,
         )
         agree("Rotate?", options)

@@ -1,4 +1,4 @@
-"""`muster model`: take the model that a run makes, check it, talk to it."""
+"""`muster model`: fetch the model that a run trains, check it, talk to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def model() -> None:
-    """Take the model that a run makes, and talk to it."""
+    """Fetch the model that a run trains, and talk to it."""
 
 
 @model.command("fetch")
@@ -44,7 +44,7 @@ def fetch(run: int, version: int | None, out: Path, as_json: bool, **options: An
     """Fetch a policy version as a model folder, checked against the chain.
 
     Hugging Face's libraries load the folder; README.md in it says what trained the model, and how
-    anybody checks that. Relays are trusted for nothing.
+    anybody checks that. Relays need not be trusted.
 
     \b
     Examples:
@@ -107,8 +107,8 @@ def verify(folder: Path, as_json: bool, **options: Any) -> None:
 @click.option("--run", type=click.IntRange(min=1), help="Talk to a run's newest version instead.")
 @relay_option
 @orchestrator_option
-@click.option("--state-dir", type=FOLDER, help="Keeps versions. [default: ~/.muster/models]")
-@click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=512, help="Longest answer.")
+@click.option("--state-dir", type=FOLDER, help="Folder of versions. [default: ~/.muster/models]")
+@click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=512, help="Most tokens.")
 @click.option(
     "--temperature", type=click.FloatRange(0, 10), default=0.0, help="0 for the most likely answer."
 )
@@ -137,7 +137,8 @@ def chat(words: tuple[str, ...], **options: Any) -> None:
 
     if options["run"] is None and not words:
         raise ConfigError(
-            "chat with what?", hint="give a model folder, or --run N with --orchestrator or --relay"
+            "no model to chat with",
+            hint="give a model folder, or --run N with --orchestrator or --relay",
         )
     manners = AnswerSettings(
         options["max_tokens"],
@@ -153,7 +154,7 @@ def chat(words: tuple[str, ...], **options: Any) -> None:
 
 
 def _live(options: dict[str, Any]) -> Live:
-    """Return what brings the newest version of a run whenever it is asked."""
+    """Return the object that loads the newest version of a run on request."""
     from muster.client.chat import Live
 
     run_id = RunId(options["run"])
@@ -162,12 +163,13 @@ def _live(options: dict[str, Any]) -> Live:
 
 
 async def relays_of(run_id: RunId, options: dict[str, Any]) -> tuple[str, ...]:
-    """Return who may give a run's versions: as the flags say, or as its orchestrator does."""
+    """Return the relays of a run's versions, from the flags or else from its orchestrator."""
     if options["relay"]:
         return tuple(options["relay"])
     if not options["orchestrator"]:
         raise ConfigError(
-            "who has the model?", hint="--orchestrator URL names them, or --relay URL"
+            "no relay to fetch the model from",
+            hint="give --orchestrator URL, which names the relays, or --relay URL",
         )
     from muster.api import OrchestratorApi
 

@@ -1,10 +1,10 @@
 """`muster network` and `muster join`: names for networks, in the user's own config.toml.
 
-No key is ever in that file. `muster join` takes a network's profile from the run that somebody
-invites to. An orchestrator is a stranger, so the command checks its answer before it writes
-anything: the form, that the chain has the contracts and the run, that the run's orchestrator signed
-it, that no host of the internet leads into the machine's own network. It shows the answer, and
-asks. An existing profile gets a run more, and no other change. Nothing of ours is sent.
+That file never holds a key. `muster join` takes a network's profile from an invitation to a run. An
+orchestrator is a stranger, so the command checks its answer before it writes anything: the form is
+valid, the chain has the contracts and the run, the run's orchestrator signed the answer, and no
+internet host resolves into the machine's own network. It shows the answer, and asks. In an existing
+profile it only adds the run. It sends nothing about the user.
 """
 
 from __future__ import annotations
@@ -85,10 +85,14 @@ def add(
     known = read_profiles()
     if name in known.networks:
         raise ConfigError(
-            f"there is a network {name!r} already", hint=f"muster network remove {name}"
+            f"there is a network {name!r} already",
+            hint=f"choose another name, or remove the old network: muster network remove {name}",
         )
     if (orchestrator or relay) and run is None:
-        raise ConfigError("whose --orchestrator and --relay?", hint="name the run with --run")
+        raise ConfigError(
+            "--orchestrator and --relay belong to a run, and --run is missing",
+            hint="give the run with --run N",
+        )
     rpc, deployments = endpoint(options)
     runs = {} if run is None else {str(run): Served(orchestrator=orchestrator, relays=relay)}
     profile = NetworkProfile(
@@ -104,13 +108,13 @@ def add(
 
 
 async def _chain_id(rpc: str, deployments: Path) -> int:
-    """Return the number of the chain, which has the contracts; raises ChainError, ConfigError."""
+    """Return the id of a chain that has the contracts; raises ChainError or ConfigError if not."""
     async with await Chain.connect(rpc, deployments) as chain:
         return chain.chain_id
 
 
 def _lasting(folder: Path) -> Path:
-    """Return a folder as it is seen from everywhere; one at home as it was written."""
+    """Return a path that is valid from every folder: absolute, or unchanged if it starts with ~."""
     return folder if str(folder).startswith("~") else folder.absolute()
 
 
@@ -127,7 +131,7 @@ def list_(as_json: bool) -> None:
     found = dict(known.networks)
     if (devnet := running_devnet()) is not None:
         found[DEVNET] = devnet
-    chosen = resolve(None, None)[0].name
+    chosen = _current()
     rows = [describe(name, found[name], is_current=name == chosen) for name in found]
     if as_json:
         print_json(rows)
@@ -147,6 +151,14 @@ def list_(as_json: bool) -> None:
         )
     else:
         click.echo("none: `muster network add`, `muster join` or `muster devnet`", err=True)
+
+
+def _current() -> str | None:
+    """Return the name of the network that commands mean; None also when that one is not there."""
+    try:
+        return resolve(None, None)[0].name
+    except ConfigError:
+        return None
 
 
 @network.command()
@@ -176,13 +188,13 @@ def show(name: str | None, as_json: bool) -> None:
     Example:
       muster network show main
     """
-    known, chosen = read_profiles(), resolve(None, None)[0]
     if name is None:
+        chosen = resolve(None, None)[0]
         name, profile = chosen.name, chosen.profile
     elif name == DEVNET:
         profile = running_devnet()
     else:
-        profile = known_profile(known, name)
+        profile = known_profile(read_profiles(), name)
     if name is None or profile is None:
         raise ConfigError(
             "no devnet runs on this machine"
@@ -190,7 +202,7 @@ def show(name: str | None, as_json: bool) -> None:
             else f"no network is current: commands mean {mask_url(resolve(None, None)[1])}",
             hint="`muster network list` shows what has a name, `muster network add` gives one",
         )
-    facts = describe(name, profile, is_current=name == chosen.name)
+    facts = describe(name, profile, is_current=name == _current())
     services = [
         f"{run}: {', '.join(filter(None, [served['orchestrator'], *served['relays']]))}"
         for run, served in facts["runs"].items()
@@ -221,7 +233,7 @@ def remove(name: str, as_json: bool) -> None:
 
 
 def joined_folder(name: str) -> Path:
-    """Return where `muster join` puts the addresses of a network's contracts."""
+    """Return the folder in which `muster join` writes the addresses of a network's contracts."""
     folder = config_folder()
     if folder is None:
         raise ConfigError("neither HOME nor XDG_CONFIG_HOME is set", hint="set one of them")
@@ -229,7 +241,7 @@ def joined_folder(name: str) -> Path:
 
 
 def describe(name: str, profile: NetworkProfile, *, is_current: bool) -> dict[str, Any]:
-    """Return what is shown of a network; secrets of endpoints are not."""
+    """Return a network's public facts as JSON values; secrets in endpoints are masked."""
     return {
         "network": name,
         "current": is_current,
@@ -241,7 +253,7 @@ def describe(name: str, profile: NetworkProfile, *, is_current: bool) -> dict[st
 
 
 DEADLINE_S = 30.0
-"""How long the orchestrator may take to answer."""
+"""Deadline of the orchestrator's answer."""
 NEXT = (
     "muster doctor --run {run}",
     "muster init",
@@ -249,21 +261,21 @@ NEXT = (
     "muster worker run --run {run} --keystore ~/.muster/node.json --worker 0x... "
     "--state-dir ~/.muster/state",
 )
-"""What a newcomer does next."""
+"""The next steps of a newcomer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What an orchestrator says, checked with the chain."""
+    """An orchestrator's answer, checked with the chain."""
 
     page: NetworkPage
-    """What it says."""
+    """The answer."""
     deployment: Deployment
-    """Where it says the contracts are."""
+    """The contracts that it names."""
     rpcs: tuple[str, ...]
-    """The endpoints that were asked, and that the profile gets."""
+    """The endpoints used for the check, which go into the profile."""
     signer: Address
-    """The run's orchestrator on chain, who signed it."""
+    """The run's orchestrator on chain, which signed the answer."""
 
 
 @click.command()
@@ -282,8 +294,8 @@ def join(url: str, name: str | None, rpc: str | None, yes: bool, as_json: bool) 
     """Learn a run's network from its orchestrator's URL, and make it the current one.
 
     The chain must have the run and its contracts, and the run's orchestrator must have signed. But
-    an endpoint that the run names can tell of a chain that it made up: ask your own with --rpc, and
-    compare the contracts with what you know, before you stake anything.
+    an endpoint that the run names can invent a chain. Before you stake anything, give your own
+    endpoint with --rpc, and compare the contracts with addresses that you trust.
 
     \b
     Example:
@@ -310,10 +322,10 @@ def join(url: str, name: str | None, rpc: str | None, yes: bool, as_json: bool) 
 
 
 async def read_invitation(url: str, rpc: str | None = None) -> Invitation:
-    """Return what the orchestrator at a URL says, checked with the chain.
+    """Return the answer of the orchestrator at a URL, checked with the chain.
 
     Raises ConfigError or ApiError when the answer must not be believed, ChainError when the chain
-    lacks the contracts that it names.
+    lacks the contracts that the answer names.
     """
     from muster.api import OrchestratorApi
     from muster.api.network import read_network, url_fault
@@ -328,13 +340,15 @@ async def read_invitation(url: str, rpc: str | None = None) -> Invitation:
             f"{urlsplit(url).hostname} did not answer within {DEADLINE_S:g} s",
             status=503,
             code="unreachable",
-            hint="is `muster orchestrator run` up, and is the URL right?",
+            hint="check that `muster orchestrator run` is up and that the URL is right",
         ) from error
     page = read_network(signed)
     _require_public(page, url)
     rpcs = tuple(urls_of(rpc)) if rpc else page.rpc
     if not rpcs:
-        raise ConfigError("the run names no RPC endpoint", hint="name one with --rpc")
+        raise ConfigError(
+            "the run names no RPC endpoint", hint="give an endpoint of the chain with --rpc URL"
+        )
 
     from muster.api.network import signer_of
 
@@ -344,13 +358,17 @@ async def read_invitation(url: str, rpc: str | None = None) -> Invitation:
             config = await chain.runs.config_of(RunId(page.run_id))
         except ContractRevert as error:
             raise ConfigError(
-                f"chain {page.chain_id} has no run {page.run_id}", hint="ask who invited you"
+                f"chain {page.chain_id} has no run {page.run_id}",
+                hint="ask the person who gave you the URL",
             ) from error
         domain = chain.domain("ContributionLedger")
     try:
         signer = signer_of(signed, page, domain)
     except SignatureError as error:
-        raise ConfigError(f"the network's document: {error}", hint="ask who invited you") from error
+        raise ConfigError(
+            f"the signature of the network's document is invalid: {error}",
+            hint="ask the person who gave you the URL",
+        ) from error
     if signer != config.orchestrator:
         raise ConfigError(
             f"{signer} signed, the orchestrator of run {page.run_id} is {config.orchestrator}",
@@ -365,12 +383,13 @@ def _deployment(page: NetworkPage) -> Deployment:
         return parse_deployment(json.dumps(parts))
     except (ConfigError, EncodingError) as error:
         raise ConfigError(
-            f"the network's contracts are malformed: {error}", hint="ask who invited you"
+            f"the network's contracts are malformed: {error}",
+            hint="ask the person who gave you the URL",
         ) from error
 
 
 def _require_public(page: NetworkPage, url: str) -> None:
-    """Raise ConfigError for a host of the internet that leads into the machine's own network."""
+    """Raise ConfigError for an internet host that resolves into the machine's own network."""
     from muster.api.network import is_private
 
     if is_private(url):
@@ -386,10 +405,10 @@ def _require_public(page: NetworkPage, url: str) -> None:
 def plan(
     known: Profiles, invited: Invitation, url: str, name: str | None
 ) -> tuple[str, NetworkProfile]:
-    """Return the profile and its name; raises ConfigError rather than change what is there.
+    """Return the profile and its name; raises ConfigError if an existing entry would change.
 
-    A network that has a profile already, by chain and contracts, gets the run; another one gets a
-    profile of its own.
+    If a profile has the same chain and contracts, the run is added to it; otherwise the profile is
+    a new one.
     """
     page = invited.page
     served = Served(orchestrator=page.orchestrator or url, relays=page.relays)
@@ -405,14 +424,16 @@ def plan(
             runs={str(page.run_id): served},
         )
         return named, profile
-    hint = f"name this one with --name, or: muster network remove {named}"
+    hint = (
+        f"choose another name with --name, or remove the old network: muster network remove {named}"
+    )
     if not _is_same(old, invited):
         raise ConfigError(f"the network {named!r} has another chain or contracts", hint=hint)
     before = old.runs.get(str(page.run_id), served)
     if before != served:
         raise ConfigError(
-            f"the network {named!r} knows run {page.run_id} at {before.orchestrator}, not at "
-            f"{served.orchestrator}",
+            f"the network {named!r} has run {page.run_id} at {before.orchestrator} already, "
+            f"not at {served.orchestrator}",
             hint=hint,
         )
     return named, old.model_copy(update={"runs": {**old.runs, str(page.run_id): served}})
@@ -447,7 +468,7 @@ def _facts(
 
 
 def _notes(known: Profiles, name: str, invited: Invitation) -> list[str]:
-    """Return what somebody should look at twice."""
+    """Return warnings about what the user should check."""
     others = [
         other
         for other, profile in known.networks.items()

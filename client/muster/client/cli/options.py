@@ -1,4 +1,4 @@
-"""What the commands share: flags, the keystores and accounts they name, how a process begins."""
+"""Shared by the commands: flags, the keystores and accounts they name, the start of a process."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from muster.wallet import Wallet, keystore_address, open_wallet
 S = TypeVar("S", bound=Settings)
 
 HOME = Path("~/.muster")
-"""Where `muster init` puts a contributor's keystores unless told otherwise."""
+"""Default folder of the keystores that `muster init` writes."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 looking_options = together(json_option, chain_options)
-"""What commands take that only look at the chain."""
+"""Options of commands that only read the chain."""
 acting_options = together(yes_option, looking_options)
-"""What commands take that send something after they asked."""
+"""Options of commands that send transactions after a confirmation."""
 run_option = click.option("--run", type=click.IntRange(min=1), required=True, help="The run.")
 
 
@@ -54,7 +54,7 @@ room_options = together(
         "--tensor-parallel",
         type=click.IntRange(1, 64),
         metavar="N",
-        help="GPUs of one model. [default: 1]",
+        help="GPUs per model. [default: 1]",
     ),
     click.option(
         "--context",
@@ -78,10 +78,10 @@ room_options = together(
         "--batch-tokens",
         type=click.IntRange(1),
         metavar="N",
-        help="Tokens a step. [default: engine's]",
+        help="Tokens per step. [default: engine's]",
     ),
 )
-"""What the engine may take of the machine."""
+"""Options that limit the engine's use of the machine."""
 devices_option = click.option("--devices", metavar="NAMES", help="An engine each: 0,1 or cpu,cpu.")
 node_options = together(
     chain_options,
@@ -97,32 +97,37 @@ node_options = together(
     engine_choice,
     room_options,
 )
-"""What workers and validators share."""
+"""Options of both workers and validators."""
 
 
 def open_keystore(keystore: Path, password_file: Path | None, what: str = "keystore") -> Wallet:
-    """Return the account of a keystore; `what` it is is said when the password is asked for."""
+    """Return the account of a keystore; the password prompt names it as `what`."""
     return open_wallet(keystore, password_file, what=f"{what} {keystore}")
 
 
 def agree(question: str, options: Mapping[str, Any]) -> None:
-    """Ask before something is sent, unless --yes was given; a refusal ends the command."""
+    """Ask for confirmation unless --yes was given; a refusal ends the command."""
     if not options["yes"]:
         click.confirm(question, abort=True, err=True)
 
 
 def parse_account(text: str) -> Address:
-    """Return the account that a text names; raises ConfigError."""
+    """Return the account that a text names; raises ConfigError if it names none."""
     try:
         return to_address(text)
     except EncodingError as error:
-        raise ConfigError(f"{text!r} is no account: {error}", hint="0x and 40 digits") from error
+        raise ConfigError(
+            f"{text!r} is no account: {error}", hint="write 0x and 40 hexadecimal digits"
+        ) from error
 
 
 def account_of(address: str | None, keystore: Path | None, role: str) -> str:
-    """Return whose status is asked for: the address as given, or the keystore's account."""
+    """Return the account whose status is wanted: the given address, or the keystore's account."""
     if (address is None) == (keystore is None):
-        raise ConfigError("whose status?", hint=f"give --{role} ADDRESS or --keystore FILE")
+        raise ConfigError(
+            f"exactly one of --{role} and --keystore is needed",
+            hint=f"give --{role} ADDRESS or --keystore FILE",
+        )
 
     return address or keystore_address(keystore or Path())
 
@@ -130,8 +135,8 @@ def account_of(address: str | None, keystore: Path | None, role: str) -> str:
 def begin_process(settings: type[S], role: str, options: Mapping[str, Any]) -> tuple[S, Wallet]:
     """Return a process's settings and its account, and set up its log.
 
-    A setting that is missing is named before the password is asked for. The environment's
-    variables begin with MUSTER_ROLE_.
+    Missing settings are reported before the password is asked for. Environment variables begin
+    with MUSTER_ROLE_.
     """
     flags = dict(options)
     file, keystore, password_file = map(flags.pop, ("config", "keystore", "password_file"))

@@ -1,6 +1,6 @@
-"""What commands print: JSON for programs, aligned lines for logs, tables on a terminal.
+"""Printing of the commands: JSON for programs, aligned lines for logs, tables on a terminal.
 
-stdout is for data. A table keeps its columns when it is piped, so that it can be cut and grepped.
+stdout is for data. A piped table keeps its columns, so that `cut` and `grep` work on it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import click
 
 WIDTH = 80
-"""Columns that a text fits in when nobody says how many there are."""
+"""Default width in columns, if the terminal does not give one."""
 
 
 def printable(text: str) -> str:
-    """Return a text without control characters: strangers' words must not drive the terminal."""
+    """Return a text without control characters: a stranger's text must not control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
@@ -27,7 +27,7 @@ def print_json(value: Any) -> None:
 
 
 def print_result(value: Any, as_json: bool, facts: Mapping[str, Any] | str | None = None) -> None:
-    """Print the result of a command: as JSON, or for people the facts or the line that word it."""
+    """Print the result of a command: as JSON, or for people as facts or as one line."""
     if as_json:
         print_json(value)
     elif isinstance(facts, str):
@@ -37,7 +37,7 @@ def print_result(value: Any, as_json: bool, facts: Mapping[str, Any] | str | Non
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Print names and values, one a line; nothing for a value that is None or empty."""
+    """Print one name and value per line; values that are None or empty are skipped."""
     width = max((len(name) for name in facts), default=0)
     rows = []
     for name, value in facts.items():
@@ -45,12 +45,12 @@ def print_facts(facts: Mapping[str, Any]) -> None:
             continue
         lines = value if isinstance(value, (list, tuple)) else [value]
         rows += [f"{'' if n else name:{width}}  {line}" for n, line in enumerate(lines)]
-    # At once: a reader that has seen enough, such as grep -q, may go after the first line.
+    # In one write: a reader such as grep -q may close the pipe after the first line.
     click.echo(printable("\n".join(rows)))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under their columns' names."""
+    """Print rows under a header."""
     if not sys.stdout.isatty():
         click.echo(printable("\n".join(plain_table(columns, rows))))
         return
@@ -66,7 +66,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines of equal columns, the columns' names first."""
+    """Return a header and rows as lines with aligned columns."""
     table = [list(columns), *map(list, rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(columns))]
     return [

@@ -1,8 +1,8 @@
-"""`muster run`: which runs there are and what they promise, and what their owners do.
+"""`muster run`: lists runs and their terms, and has the commands of their owners.
 
-`list` and `show` read the chain alone: nobody needs an account, an orchestrator or anybody's word
-for it. Each of the owner's commands says what becomes of the run, when, and what the gas costs;
-asks once; sends. With --dry-run it sends nothing, and needs no password.
+`list` and `show` read the chain alone: they need no account and no orchestrator. Each owner's
+command prints its effect on the run, the time of that effect and the cost of the gas, asks once,
+and sends. With --dry-run it sends nothing, and needs no password.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from muster.protocol.recipe import Recipe
 from muster.wallet import keystore_address
 
 RECENT_S = 3600
-"""Workers with work committed within this time count as working."""
+"""Period: a worker with work committed within it counts as working."""
 COLUMNS = ("run", "state", "price", "version", "age", "workers", "quorum", "funds", "for units")
 """The columns of `muster run list`."""
 
 
 def state_of(run: RunView, steps: int = 0) -> str:
-    """Return whether a run takes submissions, or why not. `steps` is the recipe's number
-    of steps; 0 for no end, or when nobody knows: the chain holds the recipe's hash alone.
+    """Return whether a run takes submissions, or why not. `steps` is the recipe's number of steps;
+    0 for no end, or if not known, because the chain holds only the recipe's hash.
     """
     if run.closed_at:
         return "closed"
@@ -72,13 +72,13 @@ def state_of(run: RunView, steps: int = 0) -> str:
 
 
 def units_funded(run: RunView) -> int | None:
-    """Return how many more units a run can pay; None when units are free."""
+    """Return how many more units a run can pay for; None when units are free."""
     price = run.config.terms.price_per_unit
     return run.available_wei // price if price else None
 
 
 def describe_run(view: ChainView, run: RunView, now: int, steps: int = 0) -> dict[str, Any]:
-    """Return everything the chain says about a run, as JSON values; amounts in wei as text.
+    """Return all facts about a run on chain as JSON values; amounts in wei as text.
 
     `steps` is that of `state_of`.
     """
@@ -139,7 +139,7 @@ def _terms(terms: RunTerms) -> dict[str, Any]:
 
 
 def _workers(view: ChainView, run: RunView, now: int) -> dict[str, int]:
-    """Return how many workers joined a run, ever had an outcome in it, and had one of late."""
+    """Return how many workers joined a run, ever had an outcome, and had one within RECENT_S."""
     ever: set[int] = set()
     recent: set[int] = set()
     for batch in view.batches.values():
@@ -193,7 +193,9 @@ def facts_of(run: dict[str, Any]) -> dict[str, Any]:
         + (f", for {funds['units']:,} units" if funds["units"] is not None else "")
         + f"; {format_tokens(int(funds['paid_wei']))} paid, "
         f"{format_tokens(int(funds['reserved_wei']))} set aside",
-        "terms": f"number {run['terms_number']}: whoever joins signs this number",
+        "terms": (
+            f"number {run['terms_number']}: workers and validators sign this number when they join"
+        ),
         "slashes": _slashes(terms)
         if run["slashing_paused_until"] is None
         else f"nothing until {format_time(run['slashing_paused_until'])}; then {_slashes(terms)}",
@@ -239,7 +241,7 @@ def _slashes(terms: dict[str, Any]) -> str:
 
 
 documents_option = click.option(
-    "--documents", type=FOLDER, help="Recipes by their hashes: tells which runs are finished."
+    "--documents", type=FOLDER, help="Folder of recipes: tells which runs are finished."
 )
 
 
@@ -288,7 +290,7 @@ async def _describe(options: dict[str, Any], only: int | None = None) -> list[di
 
 
 def steps_of(run: RunView, documents: Path | None) -> int:
-    """Return a run's steps by its recipe in a folder of documents; 0 when it is not there.
+    """Return a run's steps from its recipe in a folder of documents; 0 when that lacks the recipe.
 
     Raises ConfigError for a file whose hash is not its name.
     """
@@ -316,14 +318,14 @@ owner_options = together(
     json_option,
     chain_options,
 )
-"""RUN and what every command of this module takes."""
+"""RUN and the options of every owner's command."""
 
 
 @click.command()
 @owner_options
 @click.argument("amount", metavar="TOKENS")
 def fund(amount: str, **options: Any) -> None:
-    """Pay tokens into a run, of which its workers are paid. Anyone may.
+    """Pay tokens into a run, to pay its workers. Anyone may.
 
     \b
     Example:
@@ -344,8 +346,8 @@ def fund(amount: str, **options: Any) -> None:
 def pause(evidence: Path | None, **options: Any) -> None:
     """Take no more submissions until `muster run resume`. The owner only.
 
-    With --slashing it is slashing that stops, for a time that the network fixed; the orchestrator
-    and the validators may do that, too. The hash of FILE goes on chain: keep the file.
+    --slashing stops slashing instead, for a time that the network fixed; the orchestrator and the
+    validators may do that too. The hash of FILE goes on chain: keep the file.
 
     \b
     Examples:
@@ -404,7 +406,7 @@ def reclaim(**options: Any) -> None:
 def recover(**options: Any) -> None:
     """Free what was set aside for outcomes that were not accepted. Anyone may.
 
-    The run's workers are paid of it again; of a closed run `muster run reclaim` pays it out.
+    The tokens can pay workers again; if the run is closed, `muster run reclaim` pays them out.
 
     \b
     Example:
@@ -414,11 +416,13 @@ def recover(**options: Any) -> None:
 
 
 @click.command()
-@click.option("--price", metavar="TOKENS", help="Pay per unit; half to twice of what it is now.")
+@click.option("--price", metavar="TOKENS", help="Pay per unit; half to twice the present price.")
 @click.option("--fraud-ppm", type=PPM, metavar="N", help="First fraud, in millionths.")
 @click.option("--exact-fraud-ppm", type=PPM, metavar="N", help="Exact fraud, in millionths.")
 @click.option("--quorum", type=click.IntRange(min=1), help="Validators that must agree.")
-@click.option("--apply", "applies", is_flag=True, help="Make announced terms so; anyone, once due.")
+@click.option(
+    "--apply", "applies", is_flag=True, help="Apply announced terms once due; anyone may."
+)
 @click.option("--cancel", "cancels", is_flag=True, help="Drop announced terms.")
 @owner_options
 def change(
@@ -430,7 +434,7 @@ def change(
     cancels: bool,
     **options: Any,
 ) -> None:
-    """Announce other terms, which hold after a delay that the network fixed. The owner only.
+    """Announce other terms: they take effect after the network's delay. The owner only.
 
     \b
     Examples:
@@ -494,7 +498,7 @@ def invite(validator: str, cancels: bool, **options: Any) -> None:
 @owner_options
 @click.argument("validator", metavar="ADDR")
 def dismiss(validator: str, **options: Any) -> None:
-    """Take a validator's seat. Its stake stays its own, to unbond when it likes. The owner only.
+    """Remove a validator. It keeps its stake, and may unbond it at any time. The owner only.
 
     \b
     Example:
@@ -504,7 +508,7 @@ def dismiss(validator: str, **options: Any) -> None:
     _act("dismiss", options, lambda subject: owning.dismiss(subject, account))
 
 
-# From a plan to what is printed
+# Carrying out and printing a plan
 
 
 def _act(name: str, options: dict[str, Any], plan: Plan) -> None:
@@ -540,7 +544,7 @@ async def _carry_out(name: str, options: dict[str, Any], plan: Plan) -> None:
 
 
 async def _rehearse(chain: Chain, account: Address, act: Act) -> tuple[int, GasMoney]:
-    """Return the gas of an act and what it costs now; raises ContractRevert for a refusal."""
+    """Return the gas of an act and its present cost; raises ContractRevert if it would revert."""
     rehearsal, gas = chain.rehearsed_by(account), 0
     for step in act.steps:
         gas += step.gas if step.gas is not None else (await step.send(rehearsal)).gas_used
@@ -557,7 +561,7 @@ def _words(act: Act, now: int, gas: int, money: GasMoney) -> dict[str, Any]:
 
 
 def lines_of(words: Mapping[str, Any]) -> list[str]:
-    """Return names and values for a screen of 80 columns; nothing for a value that is empty."""
+    """Return names and values as lines of 80 columns; empty values are skipped."""
     width = max(map(len, words))
     return [
         line

@@ -1,10 +1,10 @@
-"""`muster shardcast`: broadcast any large file by signature alone, without a chain.
+"""`muster shardcast`: broadcast any large file with a signature instead of a chain.
 
     publish   cut files into chunks, sign the manifest, serve them
     relay     mirror what a signer published, and serve it
     fetch     get a version from relays, verified chunk by chunk
     ls        what a server or a store holds
-    verify    hash what lies on a disk again
+    verify    hash the files on a disk again
 
 `muster relay run` is the relay of a training run, which takes its roots from the chain.
 """
@@ -23,7 +23,7 @@ from muster.client.cli.options import parse_account, together
 from muster.client.relay import announce, limits_of, read_token
 from muster.lifecycle import run_until_stopped
 from muster.protocol.errors import ConfigError, EncodingError, PolicyUnavailable, StorageError
-from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.ids import Hash32, PolicyVersion, RunId, to_hash32
 from muster.telemetry import setup_logging
 from muster.wallet import open_wallet
 
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
 
 PATH = click.Path(path_type=Path)
-OF_A_RUN = (
-    "is it a training run's? Its versions are signed for its chain: muster model fetch, or --root"
-)
+OF_A_RUN = "a training run signs its versions for its chain: use muster model fetch, or give --root"
 """The hint when no relay has a version that the signer signed."""
 
 
@@ -61,9 +59,9 @@ serving_options = together(
         default=500.0,
         help="Most requests per second and address.",
     ),
-    click.option("--ready-file", type=PATH, help="Receives the URL once it listens."),
+    click.option("--ready-file", type=PATH, help="Write the URL here once it listens."),
 )
-"""What everything that listens takes."""
+"""Options of the commands that serve."""
 
 
 RUN = click.option("--run", "run_id", type=click.IntRange(min=1), default=1, help="Run.")
@@ -243,7 +241,7 @@ def ls(place: str, run_id: int, token_file: Path | None) -> None:
 
 @shardcast.command()
 @click.argument("folder", type=PATH)
-@click.option("--root", help="Root that the manifest must have.")
+@click.option("--root", help="Root that the manifest must have; of a store, check that version.")
 def verify(folder: Path, root: str | None) -> None:
     """Hash a fetched folder, or a whole store, again; exit code 1 when anything is damaged.
 
@@ -254,11 +252,17 @@ def verify(folder: Path, root: str | None) -> None:
     from muster.shardcast import ChunkStore
     from muster.shardcast.simple import check_folder, check_store, is_store, read_manifest
 
+    wanted = None if root is None else _root(root)
     if is_store(folder):
-        findings = list(check_store(ChunkStore(folder)))
+        findings = list(check_store(ChunkStore(folder), wanted))
+        if wanted is not None and not findings:
+            raise StorageError(
+                f"no version in {folder} has the root {root}",
+                hint=f"`muster shardcast ls {folder} --run N` shows the roots of a run",
+            )
     else:
         found = read_manifest(folder).root()
-        if root is not None and found != _root(root):
+        if wanted is not None and found != wanted:
             raise StorageError(f"the manifest's root is 0x{found.hex()}, not {root}")
         findings = list(check_folder(folder))
     for item in findings:
@@ -271,7 +275,7 @@ def verify(folder: Path, root: str | None) -> None:
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """Show held bytes, rate and time left on stderr while the context lasts."""
+    """Show received bytes, rate and time left on stderr while the context lasts."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -357,9 +361,7 @@ def _line(manifest: Manifest) -> str:
 
 def _root(text: str) -> Hash32:
     try:
-        data = bytes.fromhex(text.removeprefix("0x"))
-    except ValueError:
-        data = b""
-    if len(data) != 32:
-        raise ConfigError(f"not a root: {text}", hint="write 0x and 64 hexadecimal digits")
-    return Hash32(data)
+        return to_hash32(text)
+    except EncodingError as error:
+        hint = "write 0x and 64 hexadecimal digits"
+        raise ConfigError(f"not a root: {text}", hint=hint) from error

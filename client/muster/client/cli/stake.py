@@ -1,6 +1,6 @@
-"""`muster stake`, `muster unstake` and `muster worker rejoin`: stake put in, and taken back.
+"""`muster stake`, `muster unstake` and `muster worker rejoin`: deposit and withdraw stake.
 
-`muster.client.stake` says what each does and sends it.
+`muster.client.stake` describes what each does, and sends the transactions.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
             "account": owner.address,
             "run": run_id,
             "amount_tokens": format_tokens(offer.amount_wei),
+            "amount_wei": str(offer.amount_wei),
         }
         print_json({**staked, "transaction": receipt.tx_hash})
     else:
@@ -122,14 +123,16 @@ staked_run_option = click.option(
 @click.command()
 @key_options
 @staked_run_option
-@click.option("--amount", metavar="TOKENS", help="How much to ask for. [default: everything]")
-@click.option("--all", "everything", is_flag=True, help="Ask for the rest, though some unbonds.")
+@click.option("--amount", metavar="TOKENS", help="How much to unbond. [default: everything]")
+@click.option(
+    "--all", "everything", is_flag=True, help="Unbond the rest, though some unbonds already."
+)
 @acting_options
 def unstake(keystore: Path, password_file: Path | None, **options: Any) -> None:
-    """Take stake of a run back: a first call asks for it, a second withdraws it when it is due.
+    """Take stake back from a run: the first call starts unbonding, a second one later withdraws it.
 
-    A worker or validator leaves the run by it, unless --amount leaves enough. Exit code 3: not due
-    yet.
+    The worker or validator leaves the run, unless --amount leaves enough stake. Exit code 3: the
+    unbonding period is not over.
 
     \b
     Examples:
@@ -160,9 +163,8 @@ async def _unstake(key: bytes, options: dict[str, Any]) -> None:
             action, due = "unbonding", int(requested.args["withdrawable_at"])
     facts = {"action": action, "amount_tokens": format_tokens(amount)}
     sent = {"transaction": receipt.tx_hash}
-    print_result(
-        facts | {"due_at": due} | sent, options["as_json"], facts | {"due": format_time(due)} | sent
-    )
+    exact = {"amount_wei": str(amount), "due_at": due}
+    print_result(facts | exact | sent, options["as_json"], facts | {"due": format_time(due)} | sent)
 
 
 async def _agree(chain: Chain, account: Address, options: dict[str, Any]) -> None:

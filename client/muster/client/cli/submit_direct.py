@@ -1,7 +1,7 @@
-"""`muster worker submit-direct`: what a worker does about silence, by hand.
+"""`muster worker submit-direct`: the worker's steps against a silent run, by hand.
 
-The worker's process does the same by itself, as far as its node has a bond and gas. This is for a
-worker whose process is stopped, or whose own wallet puts up the bond.
+The worker's process takes these steps by itself, as far as its node has a bond and gas. The command
+is for a worker whose process is stopped, or whose own wallet pays the bond.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from muster.wallet import Wallet
 
 MOST_STEPS = 3
-"""Steps that one piece of work can need in a row: out of a batch, before judges, void."""
+"""Most steps in a row for one piece of work: take it out of a batch, call judges, void it."""
 ROOM_PAUSE_S = 2.0
-"""Pause before a room is offered the same again: it may not have read the block yet."""
+"""Pause before a file is offered to a room again: it may not have read the block yet."""
 
 
 @click.command("submit-direct")
 @key_options
 @click.argument("submission", metavar="[SUBMISSION]", required=False)
-@click.option("--state-dir", type=FOLDER, required=True, help="The worker's: what it signed.")
+@click.option("--state-dir", type=FOLDER, required=True, help="The worker's state folder.")
 @click.option("--payer", type=FILE, help="The worker's wallet, for bond and gas. [default: node]")
 @click.option("--payer-password-file", type=FILE, help=PASSWORD_HELP)
 @orchestrator_option
@@ -59,12 +59,12 @@ def submit_direct(
     payer_password_file: Path | None,
     **options: Any,
 ) -> None:
-    """Have work judged that its run keeps back; --keystore is the node's. Prints transactions.
+    """Get work judged that its run ignores; --keystore is the node's. Prints transactions.
 
-    Commits what the orchestrator did not, until a minute after the ticket's end; takes work out of
-    a batch that nobody judged, and calls judges of the network: all of it, or SUBMISSION alone
-    (BATCH:POSITION). Each takes a bond, which comes back unless judges find fault. A worker's
-    process does this by itself.
+    Commits work that the orchestrator did not commit, until a minute after the ticket's deadline.
+    Takes work out of a batch that nobody judged, and calls jurors of the network: for all of it, or
+    only for SUBMISSION (BATCH:POSITION). Each takes a bond, which comes back unless jurors find
+    fault. A worker's process does all this by itself.
 
     \b
     Examples:
@@ -85,7 +85,7 @@ def submit_direct(
 
 @dataclass(frozen=True, slots=True)
 class _NextStep:
-    """What is next about one piece of work."""
+    """The next step for one piece of work."""
 
     signed: SignedSubmission
     batch: BatchView | None
@@ -133,7 +133,7 @@ async def _submit(node: Wallet | None, sender: Wallet | None, options: dict[str,
 async def _open_duty(
     node: Wallet | None, sender: Wallet | None, options: dict[str, Any]
 ) -> AsyncIterator[tuple[SilenceDuty, Any]]:
-    """Open the journal, the chain and the rooms; yields the duty, and what brings it up to date."""
+    """Open the journal, the chain and the rooms; yields the duty, and what updates its view."""
     from muster.api import OrchestratorApi
     from muster.chain import Chain, ChainView, EventReader, apply_poll
     from muster.client.preflight import find_run
@@ -179,38 +179,41 @@ def _open_journal(folder: Path) -> SubmissionJournal:
     if not (folder / "submissions.jsonl").exists():
         raise ConfigError(
             f"no worker has signed anything in {folder}",
-            hint="--state-dir is that of muster worker run",
+            hint="give the --state-dir of muster worker run",
         )
     try:
         return SubmissionJournal(folder)
     except ConfigError as error:
         raise ConfigError(
-            f"a worker runs in {folder}",
-            hint="it does this by itself as far as its node has a bond and gas; stop it first",
+            f"a worker's process uses {folder}",
+            hint="the process does this by itself if its node has the bond and gas; else "
+            "stop the process first",
         ) from error
 
 
 def _run_of(journal: SubmissionJournal, folder: Path) -> RunId:
-    """Return the run of what a worker signed and nobody judged."""
+    """Return the run of the submissions that a worker signed and nobody judged."""
     runs = {signed.submission.run_id for signed in journal.unfinished().values()}
     if len(runs) != 1:
         raise ConfigError(
-            f"nothing in {folder} waits for its outcome",
+            f"no submission in {folder} waits for its outcome",
             hint="muster explain says what became of a submission",
         )
     return runs.pop()
 
 
 def _named(plans: list[_NextStep], submission: str | None) -> list[_NextStep]:
-    """Return the plans about the submission that was named; all without a name."""
+    """Return the plans about the named submission; all without a name."""
     if submission is None:
         return plans
     named = [plan for plan in plans if plan.place == submission]
     if not named:
         places = ", ".join(plan.place for plan in plans if plan.place)
         raise ConfigError(
-            f"{submission} is no work of this worker that waits for its outcome",
-            hint=f"BATCH:POSITION is one of: {places}" if places else "none is in a batch yet",
+            f"{submission} is not a submission of this worker that waits for its outcome",
+            hint=f"give one of: {places}"
+            if places
+            else "none of its submissions is in a batch yet: leave out BATCH:POSITION",
         )
     return named
 
@@ -219,7 +222,8 @@ def _worker_of(view: ChainView, node: Address) -> Address:
     worker = view.worker_by_node.get(node)
     if worker is None:
         raise ConfigError(
-            f"{node} serves no worker", hint="--keystore is the node's; --payer the worker's"
+            f"{node} serves no worker",
+            hint="give the node's keystore with --keystore, and the worker's with --payer",
         )
     return worker.address
 
@@ -229,7 +233,7 @@ async def _plans(duty: SilenceDuty) -> list[_NextStep]:
     at = await duty.chain.now()
     for signed in list(duty.node.journal.unfinished().values()):
         await duty.look_up(signed)
-        # A command by hand does not wait for the orchestrator's last chance.
+        # Unlike the process, the command does not wait until the orchestrator's time is over.
         batch, step = duty.next_of(signed, duty.own_batch(signed), at, is_refused=True)
         words = _words(duty, signed, batch, step, at)
         plans.append(_NextStep(signed, batch, step, _place_of(duty, signed, batch), words))
@@ -251,7 +255,7 @@ def _words(
     step: SilenceStep | None,
     at: float,
 ) -> str:
-    """Return what is next about a piece of work, or why nothing is."""
+    """Return in words the next step for a piece of work, or why there is none."""
     from muster.client.quantities import format_time, format_tokens
     from muster.client.worker.silence import SilenceStep
     from muster.protocol.messages import COMMIT_GRACE_S
@@ -265,7 +269,7 @@ def _words(
         with_bond = f", with a bond of {bond} tokens" if step is SilenceStep.SPLIT else ""
         return f"batch {name} is unjudged: {step}{with_bond}"
     if batch is None:
-        return "not committed, and its ticket is over, or the run takes nothing: it is lost"
+        return "lost: it was not committed before the ticket's deadline, or the run takes no work"
     if batch.is_void:
         return f"batch {batch.batch_id} is void"
     if batch.records is not None:
@@ -273,7 +277,7 @@ def _words(
     due_at = batch.due_at(duty.times.outcome_deadline_s)
     if at < due_at:
         return f"batch {batch.batch_id} waits for its outcomes until {format_time(due_at)}"
-    return f"batch {batch.batch_id} is before judges of the network, or was: muster dispute list"
+    return f"batch {batch.batch_id} is with the network's jurors, or was: see muster dispute list"
 
 
 async def _agree(duty: SilenceDuty, count: int, options: dict[str, Any]) -> None:
@@ -282,11 +286,11 @@ async def _agree(duty: SilenceDuty, count: int, options: dict[str, Any]) -> None
     chain: Chain = duty.chain
     await require_gas(chain, chain.me, "worker submit-direct", await gas_money(chain, "show"))
     if not options["yes"]:
-        click.confirm(f"Go on with {count} of them?", abort=True, err=True)
+        click.confirm(f"Send transactions for {count} of them?", abort=True, err=True)
 
 
 async def _carry_out(duty: SilenceDuty, read: Any, plan: _NextStep) -> list[str]:
-    """Take the steps about a piece of work that are possible now; return the transactions."""
+    """Take the steps for a piece of work that are possible now; return the transactions."""
     from muster.client.worker.silence import ROOM_TRIES
 
     transactions: list[str] = []

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
 
 SHOWN_CHARS = 60
-"""Of a prompt, in a table."""
+"""Length of a prompt in a table."""
 
 
 @click.command("list")
-@click.option("--families", is_flag=True, help="Try reasoning-gym's families instead: minutes.")
+@click.option(
+    "--families", is_flag=True, help="Try reasoning-gym's families instead; takes minutes."
+)
 @json_option
 def tasks_list(families: bool, as_json: bool) -> None:
     """List installed task types with their verifiers, and the sets that can be made here.
@@ -110,7 +112,7 @@ def tasks_show(
     opened = TaskSet.open(task_set)
     if recipe is not None or model is not None:
         if recipe is None or model is None or proof:
-            raise ConfigError("a prompt follows from --recipe and --model, without --proof")
+            raise ConfigError("prompts need both --recipe and --model, without --proof")
         first = range(min(rows, len(opened)))
         chosen = first if problem_id is None else [find(opened, problem_id)]
         _show_prompts(opened, chosen, recipe, model, as_json=as_json)
@@ -119,7 +121,9 @@ def tasks_show(
         _show_problem(opened, problem_id, proof=proof, as_json=as_json)
         return
     if proof:
-        raise ConfigError("--proof is of one problem", hint="give its id as well")
+        raise ConfigError(
+            "--proof needs one problem", hint="give the problem's id after the task set"
+        )
     facts = facts_of(opened, task_set)
     chosen = opened.spread(rows) if opened.parts else range(min(rows, len(opened)))
     some = [opened[i] for i in chosen]
@@ -165,7 +169,7 @@ def _show_prompts(
 
 
 def facts_of(task_set: TaskSet, path: Path) -> dict[str, Any]:
-    """Return what is known of a set without reading its problems."""
+    """Return the facts of a set that need no reading of its problems."""
     return {
         "name": task_set.name,
         "version": task_set.version,
@@ -224,9 +228,13 @@ def find(task_set: TaskSet, problem_id: str) -> int:
 @click.argument("task_set", type=FILE)
 @click.option("--seed", required=True, metavar="HEX", help="A ticket's seed, 32 bytes.")
 @click.option("--count", type=click.IntRange(1, 4096), help="Problems. [default: 8, or RECIPE's]")
-@click.option("--recipe", type=RECIPE, help="By its weights: TOML file or preset.")
-@click.option("--step", type=click.IntRange(1), default=1, help="The ticket's, for a curriculum.")
-@click.option("--set-aside", "policy", type=FOLDER, help="What a policy folder sets aside.")
+@click.option("--recipe", type=RECIPE, help="Draw by its weights: TOML file or preset.")
+@click.option(
+    "--step", type=click.IntRange(1), default=1, help="The ticket's step, for a curriculum."
+)
+@click.option(
+    "--set-aside", "policy", type=FOLDER, help="Policy folder: leave out what it sets aside."
+)
 @json_option
 def tasks_sample(
     task_set: Path,
@@ -256,7 +264,7 @@ def tasks_sample(
         if recipe is not None:
             chosen = _drawn_by(opened, recipe, given, step, count, policy)
         elif policy is not None:
-            raise ConfigError("--set-aside has no say without --recipe", hint="add --recipe FILE")
+            raise ConfigError("--set-aside needs --recipe", hint="add --recipe FILE")
         else:
             chosen = mixed_indices(given, [opened.range_of("")] * (count or 8))
     except ProtocolError as error:
@@ -278,7 +286,7 @@ def _drawn_by(
     count: int | None,
     policy: Path | None,
 ) -> list[int]:
-    """Return the problems that a ticket draws by a recipe, past what its policy sets aside."""
+    """Return the problems that a ticket draws by a recipe, without those that its policy skips."""
     from muster.client.calibration import read_recipe
     from muster.client.tickets import list_fault
     from muster.inference.engine import set_aside_in
@@ -290,7 +298,8 @@ def _drawn_by(
     listed = set_aside_in(policy) if policy is not None else NOTHING
     if fault := list_fault(rules, opened, listed):
         raise ConfigError(
-            f"the list of {policy} does not hold: {fault}", hint="nothing is set aside by it"
+            f"the list of problems set aside in {policy} is invalid: {fault}",
+            hint="give the folder of another version",
         )
     parts = rules.parts_of(seed, Step(step))
     ranges = [opened.range_of(part.name) for part in parts]
@@ -322,7 +331,7 @@ def tasks_check(
     allow_judge: bool,
     as_json: bool,
 ) -> None:
-    """Try a task set and its verifiers as strangers will; exit code 1 refuses them.
+    """Check a task set and its verifiers as strangers will; exit code 1: refused.
 
     The command reads every row. In the sample, gold answers must score 1, junk and known hacks 0,
     in two processes alike, within bounds of time and memory.
@@ -385,7 +394,7 @@ def _print_admission(found: Admission) -> None:
 
 
 MADE, FAMILY, HUB = "set:", "rg:", "hf:"
-"""Sources that are no file: an installed maker, a reasoning-gym family, the Hugging Face hub."""
+"""Prefixes of sources other than files: installed maker, reasoning-gym family, Hugging Face hub."""
 
 
 @click.command("import")
@@ -393,11 +402,13 @@ MADE, FAMILY, HUB = "set:", "rg:", "hf:"
 @click.option("--out", type=FILE, required=True, help="Receives the task set.")
 @click.option("--name", help="The set's name. [default: the first source's]")
 @click.option("--version", default="1", help="The set's version.")
-@click.option("--count", type=click.IntRange(1), help="Problems of made sets, most of others.")
-@click.option("--seed", type=int, default=0, help="Of made sets: same seed, same rows.")
-@click.option("--split", default="train", help="Of hf: sources.")
+@click.option(
+    "--count", type=click.IntRange(1), help="Problems to make; most to take of other sources."
+)
+@click.option("--seed", type=int, default=0, help="Seed of made sets: same seed, same rows.")
+@click.option("--split", default="train", help="Split of hf: sources.")
 @click.option("--task-type", help="Task type of rows that state none.")
-@click.option("--map", "renamed", multiple=True, metavar="FIELD=COLUMN", help="Where a field is.")
+@click.option("--map", "renamed", multiple=True, metavar="FIELD=COLUMN", help="Column of a field.")
 @click.option("--skip-bad", is_flag=True, help="Leave bad rows out instead of refusing them all.")
 @json_option
 def tasks_import(sources: tuple[str, ...], out: Path, as_json: bool, **options: Any) -> None:
@@ -435,12 +446,12 @@ def tasks_import(sources: tuple[str, ...], out: Path, as_json: bool, **options: 
         raise TaskError(
             f"{found.bad} of {found.rows} rows are bad, first row {found.named[0][0]}: "
             f"{found.named[0][1]}",
-            hint="mend them, or leave them out with --skip-bad",
+            hint="correct these rows, or leave them out with --skip-bad",
         )
 
 
 def default_name(source: str) -> str:
-    """Return what a set is called after its first source."""
+    """Return the name of a set after its first source."""
     for prefix in (MADE, FAMILY, HUB):
         if source.startswith(prefix):
             return source.removeprefix(prefix)[:128]
@@ -448,7 +459,7 @@ def default_name(source: str) -> str:
 
 
 def columns_of(renamed: tuple[str, ...], task_type: str | None) -> Any:
-    """Return where fields are found; raises ConfigError for a mapping that is none."""
+    """Return the columns of the fields; raises ConfigError for a malformed mapping."""
     from muster.tasks.importing import FIELDS, Columns
 
     pairs = dict(part.partition("=")[::2] for part in renamed)
@@ -484,13 +495,15 @@ def _rows(sources: tuple[str, ...], options: dict[str, Any]) -> Iterator[Any]:
 
 def _size(source: str, options: dict[str, Any]) -> int:
     if options["count"] is None:
-        raise ConfigError(f"{source} makes any number of problems", hint="say how many: --count N")
+        raise ConfigError(
+            f"{source} makes any number of problems", hint="give their number with --count N"
+        )
     count: int = options["count"]
     return count
 
 
 def import_json(found: Imported) -> dict[str, Any]:
-    """Return what became of rows as JSON values."""
+    """Return the result of an import as JSON values."""
     return {
         "rows": found.rows,
         "problems": found.problems,

@@ -1,7 +1,7 @@
-"""`muster validator trap`: try validators with files whose right verdict is known.
+"""`muster validator trap`: test validators with files whose right verdict is known.
 
-For run owners, or whoever has a staked worker to spare. A plan is committed to on chain, a trap
-worker follows it, and the report proves what validators made of it.
+For run owners and others with a staked worker to spare. A plan is committed to on chain, a trap
+worker follows it, and the report proves what verdicts the validators gave.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from muster.chain import Chain, ChainView, read_view
+from muster.chain import BatchView, Chain, ChainView, read_view
+from muster.chain.reader import logs_between
 from muster.chain.structs import Offence
 from muster.client.cli.options import (
     FILE,
@@ -43,36 +44,33 @@ from muster.protocol.ids import Address, Hash32, RunId, Step, to_address
 from muster.protocol.messages import OutcomeRecord, Verdict
 from muster.protocol.traps import MILLION, PLANS, Trap, TrapPlan
 
-if TYPE_CHECKING:
-    from muster.chain import BatchView, Chain, ChainView
-
-# What became of traps: which were laid, what was said about them, and by whom. Pure.
+# The fate of traps: which were laid, which verdicts they got, and from whom. Pure.
 #
 # Everything follows from the revealed plan and the chain; the trap worker's journal only tells
-# where no trap could be laid. The commitment is an `approve` of the token, which says a number in
-# public and costs 46,000 gas: any account may send it, so nothing leads from it to the trap worker.
+# where no trap could be laid. The commitment is an `approve` of the token, which publishes a number
+# and costs 46,000 gas. Any account may send it, so it does not reveal the trap worker.
 #
-# A trap finds validators that sign a wrong verdict, all of a run in league included, and costs them
-# stake. A lone lazy one among honest ones signs no verdict that is posted: proof of checking finds
-# that one, see `muster.client.validator.checking`.
+# A trap finds validators that sign a wrong verdict, even if all of a run collude, and costs them
+# stake. A single lazy validator among honest ones signs no verdict that is posted: proof of
+# checking finds it, see `muster.client.validator.checking`.
 
 Laid = Mapping[tuple[int, int], Mapping[str, Any]]
-"""What the trap worker noted, by step and index."""
+"""The trap worker's notes, by step and index."""
 
 
 class Fate(StrEnum):
-    """What became of a trap."""
+    """The result of a planned trap."""
 
     CAUGHT = "caught"
-    """It was not accepted: whoever signed had checked."""
+    """It was not accepted: the signers had checked it."""
     MISSED = "missed"
-    """It was accepted: whoever signed had not."""
+    """It was accepted: the signers had not checked it."""
     CHALLENGED = "challenged"
     """It was accepted, and a jury decides."""
     OVERTURNED = "overturned"
-    """It was accepted, a jury found otherwise, and the signers can be slashed."""
+    """It was accepted, a jury overturned that, and the signers can be slashed."""
     HONEST = "honest"
-    """No way of spoiling a sample failed the checks here: the file is no trap."""
+    """No way to spoil a sample failed the checks here, so the file is no trap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +81,30 @@ class Found:
     position: int
     """Its place there."""
     record: OutcomeRecord
-    """What was recorded."""
+    """The recorded outcome."""
     fate: Fate
-    """What became of it."""
+    """The trap's result."""
     signers: tuple[Address, ...]
-    """Who signed that."""
+    """The validators that signed the outcome."""
     trap: Trap
-    """What the plan says."""
+    """The trap in the plan."""
     slashed: Mapping[Address, int] = field(default_factory=dict)
-    """Those of them who lost stake for it, and how much, in wei."""
+    """The stake in wei that signers lost for it."""
 
     @property
     def name(self) -> str:
-        """The submission, as commands take it."""
+        """The submission's name, as commands accept it."""
         return f"{self.batch_id}:{self.position}"
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOnChain:
-    """Where a plan's commitment is on chain."""
+    """The place on chain of a plan's commitment."""
 
     block_number: int
     tx_hash: str
     by: Address
-    """Who sent it."""
+    """The account that sent it."""
 
 
 def find_traps(view: ChainView, plan: TrapPlan, laid: Laid | None = None) -> list[Found]:
@@ -127,8 +125,7 @@ def _found(
     view: ChainView, batch: BatchView, position: int, trap: Trap, laid: Laid | None
 ) -> Found:
     record = (batch.records or ())[position]
-    seats = view.runs[batch.run_id].seats
-    signers = tuple(sorted(who for who, bit in seats.items() if batch.signers & bit))
+    signers = tuple(sorted(batch.signed_by(view.runs[batch.run_id].seats)))
     note = (laid or {}).get((record.step, record.index))
     is_honest = note is not None and note["kind"] is None
     return Found(
@@ -143,7 +140,7 @@ def _found(
 
 
 def _slashed(view: ChainView, batch: BatchView, signers: Iterable[Address]) -> dict[Address, int]:
-    """Return which signers lost how much stake for a wrong verdict in a batch."""
+    """Return the stake that signers lost for a wrong verdict in a batch."""
     return {
         slash.owner: slash.amount_wei
         for slash in view.slashes
@@ -164,7 +161,7 @@ def _fate(view: ChainView, batch: BatchView, position: int) -> Fate:
 
 
 def score(found: list[Found]) -> dict[Address, dict[str, int]]:
-    """Return by validator how many traps it signed the right outcome of, and the wrong one."""
+    """Return for each validator the number of traps with a right and with a wrong outcome."""
     right: Counter[Address] = Counter()
     wrong: Counter[Address] = Counter()
     for each in found:
@@ -184,7 +181,7 @@ def to_challenge(found: list[Found]) -> list[Found]:
 async def anchor_plan(chain: Chain, plan: TrapPlan) -> str:
     """Put a plan's commitment on chain and return the transaction's hash.
 
-    An approval for an address that has no key moves nothing, ever.
+    The approval is for an address without a key, so it can never move tokens.
     """
     commitment = int.from_bytes(plan.commitment(), "big")
     return (await chain.token.approve(PLANS, commitment)).tx_hash
@@ -196,10 +193,9 @@ async def find_anchor(chain: Chain, plan: TrapPlan) -> PlanOnChain | None:
     query = {
         "address": chain.deployment.contracts["MusterToken"],
         "topics": [hex0x(APPROVAL), None, "0x" + PLANS[2:].lower().rjust(64, "0")],
-        "fromBlock": "earliest",
-        "toBlock": "latest",
     }
-    for log in await chain.rpc.call("eth_getLogs", query):
+    first, last = chain.deployment.deploy_block, await chain.block_number()
+    async for log in logs_between(chain.rpc, query, first, last):
         if int(log["data"], 16) == wanted:
             by = to_address("0x" + log["topics"][1][-40:])
             return PlanOnChain(int(log["blockNumber"], 16), log["transactionHash"], by)
@@ -210,8 +206,9 @@ def require_before(anchor: PlanOnChain | None, view: ChainView, found: list[Foun
     """Return the anchor; raises ConfigError unless it is older than every trap's batch."""
     if anchor is None:
         raise ConfigError(
-            "the plan's commitment is not on chain: nobody could tell it from an excuse",
-            hint="muster validator trap plan writes it there; is this the right plan, --rpc?",
+            "the plan's commitment is not on chain, so the plan proves nothing",
+            hint="check --plan and --rpc; muster validator trap plan writes the commitment "
+            "on chain",
         )
     early = [f for f in found if view.batches[f.batch_id].block_number <= anchor.block_number]
     if early:
@@ -247,7 +244,7 @@ def trap() -> None:
 def trap_plan(keystore: Path, password_file: Path | None, out: Path, **options: Any) -> None:
     """Draw up a plan, commit to it on chain, and write it to a file; keep that secret.
 
-    Send it from any account but the trap worker's, which it would give away.
+    Do not send it from the trap worker's account: that would reveal the worker.
 
     \b
     Example:
@@ -272,7 +269,7 @@ def trap_plan(keystore: Path, password_file: Path | None, out: Path, **options: 
     out.chmod(0o600)
     transaction = asyncio.run(_anchor(key.key, plan, options))
     report = {"commitment": f"0x{plan.commitment().hex()}", "transaction": transaction}
-    words = {"plan": f"{out}: keep it secret until its traps were judged"}
+    words = {"plan": f"{out}: keep it secret until its traps are judged"}
     print_result(report, options["as_json"], report | words)
 
 
@@ -289,7 +286,7 @@ async def _anchor(key: bytes, plan: TrapPlan, options: dict[str, Any]) -> str:
 def trap_run(plan_file: Path, **options: Any) -> None:
     """Run the trap worker: `muster worker run`, but for one sample in the planned files.
 
-    Its right verdict there is Rejected: it loses that file's pay, and no stake.
+    The right verdict on these is Rejected, which costs the worker the file's pay and no stake.
 
     \b
     Example:
@@ -312,7 +309,7 @@ def trap_run(plan_file: Path, **options: Any) -> None:
 @click.option("--journal", type=FILE, help="The trap worker's STATE/traps.jsonl.")
 @looking_options
 def trap_report(plan_file: Path, journal: Path | None, **options: Any) -> None:
-    """Say what validators made of a plan's traps, and prove that the plan came first.
+    """Report how validators judged a plan's traps, and prove that the plan came first.
 
     Anybody who has the plan can repeat it. An accepted trap is a wrong verdict: the report says how
     to challenge it. Without the journal, a planned file may be an honest one: re-run it.
@@ -340,7 +337,7 @@ async def _report(
 
 
 def read_plan(path: Path) -> TrapPlan:
-    """Return a plan; raises ConfigError when the file has none."""
+    """Return a plan; raises ConfigError when the file holds none."""
     try:
         return TrapPlan.from_json(json.loads(path.read_bytes()))
     except (OSError, ValueError, EncodingError) as error:
@@ -350,7 +347,7 @@ def read_plan(path: Path) -> TrapPlan:
 
 
 def read_laid(path: Path | None) -> dict[tuple[int, int], Any] | None:
-    """Return what a trap worker noted, by slot; raises ConfigError when it cannot be read."""
+    """Return a trap worker's notes by slot; raises ConfigError when they cannot be read."""
     if path is None:
         return None
     try:
@@ -383,7 +380,7 @@ def report_json(plan: TrapPlan, anchor: PlanOnChain, found: list[Found]) -> dict
 
 
 def print_report(plan: TrapPlan, anchor: PlanOnChain, found: list[Found]) -> None:
-    """Print a report for people, with what to do about wrong verdicts."""
+    """Print a report for people, with the next steps after wrong verdicts."""
     print_facts(
         {
             "plan": f"worker {plan.worker}, steps {plan.first_step} to {plan.last_step}, "

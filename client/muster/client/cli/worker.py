@@ -1,7 +1,7 @@
-"""`muster worker run | status` and `muster rewards`: work, how it stands, and what it earned.
+"""`muster worker run | status` and `muster rewards`: do work, see its status, claim its pay.
 
-`muster worker status` reads the chain. It asks the orchestrator, when one is named, for the rest:
-signs of life, and work on its way.
+`muster worker status` reads the chain. If an orchestrator is named, it also asks that for the
+node's heartbeats and for work that is not on chain yet.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from muster.wallet import Wallet, keystore_address
 @click.command()
 @click.argument("action", type=click.Choice(["show", "claim"]), default="show")
 @click.option("--run", type=int, required=True, help="The run that pays.")
-@click.option("--worker", metavar="ADDRESS", help="Whose rewards. [default: the keystore's]")
+@click.option("--worker", metavar="ADDRESS", help="The worker's address. [default: the keystore's]")
 @click.option("--keystore", type=FILE, help="Sends the claims and pays their gas; any account.")
 @click.option("--password-file", type=FILE, help=PASSWORD_HELP)
 @looking_options
@@ -68,12 +68,15 @@ def rewards(action: str, keystore: Path | None, password_file: Path | None, **op
       muster rewards claim --run 1 --keystore ~/.muster/worker.json
     """
     if action == "claim" and keystore is None:
-        raise ConfigError("a claim needs --keystore", hint="any account that can pay gas will do")
+        raise ConfigError(
+            "a claim needs --keystore",
+            hint="give --keystore FILE: any account that can pay gas will do",
+        )
     sender = open_keystore(keystore, password_file) if keystore and action == "claim" else None
     worker = options["worker"]
     if worker is None:
         if keystore is None:
-            raise ConfigError("whose rewards?", hint="give --worker ADDRESS or --keystore FILE")
+            raise ConfigError("no worker is named", hint="give --worker ADDRESS or --keystore FILE")
         worker = keystore_address(keystore)
     asyncio.run(_rewards(sender, worker, options))
 
@@ -102,7 +105,9 @@ def worker() -> None:
 @click.option("--worker", metavar="ADDRESS", help="The staking wallet this node works for.")
 @devices_option
 @click.option("--heartbeat-s", type=float, help="Seconds between signs of life. [default: 10]")
-@click.option("--plain", is_flag=True, default=None, help="Log lines, no live view.")
+@click.option(
+    "--plain", is_flag=True, default=None, help="Print log lines instead of the live view."
+)
 def worker_run(**options: Any) -> None:
     """Lease tickets, generate, sign and upload until stopped, with the node's key.
 
@@ -122,21 +127,21 @@ def worker_run(**options: Any) -> None:
 
 
 SILENT_S = 60
-"""A node that was not heard of for so long is taken for stopped."""
+"""A node without a heartbeat for longer counts as stopped."""
 SHOWN_REJECTIONS = 3
-"""Latest submissions that were not accepted."""
+"""Number of latest submissions shown that were not accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What was asked about a worker in a run."""
+    """The facts about a worker in a run."""
 
     run: RunView
     worker: WorkerView
     member: MemberView
-    """What it is in the run."""
+    """Its membership of the run."""
     earnings: Earnings
-    """What it earned there."""
+    """Its earnings in the run."""
     unit_cap: int
     """Units its stake covers in flight."""
     required_wei: int
@@ -148,15 +153,15 @@ class WorkerFacts:
     now: int
     """The chain's time."""
     beat: dict[str, Any] | None = None
-    """What the orchestrator says about it; None when it was not asked or does not know it."""
+    """Its heartbeat at the orchestrator; None if not asked, or if the worker is unknown there."""
     phase: str | None = None
-    """What the orchestrator says the run is doing."""
+    """The run's phase, from the orchestrator."""
 
 
 async def gather_facts(
     chain: Chain, view: ChainView, run: RunView, worker: WorkerView, orchestrator: str | None
 ) -> WorkerFacts:
-    """Return what chain and orchestrator say; an orchestrator that is away is named, not fatal."""
+    """Return facts from chain and orchestrator; a missing orchestrator is reported, not fatal."""
     now = await chain.now()
     window_s = await chain.ledger.challenge_window()
     beat, phase = await _ask_status(orchestrator, worker.address)
@@ -192,13 +197,13 @@ async def _ask_status(
 
 
 def require_member(run: RunView, worker: WorkerView) -> MemberView:
-    """Return a worker as it stands in a run; raises ConfigError when it never joined it."""
+    """Return a worker's membership of a run; raises ConfigError when it never joined the run."""
     member = run.members.get(worker.address)
     if member is None:
         joined = ", ".join(map(str, worker.memberships)) or "none"
         raise ConfigError(
             f"{worker.address} never joined run {run.run_id}; its runs: {joined}",
-            hint=f"muster stake --run {run.run_id} joins it",
+            hint=f"check --run, or join the run: muster stake --run {run.run_id}",
         )
     return member
 
@@ -215,7 +220,7 @@ def _in_flight(view: ChainView, run_id: RunId, worker: WorkerView, now: int, win
 
 
 def why_no_work(facts: WorkerFacts) -> Iterator[str]:
-    """Yield every reason why the worker gets no ticket now, with what to do; none: it may."""
+    """Yield every reason why the worker gets no ticket now, with a remedy; none if it may."""
     yield from _reasons_of_worker(facts)
     yield from _reasons_of_run(facts)
     is_active = facts.member.status == "Active"
@@ -226,10 +231,10 @@ def why_no_work(facts: WorkerFacts) -> Iterator[str]:
         )
     seen_at = facts.beat.get("seen_at") if facts.beat else None
     if facts.beat is not None and not isinstance(seen_at, (int, float)):
-        yield "its node was never heard of: muster worker run starts it"
+        yield "the orchestrator never heard of its node: start it with muster worker run"
     elif isinstance(seen_at, (int, float)) and time.time() - seen_at > SILENT_S:
         silent = format_duration(time.time() - seen_at)
-        yield f"its node has been silent for {silent}: is muster worker run up?"
+        yield f"its node has been silent for {silent}: check that muster worker run is up"
 
 
 def _reasons_of_worker(facts: WorkerFacts) -> Iterator[str]:
@@ -243,7 +248,7 @@ def _reasons_of_worker(facts: WorkerFacts) -> Iterator[str]:
     elif status == "exiting":
         yield f"it is leaving: muster worker rejoin --run {run} brings it back"
     elif status == "banned":
-        yield "it is banned for fraud: only a jury that overturns the verdict ends that"
+        yield "it is banned for fraud, until a jury overturns the verdict: muster dispute open"
     elif facts.block < worker.active_from:
         yield f"it is active from block {worker.active_from}, the chain is at {facts.block}"
 
@@ -260,7 +265,7 @@ def _reasons_of_run(facts: WorkerFacts) -> Iterator[str]:
 
 
 def describe(facts: WorkerFacts, view: ChainView) -> dict[str, Any]:
-    """Return how a worker stands, as JSON values; amounts in wei as text."""
+    """Return a worker's status as JSON values; amounts in wei as text."""
     worker, earnings = facts.member, facts.earnings
     loss = loss_of(view, facts.run.run_id, worker.address)
     counts, refused = _outcomes(facts, view)
@@ -303,7 +308,7 @@ def describe(facts: WorkerFacts, view: ChainView) -> dict[str, Any]:
 
 
 def _outcomes(facts: WorkerFacts, view: ChainView) -> tuple[dict[str, int], list[dict[str, Any]]]:
-    """Return how many outcomes of each verdict there are, and the latest that are no acceptance."""
+    """Return the number of outcomes of each verdict, and the latest that are not Accepted."""
     counts = {"accepted": 0, "incomplete": 0, "rejected": 0, "fraud": 0}
     refused = []
     for batch in view.batches.values():
@@ -345,7 +350,7 @@ def facts_of(found: dict[str, Any]) -> dict[str, Any]:
         f"{format_tokens(int(found['pending_wei']))} not final yet",
         "other runs": ", ".join(f"{run} {how}" for run, how in found["other_runs"].items()) or None,
         "heartbeat": _heartbeat(beat) if beat else None,
-        "work": found["no_work_because"] or "nothing known stands in the way",
+        "work": found["no_work_because"] or "no known reason against new tickets",
     }
 
 

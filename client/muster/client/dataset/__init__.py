@@ -1,1 +1,1 @@
-"""Data sets of verified rollouts: written from what a run's validators accepted, and checked."""
+"""Data sets of verified rollouts: exported from a run's accepted submissions, and verified."""

@@ -1,8 +1,8 @@
-"""Export: from the run's training stream to rows, one submission after the other, and their card.
+"""Export: writes the run's training stream as rows, submission by submission, and a data card.
 
-Starts where the folder ends, so that an export that was stopped goes on, and one that is run again
-later holds what was accepted since. Submissions whose acceptance a jury has overturned are left
-out, also those that an earlier export had taken.
+Continues at the end of the folder: an interrupted export resumes, and a later one adds newly
+accepted submissions. Submissions whose acceptance a jury has overturned are left out, and removed
+if an earlier export included them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DOWNLOADS = 8
 """Files that are fetched at the same time."""
 
 FindFile = Callable[[Hash32], Awaitable[bytes]]
-"""Returns a submission's file by its hash; raises a MusterError when nobody has it."""
+"""Returns a submission's file by its hash; raises a MusterError when no source has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,15 @@ class Stream:
     table: OutcomeTable
     """Every outcome of the chain."""
     rows: Sequence[int]
-    """The rows of the table that are the stream."""
+    """The rows of the table that form the stream."""
     workers: dict[int, Address]
-    """Wallets by number."""
+    """Wallets by worker id."""
     roots: dict[int, Hash32]
     """Roots of the published policies."""
 
     @classmethod
     def of(cls, history: ChainHistory, run_id: RunId) -> Stream:
-        """Return a run's."""
+        """Return a run's stream."""
         table = tabulate(history.ledger)
         return cls(
             run_id,
@@ -81,13 +81,13 @@ class Stream:
         )
 
     def overturned(self) -> set[int]:
-        """Return the places of submissions that a jury says should not have been accepted."""
+        """Return the places of submissions whose acceptance a jury overturned."""
         verdicts = self.table.verdict_N[np.asarray(self.rows, np.int64)]
         return {int(place) for place in np.flatnonzero(verdicts != Verdict.ACCEPTED)}
 
 
 def origin_of(history: ChainHistory, run_id: RunId, tokenizer: Hash32) -> DataOrigin:
-    """Return where a run's rows come from; `tokenizer` is the root of the policy that has it."""
+    """Return the origin of a run's rows; `tokenizer` is the root of the policy that has it."""
     config = history.ledger.runs[run_id].config
     return DataOrigin(
         chain_id=history.deployment.chain_id,
@@ -107,10 +107,10 @@ async def export_rows(
     find_file: FindFile,
     on_progress: Progress = lambda _done, _of: None,
 ) -> None:
-    """Bring a folder up to the end of a stream.
+    """Extend a folder to the end of a stream.
 
-    Raises NotYet when nothing is accepted, and when a file cannot be had; what comes before it is
-    exported then.
+    Raises NotYet when nothing is accepted, or when a file is not available; the submissions before
+    it are exported first.
     """
     if not len(stream):
         raise NotYet("the run has no accepted submission yet")
@@ -120,18 +120,18 @@ async def export_rows(
     async with aclosing(_files(stream, places, overturned, find_file)) as files:
         while part.end < len(stream):
             part = await _grow(folder, part, files, (maker, selection))
-            folder.put(part)
             on_progress(part.end, len(stream))
             if part.is_whole:
                 part = DataPart(part.end, part.end, is_whole=False)
 
 
 def _recall(folder: DataFolder, selection: Selection, overturned: set[int]) -> DataPart:
-    """Tell the selection what earlier exports have kept, and return the part that may still grow.
+    """Load into the selection what earlier exports kept, and return the part that may still grow.
 
-    Rows that were overturned since are taken out. Raises StorageError for a damaged part.
+    Rows that were overturned meanwhile are removed. Raises StorageError for a damaged part.
     """
     for part in folder.export.parts:
+        folder.settle(part)
         if not folder.is_intact(part):
             raise StorageError(
                 f"{', '.join(each.name for each in part.files)} of {folder.path} is damaged",
@@ -154,7 +154,7 @@ async def _grow(
     files: AsyncIterator[tuple[Accepted, bytes | None]],
     choose: tuple[RowMaker, Selection],
 ) -> DataPart:
-    """Write a part with what it has and what follows, until it is full or there is no more."""
+    """Write a part with its own rows and further ones, until it is full or the stream ends."""
     maker, selection = choose
     end = part.end
     with PartWriter(folder, part) as writer:
@@ -173,9 +173,9 @@ async def _grow(
         except StopAsyncIteration:
             pass
         except (NotYet, asyncio.CancelledError):
-            folder.put(writer.finish(end))
+            writer.finish(end, is_whole=writer.is_full)
             raise
-        return writer.finish(end)
+        return writer.finish(end, is_whole=writer.is_full)
 
 
 def _rows(maker: RowMaker, data: bytes, accepted: Accepted) -> pa.Table:
@@ -189,9 +189,7 @@ def _rows(maker: RowMaker, data: bytes, accepted: Accepted) -> pa.Table:
 async def _files(
     stream: Stream, places: range, overturned: set[int], find_file: FindFile
 ) -> AsyncGenerator[tuple[Accepted, bytes | None]]:
-    """Yield the submissions with their files, None for those that were overturned; fetches some
-    files ahead.
-    """
+    """Yield the submissions with their files, None for overturned ones; prefetches some files."""
     ahead: deque[tuple[Accepted, asyncio.Task[bytes] | None]] = deque()
     waiting = iter(places)
     try:
@@ -218,17 +216,18 @@ async def _one(accepted: Accepted, fetched: asyncio.Task[bytes]) -> bytes:
         raise NotYet(
             f"the file of submission {accepted.batch_id}:{accepted.position} is not at hand: "
             f"{error}",
-            hint="what comes before it is exported; name a source that has it and run again",
+            hint="all rows before it are exported; give a source that has the file and run "
+            "the command again",
         ) from error
 
 
 # The data card: what is in a data set and where it comes from, in figures.
 #
-# Every figure is computed from the rows, from `export.json` or from the ledger, so whoever has
-# these writes the same card, byte for byte. `muster data verify` does.
+# Every figure is computed from the rows, from `export.json` or from the ledger, so anyone can write
+# the same card, byte for byte, as `muster data verify` does.
 
 MOST_LISTED = 50
-"""Rows of a table in the card."""
+"""Most rows of a table in the card."""
 _WHY = {
     "part": "of a part that was not asked for",
     "reward": "reward below the least",
@@ -254,7 +253,7 @@ class _Sums:
     problems: set[str] = field(default_factory=set)
 
     def line(self, name: str) -> str:
-        """Return a table's line."""
+        """Return a line of a table."""
         share = self.rows or 1
         return (
             f"| {name} | {self.rows:,} | {len(self.problems):,} | {self.reward / share:.4f} "
@@ -270,7 +269,7 @@ class CardFigures:
         "completion_tokens",
         *("worker", "policy_version", "stream_position"),
     )
-    """What is read of the rows."""
+    """Columns that are read."""
 
     def __init__(self, folder: DataFolder) -> None:
         self.splits = {split: _Sums() for split in SPLITS}
@@ -377,7 +376,7 @@ def write_card(folder: DataFolder, stream: Stream, figures: CardFigures) -> str:
 
 
 def _front_matter(figures: CardFigures) -> list[str]:
-    """Return what Hugging Face's libraries read of a card."""
+    """Return the metadata that Hugging Face's libraries read from a card."""
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]
     for split, sums in figures.splits.items():
         if sums.rows:
@@ -398,5 +397,6 @@ def _counts(what: str, rows: Sequence[tuple[str, int]]) -> list[str]:
 def put_card(folder: DataFolder, stream: Stream) -> None:
     """Write the data card into its folder, if it has parts."""
     if folder.export.parts:
+        text = write_card(folder, stream, CardFigures(folder))
         with whole_file(folder.path / CARD) as partial:
-            partial.write_text(write_card(folder, stream, CardFigures(folder)), encoding="utf-8")
+            partial.write_text(text, encoding="utf-8")

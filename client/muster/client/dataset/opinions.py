@@ -1,8 +1,9 @@
-"""What a judge says of the answers in a data set: a file of its replies, with what proves them.
+"""A judge model's replies about the answers in a data set, in a file with their proofs.
 
-The ledger proves that a judged reward was accepted, not that the judge gave it. Who has the judge's
-folder asks it again about every row and keeps its replies with their proofs. Whoever doubts a reply
-examines it by one forward pass, also on a machine whose own judge would say something else.
+The ledger proves that a judged reward was accepted, not that the judge gave it. A holder of the
+judge's model folder can ask it again about every row and keep its replies with their proofs. A
+reply can then be verified by one forward pass, even on a machine where the judge would sample
+another reply.
 
     {"data":root,"format":"muster-opinions","judge":hash of its weights,"version":1}
     {"place":3,"proofs":["…"],"row":0,"text":"{\"score\": 80}","tokens":[…]}
@@ -31,11 +32,11 @@ from muster.toploc import Calibration
 
 FORMAT, VERSION = "muster-opinions", 1
 NAME = "opinions.jsonl"
-"""The file's name where none is given: in the data set's folder."""
+"""Default name of the file, in the data set's folder."""
 MAX_LINE_BYTES = 1 << 20
 """A longer line is refused."""
 TOGETHER = 16
-"""Questions that are answered together."""
+"""Questions in one batch."""
 _COLUMNS = ("stream_position", "row", "task_type", "problem_id", "problem", "answer", "reward")
 
 
@@ -44,11 +45,11 @@ class JudgedRow:
     """A row whose reward a judge gave."""
 
     place: int
-    """Of its submission in the training stream."""
+    """Place of its submission in the training stream."""
     row: int
-    """Of the submission's file."""
+    """Row number in the submission's file."""
     question: str
-    """What the judge was asked."""
+    """The prompt for the judge."""
     reward: float
 
     def __str__(self) -> str:
@@ -77,7 +78,7 @@ def judged_rows(folder: DataFolder, task_set: TaskSet | None) -> Iterator[Judged
                         )
                 elif verifier is not WITHOUT_GOLD:
                     continue
-                # A longer answer scores 0 unread.
+                # A longer answer scores 0 without asking the judge.
                 if len(row["answer"]) <= MAX_ANSWER_CHARS:
                     question = judge_prompt(row["problem"], reference, row["answer"])
                     yield JudgedRow(row["stream_position"], row["row"], question, row["reward"])
@@ -86,9 +87,9 @@ def judged_rows(folder: DataFolder, task_set: TaskSet | None) -> Iterator[Judged
 def write_opinions(
     path: Path, header: bytes, judge: EngineJudge, rows: Iterable[JudgedRow], show: Progress
 ) -> list[Check]:
-    """Ask the judge about the rows; return whether it gives them their rewards.
+    """Ask the judge about the rows; return a check whether it confirms their rewards.
 
-    The file appears whole or not at all. Raises ConfigError when no row was judged.
+    The file appears atomically. Raises ConfigError when no row was judged.
     """
     waiting, rewards, count = iter(rows), Faults("rewards"), 0
     with whole_file(path) as partial:
@@ -113,8 +114,8 @@ def check_opinions(
     rows: Iterable[JudgedRow],
     show: Progress,
 ) -> list[Check]:
-    """Return whether the judge said what the file has of each row, and whether that gives the row
-    its reward. `calibration` has the limits of the judge's model.
+    """Return checks whether the judge produced the replies in the file, and whether they give the
+    rows their rewards. `calibration` has the limits of the judge's model.
     """
     replies, rewards, count = Faults("opinions"), Faults("rewards"), 0
     try:
@@ -171,7 +172,7 @@ def _read_lines(path: Path, header: bytes) -> Iterator[bytes]:
 
 
 def _opinion(line: bytes, row: JudgedRow) -> Opinion:
-    """Return what a line says of a row; raises EncodingError when it is not about the row."""
+    """Parse a line's opinion; raises EncodingError when it is about another row."""
     if not line.endswith(b"\n"):
         raise EncodingError(f"ends before {row}")
     value = parse_canonical_json(line[:-1], max_bytes=MAX_LINE_BYTES)

@@ -1,8 +1,8 @@
 """Rows of a data set: the samples of an accepted submission, in text and in tokens.
 
 Everything in a row follows from the submission's file, the run's pinned documents, the policy's
-tokenizer and the ledger, so that anybody who has these makes the same row. Copies of these may come
-from anybody, in folders or by HTTP: `open_inputs` checks them against the chain.
+tokenizer and the ledger, so anybody with these makes the same row. Copies may come from anybody, in
+folders or by HTTP: `open_inputs` checks them against the chain.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """An accepted submission, as the ledger has it."""
+    """An accepted submission on the ledger."""
 
     stream_position: int
     """Its place in the run's training stream, from 0."""
@@ -91,13 +91,13 @@ class TokenLists:
     flat: npt.NDArray[np.int32]
     """Tokens of all rows."""
     ends: npt.NDArray[np.int64]
-    """Where rows end in it, after a 0."""
+    """Offsets of the rows' ends, after a leading 0."""
 
     @classmethod
     def of(cls, column: pa.ChunkedArray) -> TokenLists:
         """Return the rows of a column of lists."""
         chunk = column.combine_chunks()
-        # Not the arrays' own methods: those import pandas.
+        # The arrays' own methods would import pandas.
         offsets = np.from_dlpack(chunk.offsets).astype(np.int64)
         return cls(np.from_dlpack(chunk.flatten()).astype(np.int32), offsets - offsets[0])
 
@@ -116,7 +116,7 @@ class TokenLists:
         return TokenLists(self.flat[keeps], np.concatenate([[0], np.cumsum(keeps)])[self.ends])
 
     def after(self, starts: Sequence[int]) -> TokenLists:
-        """Return each row from a place in it on."""
+        """Return each row without its tokens before the given start."""
         rows = [self.row(n)[start:] for n, start in enumerate(starts)]
         ends = np.cumsum([0, *map(len, rows)])
         return TokenLists(np.concatenate([self.flat[:0], *rows]), ends)
@@ -158,7 +158,7 @@ class Texts:
         return encode_prompt(self._tokenizer, (Part(text, True),), is_start=False)
 
     def ends(self, lists: TokenLists) -> list[bool]:
-        """Tell which rows close with a token that ends a completion."""
+        """Tell which rows end with an end token."""
         found: list[bool] = np.isin(lists.flat[lists.ends[1:] - 1], self._eos).tolist()
         return found
 
@@ -251,8 +251,8 @@ class RowMaker:
         return pa.table({name: columns[name] for name in SCHEMA.names}, schema=SCHEMA)
 
     def _answer_start(self, tokens: npt.NDArray[np.int32], replies: list[int]) -> int:
-        """Return where the graded part of a completion begins: in its last turn, after the thought;
-        its end where no thought ends.
+        """Return where the graded part of a completion begins: in its last turn, after the thought.
+        If the thought never ends, return the end of the completion.
         """
         turn = replies[-1] if replies else 0
         return len(tokens) - len(after_last(tokens[turn:].tolist(), self._mark))
@@ -277,21 +277,21 @@ WEIGHTS = (".safetensors", ".safetensors.index.json", ".peft")
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where copies are."""
+    """Places of copies."""
 
     evidence: Sequence[Path]
     """Folders with files and documents."""
     sources: Sequence[str]
-    """URLs that show files and documents, such as the run's orchestrator's."""
+    """URLs that serve files and documents, such as the run's orchestrator's."""
     model: Path
     """A version of the run's policy, as `muster model fetch` writes it."""
     key: bytes | None = None
-    """Signs the questions to sources that answer the run's own accounts alone."""
+    """Signs requests to sources that answer only the run's own accounts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What rows are made of."""
+    """Inputs for making rows."""
 
     maker: RowMaker
     """Makes rows of files."""
@@ -312,10 +312,10 @@ class Inputs:
 async def open_inputs(
     history: ChainHistory, run_id: RunId, places: Places
 ) -> AsyncIterator[Inputs]:
-    """Yield what a run's rows are made of.
+    """Yield the inputs for a run's rows.
 
-    Raises ConfigError when the model folder is no version of the run's policy, ApiError when nobody
-    shows a document.
+    Raises ConfigError when the model folder is not a version of the run's policy, ApiError when no
+    source has a document.
     """
     run = history.ledger.runs[run_id]
     root = _require_version(places.model, run)
@@ -339,7 +339,7 @@ async def open_inputs(
 
 
 def _require_version(folder: Path, run: RunView) -> Hash32:
-    """Return the root of the version in a folder; hashes the files that are no weights."""
+    """Return the root of the version in a folder; hashes the files except the weights."""
     manifest = manifest_in(folder)
     root = manifest.root()
     checkpoint = run.checkpoints.get(manifest.version)

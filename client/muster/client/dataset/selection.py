@@ -1,9 +1,9 @@
-"""Which rows of accepted submissions a data set keeps, and in which split a problem is.
+"""Rules that select the rows of a data set and the split of each problem.
 
-A row is counted under the first rule that leaves it out: `part`, `reward`, `length`, `unfinished`,
-`disagrees`, when most of its group answers otherwise, `worse`, when another of its group has a
-higher reward, `contaminated`, `duplicate`, and `enough`, when its problem has the rows that it may
-have.
+An omitted row is counted under the first rule that omits it: `part`, `reward`, `length`,
+`unfinished`, `disagrees` (most of its group answers otherwise), `worse` (another of its group has a
+higher reward), `contaminated`, `duplicate`, and `enough` (its problem already has the allowed
+number of rows).
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ from muster.client.dataset.rows import TokenLists
 from muster.protocol.errors import ConfigError
 
 GRAM = 13
-"""Words in a row that count as the same text, as in GPT-3's contamination check
+"""Number of consecutive words that count as the same text, as in GPT-3's contamination check
 (arXiv 2005.14165, appendix C)."""
 LEAST_GROUP = 3
-"""Samples of a group from which its majority says something."""
-_WORD = re.compile(r"\w+")
+"""Fewest samples of a group whose majority counts."""
+_ONE_BY_ONE = r"\u3040-\u309f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+"""Chinese characters and hiragana, which stand without spaces: each counts as a word. Katakana
+stands between them. In Thai and its neighbours, combining marks separate words."""
+_WORD = re.compile(rf"[{_ONE_BY_ONE}]|[^\W{_ONE_BY_ONE}]+")
 _LISTS = ("parts", "held_out")
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionSettings:
-    """What a data set is asked to hold."""
+    """Settings of the selection."""
 
     reward_at_least: float = 0.0
     """Least reward of a row, in [0, 1]."""
@@ -46,17 +49,17 @@ class SelectionSettings:
     only_finished: bool = False
     """Whether completions that were cut off at the token limit are left out."""
     agreement: float = 0.0
-    """Least share of a group that gives the same answer; rows with another answer, and groups that
-    agree less, are left out; 0 for no such rule. For problems without a gold answer
-    (self-consistency, arXiv 2203.11171)."""
+    """Smallest share of a group that must give the same answer. Rows with another answer, and
+    groups with a smaller share, are left out; 0 disables the rule. For problems without a gold
+    answer (self-consistency, arXiv 2203.11171)."""
     only_best: bool = False
-    """Whether of each group only the first row with the highest reward is kept (best of n)."""
+    """Whether only the first row with the highest reward of each group is kept (best of n)."""
     per_problem: int = 0
-    """Most rows of one problem, the first in the stream's order; 0 for any number."""
+    """Most rows of one problem, taken in the stream's order; 0 for no limit."""
     test_share: float = 0.0
-    """Share of the problems whose rows are the split `test`."""
+    """Share of the problems whose rows form the split `test`."""
     parts: tuple[str, ...] = ()
-    """Parts of the task set whose rows are kept; none for those of all."""
+    """Parts of the task set whose rows are kept; empty for all parts."""
     held_out: tuple[str, ...] = ()
     """SHA-256 of each file of held-out texts that rows must not repeat, in order."""
 
@@ -64,23 +67,15 @@ class SelectionSettings:
         """Return it as JSON values."""
         return {**asdict(self), **{name: list(getattr(self, name)) for name in _LISTS}}
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> SelectionSettings:
-        """Return settings from their JSON values; raises TypeError or ValueError for others."""
-        # Canonical JSON writes 1.0 as 1.
-        names = ("reward_at_least", "agreement", "test_share")
-        shares = {name: float(values.get(name, 0.0)) for name in names}
-        return cls(**{**values, **shares, **{name: tuple(values[name]) for name in _LISTS}})
-
 
 def is_test(problem_id: str, share: float) -> bool:
-    """Tell whether a problem's rows are the split `test`: the problem's name alone decides."""
+    """Tell whether a problem's rows are in the split `test`; this depends on its id only."""
     drawn = hashlib.sha256(f"muster split {problem_id}".encode()).digest()[:8]
     return int.from_bytes(drawn, "big") < share * 2**64
 
 
 class HeldOut:
-    """Texts that a data set must not repeat, as grams of 13 words; shorter ones as a whole."""
+    """Texts that a data set must not repeat: as 13-grams of words, shorter texts as a whole."""
 
     def __init__(self, files: Iterable[Path] = ()) -> None:
         """Raises ConfigError for a file that cannot be read or holds no text."""
@@ -98,7 +93,7 @@ class HeldOut:
             for text in _texts_in(path):
                 words = _words(text)
                 found += bool(words)
-                if len(words) < GRAM:
+                if words and len(words) < GRAM:
                     self._whole.add(_digest(words))
                 self._grams.update(_grams(words))
         except (OSError, ValueError, pa.ArrowException) as error:
@@ -164,9 +159,9 @@ def _strings(value: Any) -> Iterator[str]:
 def agreeing(rows: pa.Table, share: float) -> npt.NDArray[np.bool_]:
     """Return which rows of a submission give the answer that most of their group gives.
 
-    A group is the samples of one problem. Answers are compared as text, blanks at their ends aside;
-    an empty one is nobody's vote. Nobody agrees in a group of less than LEAST_GROUP samples, where
-    the most frequent answer has less than `share` of all samples, and where two answers tie.
+    A group is the samples of one problem. Answers are compared as stripped text; an empty answer
+    does not count. No row agrees in a group of fewer than LEAST_GROUP samples, or if the most
+    frequent answer has less than `share` of all samples, or if two answers tie.
     """
     names = rows["problem_id"].to_pylist()
     answers = [answer.strip() for answer in rows["answer"].to_pylist()]
@@ -185,7 +180,7 @@ def agreeing(rows: pa.Table, share: float) -> npt.NDArray[np.bool_]:
 
 
 def best(rows: pa.Table) -> npt.NDArray[np.bool_]:
-    """Return which rows of a submission have the highest reward of their group, the first each."""
+    """Return a mask of the first row with the highest reward in each group of a submission."""
     names, rewards = rows["problem_id"].to_pylist(), rows["reward"].to_pylist()
     chosen: dict[str, int] = {}
     for row, (name, reward) in enumerate(zip(names, rewards, strict=True)):
@@ -195,7 +190,8 @@ def best(rows: pa.Table) -> npt.NDArray[np.bool_]:
 
 
 def group_faults(rows: pa.Table, settings: SelectionSettings) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return which of a submission's rows are left out by what others of their group say."""
+    """Return, by rule, the rows of a submission that are left out in comparison with their
+    group."""
     faults = {}
     if settings.agreement:
         faults["disagrees"] = ~agreeing(rows, settings.agreement)
@@ -205,9 +201,9 @@ def group_faults(rows: pa.Table, settings: SelectionSettings) -> dict[str, npt.N
 
 
 class Selection:
-    """Chooses rows, submission by submission in the stream's order; knows what it has kept.
+    """Chooses rows, submission by submission in the stream's order; remembers the kept rows.
 
-    Takes 60 to 100 bytes of memory a kept row.
+    Needs 60 to 100 bytes of memory per kept row.
     """
 
     COLUMNS = (
@@ -220,7 +216,7 @@ class Selection:
         "reward",
         "is_finished",
     )
-    """What it looks at."""
+    """Columns that it reads."""
 
     def __init__(self, settings: SelectionSettings, held_out: HeldOut) -> None:
         self._settings = settings
@@ -232,7 +228,7 @@ class Selection:
     def choose(self, rows: pa.Table) -> tuple[pa.Table, Counter[str]]:
         """Return the rows that are kept, and how many are left out by reason."""
         reasons = self._plain_faults(rows)
-        keys = _keys(rows)
+        keys = row_keys(rows)
         names = rows["problem_id"].to_pylist()
         for row, reason in enumerate(reasons):
             if reason is None:
@@ -243,8 +239,8 @@ class Selection:
         return kept, Counter(reason for reason in reasons if reason is not None)
 
     def remember(self, rows: pa.Table) -> None:
-        """Take note of rows that an earlier export has kept."""
-        for name, key in zip(rows["problem_id"].to_pylist(), _keys(rows), strict=True):
+        """Remember rows that an earlier export kept."""
+        for name, key in zip(rows["problem_id"].to_pylist(), row_keys(rows), strict=True):
             self._keep(name, key)
 
     def _keep(self, problem_id: str, key: int) -> None:
@@ -253,7 +249,7 @@ class Selection:
             self._of_problem[problem_id] += 1
 
     def _plain_faults(self, rows: pa.Table) -> list[str | None]:
-        """Return why each row is left out by its own figures alone, or None."""
+        """Return for each row why it is left out regardless of other rows, or None."""
         settings = self._settings
         lengths = np.diff(TokenLists.of(rows["completion_tokens"]).ends)
         reasons: list[str | None] = [None] * len(rows)
@@ -287,10 +283,10 @@ class Selection:
         return self._held_out.has(rows["completion"][row].as_py())
 
 
-def _keys(rows: pa.Table) -> list[int]:
-    """Return what is the same of two rows that say the same: problem and tokens, in 64 bits.
+def row_keys(rows: pa.Table) -> list[int]:
+    """Return a 64-bit hash of each row's problem and tokens, equal for duplicates.
 
-    Of a million rows two different ones are taken for the same with a chance below 1e-7.
+    Among a million rows, the chance of a collision is below 1e-7.
     """
     tokens, found = TokenLists.of(rows["completion_tokens"]), []
     for row, name in enumerate(rows["problem_id"].to_pylist()):

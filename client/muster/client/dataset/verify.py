@@ -1,7 +1,7 @@
-"""A data set, held against the ledger and against the submissions' files.
+"""Verification of a data set against the ledger and the submissions' files.
 
-The ledger proves which submissions were accepted, of whom, and the hash of each file; a file that
-is at hand proves its rows. What no file at hand proves is said to be open, not to be right.
+The ledger proves which submissions of which workers were accepted, and the hash of each file; an
+available file proves its rows. Rows whose file is not available are reported as open, not as right.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 import pyarrow as pa
@@ -18,13 +18,14 @@ from muster.client.audit.contradictions import Check
 from muster.client.audit.history import ChainHistory
 from muster.client.dataset.export import CardFigures, FindFile, Stream, origin_of, write_card
 from muster.client.dataset.folder import CARD, DataFolder, DataPart
-from muster.client.dataset.rows import Accepted, RowMaker
+from muster.client.dataset.rows import SCHEMA, Accepted, RowMaker
 from muster.client.dataset.selection import (
     HeldOut,
     Selection,
     SelectionSettings,
     group_faults,
     is_test,
+    row_keys,
 )
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, ConfigError, EncodingError
@@ -32,16 +33,16 @@ from muster.protocol.ids import RunId, to_hash32
 from muster.telemetry import Progress
 
 MOST_NAMED = 5
-"""Faults of one kind that are named."""
+"""Most faults of one kind that are listed."""
 _LEDGER = (
     *("stream_position", "batch_id", "position", "worker", "policy_version", "policy_root"),
     "file_sha256",
 )
-"""Columns that the ledger knows."""
+"""Columns that the ledger determines."""
 
 
 class Faults:
-    """What disagrees with one statement about a data set."""
+    """Faults found by one check of a data set."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -49,7 +50,7 @@ class Faults:
         self._named: list[str] = []
 
     def add(self, what: str) -> None:
-        """Note one."""
+        """Add a fault."""
         self._count += 1
         if len(self._named) < MOST_NAMED:
             self._named.append(what)
@@ -68,7 +69,7 @@ def check_bytes(folder: DataFolder) -> Check:
     faults = Faults("files")
     end = 0
     for part in folder.export.parts:
-        if part.start != end:
+        if not end == part.start <= part.end:
             faults.add(
                 f"the part from {part.start} does not begin where the one before ends, {end}"
             )
@@ -85,7 +86,7 @@ def check_bytes(folder: DataFolder) -> Check:
 
 
 def check_folder(folder: DataFolder, history: ChainHistory, held_out: HeldOut) -> list[Check]:
-    """Return what can be checked with the ledger alone; a wrong origin ends it."""
+    """Return the checks that need only the ledger; a wrong origin ends them."""
     run_id = RunId(folder.export.origin.run_id)
     origin = _check_origin(folder, history, run_id)
     if not origin.passed:
@@ -112,7 +113,7 @@ def _check_origin(folder: DataFolder, history: ChainHistory, run_id: RunId) -> C
 
 
 def check_outcomes(folder: DataFolder, stream: Stream) -> Check:
-    """Return whether every row names an accepted submission as the ledger has it."""
+    """Return whether every row matches an accepted submission on the ledger."""
     faults, overturned = Faults("outcomes"), stream.overturned()
     submissions = rows = 0
     for part in folder.export.parts:
@@ -140,7 +141,7 @@ def check_outcomes(folder: DataFolder, stream: Stream) -> Check:
 
 
 def _submissions(folder: DataFolder, part: DataPart) -> Iterator[dict[str, Any]]:
-    """Yield what the rows of a part say of their submissions, once each, with the rows' number."""
+    """Yield each submission of a part as its rows describe it, with the number of rows."""
     tables = [rows for _, rows in folder.tables(part, _LEDGER)]
     if tables:
         counted = pa.concat_tables(tables).group_by(list(_LEDGER)).aggregate([([], "count_all")])
@@ -148,7 +149,7 @@ def _submissions(folder: DataFolder, part: DataPart) -> Iterator[dict[str, Any]]
 
 
 def _differs(said: dict[str, Any], stream: Stream, place: int) -> str:
-    """Return what rows say of their submission that the ledger does not; empty for nothing."""
+    """Return how rows differ from the ledger about their submission; empty if they do not."""
     accepted = stream[place]
     known = {
         "batch_id": accepted.batch_id,
@@ -165,16 +166,17 @@ def _differs(said: dict[str, Any], stream: Stream, place: int) -> str:
 
 
 def check_rules(folder: DataFolder, held_out: HeldOut) -> Check:
-    """Return whether every row is one that the settings keep, and is in its problem's split.
+    """Return whether the settings keep every row, and every row is in its problem's split.
 
-    Without the held-out texts of the settings it stays open whether rows repeat one. What a group
-    says cannot be told by the rows that are left of it: `check_rows` does.
+    Without the held-out texts, the check for contamination stays open. Rules about groups cannot be
+    checked on the kept rows alone; `check_rows` checks them.
     """
     settings, faults = folder.export.settings, Faults("settings")
     if held_out and tuple(held_out.hashes) != settings.held_out:
         raise ConfigError(
             "the held-out files are not those of the export",
-            hint=f"it names SHA-256 {', '.join(settings.held_out) or 'of none'}",
+            hint="give the files of the export with --exclude; their SHA-256: "
+            f"{', '.join(settings.held_out) or 'none'}",
         )
     selection = Selection(replace(settings, agreement=0.0, only_best=False), held_out)
     for part in folder.export.parts:
@@ -196,53 +198,130 @@ async def check_rows(
     stream: Stream,
     maker: RowMaker,
     find_file: FindFile,
+    held_out: HeldOut,
     on_progress: Progress = lambda _done, _of: None,
 ) -> Check:
-    """Return whether the rows are those of the submissions' files, made again from each."""
-    faults, settings = Faults("rows"), folder.export.settings
-    made = absent = 0
+    """Return whether the rows are those that the settings keep of the submissions' files.
+
+    Open where a file or the held-out texts are not at hand.
+    """
+    faults, remade = Faults("rows"), _Remade(folder.export.settings, held_out)
+    overturned = stream.overturned()
     for part in folder.export.parts:
-        for place, rows in folder.submissions(part):
+        remade.left_out.clear()
+        for place, rows in _submissions_in(folder, part):
+            accepted = stream[place]
             try:
-                data = await find_file(stream[place].record.file_hash)
+                again = _again(maker, await find_file(accepted.record.file_hash), accepted)
             except ApiError:
-                absent += len(rows)
-                continue
-            made += len(rows)
-            again = _again(maker, data, stream[place])
-            wrong = again if isinstance(again, str) else _wrong_rows(again, rows, settings)
-            if wrong:
+                again = None
+            if place in overturned:
+                remade.excuse(again)
+            elif again is None:
+                remade.skip(rows, accepted.record.rollouts)
+            elif wrong := again if isinstance(again, str) else remade.compare(again, rows):
                 faults.add(f"place {place} of the stream: {wrong}")
+        if remade.is_exact and remade.left_out != Counter(part.left_out):
+            faults.add(
+                f"samples left out of the part from {part.start}: {part.left_out}, the rules say "
+                f"{dict(remade.left_out)}"
+            )
         on_progress(part.end, folder.export.end)
-    rest = f", {absent:,} without: their files are not at hand" if absent else ""
-    return faults.check(f"{made:,} rows made again from their files{rest}", is_open=absent > 0)
+    return remade.check(faults)
+
+
+def _submissions_in(folder: DataFolder, part: DataPart) -> Iterator[tuple[int, pa.Table]]:
+    """Yield each place of a part with its rows, also a place without any."""
+    place, none = part.start, SCHEMA.empty_table()
+    for found, rows in chain(folder.submissions(part), [(part.end, none)]):
+        yield from ((empty, none) for empty in range(place, found))
+        if found < part.end:
+            yield found, rows
+        place = found + 1
 
 
 def _again(maker: RowMaker, data: bytes, accepted: Accepted) -> pa.Table | str:
-    """Return all rows of a file, or what is wrong with it."""
+    """Return all rows of a file, or why it is invalid."""
     try:
         return maker.rows(data, accepted)
     except EncodingError as error:
         return str(error)
 
 
-def _wrong_rows(again: pa.Table, rows: pa.Table, settings: SelectionSettings) -> str:
-    """Return in which column rows differ from those of their file, or which of them its groups
-    leave out; empty for none.
-    """
-    places = rows["row"].to_pylist()
-    if places != sorted(set(places)) or not set(places) <= set(range(len(again))):
-        return f"rows {places} of {len(again)}"
-    for reason, is_out in group_faults(again, settings).items():
-        if others := [row for row in places if is_out[row]]:
-            return f"rows {others} are left out by their group: {reason}"
-    again = again.take(places)
-    differ = [name for name in again.column_names if again[name] != rows[name]]
-    return f"other {', '.join(differ)}" if differ else ""
+class _Remade:
+    """Submissions made again in the stream's order, and what the settings keep of them."""
+
+    def __init__(self, settings: SelectionSettings, held_out: HeldOut) -> None:
+        self._settings = settings
+        self._selection = Selection(settings, held_out)
+        self._made = self._absent = self._unproved = 0
+        self._excused: set[str | int] = set()
+        self._is_blind = bool(settings.held_out) and not held_out
+        self.is_exact = not self._is_blind
+        """Whether all that decides what is left out was at hand."""
+        self.left_out: Counter[str] = Counter()
+        """Samples of a part that the settings leave out, by rule."""
+
+    def excuse(self, again: pa.Table | str | None) -> None:
+        """Take an overturned submission: while it stood, its rows may have displaced others."""
+        self.is_exact = False
+        if isinstance(again, pa.Table):
+            self._excused.update(self._displaced(again))
+        else:
+            self._is_blind = True
+
+    def _displaced(self, rows: pa.Table) -> list[str] | list[int]:
+        """Return what rows share with those that they displace: the problem, if only some rows of
+        each are kept, else problem and completion."""
+        if self._settings.per_problem:
+            names: list[str] = rows["problem_id"].to_pylist()
+            return names
+        return row_keys(rows)
+
+    def skip(self, rows: pa.Table, samples: int) -> None:
+        """Take a submission whose file is not at hand."""
+        self.is_exact = False
+        self._absent += samples
+        self._selection.remember(rows)
+
+    def compare(self, again: pa.Table, rows: pa.Table) -> str:
+        """Return how rows differ from what the settings keep of their file; empty if they do
+        not."""
+        self._made += len(again)
+        kept, left_out = self._selection.choose(again)
+        self.left_out += left_out
+        places = rows["row"].to_pylist()
+        if places != sorted(set(places)) or not set(places) <= set(range(len(again))):
+            return f"rows {places} of {len(again)}"
+        for reason, is_out in group_faults(again, self._settings).items():
+            if others := [row for row in places if is_out[row]]:
+                return f"rows {others} are left out by their group: {reason}"
+        missing = sorted({*kept["row"].to_pylist()} - {*places})
+        if missing and self._excused:
+            keys = self._displaced(again.take(missing))
+            missing = [
+                row for row, key in zip(missing, keys, strict=True) if key not in self._excused
+            ]
+        if missing:
+            if not self._is_blind:
+                return f"rows {missing} are missing: no rule leaves them out"
+            self._unproved += len(missing)
+        again = again.take(rows["row"])
+        differ = [name for name in again.column_names if again[name] != rows[name]]
+        return f"other {', '.join(differ)}" if differ else ""
+
+    def check(self, faults: Faults) -> Check:
+        """Return the check, which says what was compared."""
+        said = f"{self._made:,} samples made again from their files"
+        if self._absent:
+            said += f", {self._absent:,} not: their files are not at hand"
+        if self._unproved:
+            said += f"; {self._unproved:,} may be left out wrongly: texts or files are not at hand"
+        return faults.check(said, is_open=self._absent + self._unproved > 0)
 
 
 def check_card(folder: DataFolder, stream: Stream) -> Check:
-    """Return whether the data card is the one that rows and ledger make."""
+    """Return whether the data card equals the one computed from rows and ledger."""
     faults = Faults("card")
     path = folder.path / CARD
     text = path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -1,1 +1,1 @@
-"""Verdicts that somebody doubts: run again, kept as evidence, claimed against, judged, settled."""
+"""Disputed verdicts: recomputed, kept as evidence, challenged, judged, settled."""

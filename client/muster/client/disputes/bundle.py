@@ -1,13 +1,14 @@
-"""An evidence bundle: one zip file with everything that a verdict on one submission rests on.
+"""An evidence bundle: one zip file with everything behind a verdict on one submission.
 
-    evidence.json             the batch as committed, its outcomes as posted, what the chain says
+    evidence.json             the committed batch, the posted outcomes, facts on chain
     submission.parquet        the submission's file
     recipe, calibration, task_set    the run's documents, as pinned
-    manifest                  of the policy that the ticket names
+    manifest                  manifest of the policy that the ticket names
     policy/<file>             its weights, unless they were too large to put in
 
-Its reader believes none of it: `muster.client.disputes.bundle_checks` compares every part with the
-chain, or, offline, with the chain's facts as the bundle states them, which people then compare.
+Its reader trusts nothing in it: `muster.client.disputes.bundle_checks` compares every part with the
+chain. Offline it compares with the facts stated in the bundle, which people then compare with the
+chain.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ RECIPE, CALIBRATION, TASK_SET = "recipe", "calibration", "task_set"
 MAX_DOCUMENT_BYTES = 16 << 20
 """A batch of 4096 submissions takes about 8 MiB."""
 MAX_PART_BYTES = 256 << 20
-"""No part but the weights is larger."""
+"""Largest part, except the weights."""
 MAX_POLICY_BYTES = 256 << 20
 """Weights up to this size go into a bundle."""
 
@@ -54,11 +55,11 @@ class PolicyFacts(_Part):
     root: HexHash
     """Root of its manifest."""
     beacon: HexHash
-    """What the worker's seeds under it are drawn from."""
+    """Beacon from which the worker's seeds under this policy are derived."""
 
 
 class ChainFacts(_Part):
-    """The chain's facts that a verdict depends on, each as of the batch's block."""
+    """Facts on chain that a verdict depends on, at the batch's block."""
 
     chain_id: int
     """EIP-155 chain id."""
@@ -74,7 +75,7 @@ class ChainFacts(_Part):
     task_set: HexHash
     """The pinned task set."""
     quorum: int
-    """Signatures that make a verdict."""
+    """Signatures that a verdict needs."""
     validators: list[AccountAddress]
     """The accounts that had a seat when the outcomes were posted."""
     root: HexHash
@@ -84,11 +85,11 @@ class ChainFacts(_Part):
     committed_at: int
     """Time of the commitment."""
     records_hash: HexHash
-    """Keccak-256 of the outcomes, as posted."""
+    """Keccak-256 of the posted outcomes."""
     worker_id: int
-    """The worker's number, 0 for nobody."""
+    """The worker's id; 0 if the account is no worker."""
     node: AccountAddress | None
-    """Its node, None when it was not active."""
+    """The worker's node; None when it was not active."""
     is_slot_used: bool
     """Whether an earlier submission fills the slot."""
     policy: PolicyFacts | None
@@ -101,12 +102,12 @@ class Evidence(_Part):
     MAX_ENTRIES: ClassVar[int] = 4096
 
     schema_version: Annotated[int, Field(ge=1, le=1)] = 1
-    """Version of this document's form."""
+    """Version of this document's format."""
     batch_id: Annotated[int, Field(ge=1)]
     position: Annotated[int, Field(ge=0)]
-    """The submission's place there."""
+    """The submission's place in the batch."""
     facts: ChainFacts
-    """What the chain says, as the bundle has it."""
+    """Facts on chain, as stated by the bundle."""
     entries: Annotated[list[BatchEntry], Field(max_length=MAX_ENTRIES)]
     """The batch's submissions, in order."""
     records: HexBytes
@@ -134,7 +135,7 @@ class Evidence(_Part):
 
 
 def facts_of(run: RunView, batch: BatchView, claim: ClaimedWork, domain: Domain) -> ChainFacts:
-    """Return what the chain says about a judged submission."""
+    """Return the facts on chain about a judged submission."""
     policy = claim.terms.policies.get(claim.submission.policy_version)
     config = run.config
     assert batch.records_hash is not None  # the caller asks about judged batches
@@ -175,7 +176,7 @@ def evidence_of(
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What goes into a bundle beside its document."""
+    """Parts of a bundle besides its document."""
 
     data: bytes
     """The submission's file."""
@@ -186,7 +187,7 @@ class Contents:
 
 
 def write_bundle(path: Path, evidence: Evidence, contents: Contents) -> bool:
-    """Write a bundle; returns whether the weights are in it. It appears whole or not at all."""
+    """Write a bundle atomically; returns whether the weights are in it."""
     rules = contents.rules
     with (
         whole_file(path) as partial,
@@ -214,8 +215,8 @@ def _add_policy(archive: zipfile.ZipFile, folder: Path) -> bool:
 
 
 class Bundle:
-    """A bundle being read; a context manager. It believes nothing, and unpacks only what is asked
-    for.
+    """A reader of a bundle; a context manager. It trusts nothing, and unpacks only what is
+    requested.
     """
 
     def __init__(self, path: Path) -> None:
@@ -250,7 +251,7 @@ class Bundle:
         return any(name.startswith(f"{POLICY}/") for name in self._names)
 
     def unpack(self, name: str, size: int, to: Path) -> bool:
-        """Write the policy file of that name, if it has the size that its manifest says."""
+        """Write the policy file of that name, if it has the size in its manifest."""
         member = f"{POLICY}/{name}"
         if member not in self._names or self._archive.getinfo(member).file_size != size:
             return False
@@ -267,7 +268,7 @@ class Bundle:
                 data = part.read(most + 1)
         except (KeyError, *_DAMAGED) as error:
             raise EncodingError(f"{name} of the bundle cannot be read: {error}") from error
-        # A stranger states the size in the archive, so the bytes that come out are counted.
+        # The size in the archive may be false, so the unpacked bytes are counted.
         if len(data) > most:
             raise EncodingError(f"{name} of the bundle is larger than {most} bytes")
         return data
@@ -281,4 +282,4 @@ _DAMAGED = (
     NotImplementedError,
     RuntimeError,
 )
-"""What reading a hostile archive raises: bad checksums, unknown methods, passwords."""
+"""Exceptions on reading a hostile archive: bad checksums, unknown methods, passwords."""

@@ -1,7 +1,7 @@
-"""What an evidence bundle proves: each statement of a verdict, held against what can be computed.
+"""Checks of an evidence bundle: each statement of a verdict, compared with a recomputation.
 
-Pure but for files. Signatures, roots and hashes are checked against the facts given: the chain's
-own, or those that the bundle states. The verdict is recomputed by the validators' own checks.
+Pure except for files. Signatures, roots and hashes are checked against the given facts: those on
+chain, or those stated in the bundle. The verdict is recomputed with the validators' own checks.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import EncodingError, TaskError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.merkle import merkle_root
-from muster.protocol.messages import OutcomeRecord, Outcomes, Reason
-from muster.protocol.reasons import CHECKS, marks_of
+from muster.protocol.messages import OutcomeRecord, Outcomes
+from muster.protocol.reasons import CHECKS, NOT_OF_ONE_FILE, marks_of
 from muster.protocol.set_aside import FILE_NAME
 
 if TYPE_CHECKING:
@@ -29,30 +29,20 @@ if TYPE_CHECKING:
     from muster.shardcast import Manifest
 
 
-NOT_OF_ONE_FILE = {
-    Reason.BATCH_MISDECLARED: "the whole batch was refused: that takes all its claims to recompute",
-    Reason.FILE_UNAVAILABLE: "validators asked in vain: whether they could have had it, "
-    "no bundle can show",
-    Reason.SAMPLER_DRIFT: "it rests on the worker's earlier submissions, too: muster audit run "
-    "runs it again with them",
-}
-"""Reasons that one submission's evidence neither bears out nor contradicts."""
-
-
 class CheckAnswer(StrEnum):
-    """What a check says."""
+    """Answer of a check."""
 
     AGREE = "agree"
-    """It bears the statement out."""
+    """The check confirms the statement."""
     CONTRADICT = "contradict"
     """The statement is false."""
     SILENT = "-"
-    """Nothing was stated, or nothing can be told."""
+    """There is no statement, or no way to check it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BundleCheck:
-    """One statement and what became of it."""
+    """One statement and the answer of its check."""
 
     name: str
     """What was stated."""
@@ -70,11 +60,11 @@ def _check(name: str, holds: bool, detail: str) -> BundleCheck:
 
 
 def check_facts(stated: ChainFacts, chain: ChainFacts | None) -> BundleCheck:
-    """Return whether the bundle says what the chain says; without a chain nothing is told."""
+    """Compare the bundle's facts with the chain; SILENT without a chain."""
     name = "chain facts"
     if chain is None:
         return BundleCheck(
-            name, CheckAnswer.SILENT, "offline: as the bundle states them, compare them"
+            name, CheckAnswer.SILENT, "offline: the bundle's own, compare them with the chain"
         )
     ours, theirs = chain.model_dump(mode="json"), stated.model_dump(mode="json")
     wrong = [
@@ -134,8 +124,8 @@ def read_manifest(bundle: Bundle, facts: ChainFacts) -> Manifest | None:
 
 
 def check_weights(manifest: Manifest, folder: Path) -> BundleCheck:
-    """Return whether a folder's files are the manifest's, hashed as they lie there; a list of
-    problems set aside that the manifest does not have would change what tickets derive.
+    """Return whether a folder's files match the manifest, by hashing them. The folder must not hold
+    a list of set-aside problems that the manifest lacks: it would change what tickets derive.
     """
     from muster.shardcast import state_hash
 
@@ -153,7 +143,7 @@ def check_weights(manifest: Manifest, folder: Path) -> BundleCheck:
 
 
 def domain_of(facts: ChainFacts) -> Domain:
-    """Return the domain under which tickets, submissions and outcomes are signed."""
+    """Return the EIP-712 domain of tickets, submissions and outcomes."""
     return Domain(facts.chain_id, facts.ledger)
 
 
@@ -167,7 +157,7 @@ def recorded_of(evidence: Evidence) -> OutcomeRecord:
 
 
 def claim_of(evidence: Evidence, facts: ChainFacts) -> ClaimedWork:
-    """Return the submission as validators saw it, under the facts given."""
+    """Return the submission as validators saw it, under the given facts."""
     from muster.client.validator.checks import ClaimedWork
 
     entry = evidence.entry
@@ -199,8 +189,8 @@ def claim_of(evidence: Evidence, facts: ChainFacts) -> ClaimedWork:
 def check_verdict(
     recorded: OutcomeRecord, again: Rerun, *, has_history: bool = False
 ) -> list[BundleCheck]:
-    """Return what each of the ordered checks, and the record as a whole, say of the verdict;
-    `has_history` says that the worker's earlier submissions were taken into account.
+    """Compare each of the ordered checks, and the whole record, with the verdict. `has_history`
+    tells that the worker's earlier submissions were taken into account.
     """
     silent = None if has_history else NOT_OF_ONE_FILE.get(recorded.reason)
     stated = marks_of(recorded.verdict, recorded.reason)
@@ -234,7 +224,7 @@ def _compare(name: str, stated: str, found: str, silent: str | None, detail: str
 
 
 def _details(number: int, again: Rerun) -> str:
-    """Return what the recomputation measured in a check, or where it failed."""
+    """Return the measurements of a check in the recomputation, or where it failed."""
     if again.detail and int(again.record.reason) // 10 == number:
         return again.detail
     of_proofs = [s for s in again.statistics if "margin" not in s.name]
@@ -243,5 +233,5 @@ def _details(number: int, again: Rerun) -> str:
 
 
 def is_borne_out(checks: list[BundleCheck]) -> bool:
-    """Return whether nothing contradicts."""
+    """Return whether no check contradicts."""
     return all(check.answer is not CheckAnswer.CONTRADICT for check in checks)

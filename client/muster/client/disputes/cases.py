@@ -1,4 +1,4 @@
-"""Cases as people and programs read them: where one stands, what happens next, what remains to do.
+"""Descriptions of cases: their phase, what happens next, what remains to do.
 
 Pure. `muster.client.disputes.claims` opens and settles cases, `muster explain` shows them.
 """
@@ -22,7 +22,7 @@ from muster.protocol.messages import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """A fine that a closed case allows, and that nobody has asked for yet."""
+    """A fine that a closed case allows and nobody has claimed yet."""
 
     offence: Offence
     """A wrong verdict, or a vote that was not cast."""
@@ -47,7 +47,7 @@ def ruling_words(number: int) -> str:
 
 
 def phase_of(case: CaseView, terms: CourtTerms, now: float) -> tuple[str, int | None]:
-    """Return where a case stands, and when that ends at the latest."""
+    """Return the phase of a case, and when it ends at the latest."""
     commit_ends_at = case.opened_at + terms.commit_time
     ends_at = commit_ends_at + terms.reveal_time
     if case.closed:
@@ -63,17 +63,16 @@ def phase_of(case: CaseView, terms: CourtTerms, now: float) -> tuple[str, int | 
 
 
 def penalties_of(view: ChainView, case: CaseView) -> list[Penalty]:
-    """Return the fines that a closed case allows and that nobody has asked for.
+    """Return the fines that a closed case allows and nobody has claimed.
 
-    They are for signers of an overturned outcome, unless they said that the file could not be had,
-    and for jurors that did not reveal a vote.
+    They apply to signers of an overturned outcome, unless they signed that the file was
+    unavailable, and to jurors that did not reveal a vote.
     """
     if not case.closed:
         return []
     batch = view.batches[case.batch_id]
-    seats = view.runs[case.run_id].seats
     is_wrong = case.overturned and not case.is_summons and not is_unavailable(case.recorded)
-    signers = [who for who, bit in seats.items() if is_wrong and batch.signers & bit]
+    signers = batch.signed_by(view.runs[case.run_id].seats) if is_wrong else []
     fined = {(slash.offence, slash.owner, slash.tag) for slash in view.slashes}
     due = [
         Penalty(Offence.WRONG_VERDICT, who)
@@ -88,29 +87,29 @@ def penalties_of(view: ChainView, case: CaseView) -> list[Penalty]:
 
 
 def fees_due(case: CaseView) -> list[Address]:
-    """Return the jurors that can collect a fee of a closed case, and have not."""
-    leading = Counter(case.votes.values()).most_common(1)
-    if not case.closed or not case.fee_wei or not leading:
+    """Return the jurors with an uncollected fee of a closed case."""
+    if not case.closed or not case.fee_wei:
         return []
-    right = (juror for juror, vote in case.votes.items() if vote == leading[0][0])
-    return [juror for juror in right if juror not in case.collected]
+    return [juror for juror in case.right if juror not in case.collected]
 
 
 # What happens next
 
 
 def next_of(case: CaseView, terms: CourtTerms, now: float, *, remaining: int = 0) -> str:
-    """Return what happens next about a case, who does it, and by when."""
+    """Return what happens next in a case, who does it, and by when."""
     phase, deadline = phase_of(case, terms, now)
     settle = f"muster dispute settle {case.batch_id}:{case.position} --keystore FILE"
     if phase in ("overturned", "upheld"):
         if not remaining:
             return "nothing: the case is over"
-        return f"{count(remaining, 'account')} can be fined for it, by anybody: {settle}"
+        return (
+            f"{count(remaining, 'account')} can be fined for it; any account may do that: {settle}"
+        )
     if phase == "to settle":
         return f"the jury is done: jurors settle the case, or you do: {settle}"
     who = {
-        "drawing": "a block decides who of the network's bench sits",
+        "drawing": "a block of the chain draws the jurors from the network's bench",
         "no jury": "nobody was drawn: what is recorded stands, and bonds go back",
         "committing": f"{_left(case, len(case.commitments))} to check the work and commit",
         "revealing": f"{_left(case, len(case.votes))} to reveal what they voted",
@@ -123,22 +122,22 @@ def _left(case: CaseView, done: int) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural but for one."""
+    """Return a number with its noun, in the plural except for one."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def votes_of(case: CaseView) -> str:
-    """Return what jurors voted, the most frequent ruling first."""
+    """Return the jurors' votes, the most frequent ruling first."""
     counted = Counter(ruling_words(vote) for vote in case.votes.values()).most_common()
     return ", ".join(f"{number} {words}" for words, number in counted) or "no votes"
 
 
 def ending_of(case: CaseView) -> str:
-    """Return how a closed case ended, and what became of the bonds."""
+    """Return how a closed case ended, and who got the bonds."""
     word = "overturned" if case.overturned else "upheld"
     if case.is_summons:
         stands = ruling_words(case.ruling) if case.overturned else "unjudged, and void"
-        return f"judges of the network ({votes_of(case)}): the work is {stands}"
+        return f"jurors of the network ({votes_of(case)}): the work is {stands}"
     return f"{word} ({votes_of(case)}): the outcome is {ruling_words(case.ruling)}; {_bonds(case)}"
 
 
@@ -213,13 +212,13 @@ def make_row(case: dict[str, Any]) -> list[str]:
 
 
 def eligible_jurors(view: ChainView, run: RunView, worker: Address | None = None) -> list[Address]:
-    """Return the jurors that could be drawn for a case about a worker, if it opened now."""
+    """Return the jurors that could be drawn for a case about a worker that opens now."""
     excluded: Collection[Address] = {*run.seats, run.owner, *([worker] if worker else ())}
     return [juror for juror in view.jurors() if juror not in excluded]
 
 
 def bench_words(count: int) -> str:
-    """Return how many jurors could judge a run's cases; if nobody could, also the consequence."""
+    """Return how many jurors could judge a run's cases and, if none, the consequence."""
     words = f"{count} of the network's bench could judge a dispute"
     if count:
         return words

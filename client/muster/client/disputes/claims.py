@@ -1,8 +1,9 @@
 """A claim that an outcome is wrong, from its offer to the end of its case.
 
-A claim is announced as a hash, and made in a later block: nobody who reads it can be first. Its
-salt follows from the claimant's key, so a command that was killed in between goes on. Anybody may
-settle a case and fine those at fault: jurors' programs do it, or `muster dispute settle`.
+A claim is first announced as a hash, and made in a later block, so that nobody can copy it first.
+Its salt is derived from the claimant's key, so a command that was killed in between can resume.
+Anybody may settle a case and fine those at fault; jurors' programs and `muster dispute settle` do
+it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from muster.chain import (
     CaseView,
     Chain,
     ChainView,
+    ClaimView,
     CourtTerms,
     OutcomeProof,
     Receipt,
@@ -36,9 +38,9 @@ from muster.client.disputes.cases import (
 )
 from muster.client.preflight import gas_money, require_gas
 from muster.client.quantities import format_coins, format_duration, format_time, format_tokens
-from muster.protocol.errors import ConfigError, ContractRevert
+from muster.protocol.errors import ChainUnreachable, ConfigError, ContractRevert
 from muster.protocol.ids import Address, Hash32
-from muster.protocol.jury import Ruling, claim_announcement, summons_of
+from muster.protocol.jury import Ruling, claim_announcement, is_same, summons_of
 from muster.protocol.messages import Reason, Verdict
 
 if TYPE_CHECKING:
@@ -49,30 +51,30 @@ if TYPE_CHECKING:
 MAX_SOURCES = 16
 """Sources that a claim may name on chain."""
 BLOCK_PATIENCE_S = 120.0
-"""How long the next block after an announcement is waited for."""
+"""Seconds to wait for the next block after an announcement."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimOffer:
-    """What a claim would do, for people to read before they agree."""
+    """The terms of a claim, shown before its confirmation."""
 
     standing: StandingOutcome
     """The outcome as it stands."""
     ruling: Ruling
-    """What the claimant says it should be."""
+    """The ruling that the claimant demands."""
     terms: CourtTerms
     bench: int
     """Jurors that could sit on the case."""
     balance_wei: int
-    """What the claimant's wallet holds."""
+    """Tokens in the claimant's wallet, in wei."""
     gas_wei: int
-    """What gas costs at most, in the chain's coin."""
+    """Highest cost of gas, in wei of the chain's coin."""
     has_case: bool
-    """Whether somebody claimed about the outcome before."""
+    """Whether there is already a case about the outcome."""
 
     @property
     def recorded(self) -> Ruling:
-        """What is recorded."""
+        """The recorded ruling."""
         return Ruling(self.standing.outcome.verdict, self.standing.outcome.reason)
 
     def require(self, now: int) -> None:
@@ -80,7 +82,7 @@ class ClaimOffer:
         if self.ruling.is_same(self.recorded):
             raise ConfigError(
                 f"the outcome is recorded as {self.recorded} already",
-                hint="a claim is for another ruling: see --ruling",
+                hint="claim another outcome with --ruling",
             )
         if not self.has_case and now >= self.standing.closes_at:
             raise ConfigError(
@@ -96,11 +98,11 @@ class ClaimOffer:
             raise ConfigError(
                 f"the bond is {format_tokens(self.terms.bond)} tokens, the wallet holds "
                 f"{format_tokens(self.balance_wei)}",
-                hint="send tokens to it, or claim from another account: any may",
+                hint="send tokens to the wallet, or claim from another account: any account may",
             )
 
     def describe(self) -> str:
-        """Return what the claim costs, what it is about and until when it is possible."""
+        """Return the subject, cost and deadline of the claim."""
         record, terms = self.standing.outcome, self.terms
         return (
             f"outcome {self.recorded} of worker {record.worker_id}, step {record.step}, "
@@ -116,8 +118,8 @@ class ClaimOffer:
 
 
 def parse_ruling(text: str | None, recorded: Ruling) -> Ruling:
-    """Return the ruling that a text means: a verdict, or VERDICT:REASON; without one the opposite
-    of what is recorded. Raises ConfigError when the text is not a ruling.
+    """Return the ruling in a text: a verdict, or VERDICT:REASON; without a text the opposite of the
+    recorded one. Raises ConfigError when the text is not a ruling.
     """
     if text is None:
         if recorded.verdict is Verdict.ACCEPTED:
@@ -133,8 +135,8 @@ def parse_ruling(text: str | None, recorded: Ruling) -> Ruling:
     except KeyError as error:
         raise ConfigError(
             f"{text} is no ruling",
-            hint="one of accepted, incomplete, rejected, fraud, with a reason behind a colon, as "
-            "fraud:wrong_reward",
+            hint="write accepted, incomplete, rejected or fraud, with a reason after a "
+            "colon: fraud:wrong_reward",
         ) from error
 
 
@@ -144,7 +146,7 @@ def parse_ruling(text: str | None, recorded: Ruling) -> Ruling:
 async def make_offer(
     chain: Chain, view: ChainView, claimant: Address, place: SubmissionPlace, ruling: str | None
 ) -> ClaimOffer:
-    """Return what a claim would do; raises ConfigError when it cannot be made."""
+    """Return the terms of a claim; raises ConfigError when it cannot be made."""
     gas = await gas_money(chain, "dispute")
     standing = await explained(chain.ledger.standing_of(proof_of(place)))
     recorded = Ruling(standing.outcome.verdict, standing.outcome.reason)
@@ -166,12 +168,12 @@ async def make_offer(
 
 
 def proof_of(place: SubmissionPlace) -> OutcomeProof:
-    """Return a judged outcome with its proof; raises ConfigError when nobody judged it."""
+    """Return an outcome with its proof; raises ConfigError when the submission is not judged."""
     if place.batch.records is None:
         raise ConfigError(
             f"nobody has judged batch {place.batch.batch_id}",
-            hint="there is no verdict to dispute; its worker calls judges of the network once it "
-            "is due: muster worker submit-direct",
+            hint="there is no verdict to dispute yet; when outcomes are overdue, its worker "
+            "can call jurors of the network: muster worker submit-direct",
         )
     return place.batch.prove(place.position)
 
@@ -205,26 +207,45 @@ async def claim(
 
 
 async def _in_a_later_block(make: Callable[[], Any], patience_s: float) -> Receipt:
-    """Make a claim, again until the block after its announcement is there."""
-    async with asyncio.timeout(patience_s):
-        while True:
-            try:
-                receipt: Receipt = await explained(make())
-                return receipt
-            except ContractRevert as error:
-                if error.name != "CourtNotAnnounced":
-                    raise
-            await asyncio.sleep(0.5)
+    """Make a claim, with retries until the block after its announcement exists.
+
+    Raises ChainUnreachable when no block comes.
+    """
+    ends_s = time.monotonic() + patience_s
+    while True:
+        try:
+            receipt: Receipt = await explained(make())
+            return receipt
+        except ContractRevert as error:
+            if error.name != "CourtNotAnnounced":
+                raise
+            # Only this wait ends: a claim that is on its way pays a bond.
+            if time.monotonic() >= ends_s:
+                raise ChainUnreachable(
+                    f"the chain made no block in {patience_s:g} s after the claim was announced",
+                    hint="run the same command again once the chain makes blocks",
+                ) from error
+        await asyncio.sleep(0.5)
 
 
 def _salt(key: bytes, leaf: Hash32, ruling: Ruling) -> Hash32:
-    """Return the salt that hides a claim; it follows from the key, so it is the same every time."""
+    """Return the salt that hides a claim; it is derived from the key, so it is always the same."""
     message = b"muster.claim" + leaf + ruling.number.to_bytes(2, "big")
     return Hash32(hmac.digest(key, message, "sha256"))
 
 
+def earlier_claim(case: CaseView | None, claimant: Address, text: str | None) -> ClaimView | None:
+    """Return the claim that an account has made in a case for the ruling in a text."""
+    recorded = Ruling.of(case.recorded) if case else None
+    if case is None or recorded is None:
+        return None
+    wanted = parse_ruling(text, recorded).number
+    own = (made for made in case.claims if made.claimant == claimant)
+    return next((made for made in own if is_same(made.ruling, wanted)), None)
+
+
 def case_id_of(place: SubmissionPlace) -> Hash32:
-    """Return the name that the case about a submission has."""
+    """Return the id of the case about a submission."""
     batch = place.batch
     if batch.records is None:
         return summons_of(batch.batch_id)
@@ -232,8 +253,8 @@ def case_id_of(place: SubmissionPlace) -> Hash32:
 
 
 async def find_entry(place: SubmissionPlace, case: CaseView | None, sources: Sources) -> BatchEntry:
-    """Return a submission with its proofs from the chain, where it has them, else from a source;
-    raises ApiError when no source shows it.
+    """Return a submission with its proofs, from the chain if it has them, else from a source;
+    raises ApiError when no source has it.
     """
     from muster.client.chain_facts import entry_of
 
@@ -243,7 +264,7 @@ async def find_entry(place: SubmissionPlace, case: CaseView | None, sources: Sou
     if case is not None and case.claims:
         made = case.claims[0]
         entry = await sources.work(made.submission.leaf())
-        # The chain has seen the node's signature; a source may show anything.
+        # The chain has verified the node's signature; a source may be wrong.
         return entry.model_copy(update={"signature": made.node_signature})
     return (await sources.batch(batch.batch_id, batch.root, batch.count))[place.position]
 
@@ -255,20 +276,21 @@ HINTS = {
     "CourtNoOpenCase": "see muster dispute list for cases that are open",
     "CourtPhaseOpen": "the jury has time left: muster dispute list shows until when",
     "CourtPhaseOver": "the jury is about to decide: no claim joins the case any more",
-    "CourtMayNotClaim": "jurors of the bench claim nothing that they could judge: use another "
-    "account",
+    "CourtMayNotClaim": (
+        "a juror of the bench cannot claim about a case that it could judge: use another account"
+    ),
     "CourtNoJurors": "nobody of the bench may sit on this case: muster run show counts them",
     "LedgerNotJudged": "nobody judged it: its worker calls judges, muster worker submit-direct",
 }
-"""What to do next about a refusal of the court or the ledger."""
+"""Hints for errors of the court or the ledger."""
 OVERTAKEN = frozenset({"CourtNoOpenCase", "CourtNothingDue", "VaultOffenceSettled"})
-"""Refusals that say somebody else was first."""
+"""Contract errors that mean somebody else was first."""
 POLL_S = 1.0
-"""Pause between two looks at a case."""
+"""Seconds between two polls of a case."""
 
 
 async def explained(call: Awaitable[T]) -> T:
-    """Return what a call returns; a refusal says what to do next."""
+    """Return the result of a call; a contract error gets a hint."""
     try:
         return await call
     except ContractRevert as error:
@@ -278,16 +300,16 @@ async def explained(call: Awaitable[T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What settling a case did."""
+    """Effects of settling a case."""
 
     closed_tx: str | None = None
-    """The transaction that closed it, if it was ours."""
+    """Our transaction that closed the case, if any."""
     fined: dict[str, str] = field(default_factory=dict)
-    """By account: the transaction that fined it."""
+    """Transactions of fines, by account."""
     collected: dict[str, str] = field(default_factory=dict)
-    """By juror: the transaction that paid its fee."""
+    """Transactions of fees, by juror."""
     refused: dict[str, str] = field(default_factory=dict)
-    """By account: why it could not be fined."""
+    """Reasons why an account could not be fined."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -300,7 +322,7 @@ class Settled:
 
 
 async def close_case(chain: Chain, view: ChainView, case: CaseView) -> Receipt:
-    """Settle a case on chain whose jury has finished, or whose time is over."""
+    """Settle a case on chain, after its jury has finished or its time is over."""
     batch = view.batches[case.batch_id]
     if case.is_summons:
         return await chain.court.settle_summoned(batch.header(), case.claims[0].submission)
@@ -318,7 +340,7 @@ async def fine(chain: Chain, view: ChainView, case: CaseView, penalty: Penalty) 
 async def settle(
     chain: Chain, read: Callable[[], Awaitable[ChainView]], case_id: Hash32
 ) -> Settled:
-    """Close a case unless it is closed, fine whom it finds at fault, and pay its jurors.
+    """Close a case if it is open, fine those at fault, and pay its jurors.
 
     Raises ContractRevert while the jury has time left.
     """
@@ -361,7 +383,7 @@ async def until_decided(
 ) -> None:
     """Report the progress of a case until it is closed, or until anybody can close it.
 
-    Jurors close it as soon as they can, so the first few looks leave it to them.
+    Jurors close it as soon as they can, so the first few polls leave it to them.
     """
     said, started, left_alone = "", time.monotonic(), 0
     first = await chain.now()

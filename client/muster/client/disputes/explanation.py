@@ -1,6 +1,6 @@
-"""One submission, from its arrival to its money: found on chain, described, worded for people.
+"""The history of one submission, from upload to payment, as JSON values and as text.
 
-Pure but for the questions to the contracts. It names the exact command for every next step.
+Pure except for queries to the contracts. It names the exact command for every next step.
 `muster.client.cli.explain` is the command.
 """
 
@@ -39,31 +39,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeMoney:
-    """What the contracts say about an outcome's money."""
+    """Facts of the contracts about an outcome's money."""
 
     standing: StandingOutcome | None
-    """As it stands; None while outcomes are awaited."""
+    """The standing outcome; None before outcomes are posted."""
     is_paid: bool
     """Whether its slot was paid."""
     now: int
     """The chain's time."""
     due_at: int
-    """When outcomes of its batch were, or are, due."""
+    """Deadline of the batch's outcomes."""
     terms: CourtTerms
-    """What a dispute takes."""
+    """The court's terms for a dispute."""
     gas_wei: int
-    """What the gas of a dispute costs at most now, in the chain's coin."""
+    """Highest cost of a dispute's gas now, in wei of the chain's coin."""
     jurors: int
-    """How many of the network's bench could sit on a case about it."""
+    """Number of jurors on the network's bench that could judge a case about it."""
     appeal_ends_at: int
-    """Until when its worker may bring it before judges of the network, while nobody judged it."""
+    """Deadline for its worker to appeal to judges of the network, while it is unjudged."""
 
 
-# What became of it
+# The history of a submission
 
 
 async def ask_money(chain: Chain, view: ChainView, place: SubmissionPlace) -> OutcomeMoney:
-    """Return what the contracts say about an outcome and its slot."""
+    """Return the contracts' facts about an outcome and its slot."""
     batch, now = place.batch, await chain.now()
     due_at = batch.due_at(await chain.ledger.outcome_deadline())
     standing, worker, is_paid = None, None, False
@@ -113,7 +113,7 @@ def describe(
 def _describe_unjudged(
     view: ChainView, place: SubmissionPlace, money: OutcomeMoney
 ) -> dict[str, Any]:
-    """Return where a submission without an outcome stands, and what its worker can do."""
+    """Return the state of a submission without an outcome, and what its worker can do."""
     batch, case = place.batch, view.cases.get(summons_of(place.batch.batch_id))
     if batch.is_void:
         state = "void"
@@ -145,7 +145,7 @@ def _describe_outcome(
     run = view.runs[batch.run_id]
     outcome = (batch.batch_id, place.position)
     slash = next((s for s in view.slashes if (s.batch_id, s.position) == outcome), None)
-    signers = [v for v, bit in run.seats.items() if batch.signers & bit]
+    signers = batch.signed_by(run.seats)
     return {
         "worker": worker.address if worker else None,
         "step": record.step,
@@ -178,7 +178,7 @@ def _describe_outcome(
 
 def _in_all(view: ChainView, slash: SlashView) -> dict[str, Any]:
     loss = loss_of(view, slash.run_id, slash.owner)
-    assert loss is not None  # it was slashed
+    assert loss is not None  # the worker was slashed
     return loss.to_json(format_tokens)
 
 
@@ -199,7 +199,7 @@ def _payment(batch: BatchView, record: OutcomeRecord, money: OutcomeMoney) -> di
 
 
 def training_of(view: ChainView, place: SubmissionPlace, log: TrainerLog) -> dict[str, Any]:
-    """Return what training made of a submission, by the trainer's log, as JSON values."""
+    """Return how training used a submission, by the trainer's log, as JSON values."""
     batch = place.batch
     where = next(
         (
@@ -245,10 +245,14 @@ def _unjudged_facts(found: dict[str, Any]) -> dict[str, Any]:
     until, case = format_time(found["appeal_ends_at"]), found["case"]
     words = {
         "awaited": f"not yet: outcomes are due by {format_time(found['outcomes_due_at'])}",
-        "due": f"by nobody in time: its worker may call judges of the network until {until}; then "
-        "it is void",
-        "withheld": "by nobody: a quorum says that nothing of the batch can be had; its worker may "
-        f"call judges of the network until {until}",
+        "due": (
+            "by nobody in time: its worker may call jurors of the network until "
+            f"{until}; then it is void"
+        ),
+        "withheld": (
+            "by nobody: a quorum of validators could not get the batch; its worker "
+            f"may call jurors of the network until {until}"
+        ),
         "void": f"by nobody: void, pays nobody and costs nobody, {found['void_transaction']}",
     }[found["unjudged"]]
     return {
@@ -270,7 +274,7 @@ def _outcome_facts(found: dict[str, Any]) -> dict[str, Any]:
         "claims": f"{found['rollouts']} rollouts, {found['units']} units, policy "
         f"{found['policy_version']}, file {found['file_hash']}",
         "judged": f"{format_time(judged['at'])} by "
-        + ("judges of the network" if judged["network"] else f"{len(judged['by'])} validators")
+        + ("jurors of the network" if judged["network"] else f"{len(judged['by'])} validators")
         + f", {judged['transaction']}",
         "checks": checks_of(verdict, lenient_reason(code)),
         "verdict": f"{found['verdict']}: {VERDICTS[Verdict[found['verdict'].upper()]]}"
@@ -308,7 +312,7 @@ def _paid(payment: dict[str, Any], run: int) -> str:
 
 
 def rerun_facts(again: Rerun, found: dict[str, Any]) -> dict[str, Any]:
-    """Return what this machine recomputed, and what that says about a dispute, for people."""
+    """Return the recomputed verdict and its consequence for a dispute, as text."""
     record = again.record
     reason = f" {record.reason.name}: {again.detail}" if again.detail else ""
     return {
@@ -321,7 +325,7 @@ def rerun_facts(again: Rerun, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _training(again: Rerun) -> str | None:
-    """Return how much of accepted work the trainer's filters can leave in."""
+    """Return how many samples of accepted work the trainer's filters can keep."""
     if again.preferring is None or again.record.verdict is not Verdict.ACCEPTED:
         return None
     words = f"{again.preferring} of {again.record.rollouts} samples are in groups whose rewards "
@@ -329,7 +333,7 @@ def _training(again: Rerun) -> str | None:
 
 
 def rerun_json(again: Rerun) -> dict[str, Any]:
-    """Return what this machine recomputed, as JSON values."""
+    """Return the recomputed verdict as JSON values."""
     return {
         "verdict": again.record.verdict.name.lower(),
         "reason": again.record.reason.name,
@@ -347,7 +351,7 @@ def rerun_json(again: Rerun) -> dict[str, Any]:
 def describe_recourse(
     view: ChainView, place: SubmissionPlace, money: OutcomeMoney
 ) -> dict[str, Any]:
-    """Return what can be done about an outcome, and its case, as JSON values."""
+    """Return the possible actions on an outcome, and its case, as JSON values."""
     assert money.standing is not None  # there is an outcome
     case = view.cases.get(money.standing.leaf)
     return {
@@ -374,7 +378,7 @@ def _evidence(place: SubmissionPlace, money: OutcomeMoney) -> list[str] | None:
 def _dispute(
     place: SubmissionPlace, money: OutcomeMoney, *, has_case: bool
 ) -> dict[str, Any] | None:
-    """Return until when, how and at what price the outcome can be disputed, if it can be."""
+    """Return deadline, command and price of a dispute of the outcome; None if there can be none."""
     standing, terms = money.standing, money.terms
     assert standing is not None  # describe_recourse
     if has_case or money.now >= standing.closes_at:
@@ -391,7 +395,7 @@ def _dispute(
 
 
 def name_of_place(place: SubmissionPlace) -> str:
-    """Return a submission's place as commands take it."""
+    """Return a submission's place in the form that commands accept."""
     return f"{place.batch.batch_id}:{place.position}"
 
 
@@ -399,13 +403,13 @@ def name_of_place(place: SubmissionPlace) -> str:
 
 
 def recourse_facts(found: dict[str, Any]) -> dict[str, Any]:
-    """Return what can be done about an outcome, as names and lines."""
+    """Return the possible actions on an outcome, as names and lines."""
     dispute, case = found["dispute"], found["case"]
     facts: dict[str, Any] = {"re-run": _rerun_lines(found["evidence"])}
     if dispute:
         return facts | {"dispute": _dispute_lines(dispute)}
     if case is None:
-        return facts | {"dispute": "the window is closed"}
+        return facts | {"dispute": "the challenge window is closed"}
     claims = [f"{claim['claimant']} claims {claim['ruling']}" for claim in case["claims"]]
     return facts | {"dispute": [*claims, case["ending"] or case["phase"]], "next": case["next"]}
 
@@ -430,7 +434,7 @@ def _dispute_lines(dispute: dict[str, Any]) -> list[str]:
 
 
 def advice_on(again: Rerun, found: dict[str, Any]) -> str:
-    """Return what a recomputed verdict says about a challenge."""
+    """Return advice on a dispute, given the recomputed verdict."""
     recorded, mine = found["recorded_verdict"], name_of(again.record.verdict)
     if mine == recorded:
         return "this machine agrees with the verdict: a claim would lose its bond"

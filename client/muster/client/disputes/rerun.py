@@ -1,6 +1,6 @@
-"""A verdict recomputed on this machine, from a submission's file and what the chain pins.
+"""A verdict recomputed on this machine, from a submission's file and the run's pinned documents.
 
-The same pure checks as a validator's, with the facts of the block that committed the batch.
+Uses the same pure checks as a validator, with the facts of the block that committed the batch.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """What this machine makes of a submission."""
+    """This machine's verdict on a submission."""
 
     record: OutcomeRecord
     """The outcome it would sign."""
     detail: str
-    """Where and with which values it is not acceptable; empty when it is."""
+    """Where and with which values it fails; empty when it passes."""
     statistics: list[Statistic]
-    """What checks 6 and 7 measured, if they were reached."""
+    """Measurements of checks 6 and 7, if they were reached."""
     fingerprints: Mapping[Address, bytes] = field(default_factory=dict)
-    """By validator: the proof of checking that it must have shown."""
+    """Expected fingerprints by validator."""
     preferring: int | None = None
-    """Samples in groups whose task rewards differ: no others can be trained on. None for a file
-    that was not read.
+    """Samples in groups whose task rewards differ; only these can be trained on. None if the file
+    was not read.
     """
     proofs: Mapping[Address, Proof] = field(default_factory=dict)
-    """By validator: the proof that it did show, where somebody has it."""
+    """Result of each validator's own proof of checking, if it is available."""
 
 
 def read_submission(path: Path, expected: bytes) -> bytes:
@@ -76,7 +76,7 @@ def claim_at(
 ) -> ClaimedWork:
     """Return a submission as it stood in its batch, with the chain's facts of that block.
 
-    `slots` are those that the run's batches fill; without them they are computed.
+    `slots` are those that the run's batches fill; computed if not given.
     """
     entry = entries[position]
     before = (each.submission for each in entries[:position])
@@ -87,7 +87,7 @@ def claim_at(
 def claim_of(
     view: HistoryView, batch: BatchView, entry: BatchEntry, position: int, domain: Domain
 ) -> ClaimedWork:
-    """Return one submission of a batch as it stood there; what was before it is on chain."""
+    """Return one submission of a judged batch as validators saw it."""
     earlier = slots_of_records((batch.records or ())[:position])
     return claim_in(view, batch, entry, domain, slots_of(view, batch.run_id), earlier)
 
@@ -113,8 +113,8 @@ async def recompute(
     decoder: FileDecoder,
     seats: Sequence[Address] = (),
 ) -> Rerun:
-    """Return the outcome of a claim; the ticket's policy is loaded. Raises EngineError when this
-    machine lacks the memory for it.
+    """Return the outcome of a claim; the ticket's policy must be loaded. Raises EngineError when
+    this machine has too little memory.
 
     The result also holds the fingerprints that the validators in `seats` must have shown.
     """
@@ -131,8 +131,8 @@ async def recompute(
 async def measure_conduct(
     data: bytes, rules: Rules, engine: InferenceEngine, decoder: FileDecoder
 ) -> Conduct:
-    """Return the figures of a submission for the sequential test of its worker; others found it
-    acceptable, and its policy is loaded. Raises EncodingError for a file without rows.
+    """Return the figures of an accepted submission for the sequential test of its worker; its
+    policy must be loaded. Raises EncodingError for a file without rows.
     """
     with own_trouble():
         rows = await decoder.decode(data, Bounds.of(rules.recipe))
@@ -156,7 +156,7 @@ async def _judge(
     decoder: FileDecoder,
     seats: Sequence[Address],
 ) -> tuple[list[Rollout] | None, Judgement]:
-    """Return the file's rows, None where it was not read, and what the checks say."""
+    """Return the file's rows, None if it was not read, and the judgement."""
     if finding := check_claim(claim) or check_file(data):
         return None, unread(claim, finding)
     with own_trouble():

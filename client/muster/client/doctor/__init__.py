@@ -1,6 +1,6 @@
-"""`muster doctor`: is this machine fit for a run, before anything is at stake?
+"""`muster doctor`: checks whether this machine is fit for a run, before anything is at stake.
 
-It writes down one line per question, with its figure and what to do.
+It prints one line per question, with a figure and advice.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from muster.protocol.errors import MusterError
 
 
 class State(StrEnum):
-    """How an answer is to be taken."""
+    """State of an answer."""
 
     OK = "ok"
     """As it should be."""
     WARN = "warn"
-    """It works, but not as well as it might."""
+    """It works, but not as well as it could."""
     FAIL = "fail"
     """Work would not be possible, or not be accepted."""
     SKIP = "skip"
-    """Not asked: something before it failed, or nobody said whom it is about."""
+    """Not examined: an earlier question failed, or an option is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,15 @@ class Line:
     """One question and its answer."""
 
     section: str
-    """Which part of the examination."""
+    """Section of the examination."""
     name: str
-    """What was asked."""
+    """Name of the question."""
     state: State
-    """How the answer is to be taken."""
+    """State of the answer."""
     figure: str
     """The answer, with its unit."""
     advice: str = ""
-    """What to do, unless all is well."""
+    """Advice, if the state is not OK."""
 
 
 def failed(section: str, name: str, error: Exception) -> Line:

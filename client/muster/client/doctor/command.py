@@ -1,4 +1,4 @@
-"""The examination from first line to verdict. What rests on a part that failed is skipped."""
+"""The examination from first line to verdict. Questions that depend on a failed one are skipped."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COLOURS = {State.OK: "green", State.WARN: "yellow", State.FAIL: "red", State.SKI
 
 
 def _default_room() -> Room:
-    # Imports numpy, which no help text waits for.
+    # Imported late: it imports numpy, which --help does not need.
     from muster.inference.engine import ROOM
 
     return ROOM
@@ -50,7 +50,7 @@ def _default_room() -> Room:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What is examined."""
+    """Options of an examination."""
 
     run: int
     """The run to be fit for."""
@@ -63,33 +63,33 @@ class Examination:
     relays: tuple[str, ...] = ()
     """Relays to use instead of those the orchestrator names."""
     worker: Address | None = None
-    """The staking wallet, if there is one already."""
+    """The staking wallet, if there is one."""
     keystore: Path | None = None
     """The node's keystore, which is not opened."""
     state_dir: Path = HOME / "doctor"
-    """Where policies are kept; a worker's own folder spares it the download."""
+    """Folder of policies; a worker finds them there if it uses the same folder."""
     engine: str = "transformers"
-    """What runs the model."""
+    """Engine that runs the model."""
     dtype: Dtype = "float32"
-    """Arithmetic of the model."""
+    """Number format of the model."""
     device: str = "cpu"
     """Where the model computes."""
     devices: tuple[str, ...] = ()
-    """Where engines compute side by side; empty for `device` alone."""
+    """Devices of several engines side by side; empty for `device` only."""
     threads: int = 1
     """CPU threads of the model."""
     tensor_parallel: int = 1
-    """GPUs of one model."""
+    """Number of GPUs for one model."""
     room: Room = field(default_factory=_default_room)
-    """What the engine may take."""
+    """Memory limits of the engine."""
     proves: bool = True
-    """Whether a rollout is generated and checked."""
+    """Whether rollouts are generated and checked."""
 
 
 async def examine(asked: Examination, load: EngineLoader | None = None) -> AsyncIterator[Line]:
     """Yield the lines of an examination as they become known.
 
-    `load` makes the engines in the place of what is asked for.
+    `load` makes the engines instead of the named kind.
     """
     from muster.chain import Chain
     from muster.client.doctor.machine import examine_machine
@@ -227,7 +227,7 @@ async def _examine_proof(
         advice = "pip install 'muster-rl[model]'"
         yield Line("proof", "self-proof", State.FAIL, f"{error.name} is not installed", advice)
     except (MusterError, RuntimeError, OSError) as error:
-        # A GPU that runs out of memory, or a driver that fails: torch raises RuntimeError.
+        # torch raises RuntimeError when a GPU runs out of memory or a driver fails.
         yield failed("proof", "self-proof", error)
 
 
@@ -239,7 +239,8 @@ async def _examine_device(
     folder: Path,
     load: EngineLoader | None,
 ) -> AsyncIterator[Line]:
-    """Yield whether so many engines fit on a device, and whether what it computes is accepted."""
+    """Yield whether this number of engines fits on a device, and whether its results are
+    accepted."""
     from muster.client.doctor.machine import examine_context, examine_fit, memory_needed
     from muster.client.hardware import available_bytes
 
@@ -368,7 +369,7 @@ def _prove(
 @relay_option
 @click.option("--worker", metavar="ADDRESS", help="Your staking wallet, if you have one.")
 @click.option("--keystore", type=FILE, help="Your node's keystore; it is not opened.")
-@click.option("--state-dir", type=FOLDER, help=f"Keeps policies. [default: {HOME}/doctor]")
+@click.option("--state-dir", type=FOLDER, help=f"Folder of policies. [default: {HOME}/doctor]")
 @click.option("--no-proof", is_flag=True, help="Generate nothing: the quick part only.")
 @engine_choice
 @room_options

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 SECTION = "machine"
 FREE_BYTES = 1 << 30
-"""Files that wait for their upload need at least this much free disk."""
+"""Free disk space needed for files that wait for their upload."""
 KEPT_POLICIES = 6
 """Versions on a worker's disk: five, and the one that is being fetched."""
 PACKAGES = ("torch", "transformers", "safetensors")
-"""What the transformers engine is made of."""
+"""Packages of the transformers engine."""
 OVERHEAD_BYTES = 768 << 20
-"""What torch and one batch of logits take beside the weights."""
+"""Memory of torch and one batch of logits, besides the weights."""
 MAX_HEADER_BYTES = 100 << 20
 """A file with a larger header is not a safetensors file."""
 _WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1}
@@ -70,7 +70,9 @@ def _disk(state_dir: Path) -> Line:
     free = shutil.disk_usage(there).free
     figure = f"{format_size(free)} free in {there}"
     if free < FREE_BYTES:
-        return Line(SECTION, "disk", State.FAIL, figure, "free some, or name another --state-dir")
+        return Line(
+            SECTION, "disk", State.FAIL, figure, "free some disk space, or give another --state-dir"
+        )
     return Line(SECTION, "disk", State.OK, figure)
 
 
@@ -80,7 +82,9 @@ def examine_room(state_dir: Path, policy_bytes: int) -> Line:
     free, needed = shutil.disk_usage(there).free, policy_bytes * KEPT_POLICIES
     figure = f"{KEPT_POLICIES} policies take {format_size(needed)}, {format_size(free)} free"
     if needed > free:
-        return Line(SECTION, "room", State.FAIL, figure, "free some, or name another --state-dir")
+        return Line(
+            SECTION, "room", State.FAIL, figure, "free some disk space, or give another --state-dir"
+        )
     return Line(SECTION, "room", State.OK, figure)
 
 
@@ -128,17 +132,17 @@ def _vllm() -> Line:
     return Line("software", "vllm", State.OK, f"vLLM {found}, run by {python}")
 
 
-# What runs the model, and what checks it
+# The engine that runs the model, and the reference that checks it
 
 
 def memory_needed(folder: Path, dtype: str) -> int:
-    """Return the bytes that a policy takes once loaded; 0 when its files do not say."""
+    """Return the bytes of a loaded policy; 0 when its files do not tell."""
     weights = sum(_parameters(path) for path in folder.glob("*.safetensors"))
     return weights * (2 if dtype == "bfloat16" else 4) + OVERHEAD_BYTES if weights else 0
 
 
 def _parameters(path: Path) -> int:
-    """Return how many numbers a safetensors file holds, from its header alone."""
+    """Return the number of weights in a safetensors file, from its header."""
     with path.open("rb") as file:
         (size,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
         if not 0 < size <= MAX_HEADER_BYTES:
@@ -155,7 +159,7 @@ def _parameters(path: Path) -> int:
 
 
 def examine_fit(needed: int, device: str) -> Line:
-    """Return whether a policy fits where it is to compute; 0 means that its size is unknown."""
+    """Return whether a policy fits on its device; `needed` is 0 if its size is unknown."""
     room = _free_bytes(device)
     figure = f"{format_size(needed)} needed" if needed else "size unknown"
     if room is None:
@@ -185,7 +189,7 @@ def examine_context(folder: Path, asked: Examination, needed: int) -> Line:
 
 
 def cache_bytes(folder: Path, dtype: str) -> int:
-    """Return the bytes of one token's keys and values; 0 when the configuration does not say."""
+    """Return the bytes of one token's keys and values; 0 when the configuration does not tell."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
         config = config.get("text_config") or config
@@ -214,9 +218,9 @@ def make_engines(
     folder: Path,
     load_reference: EngineLoader | None = None,
 ) -> tuple[InferenceEngine, InferenceEngine, str]:
-    """Return the engine, the reference that checks it, and what the reference is, in words.
+    """Return the engine, the reference that checks it, and a description of the reference.
 
-    `load_reference` makes the reference where `load` makes another kind of engine.
+    `load_reference` makes the reference if `load` makes another kind of engine.
     """
     engine = load(dtype, device)
     if load_reference is None and (dtype, device) == ("float32", "cpu"):

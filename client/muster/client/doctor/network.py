@@ -1,5 +1,5 @@
-"""Who the machine talks to: orchestrator and relays, how fast, and whether the clocks agree; and
-what the chain says: is it at its head, is the run open, and may this worker take part?
+"""The network and chain part: do orchestrator and relays answer, how fast, and do the clocks agree;
+is the RPC endpoint at the chain's head, is the run open, and may this worker take part?
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from muster.client.quantities import (
     format_time,
     format_tokens,
 )
+from muster.client.stake import stake_command
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, RunId
@@ -34,31 +35,32 @@ from muster.shardcast import Manifest
 from muster.shardcast.download import RelayFault, ShardClient
 
 SECTION = "network"
-OTHER_RELAY = "another relay may do: --relay URL"
+OTHER_RELAY = "try another relay with --relay URL"
 SAMPLE_BYTES = 8 << 20
-"""Most bytes that measuring one relay takes."""
+"""Most bytes fetched to measure one relay."""
 TIMEOUT_S = 10.0
-"""An address that has not answered by then counts as unreachable."""
+"""Seconds after which a silent address counts as unreachable."""
 MAX_RELAYS = 16
-"""Relays that are asked, of those that an orchestrator names."""
+"""Most relays that are measured."""
 RELAY_WAIT_S = 10
-"""How long to wait for a relay that may still be receiving the newest policy."""
+"""Seconds to wait for a relay that may still be receiving the newest policy."""
 SKEW_FAIL_S, SKEW_WARN_S = 30, 5
-"""The orchestrator refuses signed requests from further in the future, and older than 60 s."""
+"""Clock difference for FAIL and WARN: the orchestrator refuses signed requests from more than 30 s
+in the future or older than 60 s."""
 
 
 @dataclass(slots=True)
 class Relays:
-    """What was learnt about the relays, for the questions that follow."""
+    """Facts about the relays, for later questions."""
 
     manifest: Manifest | None = None
-    """Of the newest policy, checked against the chain."""
+    """Manifest of the newest policy, checked against the chain."""
     bytes_per_s: float = 0.0
-    """The fastest relay's rate."""
+    """Speed of the fastest relay."""
 
 
 async def examine_ports(urls: Sequence[str], relays: Sequence[str]) -> Line:
-    """Return whether every address answers; nothing needs to reach this machine.
+    """Return whether the addresses answer; this machine needs no open port.
 
     All of `urls` must answer, and one of the relays: the others only make fetching faster.
     """
@@ -72,7 +74,7 @@ async def examine_ports(urls: Sequence[str], relays: Sequence[str]) -> Line:
             "ports",
             State.WARN if works else State.FAIL,
             f"no connection to {', '.join(map(_host, closed))}",
-            "is it up, and does a firewall let this machine out?",
+            "check that it is up, and that no firewall blocks this machine",
         )
     figure = f"{len(every)} addresses answer; no port of this machine needs to be open"
     return Line(SECTION, "ports", State.OK, figure)
@@ -125,7 +127,7 @@ async def examine_clock(url: str) -> Line:
             httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as http,
         ):
             asked_at = time.time()
-            # The body is left unread: only its sender bounds it.
+            # The body is not read: its size is up to its sender.
             async with http.stream("GET", f"{url.rstrip('/')}/healthz") as answer:
                 ours = (asked_at + time.time()) / 2
                 date = answer.headers["date"]
@@ -153,8 +155,8 @@ async def examine_clock(url: str) -> Line:
 async def examine_relays(
     relays: Sequence[str], run: RunView, learnt: Relays
 ) -> AsyncIterator[Line]:
-    """Yield each relay's rate, measured on a bounded part of the newest policy."""
-    assert run.latest_version is not None  # the caller asked
+    """Yield each relay's speed, measured on a limited part of the newest policy."""
+    assert run.latest_version is not None  # checked by the caller
     root = run.checkpoints[run.latest_version].manifest_root
     client = ShardClient()
     try:
@@ -169,7 +171,7 @@ async def examine_relays(
                     continue
                 learnt.manifest = Manifest.from_bytes(data)
                 rate = await _rate(url, learnt.manifest)
-            # ValueError: a malformed URL. Muster's own ConfigError is a ValueError, too.
+            # ValueError: a malformed URL. Muster's own ConfigError is a ValueError too.
             except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
                 why = str(error) or type(error).__name__
                 yield Line(SECTION, name, State.WARN, f"{url}: {why}", OTHER_RELAY)
@@ -208,7 +210,7 @@ def examine_bandwidth(run: RunView, learnt: Relays) -> Line:
     times = [checkpoint.timestamp for checkpoint in run.checkpoints.values()]
     if len(times) < 3:
         return Line(SECTION, "bandwidth", State.OK, figure)
-    # Blocks' times are whole seconds: policies of one second may be almost a second apart.
+    # Block times are whole seconds, so policies with the same time may be almost a second apart.
     every = (times[-1] - times[1] + 1) / (len(times) - 2)
     figure += f"; a new one every {format_duration(every)}"
     if took > every:
@@ -221,7 +223,7 @@ def examine_bandwidth(run: RunView, learnt: Relays) -> Line:
 # The chain
 
 OLD_HEAD_S = 120
-"""With an older head, the endpoint is behind or the chain stands still."""
+"""Age in seconds of the head from which the endpoint counts as behind, or the chain as stopped."""
 
 
 async def examine_chain(chain: Chain) -> Line:
@@ -240,7 +242,7 @@ async def examine_chain(chain: Chain) -> Line:
 
 
 def examine_run(run: RunView) -> list[Line]:
-    """Return whether a run takes work and can pay for it, and what it slashes."""
+    """Return whether a run accepts work and can pay for it, and how much it slashes."""
     state, units, terms = state_of(run), units_funded(run), run.config.terms
     is_open = state in ("open", "unfunded")
     price = f"pays {format_tokens(terms.price_per_unit)} per unit"
@@ -258,13 +260,21 @@ def examine_run(run: RunView) -> list[Line]:
         for_units = "" if units is None else f", for {units:,} units"
         lines.append(Line("run", "funds", State.OK, left + for_units))
     else:
-        lines.append(Line("run", "funds", State.WARN, left, "no tickets until its owner funds it"))
+        lines.append(
+            Line(
+                "run",
+                "funds",
+                State.WARN,
+                left,
+                "there are no tickets until the run's owner funds it",
+            )
+        )
     slashes = format_slashes(terms.fraud_ppm, terms.exact_fraud_ppm)
     return [*lines, Line("run", "slashes", State.OK, slashes)]
 
 
 async def examine_worker(chain: Chain, run_id: RunId, worker: Address) -> AsyncIterator[Line]:
-    """Yield the lines about a worker's money, its stake in a run and what it is there."""
+    """Yield the lines about a worker's money, its stake and its status in a run."""
     member = await chain.workers.member_of(run_id, worker)
     active_wei = await chain.vault.active_stake(run_id, worker)
     required = await chain.workers.required_stake()
@@ -278,9 +288,7 @@ async def examine_worker(chain: Chain, run_id: RunId, worker: Address) -> AsyncI
         yield Line("worker", "membership", State.WARN, f"not in run {run_id}", advice)
         return
     if lacking > 0:
-        missing = format_tokens(lacking)
-        advice = f"muster stake --run {run_id} --keystore FILE --amount {missing}"
-        yield Line("worker", "stake", State.FAIL, figure, advice)
+        yield Line("worker", "stake", State.FAIL, figure, stake_command(run_id, lacking))
     else:
         cap = await chain.ledger.unit_cap_of(run_id, worker)
         yield Line("worker", "stake", State.OK, f"{figure}, covers {cap:,} units in flight")
@@ -300,7 +308,7 @@ async def _gas(chain: Chain, worker: Address) -> Line:
     held = await coins_of(chain, worker)
     figure = f"{format_coins(held)} coins for gas, a stake takes about {needed}"
     if held < needed.wei:
-        return Line("worker", "gas", State.WARN, figure, f"send {worker} some before staking")
+        return Line("worker", "gas", State.WARN, figure, f"send {worker} some coins before staking")
     return Line("worker", "gas", State.OK, figure)
 
 
@@ -320,7 +328,7 @@ async def examine_node(chain: Chain, keystore: Path, worker: Address | None) -> 
     node = keystore_address(keystore)
     serves = await chain.workers.worker_of_node(node)
     if node == worker:
-        advice = "that is the cold key: keep it off this machine, name node.json"
+        advice = "that is the cold key: keep it off this machine, give node.json with --keystore"
         return Line("worker", "node", State.FAIL, f"{node} is the worker itself", advice)
     if serves == ZERO_ADDRESS:
         advice = "muster stake --run N --node names it, or muster node rotate does"

@@ -2,29 +2,30 @@
 
 11. dispute    jurors of the network decide about a claimed or an unjudged outcome
 
-  draw      once the draw block is mined: anybody, so every juror tries and one is first
-  judge     a drawn juror checks the work again, with the checks that validators use
-  commit    the vote is in the journal before its hash is on chain
+  draw      once the draw block is mined; anybody may, so every juror tries and one is first
+  judge     a drawn juror checks the work again, with the validators' checks
+  commit    the vote is written to the journal before its hash goes on chain
   reveal    once all jurors committed, or the time to commit is over
-  settle    once all revealed, or the jury's time is over: anybody again
-  collect   its fee, where its ruling prevailed; and fines for whom the case finds at fault
+  settle    once all revealed, or the jury's time is over; again anybody may
+  collect   takes its fee if its ruling prevailed, and has those at fault fined
 
-What is next follows from the chain and the journal alone, so a juror that was killed between any
-two steps goes on where it was. A juror that stays away is slashed: what cannot be had in time (no
-file, no ticket, no policy) it votes as not seen. Judging goes on beside the other steps, one case
-at a time: a slow one makes no other late.
+The next step follows from the chain and the journal alone, so a juror that was killed between any
+two steps resumes. An absent juror is slashed: if file, ticket or policy is not available in time,
+it votes "not seen". Judging runs beside the other steps, and several cases are judged at the same
+time: a case whose sources are slow does not delay others.
 
-A vote is drawn up once and never changed: another decision on the same case would leave a
-commitment that nobody can reveal, which costs stake. How far a vote has come is on chain.
+A vote is decided once and never changed: another decision on the same case would leave a commitment
+that nobody can reveal, which costs stake. The progress of a vote is on chain.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -53,16 +54,18 @@ from muster.wallet import Wallet
 logger = logging.getLogger(__name__)
 
 PATIENCE = 0.75
-"""Share of the time to commit during which a case is judged; then it is voted as not seen."""
+"""Share of the time to commit that judging may take; after it the vote is "not seen"."""
+AT_ONCE = 16
+"""Most cases that are judged at the same time; each may hold a few files in memory."""
 RETRY_S = 2.0
-"""Shortest time between two tries of one step of a case."""
+"""Minimum seconds between two attempts at a step of a case."""
 _OVERTAKEN = OVERTAKEN | {
     "CourtJuryDrawn",
     "CourtPhaseOpen",
     "CourtPhaseOver",
     "CourtTooEarlyToDraw",
 }
-"""Refusals that say somebody else was first, or that the chain's clock is not where ours is."""
+"""Contract errors that mean somebody else was first, or the chain's clock differs from ours."""
 
 
 # The vote
@@ -70,31 +73,31 @@ _OVERTAKEN = OVERTAKEN | {
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A juror's decision on a case, with what hides it until it is revealed."""
+    """A juror's decision on a case, with the salt that hides it until it is revealed."""
 
     case_id: Hash32
     number: int
-    """Its number: a reorganised chain may have another case of that name."""
+    """Number of the case: after a reorganisation another case may have the same id."""
     juror: Address
-    """Who votes."""
+    """The juror that votes."""
     ruling: int
-    """What it found, as a number; 0 when nobody showed it the work."""
+    """The ruling as a number; 0 when no source had the work."""
     result_hash: Hash32
-    """Keccak-256 of the document about what was recomputed."""
+    """Keccak-256 of the document about the recomputation."""
     salt: Hash32
-    """Keeps others from finding the vote by trying."""
+    """Random bytes, so that others cannot find the vote by trying all rulings."""
 
     def __repr__(self) -> str:
         return f"Vote(0x{self.case_id.hex()}, juror={self.juror})"
 
     def commitment(self) -> Hash32:
-        """Return what goes on chain before the vote does."""
+        """Return the hash that goes on chain before the vote."""
         ruling = Ruling.of(self.ruling)
         return vote_commitment(self.case_id, self.juror, ruling, self.result_hash, self.salt)
 
 
 class VoteJournal(Journal):
-    """Remembers every vote before its commitment leaves."""
+    """Stores every vote before its commitment is sent."""
 
     def __init__(self, folder: Path) -> None:
         self._votes: dict[tuple[Hash32, Address, int], Vote] = {}
@@ -113,7 +116,7 @@ class VoteJournal(Journal):
         self._votes[vote.case_id, vote.juror, vote.number] = vote
 
     def record(self, vote: Vote) -> Vote:
-        """Return what may be voted: this, now durable, or what was recorded before."""
+        """Store the vote and return it; if an earlier one was recorded, return that instead."""
         if earlier := self.find(vote.case_id, vote.juror, vote.number):
             return earlier
         self.append(
@@ -138,7 +141,7 @@ class VoteJournal(Journal):
 
 
 class DutyStep(StrEnum):
-    """What a juror does next about a case."""
+    """The next step of a juror in a case."""
 
     DRAW = "draw"
     """Draw the jury."""
@@ -151,12 +154,12 @@ class DutyStep(StrEnum):
     SETTLE = "settle"
     """Settle the case."""
     COLLECT = "collect"
-    """Take its fee, and have those fined whom the case finds at fault."""
+    """Take its fee, and have those at fault fined: in a closed case, so not from `next_step`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Where the chain is."""
+    """The chain's height and clock."""
 
     block_number: int
     """Its height."""
@@ -167,7 +170,7 @@ class Moment:
 def next_step(
     case: CaseView, juror: Address, vote: Vote | None, at: Moment, terms: CourtTerms
 ) -> DutyStep | None:
-    """Return what a juror can do about an open case now; None when there is nothing."""
+    """Return the step that a juror can take now in an open case, or None."""
     commit_ends_at = case.opened_at + terms.commit_time
     if case.closed:
         return None
@@ -188,12 +191,12 @@ def next_step(
 
 
 class Judge(Protocol):
-    """What judges the work of a case."""
+    """Judges the work of cases, of several at the same time."""
 
     async def judge(self, case: CaseView) -> tuple[Ruling, dict[str, Any]]:
-        """Return what it finds, and what it recomputed as JSON values.
+        """Return the ruling, and the recomputation as JSON values.
 
-        Raises MusterError while something is missing that may still come.
+        Raises MusterError while something is missing that may still become available.
         """
 
 
@@ -204,21 +207,21 @@ class JurorPlace:
     juror: Address
     """The account on the bench."""
     chain: Chain
-    """Signs with its key."""
+    """Chain connection that signs with the juror's key."""
     view: ChainView
-    """The chain, kept current by someone else."""
+    """View of the chain, kept up to date by another task."""
     judge: Judge
-    """What judges."""
+    """Judges the work of cases."""
     journal: VoteJournal
-    """What was decided before."""
+    """Earlier votes."""
     results: Path
-    """Folder of the documents about what was recomputed."""
+    """Folder of the documents about recomputations."""
     terms: CourtTerms
-    """How long the phases of a case are."""
+    """The court's terms, such as the lengths of phases."""
     poll_s: float
-    """Pause between two looks."""
+    """Seconds between two polls."""
     clock: Callable[[], float] = time.monotonic
-    """Seconds, for pauses, and between two blocks."""
+    """Clock in seconds, for pauses and for the time since the last block."""
     salt: Callable[[int], bytes] = secrets.token_bytes
     """Random bytes."""
 
@@ -230,7 +233,8 @@ class JurorDuty:
         self.place = place
         self._time = ChainClock(place.chain, place.clock)
         self._steps = Steps(place.clock, retry_s=RETRY_S, overtaken=_OVERTAKEN)
-        self._judging: asyncio.Task[None] | None = None
+        self._judging: dict[Hash32, asyncio.Task[None]] = {}
+        self._begun: dict[Hash32, float] = {}
         self._over: set[Hash32] = set()
 
     async def run(self) -> None:
@@ -240,11 +244,12 @@ class JurorDuty:
                 await self.serve()
                 await asyncio.sleep(self.place.poll_s)
         finally:
-            if self._judging is not None:
-                self._judging.cancel()
+            for judging in self._judging.values():
+                judging.cancel()
+            await asyncio.gather(*self._judging.values(), return_exceptions=True)
 
     async def serve(self) -> None:
-        """Do what can be done about every case now."""
+        """Take all steps that are possible now."""
         await self._clear_up()
         cases = [case for case in self.place.view.cases.values() if not case.closed]
         if not cases:
@@ -252,7 +257,7 @@ class JurorDuty:
         try:
             at = await self.moment()
         except ChainError as error:
-            # The view's follower reports outages; a case can wait for the next look.
+            # The view's follower reports outages; a case can wait for the next poll.
             logger.debug("no look at the chain", extra={"error": str(error)})
             return
         acts = {
@@ -261,27 +266,37 @@ class JurorDuty:
             DutyStep.REVEAL: self.reveal,
             DutyStep.SETTLE: self.settle,
         }
+        unjudged = []
         for case in cases:
             step = next_step(case, self.place.juror, self._vote(case), at, self.place.terms)
             if step is DutyStep.JUDGE:
-                self._begin_to_judge(case, at)
+                unjudged.append(case)
             elif step is not None:
                 await self._try(case, step, partial(acts[step], case))
+        self._begin_to_judge(unjudged, at)
 
     async def judged(self) -> None:
-        """Wait for the case that is being judged, if one is."""
-        if self._judging is not None:
-            await self._judging
+        """Wait for the cases that are being judged."""
+        await asyncio.gather(*self._judging.values())
 
-    def _begin_to_judge(self, case: CaseView, at: Moment) -> None:
-        is_busy = self._judging is not None and not self._judging.done()
-        if not is_busy and self._steps.is_due(case.case_id, _named(DutyStep.JUDGE)):
-            self._judging = asyncio.create_task(
+    def _begin_to_judge(self, cases: Sequence[CaseView], at: Moment) -> None:
+        """Begin to judge the cases that are due, first those that were begun longest ago."""
+        self._judging = {name: task for name, task in self._judging.items() if not task.done()}
+        due = [
+            case
+            for case in cases
+            if case.case_id not in self._judging
+            and self._steps.is_due(case.case_id, _named(DutyStep.JUDGE))
+        ]
+        due.sort(key=lambda case: self._begun.get(case.case_id, -math.inf))
+        for case in due[: AT_ONCE - len(self._judging)]:
+            self._begun[case.case_id] = self.place.clock()
+            self._judging[case.case_id] = asyncio.create_task(
                 self._try(case, DutyStep.JUDGE, partial(self.decide, case, at))
             )
 
     async def _clear_up(self) -> None:
-        """Take the fees, and have those fined, of closed cases that it sat in."""
+        """In closed cases that it judged, take the fees and have those at fault fined."""
         for case in list(self.place.view.cases.values()):
             name, juror = case.case_id, self.place.juror
             if not case.closed or name in self._over or juror not in case.jurors:
@@ -292,7 +307,7 @@ class JurorDuty:
                 await self._try(case, DutyStep.COLLECT, partial(self.collect, case))
 
     async def moment(self) -> Moment:
-        """Return where the chain is; between blocks its clock goes on as ours does."""
+        """Return the chain's height and clock; between blocks the clock advances with ours."""
         return Moment(*await self._time.head())
 
     def _vote(self, case: CaseView) -> Vote | None:
@@ -304,7 +319,7 @@ class JurorDuty:
     # draw
 
     async def draw(self, case: CaseView) -> None:
-        """Draw the jury, or a later block when the draw comes too late to read this one."""
+        """Draw the jury; if the draw block is too old to be read, this selects a later one."""
         named = f"draw the jury of case {case.number} by block {case.draw_block}"
         await self.place.chain.once(named).court.draw(case.case_id)
         logger.info("jury drawn", extra=_about(case))
@@ -312,8 +327,8 @@ class JurorDuty:
     # judge
 
     async def decide(self, case: CaseView, at: Moment) -> Vote:
-        """Judge a case's work and record the vote; raises while something is missing that may
-        still come in time.
+        """Judge a case's work and record the vote; raises while something is missing that may still
+        become available in time.
         """
         left_s = case.opened_at + PATIENCE * self.place.terms.commit_time - at.time
         try:
@@ -346,7 +361,7 @@ class JurorDuty:
     # vote
 
     async def commit(self, case: CaseView) -> None:
-        """Commit to the vote that the journal has."""
+        """Commit to the vote in the journal."""
         vote = self._vote(case)
         assert vote is not None  # next_step
         named = f"commit to a vote in case {case.number}, {hex0x(case.case_id)}"
@@ -354,12 +369,14 @@ class JurorDuty:
         logger.info("vote committed", extra=_about(case))
 
     async def reveal(self, case: CaseView) -> None:
-        """Reveal the vote; raises ChainError when what is on chain is not what the journal has."""
+        """Reveal the vote; raises ChainError when the commitment on chain is not that of the
+        journal."""
         vote = self._vote(case)
         if vote is None or vote.commitment() != case.commitments[self.place.juror]:
             raise ChainError(
                 "the vote on chain is not in the journal and cannot be revealed",
-                hint="was the state folder lost, or does another process vote with this key?",
+                hint="give the --state-dir that the vote was made with, and let no other "
+                "process vote with this key",
             )
         named = f"reveal the vote in case {case.number}, {hex0x(case.case_id)}"
         await self.place.chain.once(named).court.reveal_vote(
@@ -376,7 +393,7 @@ class JurorDuty:
         logger.info("case settled", extra=_about(case))
 
     async def collect(self, case: CaseView) -> None:
-        """Take the fee that is due, and have those fined whom the case finds at fault."""
+        """Take the due fee, and have those at fault fined."""
         chain, view, juror = self.place.chain, self.place.view, self.place.juror
         if juror in fees_due(case):
             named = f"collect the fee of case {case.number}, {hex0x(case.case_id)}"
@@ -413,8 +430,8 @@ def _about(case: CaseView) -> dict[str, Any]:
 async def run_juror(
     settings: JurorSettings, account: Wallet, *, engine_factory: EngineFactory = make_engine
 ) -> None:
-    """Sit in cases until cancelled; raises MusterError when this account is not on the bench."""
-    # The first is held by one process at a time, and the folder with it.
+    """Judge cases until cancelled; raises MusterError when this account is not on the bench."""
+    # The journal's lock is taken first; it protects the whole folder from a second process.
     with VoteJournal(settings.state_dir) as votes:
         async with (
             await Chain.connect(
@@ -468,5 +485,5 @@ def require_place(view: HistoryView, account: Address) -> None:
         return
     raise ConfigError(
         f"{account} is not on the network's bench",
-        hint="muster juror join puts it there; is this the right keystore?",
+        hint="join it with muster juror join, or give the juror's keystore with --keystore",
     )

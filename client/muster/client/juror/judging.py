@@ -1,15 +1,18 @@
-"""From a case to a ruling: what sources show of the work, recomputed with the run's own checks.
+"""From a case to a ruling: fetches the work from sources and recomputes it with the run's checks.
 
-Nothing that a source shows is believed: documents, files and policies have their hashes on chain,
-tickets and submissions their signatures.
+Sources are not trusted: documents, files and policies have their hashes on chain; tickets and
+submissions are signed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +31,25 @@ from muster.client.validator.records import counted_before, judge_again
 from muster.inference import InferenceEngine
 from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.jury import Ruling
-from muster.protocol.messages import Reason, Verdict
+from muster.protocol.messages import Reason, Submission, Verdict
 from muster.shardcast import Fetcher
+from muster.shardcast.cache import LacksRoom, discard, reserve_in, room_in
+from muster.shardcast.download import in_thread
 
 logger = logging.getLogger(__name__)
+
+POLICIES = "policies"
+"""Folder of fetched policies, in the state folder."""
+_Version = tuple[RunId, PolicyVersion, Hash32]
+"""A policy version of a run, and the root of its manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class _CaseAt:
-    """The work of a case, and who shows it."""
+    """The work of a case, and its sources."""
 
     run: RunView
     batch: BatchView
@@ -49,38 +60,45 @@ class _CaseAt:
 
 @dataclass
 class CaseJudge:
-    """Judges one case after the other, of any run; its engine holds one policy."""
+    """Judges cases of any run. It fetches the work of several cases at the same time; its engine,
+    which holds one policy, takes one case after the other.
+    """
 
     view: HistoryView
-    """The chain, kept current by someone else."""
+    """View of the chain, kept up to date by another task."""
     key: bytes
-    """The juror's key: orchestrators show files to jurors that sign."""
+    """The juror's key, which signs requests: orchestrators show files only to jurors."""
     domain: Domain
-    """Of the ContributionLedger."""
+    """EIP-712 domain of the ContributionLedger."""
     engine: InferenceEngine
-    """What prefills."""
+    """Engine for the prefill."""
     decoder: FileDecoder
-    """What parses files."""
+    """Parser of submission files."""
     folder: Path
-    """Where documents and policies are kept."""
+    """Folder of documents and policies."""
     sources: Sequence[str] = ()
     """Its own sources, asked before those that a case names."""
     relays: Sequence[str] = ()
     """Its own relays."""
     allows_private: bool = False
-    """Whether strangers' sources may lead into this machine's network: on a devnet."""
+    """Whether strangers' sources may resolve to private addresses; for a devnet."""
     transport: httpx.AsyncBaseTransport | None = None
-    """Carries the questions to sources; None for the network."""
+    """HTTP transport to sources; None for the network."""
     _rules: dict[RunId, Rules] = field(default_factory=dict)
-    _loaded: tuple[RunId, PolicyVersion, Hash32] | None = None
+    _loaded: _Version | None = None
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the case that uses the engine."""
 
     async def judge(self, case: CaseView) -> tuple[Ruling, dict[str, Any]]:
-        """Return the ruling on a case's work, and what was recomputed.
+        """Return the ruling on a case's work, and the recomputation.
 
         Raises MusterError while something is missing.
         """
         run, batch = self.view.runs[case.run_id], self.view.batches[case.batch_id]
-        named = [url for claim in case.claims for url in claim.sources]
+        await self._tidy(case.run_id)
+        # The first source of each claim, then the second: no claimant's are crowded out.
+        in_turn = zip_longest(*(claim.sources for claim in case.claims))
+        named = [url for urls in in_turn for url in urls if url is not None]
         signer = Signer(self.key, self.domain, run.config.orchestrator)
         async with Sources(
             self.sources,
@@ -89,7 +107,7 @@ class CaseJudge:
             signer=signer,
             transport=self.transport,
         ) as sources:
-            rules = await self._read_rules(run, sources)
+            rules = await self._read_rules(run, case, sources)
             case_at = _CaseAt(run, batch, case.position, rules, sources)
             recorded = batch.records[case.position].reason if batch.records else None
             if recorded is Reason.BATCH_MISDECLARED:
@@ -100,9 +118,10 @@ class CaseJudge:
                     found = await self._with_history(case_at, found)
         return Ruling(found.record.verdict, found.record.reason), _described(found)
 
-    async def _read_rules(self, run: RunView, sources: Sources) -> Rules:
+    async def _read_rules(self, run: RunView, case: CaseView, sources: Sources) -> Rules:
         if run.run_id not in self._rules:
-            folder = self.folder / TASK_SETS
+            # A folder of its own: two cases of a run may download from different sources.
+            folder = self.folder / TASK_SETS / str(run.run_id) / case.case_id.hex()
             self._rules[run.run_id] = await read_rules(sources, run.config, folder)
         return self._rules[run.run_id]
 
@@ -110,10 +129,11 @@ class CaseJudge:
         """Return the work of a case with all its proofs."""
         if batch.work is not None:
             return entry_of(batch.work, batch.committed_at)
-        submission = case.claims[0].submission
+        submission = await self._committed(batch, case, sources)
 
         def accepts(entry: BatchEntry) -> bool:
-            """Whoever shows another ticket, or none, does not make the work worse than it is."""
+            """Require the right ticket: a source that shows another one, or none, must not harm the
+            worker."""
             return (
                 entry.ticket is not None
                 and entry.ticket_signature is not None
@@ -122,18 +142,31 @@ class CaseJudge:
             )
 
         entry = await sources.work(submission.leaf(), accepts)
-        # The chain has seen the node's signature; of those that a source shows none is needed.
-        signed = next((c.node_signature for c in case.claims if c.node_signature), entry.signature)
+        # The chain has verified a claim's signature, so the source's is not needed.
+        own = (claim for claim in case.claims if claim.submission == submission)
+        signed = next((c.node_signature for c in own if c.node_signature), entry.signature)
         return entry.model_copy(update={"signature": signed})
+
+    async def _committed(self, batch: BatchView, case: CaseView, sources: Sources) -> Submission:
+        """Return the submission that the batch holds, or the first claim's if no source shows it.
+
+        A node may sign another one with the same file for a claim, which differs in what the
+        contract does not compare; validators never saw that one.
+        """
+        try:
+            entries = await sources.batch(batch.batch_id, batch.root, batch.count)
+        except ApiError:
+            return case.claims[0].submission
+        return entries[case.position].submission
 
     async def _recompute(self, at: _CaseAt, entry: BatchEntry) -> Rerun:
         claim = claim_of(self.view, at.batch, entry, at.position, self.domain)
         data = await at.sources.file(entry.submission.file_hash)
-        await self._load(at.run, entry.submission.policy_version, at.sources)
-        return await recompute(claim, data, at.rules, self.engine, self.decoder)
+        async with self._policy(at.run, entry.submission.policy_version, at.sources):
+            return await recompute(claim, data, at.rules, self.engine, self.decoder)
 
     async def _among_all(self, at: _CaseAt) -> Rerun:
-        """Return the outcome that follows from the whole batch: it was refused as a whole."""
+        """Return the outcome for a batch that was refused as a whole."""
         batch = at.batch
         entries = await at.sources.batch(batch.batch_id, batch.root, batch.count)
         entry = entries[at.position]
@@ -144,7 +177,7 @@ class CaseJudge:
         return replace(found, record=outcome_record(claim, MISDECLARED))
 
     async def _with_history(self, at: _CaseAt, alone: Rerun) -> Rerun:
-        """Return the outcome of a submission in the light of its worker's earlier ones."""
+        """Return the outcome of a submission, given its worker's earlier ones."""
         if alone.record.verdict is not Verdict.ACCEPTED:
             return alone
         batches, place = self.view.batches, OutcomePlace(at.batch.batch_id, at.position)
@@ -152,38 +185,118 @@ class CaseJudge:
         conducts = []
         for record in (*counted, alone.record):
             data = await at.sources.file(record.file_hash)
-            await self._load(at.run, record.policy_version, at.sources)
-            conducts.append(await measure_conduct(data, at.rules, self.engine, self.decoder))
+            async with self._policy(at.run, record.policy_version, at.sources):
+                conduct = await measure_conduct(data, at.rules, self.engine, self.decoder)
+            conducts.append(conduct)
         record, detail = judge_again(batches, place, alone.record, conducts, at.rules.calibration)
         return replace(alone, record=record, detail=detail)
 
-    async def _load(self, run: RunView, version: PolicyVersion, sources: Sources) -> None:
-        """Load the policy that the work claims, if it was ever published."""
+    @asynccontextmanager
+    async def _policy(
+        self, run: RunView, version: PolicyVersion, sources: Sources
+    ) -> AsyncIterator[None]:
+        """Hold the engine, with the policy that the work claims if it was published."""
         checkpoint = run.checkpoints.get(version)
         if checkpoint is None:
+            async with self._turn:
+                yield
             return
         wanted = (run.run_id, version, checkpoint.manifest_root)
+        if self.engine.policy_version is None:
+            # An engine in its own process loses its policy when the process dies.
+            self._loaded = None
+        while True:
+            # Fetched before its turn, so that slow relays delay no other case.
+            folder = None if self._loaded == wanted else await self._fetch(wanted, sources)
+            async with self._turn:
+                if folder is not None:
+                    await self._load(wanted, folder)
+                if self._loaded == wanted:
+                    yield
+                    return
+
+    async def _fetch(self, wanted: _Version, sources: Sources) -> Path:
+        relays = await self._find_relays(wanted[0], sources)
+        async with Fetcher(relays, self.folder / POLICIES, attempts=3) as fetcher:
+            try:
+                return await fetcher.fetch(*wanted)
+            except LacksRoom as error:
+                # The next try has the room that this makes.
+                await self._make_room(wanted[0], error.needed_bytes)
+                raise
+
+    async def _load(self, wanted: _Version, folder: Path) -> None:
         if self._loaded == wanted:
             return
-        relays = await self._find_relays(run.run_id, sources)
-        async with Fetcher(relays, self.folder / "policies", attempts=3) as fetcher:
-            folder = await fetcher.fetch(*wanted)
-        # A load that fails leaves the engine without any policy.
+        # A failed load leaves the engine without a policy. A cancelled one ends before the next
+        # case has its turn.
         self._loaded = None
-        await asyncio.to_thread(self.engine.load_policy, folder, version)
+        await in_thread(self.engine.load_policy, folder, wanted[1])
         self._loaded = wanted
 
     async def _find_relays(self, run_id: RunId, sources: Sources) -> list[str]:
-        """Return its own relays, those that orchestrators among the sources name, and the sources:
-        relays are sources, too.
+        """Return its own relays, those that orchestrators among the sources name, and the sources,
+        which may themselves be relays.
         """
         asked = await asyncio.gather(*(sources.run_info(run_id, url) for url in sources.urls))
         named = [url for info in asked if info for url in (*info.relays, info.origin)]
         return list(dict.fromkeys([*self.relays, *named, *sources.urls]))
 
+    # The disk: strangers' runs write to it
+
+    async def _tidy(self, run_id: RunId) -> None:
+        """Delete what belongs to no open case, and make room where little is left."""
+        cases = list(self.view.cases.values())
+        kept = {str(run_id)} | {str(case.run_id) for case in cases if not case.closed}
+        held = await asyncio.to_thread(self._held)
+        await self._drop(held.keys() - kept)
+        # Its task set needs room, too.
+        await self._make_room(run_id, reserve_in(self.folder))
+
+    async def _make_room(self, run_id: RunId, needed_bytes: int) -> None:
+        """Delete the files of the run that has most, if it has more than an equal share of the disk
+        and this run asks for no more than that.
+        """
+        held = await asyncio.to_thread(self._held)
+        room = room_in(self.folder)
+        others = {name: size for name, size in held.items() if name != str(run_id)}
+        share = (room + sum(held.values())) // (len(others) + 1)
+        largest = max(others, key=others.__getitem__, default=None)
+        if largest and room < needed_bytes <= share < others[largest]:
+            await self._drop({largest})
+
+    def _held(self) -> dict[str, int]:
+        """Return the bytes on the disk by run."""
+        held: dict[str, int] = {}
+        for kept in (self.folder / POLICIES, self.folder / TASK_SETS):
+            for entry in kept.iterdir() if kept.is_dir() else ():
+                held[entry.name] = held.get(entry.name, 0) + _bytes_in(entry)
+        return held
+
+    async def _drop(self, names: Collection[str]) -> None:
+        """Delete all that was fetched of these runs."""
+        self._rules = {run: rules for run, rules in self._rules.items() if str(run) not in names}
+        if self._loaded is not None and str(self._loaded[0]) in names:
+            self._loaded = None  # the engine may have to read its folder again
+        for name in names:
+            logger.info("files of a run deleted", extra={"run_id": name})
+            await asyncio.to_thread(discard, self.folder / POLICIES / name)
+            await asyncio.to_thread(discard, self.folder / TASK_SETS / name)
+
+
+def _bytes_in(entry: Path) -> int:
+    """Return how much of the disk a folder takes; holes in files take nothing."""
+    size = 0
+    for folder, _, files in os.walk(entry):
+        for name in files:
+            with suppress(FileNotFoundError):
+                size += os.lstat(os.path.join(folder, name)).st_blocks * 512
+    return size
+
 
 def _described(found: Rerun) -> dict[str, Any]:
-    """Return what was recomputed as JSON values; no measurement that machines differ in."""
+    """Return the recomputation as JSON values, without measurements that differ between
+    machines."""
     record = found.record
     return {
         "file_hash": hex0x(record.file_hash),

@@ -1,15 +1,15 @@
-"""A run's batches as a validator reads them: their submissions, as claims, and the slots they fill.
+"""A run's batches for a validator: their submissions, as claims, and the slots that they fill.
 
-A slot settles once, in the first batch that names it. Every validator must answer alike whenever it
-asks, so only batches before the one in question count, whether or not their outcomes are on chain
-yet. The orchestrator shows what such a batch is made of; while it does not for long, that batch is
-left out. A batch that declares fewer units than its submissions claim is refused as a whole and
-fills no slots: its workers submit the same again.
+A slot is settled once, in the first batch that names it. All validators must agree at any time, so
+only batches before the judged one count, whether or not their outcomes are on chain yet. The
+orchestrator shows the content of such a batch; if it does not for long, that batch is left out. A
+batch that declares fewer units than its submissions claim is refused as a whole and fills no slots:
+its workers submit the same work again.
 
-What the orchestrator does not show comes from relays, and from where workers say that it is.
-Nothing that a source shows is believed. Most are named by strangers, one of whom may want
-validators to wait: sources are asked beside the validator's work, a few things at a time, and what
-nobody shows is not asked for again for a while.
+Content that the orchestrator does not show comes from relays, and from sources that workers name.
+No source is trusted. Most are named by strangers, who may want to delay validators: sources are
+asked in the background, about a few things at a time, and missing content is not requested again
+for a while.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 
 BATCH_PATIENCE_S = 60.0
-"""How long a batch that cannot be had holds up those after it."""
+"""Seconds for which an unavailable batch delays those after it."""
 
 SlotOfWorker = tuple[int, int, int]
 """Worker id, step, index, within one run."""
 Slots = tuple[SlotOfWorker, ...]
-"""Of a batch, in its order."""
+"""Slots of a batch, in its order."""
 
 
 class SlotIndex:
@@ -55,9 +55,7 @@ class SlotIndex:
         self._known = set[BatchName]()
 
     def refresh(self, batches: Mapping[BatchName, Slots]) -> None:
-        """Take in the slots of every batch of which they are known; after a reorganisation of the
-        chain, start afresh.
-        """
+        """Add the known slots of all batches; start over after a reorganisation of the chain."""
         if not self._known <= batches.keys():
             self._first.clear()
             self._known.clear()
@@ -78,7 +76,7 @@ def slots_of_records(records: Iterable[OutcomeRecord]) -> Slots:
 
 def is_misdeclared(batch: BatchView, submissions: Iterable[Submission]) -> bool:
     """Return whether a batch was committed to with fewer units than its submissions claim."""
-    # What was taken out of it since was declared with it.
+    # Submissions that were split off later were declared with it.
     declared = batch.units + sum(taken.units for taken in batch.split_off.values())
     return sum(submission.units for submission in submissions) > declared
 
@@ -89,7 +87,8 @@ def slot_of_record(record: OutcomeRecord) -> SlotOfWorker:
 
 
 def slot_in(view: HistoryView, batch: BatchView, submission: Submission) -> SlotOfWorker:
-    """Return the slot that a submission of a batch fills; number 0 is no worker of the run."""
+    """Return the slot that a submission of a batch fills; worker id 0 means no worker of the
+    run."""
     standing = view.standing(batch.run_id, submission.worker, before=batch.block_number)
     return (standing.worker_id if standing else 0, submission.step, submission.index)
 
@@ -102,8 +101,8 @@ def claim_in(
     slots: SlotIndex,
     earlier: Container[SlotOfWorker],
 ) -> ClaimedWork:
-    """Return a submission as it is to be judged, with what the chain said when the block of its
-    batch began; `slots` are those of the run's batches, `earlier` those before it in its own batch.
+    """Return a submission as a claim, with the facts on chain when the block of its batch began.
+    `slots` are those of the run's batches, `earlier` those before it in its own batch.
     """
     submission = entry.submission
     standing = view.standing(batch.run_id, submission.worker, before=batch.block_number)
@@ -133,7 +132,7 @@ class BatchReader:
     """Reads a run's batches for one validator."""
 
     def __init__(self, place: ValidatorPlace, failing_since: dict[object, float]) -> None:
-        """`failing_since` says by what it is, since when of the clock a thing could not be had."""
+        """`failing_since` maps each unavailable thing to the clock time of its first failure."""
         self.place = place
         self._failing_since = failing_since
         self._slots = SlotIndex()
@@ -142,7 +141,8 @@ class BatchReader:
     async def contents(self, batch: BatchView) -> list[BatchEntry]:
         """Return the batch's submissions, which reproduce the root on chain.
 
-        A batch that its worker committed, or took out of another, is on chain with all its proofs.
+        A batch that its worker committed directly, or split off another, is on chain with all
+        proofs.
         """
         if batch.work is not None:
             return [entry_of(batch.work, batch.committed_at)]
@@ -169,8 +169,8 @@ class BatchReader:
         return entries
 
     async def refresh(self, *, before: int) -> None:
-        """Take in which slots the batches before one use: from the chain, the journal, and where
-        others judge, from what they are made of. Raises ApiError while one is not shown.
+        """Add the slots of the batches before this one: from the chain, from the journal and, if
+        others judge them, from their content. Raises ApiError while a batch is not available.
         """
         known = {}
         for batch in list(self.place.view.batches.values()):
@@ -183,11 +183,11 @@ class BatchReader:
     def claim(
         self, batch: BatchView, entry: BatchEntry, earlier: Container[SlotOfWorker]
     ) -> ClaimedWork:
-        """Return a submission as it is to be judged; `earlier` are slots of its own batch."""
+        """Return a submission as a claim; `earlier` are the slots before it in its own batch."""
         return claim_in(self.place.view, batch, entry, self.place.domain, self._slots, earlier)
 
     async def _slots_in(self, batch: BatchView, before: int) -> Slots | None:
-        """Return the slots of a batch, None if they are not known."""
+        """Return the slots of a batch; None if they are unknown."""
         name = batch.name
         slots = self._slots_of.get(name)
         if slots is not None:
@@ -204,7 +204,7 @@ class BatchReader:
         return slots
 
     async def _shown_slots(self, batch: BatchView) -> Slots | None:
-        """Return the slots of a batch that nobody judged yet; None once the orchestrator has not
+        """Return the slots of a batch that nobody judged yet; None if the orchestrator has not
         shown it for long.
         """
         name = batch.name
@@ -222,38 +222,39 @@ class BatchReader:
         return tuple(slot_in(self.place.view, batch, entry.submission) for entry in entries)
 
 
-# What the orchestrator does not show
+# Content that the orchestrator does not show
 
 LONGEST_S = 45.0
-"""Longest time in which all sources are asked about one thing."""
+"""Deadline in seconds for asking all sources about one thing."""
 WAIT_S = 3.0
-"""How long a validator waits for it; when it asks again, an answer that came meanwhile is there."""
+"""Seconds that a validator waits; an answer that arrives later is kept for its next request."""
 REST, LEAST_REST_S, MOST_REST_S = 10, 1.0, 60.0
-"""A thing that nobody showed is not asked for again for so many times as long as it took, within
-these: a source that has it not yet may have it soon, one that hangs will hang again."""
+"""After a failed search, the pause before the next is REST times its duration, within these bounds
+in seconds: a source that answers quickly may have the content soon, one that hangs will hang
+again."""
 MOST_ASKED = 8
-"""Things that are asked for at the same time: as many files may be in memory."""
+"""Most parallel searches; as many files may be in memory."""
 PATIENCE = SourcePatience(source_s=20.0)
-"""How long each source is waited for: 64 MiB at 3.3 MB/s."""
+"""Timeouts of each source: 64 MiB at 3.3 MB/s."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Elsewhere:
-    """The sources of one run but its orchestrator."""
+    """The sources of one run, except its orchestrator."""
 
     run_id: RunId
     view: ChainView
-    """The chain, kept current by someone else."""
+    """View of the chain, kept up to date by another task."""
     relays: Sequence[str]
     """Our own sources."""
     allows_private: bool = False
-    """Whether strangers' sources may lead into this machine's network: on a devnet."""
+    """Whether strangers' sources may resolve to private addresses; for a devnet."""
     transport: httpx.AsyncBaseTransport | None = None
-    """What requests go through; the network unless given."""
+    """HTTP transport; None for the network."""
     clock: Callable[[], float] = time.monotonic
-    """Seconds, for pauses."""
+    """Clock in seconds, for pauses."""
     _asking: dict[object, asyncio.Task[Any]] = field(default_factory=dict)
     _rests_until: dict[object, float] = field(default_factory=dict)
 
@@ -285,7 +286,7 @@ class Elsewhere:
             return await sources.batch(batch.batch_id, batch.root, batch.count)
 
     async def _answer(self, about: object, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the thing asked for if it comes soon; raises ApiError otherwise."""
+        """Return the answer if it arrives soon; raises ApiError otherwise."""
         task = self._asking.get(about)
         if task is None:
             task = self._begin(about, ask)
@@ -313,13 +314,13 @@ class Elsewhere:
         now = self.clock()
         self._rests_until = {what: at for what, at in self._rests_until.items() if at > now}
         if len(self._asking) >= MOST_ASKED:
-            # What came and was not asked for again makes way.
+            # An answer that was not requested again is dropped to make room.
             for what in [what for what, task in self._asking.items() if task.done()]:
                 del self._asking[what]
         if about in self._rests_until or len(self._asking) >= MOST_ASKED:
             raise _not_yet()
         task = self._asking[about] = asyncio.create_task(self._noting_failure(about, ask))
-        # The result is looked at even when nobody asks again.
+        # The result must be retrieved even when nobody asks again.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 
@@ -335,9 +336,9 @@ class Elsewhere:
 
 def _not_yet() -> ApiError:
     return ApiError(
-        "no source has shown it yet",
+        "no source has shown the batch yet",
         status=503,
         code="no_source",
-        hint="it is asked for again, of our --relay URLs and of the sources that the chain names: "
+        hint="it asks again later at the --relay URLs and the sources that the chain names; "
         "validators do not ask each other",
     )

@@ -1,8 +1,12 @@
-"""A validator's calls: the batches that it must judge now, and those that it judges once more.
+"""What a validator owes each batch: to judge it when called, and to speak up when it is kept back.
 
-The order of a batch and its age follow from the chain. Silence and disagreement happen off chain:
-of these the orchestrator tells, by how many it says are called. It can call more, never fewer: a
-validator that the batch's age calls judges, whatever the orchestrator says, and stays called.
+`CallDuty` says which batches it must judge now, and which again. The order of validators and the
+age of a batch follow from the chain. Silence and disagreement happen off chain: the orchestrator
+reports them by the number of validators that it calls. It can call more, never fewer: a validator
+that is called by the batch's age judges, whatever the orchestrator says, and stays called.
+
+`ShowingDuty` acts on chain when the orchestrator withholds outcomes. `muster validator run` does
+both; there is no command for either.
 """
 
 from __future__ import annotations
@@ -41,12 +45,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ASK_S = 1.0
-"""Shortest time between two questions to the orchestrator about who is called."""
+"""Minimum seconds between two requests to the orchestrator about calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """How long the chain gives."""
+    """Time windows on chain."""
 
     outcome_deadline_s: int
     """Seconds after a commitment by which outcomes are due."""
@@ -55,15 +59,16 @@ class Windows:
 
     @property
     def whole_s(self) -> int:
-        """Both together."""
+        """Sum of both."""
         return self.outcome_deadline_s + self.challenge_window_s
 
 
 def recent_batches(view: ChainView, run_id: RunId, whole_s: int) -> list[BatchView]:
-    """Return a run's batches about which there may be something to do, oldest first.
+    """Return a run's batches that may need work, oldest first.
 
-    Those that were over when the newest one was committed are not looked at: a run has many. What
-    was taken out of an older batch has a late number and an early time: it ends no search.
+    The search stops at batches that were over when the newest one was committed, since a run has
+    many. A batch split off an older one has a late id and an early time, so it does not stop the
+    search.
     """
     batches = view.batches
     if not batches:
@@ -92,8 +97,8 @@ class CallDuty:
         self._asked_at = float("-inf")
 
     async def due(self) -> tuple[list[BatchView], bool]:
-        """Return what to judge or to hand over now, oldest first, and whether there is more that
-        this validator may be called for later.
+        """Return the batches to judge or hand over now, oldest first, and whether this validator
+        may be called for more later.
         """
         waiting = self._waiting()
         if not waiting:
@@ -113,9 +118,10 @@ class CallDuty:
 
     def _waiting(self) -> list[BatchView]:
         """Return the run's batches whose outcomes may be due, oldest first."""
-        return [b for b in self._recent() if b.status is BatchStatus.COMMITTED]
+        return [b for b in self.recent() if b.status is BatchStatus.COMMITTED]
 
-    def _recent(self) -> list[BatchView]:
+    def recent(self) -> list[BatchView]:
+        """Return the run's batches that are judged now or may be challenged, oldest first."""
         return recent_batches(self.place.view, self.place.run_id, self.place.windows.whole_s)
 
     def _timing(self, batch: BatchView) -> Timing:
@@ -123,19 +129,19 @@ class CallDuty:
         return Timing(batch.committed_at, deadline_s, timeout_of(deadline_s))
 
     def _is_called(self, batch: BatchView, now: int) -> bool:
-        # A judged batch is handed over until its outcomes are posted.
+        # A judged batch is handed over repeatedly until its outcomes are posted.
         if self.place.journal.judged(batch.name) is not None or batch.name in self._called:
             return True
         order, quorum = order_of(batch, self.place.run), self.place.run.config.terms.quorum
         return self.me in called_by_age(order, quorum, self._timing(batch), now)
 
     async def _ask(self, uncalled: list[BatchView]) -> set[BatchName]:
-        """Return which of these the orchestrator calls this validator for."""
+        """Return those batches for which the orchestrator calls this validator."""
         self._asked_at = self.place.clock()
         try:
             called = await self.place.api.called(after=uncalled[0].batch_id - 1)
         except ApiError as error:
-            # The batch's age calls in the end.
+            # Without an answer, the batch's age calls this validator in the end.
             logger.debug("no answer about who is called", extra={"error": str(error)})
             return set()
         return {
@@ -145,8 +151,8 @@ class CallDuty:
         }
 
     async def reaudits(self) -> list[BatchView]:
-        """Return the accepted batches that this validator checks once more, oldest first."""
-        found = [b for b in self._recent() if self._is_mine_to_reaudit(b)]
+        """Return the accepted batches that this validator checks again, oldest first."""
+        found = [b for b in self.recent() if self._is_mine_to_reaudit(b)]
         if not found:
             return []
         now = await self.place.now()
@@ -162,33 +168,33 @@ class CallDuty:
             return False
         if any(record.verdict is not Verdict.ACCEPTED for record in batch.records):
             return False
-        seats = self.place.run.seats
-        fresh = [v for v in self.place.run.validators if not seats[v] & batch.signers]
+        signers = batch.signed_by(self.place.run.seats)
+        fresh = [v for v in self.place.run.validators if v not in signers]
         return draw_order(seed, fresh)[:1] == (self.me,)
 
 
-# What a validator does on chain when the orchestrator keeps back what it signed.
+# Steps of a validator on chain when the orchestrator withholds its outcomes.
 #
-#   show       its own outcomes, so that others see them
-#   withhold   say that nothing of a batch can be had: its workers need not wait for the deadline
-#   post       a quorum's outcomes that were shown, and nobody posted
-#   report     a validator that signed two different outcomes of one batch
+#   show       publish its own outcomes, so that others see them
+#   withheld   declare a batch's data unavailable: its workers need not wait for the deadline
+#   post       post a quorum's outcomes that were shown but not posted
+#   report     prove that a validator signed two different outcomes of one batch
 #
-# Shares of the outcome deadline say when: an honest orchestrator has posted long before. Validators
-# post one after the other in the order in which they are drawn, so that one pays the gas.
+# Each step begins at a share of the outcome deadline; an honest orchestrator has posted long
+# before. Validators post one after the other in drawn order, so that only one pays the gas.
 
 SHOW_AT = 0.60
-"""Share of the deadline from which own outcomes are shown on chain."""
-WITHHOLD_AT = 0.75
-"""Share from which a batch of which nothing can be had is called withheld."""
+"""Share of the deadline from which a validator shows its own outcomes on chain."""
+WITHHELD_AT = 0.75
+"""Share from which a batch with unavailable data is declared withheld."""
 POST_AT = 0.80
-"""Share from which the first of the order posts what a quorum showed."""
+"""Share from which the first validator in order posts a quorum's shown outcomes."""
 NEXT_POSTS = 0.02
-"""Share that each validator leaves to the one before it in the order."""
+"""Share that each validator waits longer than the one before it in order."""
 LAST_POST_AT = 0.94
 """Share from which every validator posts."""
 RETRY_S = 5.0
-"""Shortest time between two tries of one step."""
+"""Minimum seconds between two tries of one step."""
 _OVERTAKEN = frozenset(
     {
         "LedgerOutcomesPosted",
@@ -198,18 +204,18 @@ _OVERTAKEN = frozenset(
         "FaultNoEquivocation",
     }
 )
-"""Refusals that say that somebody else was first, or that it is too late."""
+"""Contract errors that mean somebody else was first, or it is too late."""
 
 Contents = Callable[["BatchView"], Awaitable[list["BatchEntry"]]]
-"""Shows what a batch is made of; raises ApiError when nobody does."""
+"""Returns the content of a batch; raises ApiError when no source has it."""
 
 
-# What is on chain: pure
+# Pure functions on chain data
 
 
 def shown_by(batch: BatchView, domain: Domain) -> dict[Hash32, dict[Address, bytes]]:
-    """Return the signatures about a batch that are on chain and hold under its root, by the hash of
-    the records: shown ones, and those that the outcomes were posted with.
+    """Return the valid signatures on chain for a batch and its root, by hash of the records: shown
+    ones, and those of the posted outcomes.
     """
     found = {hashed: dict(signed) for hashed, signed in batch.shown.items()}
     if batch.records_hash is not None:
@@ -221,7 +227,7 @@ def shown_by(batch: BatchView, domain: Domain) -> dict[Hash32, dict[Address, byt
     held = {}
     for hashed, signed in found.items():
         message = Outcomes(batch.batch_id, batch.root, hashed)
-        # A signature that was shown once the outcomes were there is about another root.
+        # A signature shown after the outcomes were posted is for another root.
         held[hashed] = {
             who: each for who, each in signed.items() if signer_of(domain, message, each) == who
         }
@@ -229,7 +235,8 @@ def shown_by(batch: BatchView, domain: Domain) -> dict[Hash32, dict[Address, byt
 
 
 def doubles_of(batch: BatchView, domain: Domain) -> Iterator[DoubleOutcome]:
-    """Yield who signed two different outcomes of a batch; calling it withheld is none."""
+    """Yield proofs that a validator signed two different outcomes; a withheld statement does not
+    count."""
     by_validator: dict[Address, list[SignedRecords]] = {}
     for hashed, signed in sorted(shown_by(batch, domain).items()):
         for who, signature in signed.items():
@@ -241,8 +248,8 @@ def doubles_of(batch: BatchView, domain: Domain) -> Iterator[DoubleOutcome]:
 
 
 def postable(batch: BatchView, run: RunView, domain: Domain) -> tuple[bytes, bytes] | None:
-    """Return the records and the joined signatures that a quorum showed, the largest one's; None
-    when there is none.
+    """Return the records and joined signatures of the largest quorum that showed the same outcomes;
+    None if there is no quorum.
     """
     quorum = run.terms[batch.terms - 1].quorum
     best: tuple[int, bytes, bytes] | None = None
@@ -251,14 +258,14 @@ def postable(batch: BatchView, run: RunView, domain: Domain) -> tuple[bytes, byt
         seated = {who: each for who, each in signed.items() if who in run.validators}
         if records is None or len(seated) < quorum or (best and best[0] >= len(seated)):
             continue
-        # The ledger wants signers ascending as numbers.
+        # The ledger requires signers in ascending order.
         joined = b"".join(seated[who] for who in sorted(seated, key=lambda who: int(who, 16)))
         best = (len(seated), records, joined)
     return None if best is None else best[1:]
 
 
 def posts_at(batch: BatchView, run: RunView, validator: Address) -> float:
-    """Return the share of the deadline from which a validator posts what a quorum showed."""
+    """Return the share of the deadline from which a validator posts a quorum's shown outcomes."""
     order = order_of(batch, run)
     place = order.index(validator) if validator in order else len(order)
     return min(POST_AT + place * NEXT_POSTS, LAST_POST_AT)
@@ -268,7 +275,7 @@ def posts_at(batch: BatchView, run: RunView, validator: Address) -> float:
 
 
 class ShowingDuty:
-    """One validator of one run."""
+    """One validator's steps in one run against an orchestrator that withholds outcomes."""
 
     def __init__(self, place: ValidatorPlace, chain: Chain, contents: Contents) -> None:
         """`chain` signs with the validator's key."""
@@ -284,7 +291,7 @@ class ShowingDuty:
         await serve_forever(self.serve, max(self.place.poll_s, 0.2))
 
     async def serve(self) -> None:
-        """Do what can be done about every batch now."""
+        """Take all steps that are possible now."""
         place, windows = self.place, self.place.windows
         run = place.run
         batches = recent_batches(place.view, place.run_id, windows.whole_s)
@@ -307,8 +314,10 @@ class ShowingDuty:
             await self._try(
                 batch, "showing own outcomes", partial(self._show, batch, keccak(records), records)
             )
-        elif judged is None and share >= WITHHOLD_AT and batch.work is None:
-            await self._try(batch, "calling the batch withheld", partial(self._withhold, batch))
+        elif judged is None and share >= WITHHELD_AT and batch.work is None:
+            await self._try(
+                batch, "calling the batch withheld", partial(self._call_withheld, batch)
+            )
         if share >= posts_at(batch, run, self.me):
             found = postable(batch, run, self.place.domain)
             if found is not None:
@@ -317,7 +326,7 @@ class ShowingDuty:
                 )
 
     async def _show(self, batch: BatchView, records_hash: Hash32, records: bytes) -> None:
-        """Show own outcomes, the records with them unless somebody showed those."""
+        """Show its own outcomes; include the records unless somebody has shown them."""
         if self.me in batch.shown.get(records_hash, {}):
             return
         message = Outcomes(batch.batch_id, batch.root, records_hash)
@@ -331,8 +340,8 @@ class ShowingDuty:
         what = "withheld" if records_hash == WITHHELD else "outcomes"
         logger.warning("shown on chain", extra={"batch_id": batch.batch_id, "what": what})
 
-    async def _withhold(self, batch: BatchView) -> None:
-        """Call a batch withheld, unless somebody shows what it is made of now, or had it."""
+    async def _call_withheld(self, batch: BatchView) -> None:
+        """Declare a batch withheld, unless its content is available now or was before."""
         if self.me in batch.shown.get(WITHHELD, {}) or any(h != WITHHELD for h in batch.shown):
             return
         try:

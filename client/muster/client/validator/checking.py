@@ -1,15 +1,16 @@
-"""Proof of checking, the validator's side: commit with the outcomes, show afterwards, compare.
+"""Proof of checking, the validator's side: commit with the outcomes, show later, compare.
 
-  commit    the hash of its own fingerprints, signed, before its outcomes leave
-  show      the fingerprints, once the outcomes are on chain
-  compare   others' fingerprints with what its own recomputation says they must be, and say so
+  commit    sign the hash of its own fingerprints, before its outcomes are sent
+  show      reveal the fingerprints, once the outcomes are on chain
+  compare   check others' fingerprints against its own recomputation, and report the result
 
-A validator writes its recomputation to disk before it signs anything, so one that was killed goes
-on. A wrong verdict costs stake on chain. A right one that nobody checked does not, since no
-contract can tell: it is reported, signed, and shown where the run's owner decides about seats.
+A validator writes its recomputation to disk before it signs anything, so it can resume after a
+kill. A wrong verdict costs stake once somebody has claimed it and a jury agrees; this program
+claims nothing. A right verdict without a recomputation costs none, since no contract can tell:
+signed reports of it are shown to the run's owner, who decides about seats.
 
-This finds a lone validator that accepts without recomputing, in the first batches that an honest
-one recomputes too. Where all called validators look away nobody compares: traps find those, see
+This detects a lone validator that accepts without recomputing, in the first batches that an honest
+one recomputes too. If all called validators skip the work, nobody compares: traps detect them, see
 `muster.client.cli.trap`.
 """
 
@@ -49,31 +50,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _REFUSALS = frozenset({404, 405, 409, 422})
-"""Answers that say fingerprints are not wanted: too late, or an orchestrator that knows none."""
+"""HTTP statuses that mean fingerprints are not accepted: too late, or not supported."""
 _NOT_YET = frozenset({"batch_unknown", "checking_early"})
-"""Those of them that an orchestrator gives which has read less of the chain than this validator."""
+"""Error codes of an orchestrator that has read less of the chain than this validator."""
 LONGEST_PAUSE_S = 60.0
-"""Pause between two looks at a batch whose signers show nothing."""
+"""Longest pause in seconds between two polls of a batch whose signers show nothing."""
 RECENT_BATCHES = 256
-"""Newest remembered batches that are looked at: a restart must not ask about all of them."""
+"""Number of newest stored batches that are polled, so that a restart does not poll all."""
 KEPT_BATCHES = 1000
-"""Batches whose fingerprints are kept, the newest."""
+"""Number of newest batches whose fingerprints are kept."""
 PATIENCE_S = 600.0
-"""How long after a batch's outcomes others' fingerprints are waited for."""
+"""Seconds after a batch's outcomes during which others' fingerprints are awaited."""
 TOLERATED = 0.1
 """Share of a submission's blocks that may differ; honest machines differ in none."""
 
 Fingerprints = Mapping[Address, bytes]
-"""Of one submission, by validator; empty when it was judged without a prefill."""
+"""Fingerprints of one submission by validator; empty when it was judged without a prefill."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What this validator recomputed of a batch."""
+    """This validator's recomputation of a batch."""
 
     name: BatchName
     found: tuple[Fingerprints, ...]
-    """By position."""
+    """Fingerprints by position."""
 
     def of(self, validator: Address) -> list[bytes]:
         """Return a validator's fingerprints of every submission."""
@@ -81,7 +82,7 @@ class Checked:
 
 
 class CheckingStore:
-    """Remembers what was recomputed, one document per batch, the newest `KEPT_BATCHES`."""
+    """Stores recomputations, one document per batch, the newest `KEPT_BATCHES`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -98,7 +99,7 @@ class CheckingStore:
             path.unlink(missing_ok=True)
 
     def find(self, name: BatchName) -> Checked | None:
-        """Return what was recomputed of a batch; None when it was not, or under another root."""
+        """Return the recomputation of a batch; None when there is none for this root."""
         try:
             document = json.loads(self._path(name.batch_id).read_bytes())
             recorded = to_hash32(document["root"])
@@ -123,7 +124,7 @@ class CheckingStore:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What another validator's fingerprints of a batch say."""
+    """Result of comparing another validator's fingerprints of a batch."""
 
     compared: int
     """Submissions that both had to recompute."""
@@ -132,18 +133,17 @@ class Comparison:
 
     @property
     def has_checked(self) -> bool:
-        """Whether nothing speaks against it."""
+        """Whether no submission failed."""
         return not self.failed
 
 
 def compare(
     claimed: Sequence[bytes], expected: Sequence[bytes], records: Sequence[OutcomeRecord]
 ) -> Comparison:
-    """Return how a validator's fingerprints fare against a recomputation of the same submissions.
+    """Compare a validator's fingerprints with a recomputation of the same submissions.
 
-    A submission counts that was prefilled here and accepted there: nobody can accept without. Of
-    others a check before the prefill may have decided. Never raises: fingerprints are strangers'
-    bytes.
+    Only submissions that were prefilled here and accepted there count: acceptance needs a prefill.
+    Others may have failed a check before it. Never raises: fingerprints are strangers' bytes.
     """
     places = [
         place
@@ -163,8 +163,8 @@ def is_checked(claimed: bytes, expected: bytes) -> bool:
 def shown_fingerprints(
     checking: BatchChecking, validator: Address, batch: BatchView, domain: Domain
 ) -> list[bytes] | None:
-    """Return what a validator showed of a batch, if that is what it had committed and signed to
-    with the outcomes on chain; None otherwise.
+    """Return a validator's fingerprints of a batch if they match its signed commitment with the
+    outcomes on chain; else None.
     """
     for each in checking.commitments:
         if each.validator != validator or each.fingerprints is None:
@@ -182,14 +182,14 @@ def shown_fingerprints(
 
 
 class Proof(StrEnum):
-    """What a validator's proof of checking says about one submission."""
+    """Result of a validator's proof of checking for one submission."""
 
     CHECKED = "recomputed it"
     """Its fingerprints come from the same hidden states."""
     UNCHECKED = "signed without recomputing it"
-    """They come from no recomputation."""
+    """Its fingerprints come from no recomputation."""
     NONE = "showed no proof"
-    """It committed to nothing in time, or never showed it."""
+    """It did not commit in time, or never showed its fingerprints."""
 
 
 def who_checked(
@@ -199,9 +199,9 @@ def who_checked(
     recomputed: Fingerprints,
     domain: Domain,
 ) -> dict[Address, Proof]:
-    """Return what each validator in `recomputed` proved about one submission of a batch.
+    """Return the result of each validator's proof for one submission of a batch.
 
-    For whoever re-runs it: `recomputed` is what their fingerprints must be. Never raises.
+    `recomputed` has the expected fingerprints by validator. Never raises.
     """
     found = {}
     for validator, expected in recomputed.items():
@@ -226,7 +226,7 @@ class CheckingDuty:
         store: CheckingStore,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`store` has what was recomputed; `now` is the wall clock, for patience with others."""
+        """`store` has the recomputations; `now` is the wall clock, for deadlines of others."""
         self.place = place
         self.store = store
         self.me = address_of(place.key)
@@ -237,11 +237,11 @@ class CheckingDuty:
         self._done = set[BatchName]()
 
     async def record(self, checked: Checked) -> None:
-        """Remember what was recomputed of a batch, before its outcomes are signed."""
+        """Store the recomputation of a batch, before its outcomes are signed."""
         await asyncio.to_thread(self.store.record, checked)
 
     async def commit(self, name: BatchName, records: bytes) -> None:
-        """Commit to the fingerprints of a batch, once; a refusal never holds up its outcomes."""
+        """Commit to the fingerprints of a batch, once; a refusal never delays its outcomes."""
         checked = await asyncio.to_thread(self.store.find, name)
         if checked is None or name in self._committed:
             return
@@ -256,7 +256,7 @@ class CheckingDuty:
             fields = {"batch_id": name.batch_id, "error": str(error)}
             logger.info("fingerprints refused", extra=fields)
             if error.code in _NOT_YET:
-                return  # it comes again when the outcomes are handed over again
+                return  # retried when the outcomes are handed over again
         self._committed.add(name)
 
     async def run(self) -> None:
@@ -264,7 +264,7 @@ class CheckingDuty:
         await serve_forever(self.serve, max(self.place.poll_s, 0.2))
 
     async def serve(self) -> None:
-        """Show what is due, and compare what others show."""
+        """Show due fingerprints, and compare those of others."""
         remembered = await asyncio.to_thread(self.store.batches)
         for batch_id in remembered[-RECENT_BATCHES:]:
             batch = self.place.view.batches.get(batch_id)
@@ -292,13 +292,14 @@ class CheckingDuty:
         except ApiError as error:
             if error.status not in _REFUSALS or error.code in _NOT_YET:
                 raise
-            # Nothing was committed to in time, as by who judged later: there is nothing to show.
+            # No commitment in time, for example after judging late: there is nothing to show.
             fields = {"batch_id": name.batch_id, "error": str(error)}
             logger.debug("fingerprints not wanted", extra=fields)
         self._shown.add(name)
 
     async def _compare(self, batch: BatchView, checked: Checked) -> None:
-        """Compare what others showed of a batch, until its signers have, or patience is over."""
+        """Compare others' fingerprints of a batch, until all its signers showed theirs or time is
+        over."""
         checking = await self.place.api.checking(batch.batch_id)
         said = {each.validator for each in checking.reports if each.reporter == self.me}
         for each in checking.commitments:
@@ -309,12 +310,8 @@ class CheckingDuty:
                 await self._report(batch, each.validator, shown, checked.of(each.validator))
                 said.add(each.validator)
         is_over = self._now() - (batch.posted_at or 0) > PATIENCE_S
-        if is_over or self._signers(batch) <= said | {self.me}:
+        if is_over or set(batch.signed_by(self.place.run.seats)) <= said | {self.me}:
             self._done.add(batch.name)
-
-    def _signers(self, batch: BatchView) -> set[Address]:
-        seats = self.place.run.seats
-        return {who for who, bit in seats.items() if batch.signers & bit}
 
     async def _report(
         self, batch: BatchView, who: Address, shown: list[bytes], expected: list[bytes]

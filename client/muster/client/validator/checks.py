@@ -1,9 +1,9 @@
 """The seven ordered checks of docs/protocol.md section 8, as pure functions over frozen inputs.
 
-Each returns a Finding or None, and the first finding decides. No input from a peer makes one raise:
-what strangers wrote has been parsed into frozen types before, and everything here is total over
-those types. `muster.client.validator.judging.examine` calls them by their numbers, but for tasks
-that answer or run what completions say: there 6 and 7 come before the replies of 3, 4 and 5.
+Each returns a FailedCheck or None, and the first failure decides. No input from a peer makes a
+check raise: peers' data is parsed into frozen types before, and every function here is total over
+those types. `muster.client.validator.judging.examine` calls them by their numbers, except for tasks
+that reply to completions or run them: there 6 and 7 come before the replies of 3, before 4 and 5.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from muster.toploc.history import MOST_FLIPS, Conduct, Flip, history_of
 T = TypeVar("T")
 
 CONFIRMATIONS = 2
-"""How often a grade that contradicts a claim is computed again before it proves fraud."""
+"""How often a contradicting grade is computed again before it proves fraud."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +39,31 @@ class FailedCheck:
     """Why a submission is not accepted."""
 
     verdict: Verdict
-    """What follows from it."""
+    """The verdict that follows."""
     reason: Reason
     """Which check failed, and how."""
     detail: str
-    """For people: what, where, with which values."""
+    """Explanation for people: what failed, where, with which values."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedWork:
-    """A submission as it stands in a batch, with what the chain says about it."""
+    """A submission in a batch, with the facts on chain about it."""
 
     submission: Submission
     """What the worker claims."""
     signature: bytes
-    """By the node, it is said."""
+    """The node's signature, not verified yet."""
     ticket: Ticket | None
-    """The ticket it fills; none when the orchestrator shows none."""
+    """Its ticket; None when the orchestrator shows none."""
     ticket_signature: bytes | None
-    """By the orchestrator, it is said."""
+    """The orchestrator's signature, not verified yet."""
     committed_at: int
     """Unix seconds at which the batch was committed."""
     terms: TicketTerms
-    """What the ticket must be."""
+    """Requirements for the ticket."""
     worker_id: int
-    """The worker's number; 0 when it is no worker."""
+    """The worker's id; 0 if the account is no worker."""
     node: Address | None
     """The worker's node key when the batch was committed, if it was active then."""
     is_slot_used: bool
@@ -74,7 +74,7 @@ class ClaimedWork:
 
 
 def check_claim(claim: ClaimedWork) -> FailedCheck | None:
-    """1. Signed by the node of an active worker, for a ticket that holds, in time, slot unused."""
+    """1. Signed by the node of an active worker, for a valid ticket, in time, slot unused."""
     rollouts = claim.submission.rollouts
     if rollouts > MAX_ROWS:
         return _rejected(Reason.FILE_TOO_LARGE, f"claims {rollouts} rows, allowed are {MAX_ROWS}")
@@ -99,7 +99,7 @@ def _check_ticket(claim: ClaimedWork) -> FailedCheck | None:
     if slot_and_policy(ticket) != slot_and_policy(claim.submission):
         return _rejected(Reason.UNKNOWN_TICKET, "the ticket is for another slot or policy")
     if fault := ticket_fault(ticket, signature, claim.terms):
-        return _rejected(Reason.UNKNOWN_TICKET, f"the ticket does not hold: {fault}")
+        return _rejected(Reason.UNKNOWN_TICKET, f"the ticket is invalid: {fault}")
     late_s = claim.committed_at - ticket.deadline - COMMIT_GRACE_S
     if late_s > 0:
         return _rejected(Reason.LATE, f"committed {late_s} s too late")
@@ -107,7 +107,7 @@ def _check_ticket(claim: ClaimedWork) -> FailedCheck | None:
 
 
 def check_file(data: bytes | None) -> FailedCheck | None:
-    """1. The committed file can be had, and is not too large."""
+    """1. The committed file is available, and is not too large."""
     if data is None:
         return _rejected(Reason.FILE_UNAVAILABLE, "nobody has the committed file")
     if len(data) > MAX_FILE_BYTES:
@@ -183,7 +183,7 @@ def check_assignment(rows: Sequence[Rollout], assignment: Assignment) -> FailedC
 
 def _check_derived(number: int, row: Rollout, group: Group) -> FailedCheck | None:
     if row.problem_id != group.problem.problem_id:
-        return _fraud(Reason.WRONG_PROBLEM, f"row {number} is not the derived problem")
+        return _fraud(Reason.WRONG_PROBLEM, f"row {number} is another problem than the derived one")
     if row.target_length != group.target_length:
         return _fraud(Reason.WRONG_PROBLEM, f"row {number} has another target length")
     if row.prompt_tokens != group.prompt_tokens:
@@ -196,8 +196,8 @@ def _check_derived(number: int, row: Rollout, group: Group) -> FailedCheck | Non
 def check_turns(rows: Sequence[Rollout], limit: int, eos: frozenset[int]) -> FailedCheck | None:
     """3. Each claimed reply follows a turn's EOS, and no turn has another before its end.
 
-    So a turn holds nothing but what checks 6 and 7 replay as the model's; check 5 of the length
-    comes first, lest a prefill be of any.
+    So a turn holds only tokens that checks 6 and 7 replay as the model's. The length of check 5 is
+    tested first, to bound the prefill.
     """
     for number, row in enumerate(rows):
         if len(row.completion_tokens) > limit:
@@ -217,15 +217,18 @@ def check_turns(rows: Sequence[Rollout], limit: int, eos: frozenset[int]) -> Fai
 def check_replies(
     followed: Sequence[Followed | Undecided], again: Callable[[int], Followed | Undecided]
 ) -> FailedCheck | None:
-    """3. What is said between the model's turns is what the tasks' environments say.
+    """3. The text between the model's turns equals the replies of the tasks' environments.
 
-    A difference proves fraud only where every honest machine finds it: `again` follows a row's
-    completion once more.
+    A difference proves fraud only if every honest machine finds it: `again` replays a row's
+    completion to confirm it.
     """
     for number, found in enumerate(followed):
         _calm(found)
         if isinstance(found, Undecided):
-            return _rejected(Reason.WRONG_REPLY, f"row {number} has no reply: {found.reason}")
+            return _rejected(
+                Reason.WRONG_REPLY,
+                f"row {number} has a reply that cannot be recomputed: {found.reason}",
+            )
         fault, detail = found.fault, f"row {number}: {found.fault.detail if found.fault else ''}"
         if fault is None:
             continue
@@ -248,10 +251,10 @@ def check_grades(
     texts: Sequence[str],
     units: int,
 ) -> FailedCheck | None:
-    """4. Rewards are what the verifier computes, units what the completions add up to.
+    """4. Rewards equal the verifier's, and units equal the sum over completions.
 
-    An answer that this validator cannot grade, or not alike every time, proves no fraud: it is only
-    rejected. Raises ValidatorDisturbed when its machine is the reason.
+    An answer that cannot be graded, or gets different grades each time, does not prove fraud: it is
+    only rejected. Raises ValidatorDisturbed when this machine is the cause.
     """
     answers = [
         (assignment.groups[row.group].problem, text) for row, text in zip(rows, texts, strict=True)
@@ -271,7 +274,7 @@ def check_grades(
 
 
 def _calm(found: T) -> T:
-    """Return what was found; raises ValidatorDisturbed when this machine is why nothing was."""
+    """Return the result; raises ValidatorDisturbed when this machine could not compute it."""
     if isinstance(found, Undecided) and found.is_disturbance:
         raise ValidatorDisturbed(
             f"this validator cannot grade: {found.reason}",
@@ -300,7 +303,7 @@ def check_endings(
 ) -> FailedCheck | None:
     """5. Every completion ends with an EOS after which nothing follows, or at the limit.
 
-    Without replies that is its first EOS; with an environment it was followed turn by turn.
+    Without replies that is its first EOS; with an environment it was checked turn by turn.
     """
     limit = sampling.max_new_tokens
     for number, (row, found) in enumerate(zip(rows, followed, strict=True)):
@@ -328,8 +331,8 @@ def check_proofs(replays: Sequence[Replay], calibration: Calibration) -> FailedC
 
 
 def check_sampling(replays: Sequence[Replay], calibration: Calibration) -> FailedCheck | None:
-    """7. Every token is what verifiable sampling yields, within the calibrated margin, and no more
-    are wide than honest arithmetic makes so.
+    """7. Every token is what verifiable sampling yields, within the calibrated margin, except for
+    as many as honest rounding can cause.
     """
     passed = [passes_sampling(replay, calibration) for replay in replays]
     struck = _struck(Reason.SAMPLER_MISMATCH, passed, replays, calibration)
@@ -344,7 +347,7 @@ def _check_wide(replays: Sequence[Replay], calibration: Calibration) -> FailedCh
     wide, ends = (sum(column) for column in zip(*counts, strict=True))
     if wide <= limits.most and ends <= limits.most_ends:
         return None
-    # Each may be rounding, and nobody can tell which ones are: together they prove no fraud.
+    # Any one of them may be due to rounding, so together they do not prove fraud.
     return _rejected(
         Reason.SAMPLER_MISMATCH,
         f"{wide} tokens are further than {limits.margin:.3g} from the maximum, {ends} of them at "
@@ -365,8 +368,8 @@ def passes_sampling(replay: Replay, calibration: Calibration) -> bool:
 def count_strikes(replays: Sequence[Replay], calibration: Calibration) -> int:
     """Return the number of samples that fail check 6 or 7, each accident counted once.
 
-    Samples of the same tokens have the same hidden states, so that what rounding does to the proof
-    of one it does to all of them. Their seeds differ: each that fails check 7 counts.
+    Samples with the same tokens have the same hidden states, so rounding affects all their proofs
+    alike, and they count once in check 6. Their seeds differ, so in check 7 each failure counts.
     """
     by_sampling = [replay for replay in replays if not passes_sampling(replay, calibration)]
     by_proofs = {replay.tokens for replay in replays if not passes_proofs(replay, calibration)}
@@ -388,9 +391,9 @@ def conduct_of(replays: Sequence[Replay], calibration: Calibration) -> Conduct:
 def check_history(
     conducts: Sequence[Conduct], calibration: Calibration, *, is_struck: bool
 ) -> FailedCheck | None:
-    """7. The worker's submissions, this one last, are like honest ones, taken together.
+    """7. The worker's submissions together, this one last, look like honest ones.
 
-    The first alarm is a strike; one that follows, from submissions after the strike alone, proves
+    The first alarm is a strike; a second alarm, from submissions after the strike only, proves
     fraud.
     """
     history = history_of(conducts, calibration.history)
@@ -403,7 +406,7 @@ def check_history(
 def _struck(
     reason: Reason, passed: Sequence[bool], replays: Sequence[Replay], calibration: Calibration
 ) -> FailedCheck | None:
-    """Return the outcome when samples did not pass check 6 or 7."""
+    """Return the failure when samples did not pass check 6 or 7."""
     if all(passed):
         return None
     strikes = count_strikes(replays, calibration)

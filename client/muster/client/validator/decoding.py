@@ -1,13 +1,13 @@
 """Parquet files from strangers, parsed in child processes that may die.
 
 The Parquet library aborts the process on some damaged files (an uncaught C++ exception), so a
-validator must never parse an unjudged file itself. A few children serve many files. A child first
-measures a file by its headers, and decodes what is within the recipe's bounds.
+validator must never parse an unjudged file in its own process. A few children serve many files. A
+child first reads a file's headers, and decodes the file only if it is within the recipe's bounds.
 
-One death of a child says nothing yet. A file is malformed when it alone ended two children that had
-decoded a known-good file before: by a crash, by its own processor time, or by more memory
-than its rows need while there was enough. A child that was killed, does not start, does not answer
-or finds no memory is a disturbance of this machine: tried again, then ValidatorDisturbed.
+One crash of a child proves nothing. A file is malformed when it ended two children that had decoded
+a known-good file before: by a crash, by its CPU time, or by needing more memory than its rows do
+while there was enough. A child that was killed, does not start, does not answer or gets no memory
+is a fault of this machine: it is retried, then ValidatorDisturbed is raised.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from muster.protocol.rollouts import (
 )
 
 CHILDREN = 2
-"""Files that are decoded at the same time."""
+"""Number of children, and so of files decoded in parallel."""
 MEMORY_BYTES = 2 << 30
-"""Address space of a child; the largest file allowed needs about half of it."""
+"""Address space of a child; the largest allowed file needs about half of it."""
 CPU_S = 5.0
-"""Processor time after which a file of no size is malformed; honest ones take milliseconds."""
+"""CPU seconds after which a small file is malformed; honest ones take milliseconds."""
 CPU_BYTES = 32 << 20
-"""One that decodes to so many bytes may take twice that, and so on."""
+"""The CPU limit grows by CPU_S for each so many decoded bytes."""
 WALL_S = 120.0
-"""A child that has not answered after this long is not served by its machine."""
+"""Seconds without an answer after which the machine, not the file, is to blame."""
 TRIES = 3
-"""How often a file is tried before its validator is disturbed."""
+"""How often a file is tried before ValidatorDisturbed is raised."""
 MAX_ANSWER_BYTES = 1 << 30
 """Most bytes that are read back from a child."""
 
 _ROOM_BYTES = 32 << 20
-"""Memory that decoding takes whatever the file."""
+"""Memory that decoding needs for any file."""
 
 T = TypeVar("T")
 
@@ -66,11 +66,11 @@ _ROWS, _REFUSED, _BROKEN, _SHORT = range(4)
 _OWN_DEATHS = frozenset(
     {signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 )
-"""A process ends itself so; others kill, terminate or interrupt it."""
+"""Signals by which a process ends itself; SIGKILL, SIGTERM and SIGINT come from others."""
 
 
 class _Broken(Exception):
-    """A file ended its child process, and nothing else did."""
+    """A file ended its child process, and nothing else is to blame."""
 
 
 class FileDecoder:
@@ -92,12 +92,12 @@ class FileDecoder:
     async def decode(self, data: bytes, bounds: Bounds = ANY) -> list[Rollout]:
         """Return the rows of a file.
 
-        Raises EncodingError for any file that does not yield them, and ValidatorDisturbed when
-        this machine is why.
+        Raises EncodingError for a malformed file, and ValidatorDisturbed when this machine is the
+        cause.
         """
         if len(data) > MAX_FILE_BYTES:
             raise EncodingError(f"file of {len(data)} bytes exceeds the limit of {MAX_FILE_BYTES}")
-        footer_bytes(data)  # what no child need be sent
+        footer_bytes(data)  # rejects obvious garbage without a child
         async with self._room:
             broken, disturbed = 0, ValidatorDisturbed("no file was tried")
             for _ in range(TRIES):
@@ -106,7 +106,8 @@ class FileDecoder:
                 except _Broken as error:
                     broken += 1
                     if broken > 1:
-                        # One that does not start now may have had no memory before, either.
+                        # If a child does not start now, the earlier ones may have lacked memory
+                        # too.
                         await self._in_child(_Child.start)
                         raise EncodingError(
                             f"not a readable Parquet file: it broke the decoder twice ({error})"
@@ -121,7 +122,7 @@ class FileDecoder:
             await self._in_child(_Child.start)
 
     async def _in_child(self, ask: Callable[[_Child], T]) -> T:
-        """Return a child's answer; a thread asks."""
+        """Return a child's answer; runs in a thread."""
         child = self._idle.pop() if self._idle else _Child(self._cpu_s)
         try:
             async with asyncio.timeout(self._wall_s):
@@ -136,29 +137,29 @@ class FileDecoder:
             if child.is_idle:
                 self._idle.append(child)
             else:
-                # Its answer would be taken for the next file's.
+                # A late answer would be mistaken for that of the next file.
                 child.kill()
 
 
 def _disturbed(what: str) -> ValidatorDisturbed:
     return ValidatorDisturbed(
         f"the process that decodes files {what}",
-        hint="is there memory left, and room for another process?",
+        hint="check that this machine has free memory and can start another process",
     )
 
 
 class _Child:
-    """One process; every method blocks but `kill`, which may come from another thread."""
+    """One process; every method blocks except `kill`, which may be called from another thread."""
 
     def __init__(self, cpu_s: float) -> None:
         self._cpu_s = cpu_s
         self._process: subprocess.Popen[bytes] | None = None
         self._is_killed = False
         self.is_idle = False
-        """Whether it has started, and has answered all that it was asked."""
+        """Whether it has started and has no open request."""
 
     def asked(self, ask: Callable[[_Child], T]) -> T:
-        """Return the child's answer; a child that is killed meanwhile is waited for."""
+        """Return the child's answer; if it is killed meanwhile, wait for its end."""
         try:
             return ask(self)
         finally:
@@ -175,7 +176,7 @@ class _Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                # The other allocators reserve more than they are asked for.
+                # The other allocators reserve more memory than requested.
                 env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"},
             )
         except OSError as error:
@@ -225,7 +226,7 @@ class _Child:
         return kind, _read(answers, size)
 
     def kill(self) -> None:
-        """End it at once; whoever asks it sees it end."""
+        """End it at once; a waiting caller notices its end."""
         self._is_killed = True
         if self._process is not None:
             self._process.kill()
@@ -243,7 +244,7 @@ class _Child:
         code = self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            with contextlib.suppress(OSError):  # what was not written yet
+            with contextlib.suppress(OSError):  # unwritten bytes are dropped
                 pipe.close()
         return code
 
@@ -285,7 +286,7 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
     while header := requests.read(_REQUEST.size):
         size, *limits, cpu_s = _REQUEST.unpack(header)
         data = requests.read(size)
-        # Nothing handles the signal: it ends the process, also in the middle of native code.
+        # The signal has its default action: it ends the process even inside native code.
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         kind, answer = _answer(data, Bounds(*limits), cpu_s)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -305,7 +306,7 @@ def _answer(data: bytes, bounds: Bounds, cpu_s: float) -> tuple[int, bytes | mem
     except EncodingError as error:
         return _REFUSED, str(error).encode()
     except MemoryError:
-        # The machine may refuse memory to two that ask at once: then the file is not to blame.
+        # The machine may lack memory for two files at once: then the file is not to blame.
         return (_BROKEN if _has_room(needed) else _SHORT), b""
 
 
@@ -317,7 +318,7 @@ def _packed(table: pa.Table) -> pa.Buffer:
 
 
 def _has_room(size: int) -> bool:
-    """Return whether there is memory for a file that decodes to so many bytes."""
+    """Return whether there is memory for a file that decodes to `size` bytes."""
     try:
         mmap.mmap(-1, 4 * size + _ROOM_BYTES).close()
     except (OSError, MemoryError, OverflowError):

@@ -1,6 +1,6 @@
-"""From a claim to its outcome record: the checks in order, the first finding decides.
+"""From a claim to its outcome record: the checks in order; the first failure decides.
 
-Pure but for the engine's arithmetic; runs off the event loop.
+Pure except for the engine; runs off the event loop.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAX_UINT32 = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a run's pinned documents say; raises TaskError when no ticket could be derived."""
+    """A run's pinned documents; raises TaskError when they cannot derive any ticket."""
 
     recipe: Recipe
     """Sampling, proof and training parameters."""
@@ -64,24 +64,24 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judgement:
-    """What a validator concludes about one claim."""
+    """A validator's conclusion on one claim."""
 
     finding: FailedCheck | None
     """Why it is not accepted, or None."""
     units: int
-    """As recomputed, or as claimed when the file was not read."""
+    """Recomputed units, or claimed units when the file was not read."""
     replays: tuple[Replay, ...] = ()
-    """The measurements behind checks 6 and 7, when it came to them."""
+    """The measurements of checks 6 and 7, if they were reached."""
     fingerprints: Mapping[Address, bytes] = field(default_factory=dict)
-    """What each validator's fingerprints of the hidden states are, if it came to those."""
+    """Expected fingerprints of each validator, if the prefill was reached."""
     is_nonsense: bool = False
-    """Whether the prefill gave NaN or infinity: with a sound engine, the file is to blame."""
+    """Whether the prefill gave NaN or infinity, which with a sound engine is the file's fault."""
     earlier: tuple[tuple[int, int], ...] = ()
     """The worker's submissions, (batch, position), that were taken into account with this one."""
 
 
 def say_list_fault(rules: Rules, engine: InferenceEngine) -> None:
-    """Log why the loaded policy's list of problems set aside does not hold, if it does not."""
+    """Log why the loaded policy's list of set-aside problems is invalid, if it is."""
     fault = list_fault(rules.recipe, rules.task_set, engine.set_aside)
     if fault is not None:
         logger.warning(
@@ -91,8 +91,8 @@ def say_list_fault(rules: Rules, engine: InferenceEngine) -> None:
 
 
 def bounds_of(claim: ClaimedWork, rules: Rules, listed: SetAside) -> Bounds:
-    """Return what the file of a claim that passed check 1 may hold; `listed` is what its policy
-    sets aside.
+    """Return the size bounds of the file of a claim that passed check 1; `listed` is the list of
+    its policy.
     """
     assert claim.ticket is not None  # check 1
     most = most_prompt_tokens(claim.ticket, rules.recipe, rules.task_set, listed)
@@ -107,7 +107,8 @@ MISDECLARED = Judgement(
     ),
     units=0,
 )
-"""The judgement on everything in such a batch: the ledger would not take more units."""
+"""The judgement on every submission of such a batch, since the ledger would not accept more
+units."""
 
 
 def unread(claim: ClaimedWork, finding: FailedCheck) -> Judgement:
@@ -121,11 +122,14 @@ def examine(
     rules: Rules,
     engine: InferenceEngine,
     seats: Sequence[Address] = (),
+    *,
+    proofs_first: bool = False,
 ) -> Judgement:
-    """Return the judgement on a claim that passed check 1, with the ticket's policy loaded, and
-    what the fingerprints of the validators in `seats` must be.
+    """Return the judgement on a claim that passed check 1, with the ticket's policy loaded, and the
+    expected fingerprints of the validators in `seats`. With `proofs_first`, checks 6 and 7 come
+    before replies and grades for every task.
 
-    Raises EngineError, MemoryError and the like where the machine fails: that judges nobody.
+    Raises EngineError, MemoryError and similar errors when the machine fails, which judges nobody.
     """
     sampling = rules.recipe.sampling
     units = count_units(rows, sampling.max_new_tokens)
@@ -133,16 +137,18 @@ def examine(
         return Judgement(finding, units)
     assert claim.ticket is not None  # check 1
     assignment = derive(claim.ticket, rules.recipe, rules.task_set, engine)
-    runs_text = any(runs_completions(group.problem.task_type) for group in assignment.groups)
+    # A completion that is executed must first be proven to be the policy's: otherwise strangers'
+    # programs could waste a validator's time at no risk.
+    proofs_first = proofs_first or any(
+        runs_completions(group.problem.task_type) for group in assignment.groups
+    )
     completions = partial(
         _check_completions, rows, claim.submission, assignment, rules.recipe, engine
     )
     finding = check_assignment(rows, assignment)
     if not finding:
-        # A completion that is run must be shown to be the policy's first: strangers' programs would
-        # cost a validator any time at no stake.
         limit, eos = sampling.max_new_tokens, engine.eos_token_ids
-        finding = check_turns(rows, limit, eos) if runs_text else completions()
+        finding = check_turns(rows, limit, eos) if proofs_first else completions()
     if finding:
         return Judgement(finding, units)
     blocks = _Blocks(claim, seats, [len(row.completion_tokens) for row in rows])
@@ -154,7 +160,7 @@ def examine(
         logger.error("prefill is no number", extra={"error": str(error)})
         return Judgement(_without_prefill(error), units, is_nonsense=True)
     finding = check_proofs(replays, rules.calibration) or check_sampling(replays, rules.calibration)
-    if runs_text and not finding:
+    if proofs_first and not finding:
         finding = completions()
     is_nonsense = any(len(r.margins) and not np.isfinite(r.margins).any() for r in replays)
     fingerprints = blocks.fingerprints(replays, engine.hidden_size)
@@ -168,7 +174,7 @@ def _check_completions(
     recipe: Recipe,
     engine: InferenceEngine,
 ) -> FailedCheck | None:
-    """Follow every completion turn by turn, then check replies, grades and endings."""
+    """Replay every completion turn by turn, then check replies, grades and endings."""
     limit = recipe.sampling.max_new_tokens
     claimed = [
         Claimed(assignment.groups[row.group].problem, row.completion_tokens, row.replies)
@@ -178,7 +184,7 @@ def _check_completions(
     finding = check_replies(followed, lambda i: follow(engine, [claimed[i]], recipe)[0])
     if finding:
         return finding
-    decided = [found for found in followed if isinstance(found, Followed)]  # all of them
+    decided = [found for found in followed if isinstance(found, Followed)]  # true for all of them
     texts, units = [found.answer for found in decided], count_units(rows, limit)
     return check_grades(rows, submission, assignment, texts, units) or check_endings(
         rows, decided, recipe.sampling, engine.eos_token_ids
@@ -186,9 +192,9 @@ def _check_completions(
 
 
 class _Blocks:
-    """The blocks of a submission's rows, and what validators' fingerprints of them must be.
+    """The blocks of a submission's rows, and the expected fingerprints of them.
 
-    Nothing is projected without seats.
+    Without seats nothing is computed.
     """
 
     def __init__(
@@ -202,7 +208,7 @@ class _Blocks:
         self._blocks = split_blocks(lengths)
 
     def shares(self) -> list[tuple[Share, ...]]:
-        """Return every row's part of its block, for each seat."""
+        """Return every row's share of its block, for each seat."""
         return [
             tuple(Share(seed, first, tokens) for seed in seeds)
             for block, rows in enumerate(self._blocks)
@@ -211,7 +217,7 @@ class _Blocks:
         ]
 
     def fingerprints(self, replays: Sequence[Replay], width: int) -> dict[Address, bytes]:
-        """Return each seat's fingerprints of the whole submission, from what its rows add."""
+        """Return each seat's fingerprints of the whole submission, summed over its rows."""
         return {
             seat: b"".join(
                 fingerprint(
@@ -239,8 +245,8 @@ def _without_prefill(error: MusterError) -> FailedCheck:
 
 
 def outcome_record(claim: ClaimedWork, judgement: Judgement) -> OutcomeRecord:
-    """Return the record of a judgement. Its units are never more than claimed, of which the batch's
-    are the sum: nobody makes a batch exceed what it declared.
+    """Return the record of a judgement. Its units never exceed the claimed ones, whose sum is the
+    batch's, so no batch exceeds its declared units.
     """
     finding = judgement.finding
     submission = claim.submission

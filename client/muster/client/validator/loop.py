@@ -1,16 +1,16 @@
 """The validator, from a committed batch to signed outcomes. Its part of a rollout's way:
 
  6. submit     workers upload, the orchestrator commits the root of a batch on chain
- 7. validate   HERE  fetch the batch and its files, run the ordered checks, sign the outcomes
+ 7. validate   HERE  fetch the batch and its files, run the checks in order, sign the outcomes
  8. record     HERE  hand the signature over; the orchestrator posts it with the others' on chain,
-               or muster.client.validator.calls does
+                     or else muster.client.validator.calls does
 11. dispute    jurors of the network judge again, see muster.client.juror
 
-Batches come from the chain, in order; the orchestrator only hands over what their roots commit to.
-Which of them are this validator's to judge is drawn, see muster.client.validator.calls.
-A batch is judged as a whole and signed once: the outcomes are durable before the signature exists.
-The loop waits for a file, a policy or an orchestrator that cannot be had now, and holds that
-against no worker; only a file that the orchestrator lastingly does not have counts as missing.
+Batches come from the chain, in order; the orchestrator only delivers the content of their roots.
+The batches that this validator must judge are drawn, see muster.client.validator.calls. A batch is
+judged as a whole and signed once: the outcomes are durable before the signature exists. The loop
+waits for an unavailable file, policy or orchestrator, without harm to any worker; only a file that
+the orchestrator does not have for long counts as missing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -42,11 +43,12 @@ from muster.client.validator.soundness import (
     Examiner,
     Flaw,
     Soundness,
+    fault_of_machine,
     fictitious_ticket,
 )
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ApiError, ChainError, ConfigError, ValidatorDisturbed
-from muster.protocol.ids import Address, BatchName, PolicyVersion
+from muster.protocol.ids import Address, BatchName, Hash32, PolicyVersion
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 
 if TYPE_CHECKING:
@@ -55,11 +57,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPOST_S = 10.0
-"""Signed outcomes that are not on chain are handed over again after this time."""
+"""Seconds after which signed outcomes that are not on chain are handed over again."""
 _REFUSALS = frozenset({404, 409, 422})
-"""Answers that say outcomes are not wanted."""
+"""HTTP statuses that mean outcomes are not accepted."""
 _NOT_READ_YET = "batch_unknown"
-"""What the orchestrator says of a batch until it has read the chain as far as this validator."""
+"""Error code of an orchestrator that has read less of the chain than this validator."""
 
 
 def require_seat(run: RunView, validator: Address) -> None:
@@ -67,7 +69,8 @@ def require_seat(run: RunView, validator: Address) -> None:
     if validator not in run.validators:
         raise ConfigError(
             f"{validator} is not a validator of run {run.run_id}",
-            hint=f"muster validator join --run {run.run_id} takes the seat of who is invited",
+            hint="the run's owner must invite the account; then run muster validator join "
+            f"--run {run.run_id}",
         )
 
 
@@ -82,21 +85,22 @@ class ValidatorLoop:
         self.duty = CallDuty(place)
         self.examiner = Examiner(place, self._failing_since)
         self.checking = None if place.checked is None else CheckingDuty(place, place.checked)
-        """Proves that it recomputes what it judges."""
+        """Proves that this validator recomputes what it judges."""
         self.outages = Outages()
         self.soundness: Soundness | None = None
-        """Whether it may sign; it is not asked while there is none."""
+        """Decides whether it may sign; None skips this check."""
         self._passed_over: set[int] = set()
         self._handed_over: dict[BatchName, float] = {}
+        self._compared: set[tuple[BatchName, Hash32 | None]] = set()
         self._unfinished: dict[BatchName, list[OutcomeRecord]] = {}
         self.fingerprints: dict[BatchName, list[Fingerprints]] = {}
-        """What was recomputed of batches that are being judged, by number and root."""
+        """Recomputations of batches in progress, by id and root."""
         self._woken = asyncio.Event()
         self._has_said_over = False
 
     async def run(self) -> None:
-        """Judge batches until the run is over and nothing of it can be disputed any more, or until
-        cancelled; raises ConfigError when the run has no seat for it.
+        """Judge batches until the run is over and nothing can be disputed any more, or until
+        cancelled; raises ConfigError when it has no seat in the run.
         """
         try:
             while not await self.has_ended():
@@ -113,7 +117,7 @@ class ValidatorLoop:
                 self.place.elsewhere.close()
 
     async def has_ended(self) -> bool:
-        """Return whether nothing of this run can ask for a validator any more; says when it may."""
+        """Return whether this run can need no validator any more; logs how long it still may."""
         place = self.place
         run, steps = place.run, place.rules.recipe.training.steps
         if place.keep_going or not is_over(run, steps):
@@ -135,11 +139,12 @@ class ValidatorLoop:
             return False
 
     async def on_change(self, _events: list[Event]) -> None:
-        """Take note of new events of the chain."""
+        """Note new events of the chain."""
         self._woken.set()
 
     async def _round(self) -> float:
-        """Judge every batch that is due; return how many seconds to wait before the next look."""
+        """Judge every due batch; return the seconds to wait before the next round."""
+        self._compare_posted()
         try:
             due, may_come = await self.duty.due()
             for batch in due:
@@ -156,8 +161,8 @@ class ValidatorLoop:
         return max(self.place.poll_s, ASK_S if may_come else REPOST_S / 2)
 
     async def _judge_or_pass_over(self, batch: BatchView) -> None:
-        """Judge and hand over a batch; one that has failed for long no longer stops the others, and
-        one of a single worker's never does: it may have been made to.
+        """Judge and hand over a batch. A batch that has failed for long no longer blocks the
+        others, and a directly committed one never does, because its worker may have made it fail.
         """
         try:
             await self.validate(batch)
@@ -179,68 +184,88 @@ class ValidatorLoop:
 
         Raises ValidatorDisturbed, and signs nothing, while the validator fails its own items.
         """
-        await self._require_sound(CHECK_EVERY_S)
+        await self._require_sound(CHECK_EVERY_S, batch)
         judged = self.place.journal.judged(batch.name)
         if judged is None:
             records = await self.judge(batch)
             if any(map(_accuses, records)):
-                await self._require_sound(BEFORE_ACCUSING_S)
+                await self._require_sound(BEFORE_ACCUSING_S, batch)
             await self._remember(batch)
             mine = JudgedBatch(batch.name, tuple(records))
             judged = await asyncio.to_thread(self.place.journal.record, mine)
         await self.hand_over(judged)
-        _compare(batch, judged)
 
     async def judge(self, batch: BatchView) -> list[OutcomeRecord]:
         """Return the outcome of every submission of a batch, in batch order."""
         entries = await self.reader.contents(batch)
         await self.reader.refresh(before=batch.batch_id)
         refused = is_misdeclared(batch, [entry.submission for entry in entries])
-        # These records stay when a file or a policy is waited for in the middle of a batch.
+        # These records are kept while a file or policy is awaited in the middle of a batch.
         records = self._unfinished.setdefault(batch.name, [])
+        if not records:
+            # Those of a complete judgement may be left that was not signed.
+            self.fingerprints[batch.name] = []
         for position, entry in enumerate(entries[len(records) :], len(records)):
             claim = self.reader.claim(batch, entry, [slot_of_record(record) for record in records])
             judgement, data = (MISDECLARED, None) if refused else await self.judge_claim(claim)
             place, conducts = OutcomePlace(batch.batch_id, position), self.place.conducts
             if conducts is not None and not refused:
-                known = dict(self.place.view.batches)  # it grows while a thread reads it
+                # A copy, because it changes while a thread reads it; a reorganisation of the chain
+                # may have taken this batch back, or given its id to another.
+                known = {**self.place.view.batches, batch.batch_id: batch}
                 judgement = await asyncio.to_thread(
                     conducts.judge, place, claim.worker_id, judgement, known
                 )
             record = outcome_record(claim, judgement)
             await asyncio.to_thread(self.place.evidence.write, place, claim, data, judgement)
             records.append(record)
-            self.fingerprints.setdefault(batch.name, []).append(judgement.fingerprints)
+            self.fingerprints[batch.name].append(judgement.fingerprints)
             _log(place, record, judgement)
         return self._unfinished.pop(batch.name)
 
-    async def _require_sound(self, within_s: float) -> None:
+    async def _require_sound(self, within_s: float, batch: BatchView) -> None:
         """Raise ValidatorDisturbed unless the validator passes its own items."""
         if self.soundness is None:
             return
         try:
-            await self.soundness.require(within_s)
+            await self.soundness.require(within_s, batch)
         except ValidatorDisturbed:
-            # Its findings while it was disturbed are worth nothing.
+            # Findings from the time of the disturbance are discarded.
             self._unfinished.clear()
             self.fingerprints.clear()
             raise
 
-    async def find_flaw(self) -> Flaw | None:
-        """Return the first known-good item that this validator would not accept, or None."""
-        run = self.place.run
-        if run.latest_version is None:
-            return None
-        version = self.examiner.version
+    async def find_flaw(self, batch: BatchView) -> Flaw | None:
+        """Return the first known-good item that this validator would not accept, or None; `batch`
+        is the one that it is about to judge.
+        """
+        version = await self._version_to_test(batch)
         if version is None:
-            version = run.latest_version
-        finding = await self.examiner.judge_own(fictitious_ticket(run, self._address, version))
+            return None
+        ticket = fictitious_ticket(self.place.run, self._address, version)
+        finding = await self.examiner.judge_own(ticket)
         if finding is not None:
             return Flaw("generated", version, finding)
         return await self._flaw_of_accepted(version)
 
+    async def _version_to_test(self, batch: BatchView) -> PolicyVersion | None:
+        """Return the loaded policy version, or else one that the batch needs.
+
+        A newer version may be unavailable or unusable, which must not delay the batch, and a
+        reorganisation of the chain may have taken the loaded one back.
+        """
+        loaded = self.examiner.version
+        if loaded in self.place.run.checkpoints:
+            return loaded
+        entries = await self.reader.contents(batch)
+        run = self.place.run
+        named = (entry.submission.policy_version for entry in entries)
+        return next(
+            (version for version in named if version in run.checkpoints), run.latest_version
+        )
+
     async def _flaw_of_accepted(self, version: PolicyVersion) -> Flaw | None:
-        """Judge the newest submission again that this validator accepted under a policy version."""
+        """Judge again the newest submission that this validator accepted under a policy version."""
         for judged in reversed(self.place.journal.all()):
             batch = self.place.view.batches.get(judged.name.batch_id)
             if batch is None or batch.name != judged.name:
@@ -256,13 +281,14 @@ class ValidatorLoop:
         try:
             entries = await self.reader.contents(batch)
             claim = self.reader.claim(batch, entries[position], ())
-            judgement, data = await self.judge_claim(replace(claim, is_slot_used=False))
+            free = replace(claim, is_slot_used=False)
+            judgement, data = await self.examiner.judge(free, proofs_first=True)
         except ApiError:
-            return None  # not to be had any more, or not now: the other item has passed
-        return None if data is None else judgement.finding
+            return None  # not available (now): rely on the other item, which has passed
+        return None if data is None else fault_of_machine(judgement.finding)
 
     async def _remember(self, batch: BatchView) -> None:
-        """Keep what was recomputed of a batch, before its outcomes are signed."""
+        """Store the recomputation of a batch, before its outcomes are signed."""
         found = self.fingerprints.pop(batch.name, [])
         if self.checking is not None:
             await self.checking.record(Checked(batch.name, tuple(found)))
@@ -274,7 +300,8 @@ class ValidatorLoop:
     # 8. record
 
     async def hand_over(self, judged: JudgedBatch) -> None:
-        """Sign a batch's outcomes and give them to the orchestrator, again if they get lost."""
+        """Sign a batch's outcomes and hand them to the orchestrator, repeatedly if they get
+        lost."""
         now, name = self.place.clock(), judged.name
         if now - self._handed_over.get(name, -REPOST_S) < REPOST_S:
             return
@@ -287,27 +314,38 @@ class ValidatorLoop:
         except ApiError as error:
             if error.status not in _REFUSALS:
                 raise
-            # Repeating it at once changes nothing, and must not hold up other batches.
+            # Repeating it at once is pointless, and must not delay other batches.
             fields = {"batch_id": name.batch_id, "code": error.code, "error": str(error)}
             logger.warning("outcomes refused", extra=fields)
         self._handed_over[name] = now
+
+    def _compare_posted(self) -> None:
+        """Log an error, once, for each posted outcome that differs from this validator's."""
+        posted = {(batch.name, batch.records_hash): batch for batch in self.duty.recent()}
+        self._compared &= posted.keys()
+        for named, batch in posted.items():
+            judged = self.place.journal.judged(batch.name)
+            if judged is not None and batch.records and named not in self._compared:
+                self._compared.add(named)
+                _compare(batch.batch_id, batch.records, judged.records)
 
 
 def _accuses(record: OutcomeRecord) -> bool:
     return record.verdict is Verdict.FRAUD or record.reason is Reason.SAMPLER_DRIFT
 
 
-def _compare(batch: BatchView, judged: JudgedBatch) -> None:
-    """Say loudly when outcomes that were posted are not what this validator found."""
-    pairs = zip(batch.records or (), judged.records, strict=False)
-    for position, (theirs, ours) in enumerate(pairs):
-        # Validators saw different parts of a worker's history.
+def _compare(
+    batch_id: int, posted: Sequence[OutcomeRecord], judged: Sequence[OutcomeRecord]
+) -> None:
+    for position, (theirs, ours) in enumerate(zip(posted, judged, strict=False)):
+        # Validators may have measured different parts of a worker's history.
         is_about_history = Reason.SAMPLER_DRIFT in (theirs.reason, ours.reason)
         if theirs != ours and not is_about_history:
             logger.error(
-                "posted outcome is wrong, it can be challenged: muster dispute open BATCH:POSITION",
+                "posted outcome differs from this validator's; a verdict that is wrong can be "
+                "challenged: muster dispute open BATCH:POSITION",
                 extra={
-                    "batch_id": batch.batch_id,
+                    "batch_id": batch_id,
                     "position": position,
                     "posted": theirs.verdict.name,
                     "found": ours.verdict.name,

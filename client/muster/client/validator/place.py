@@ -1,4 +1,4 @@
-"""What a validator works with. Its loop and its duties share it; all of it can be faked."""
+"""The dependencies of a validator, shared by its loop and its duties; tests can replace all."""
 
 from __future__ import annotations
 
@@ -29,61 +29,61 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ValidatorPlace:
-    """One validator of one run: its key, what it asks, and what it keeps."""
+    """One validator of one run: its key, its connections and its stores."""
 
     run_id: RunId
     key: bytes
     """The validator's private key."""
     domain: Domain
-    """Of the ContributionLedger."""
+    """EIP-712 domain of the ContributionLedger."""
     view: HistoryView
-    """The chain, kept current by someone else."""
+    """View of the chain, kept up to date by another task."""
     api: OrchestratorApi
     """The run's orchestrator."""
     fetcher: Fetcher
-    """Where policies come from."""
+    """Fetches policies."""
     engine: InferenceEngine
-    """What prefills."""
+    """Engine for the prefill."""
     rules: Rules
-    """What the run's documents say."""
+    """The run's documents."""
     decoder: FileDecoder
-    """What parses files nobody has judged."""
+    """Parser of unjudged files."""
     journal: OutcomeJournal
-    """What was signed before."""
+    """Journal of signed outcomes."""
     evidence: EvidenceStore
-    """Where evidence goes."""
+    """Store of evidence."""
     poll_s: float
-    """Shortest pause between two looks for batches."""
+    """Minimum seconds between two polls for batches."""
     file_patience_s: float
-    """How long a file that the orchestrator does not have is asked for."""
+    """Seconds for which a missing file is requested from the orchestrator."""
     windows: Windows
-    """How long the chain gives."""
+    """Time windows on chain."""
     now: Callable[[], Awaitable[int]]
-    """The chain's time."""
+    """Returns the chain's time."""
     checks_everything: bool = False
-    """Whether it also judges what it is not called for, after the rest."""
+    """Whether it also judges batches that it is not called for, after the others."""
     keep_going: bool = False
-    """Whether it stays when the run is over and nothing of it can be disputed any more."""
+    """Whether it keeps running when the run is over and nothing can be disputed any more."""
     checked: CheckingStore | None = None
-    """What it recomputed. Without a store it proves nothing about that."""
+    """Store of recomputations; without it there are no proofs of checking."""
     elsewhere: Elsewhere | None = None
-    """Shows what the orchestrator does not."""
+    """Other sources for content that the orchestrator does not show."""
     conducts: ConductStore | None = None
-    """What is remembered of workers' submissions. Without it each is judged by itself."""
+    """Measurements of workers' earlier submissions; without it each submission is judged alone."""
     clock: Callable[[], float] = time.monotonic
-    """Seconds, for patience and pauses."""
+    """Clock in seconds, for deadlines and pauses."""
 
     def __repr__(self) -> str:
         return f"ValidatorPlace(run_id={self.run_id})"
 
     @property
     def run(self) -> RunView:
-        """The run as the chain has it."""
+        """The run's state on chain."""
         return self.view.runs[self.run_id]
 
     @property
     def fingerprinted(self) -> list[Address]:
-        """Whose fingerprints are recomputed: its own and those of the run's other validators."""
+        """Validators whose fingerprints are recomputed: itself and the run's others."""
         if self.checked is None:
             return []
         return sorted({address_of(self.key), *self.run.validators})

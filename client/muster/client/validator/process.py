@@ -1,5 +1,5 @@
 """A validator process: loads the run's documents and the engine, judges batches, proves that it
-did, and sees to it that what it signed comes on chain.
+did, and makes sure that its outcomes get on chain.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from muster.tasks import check_task_set, require_pinned
 from muster.wallet import Wallet
 
 FLAWS = "flaws"
-"""The folder, in the state folder, of what this validator found wrong with itself."""
+"""Subfolder of the state folder for evidence of this validator's own flaws."""
 MOST_TRIED = 1024
-"""Problems among which one of each task type is looked for, and graded, at the start."""
+"""Number of problems among which one of each task type is graded at the start."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +52,10 @@ async def run_validator(
     loop_class: type[ValidatorLoop] = ValidatorLoop,
 ) -> None:
     """Judge until cancelled; raises MusterError when this validator cannot or may not judge."""
-    # The first is held by one process at a time, and the folder with it.
+    # The journal's lock is taken first; it protects the whole folder from a second process.
     with OutcomeJournal(settings.state_dir) as journal:
         async with connect(settings, account) as connected, FileDecoder() as decoder:
-            # Before the model, which may take minutes to load.
+            # Checked before the model is loaded, which may take minutes.
             require_seat(connected.run, account.address)
             await warn_of_little(connected.chain, settings.run, account.address)
             folder = settings.state_dir / TASK_SETS
@@ -93,7 +93,8 @@ async def run_validator(
 
 
 async def _judge(loop: ValidatorLoop, settings: ValidatorSettings, connected: Connected) -> None:
-    """Run the loop, and beside it what proves, shows and reads."""
+    """Run the loop, and beside it proofs of checking, showing on chain, and the chain's
+    follower."""
     chain = connected.chain
     pause = pausing(chain, settings.run, chain.me, settings.state_dir / FLAWS)
     loop.soundness = Soundness(loop.find_flaw, pause, clock=loop.place.clock)
@@ -104,7 +105,7 @@ async def _judge(loop: ValidatorLoop, settings: ValidatorSettings, connected: Co
 
 
 async def read_windows(chain: Chain) -> Windows:
-    """Return how long the chain gives for outcomes and challenges."""
+    """Return the time windows for outcomes and challenges."""
     return Windows(
         outcome_deadline_s=await chain.ledger.outcome_deadline(),
         challenge_window_s=await chain.ledger.challenge_window(),
@@ -112,7 +113,7 @@ async def read_windows(chain: Chain) -> Windows:
 
 
 async def warn_of_little(chain: Chain, run_id: RunId, account: Address) -> None:
-    """Say what a validator will lack: gas to show what it signed, or its seat's stake."""
+    """Warn if a validator lacks gas for showing outcomes, or stake for its seat."""
     need = "to show outcomes on chain, should the orchestrator keep them"
     await warn_of_gas(chain, account, "show", need)
     staked = await chain.vault.active_stake(run_id, account)
@@ -125,8 +126,8 @@ async def warn_of_little(chain: Chain, run_id: RunId, account: Address) -> None:
 
 
 def require_consistent(rules: Rules) -> None:
-    """Raise ConfigError or TaskError when the documents contradict each other, or a verifier that
-    the task set needs is missing here or is not the pinned one: honest workers would be rejected.
+    """Raise ConfigError or TaskError when the documents contradict each other, or a required
+    verifier is missing or not the pinned one: honest workers would be rejected.
     """
     recipe, calibration = rules.recipe, rules.calibration
     if (calibration.proof, calibration.temperature) != (recipe.proof, recipe.sampling.temperature):

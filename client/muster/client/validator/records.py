@@ -1,9 +1,9 @@
-"""What a validator keeps: the outcomes that it signed, and the evidence behind each.
+"""A validator's records: its signed outcomes, and the evidence behind each.
 
-One set of records is signed for a batch, ever: two would be equivocation. A batch is a number and a
-root: after a reorganisation of the chain another may have the number.
+Only one set of records is ever signed for a batch: two would be equivocation. A batch is identified
+by id and root: after a reorganisation of the chain another batch may have the same id.
 
-Evidence is all that a third party needs to re-run a verdict, one folder per submission file:
+Evidence is everything that a third party needs to re-run a verdict, one folder per file:
 
 <state>/evidence/<file hash>/submission.parquet
 <state>/evidence/<file hash>/<batch id>-<position>.json
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     Batches = Mapping[int, BatchView]
 
 KEPT_ACCEPTED = 1000
-"""Accepted files whose evidence is kept; of the others none is ever dropped."""
+"""Number of accepted files whose evidence is kept; evidence of other verdicts is kept forever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +62,16 @@ class JudgedBatch:
     """In batch order."""
 
     def packed(self) -> bytes:
-        """Return the records as they go on chain."""
+        """Return the records in the form posted on chain."""
         return pack_records(list(self.records))
 
     def message(self) -> Outcomes:
-        """Return what the validator signs."""
+        """Return the message that the validator signs."""
         return Outcomes(*self.name, keccak(self.packed()))
 
 
 class OutcomeJournal(Journal):
-    """Remembers the outcomes of every batch before they are signed."""
+    """Stores the outcomes of every batch before they are signed."""
 
     def __init__(self, folder: Path) -> None:
         self._judged: dict[BatchName, JudgedBatch] = {}
@@ -84,8 +84,8 @@ class OutcomeJournal(Journal):
         self._judged[name] = JudgedBatch(name, tuple(records))
 
     def record(self, batch: JudgedBatch) -> JudgedBatch:
-        """Return what may be signed for the batch: this, now durable, or what was recorded before,
-        which stands whatever came later.
+        """Store the outcomes of a batch and return them. If earlier ones were recorded, return
+        those: only they may be signed.
         """
         if earlier := self.judged(batch.name):
             return earlier
@@ -100,7 +100,7 @@ class OutcomeJournal(Journal):
         return batch
 
     def judged(self, name: BatchName) -> JudgedBatch | None:
-        """Return what was recorded for a batch."""
+        """Return the recorded outcomes of a batch."""
         return self._judged.get(name)
 
     def all(self) -> list[JudgedBatch]:
@@ -112,7 +112,7 @@ class OutcomeJournal(Journal):
 
 
 class EvidenceStore:
-    """Writes evidence before a verdict is signed, and bounds what accepted files take up."""
+    """Writes evidence before a verdict is signed, and limits the disk space of accepted files."""
 
     def __init__(
         self, folder: Path, calibration: Calibration, *, kept_accepted: int = KEPT_ACCEPTED
@@ -129,7 +129,8 @@ class EvidenceStore:
         data: bytes | None,
         judgement: Judgement,
     ) -> Path:
-        """Store what led to a judgement and return its document; `place` is (batch, position)."""
+        """Store the evidence of a judgement and return its document; `place` is (batch,
+        position)."""
         folder = self._folder / claim.submission.file_hash.hex()
         if data is not None:
             write_durably(folder / "submission.parquet", data)
@@ -139,16 +140,18 @@ class EvidenceStore:
         if judgement.finding is None:
             self._accepted.append(folder)
             while len(self._accepted) > self._kept_accepted:
-                shutil.rmtree(self._accepted.popleft(), ignore_errors=True)
+                oldest = self._accepted.popleft()
+                if _is_accepted(oldest):  # the same file may be a fraud in another slot
+                    shutil.rmtree(oldest, ignore_errors=True)
         return document
 
     def _find_accepted(self) -> list[Path]:
-        """Return the folders whose every document is an acceptance, oldest first."""
-        found = []
-        for folder in self._folder.glob("*/"):
-            documents = list(folder.glob("*.json"))
-            if documents and all(_is_acceptance(document) for document in documents):
-                found.append((folder.stat().st_mtime, folder))
+        """Return the folders in which all documents are acceptances, oldest first."""
+        found = [
+            (folder.stat().st_mtime, folder)
+            for folder in self._folder.glob("*/")
+            if _is_accepted(folder)
+        ]
         return [folder for _, folder in sorted(found)]
 
 
@@ -191,6 +194,12 @@ def _describe_sample(replay: Replay, calibration: Calibration) -> dict[str, Any]
     }
 
 
+def _is_accepted(folder: Path) -> bool:
+    """Return whether all documents in a folder are acceptances."""
+    documents = list(folder.glob("*.json"))
+    return bool(documents) and all(_is_acceptance(document) for document in documents)
+
+
 def _is_acceptance(document: Path) -> bool:
     try:
         verdict = json.loads(document.read_bytes())["outcome"]["verdict"]
@@ -199,29 +208,29 @@ def _is_acceptance(document: Path) -> bool:
     return bool(verdict == Verdict.ACCEPTED.name)
 
 
-# Check 7 over all of a worker's submissions: which count, what a validator remembers of them.
+# Check 7 over all of a worker's submissions: which of them count, and their stored measurements.
 #
 #     <state>/conduct/<worker id>/<batch id>-<position>.json
 #
-# A finding is a function of the measurements of the submissions before it on chain, in that order,
-# whenever they were made. Validators measured different ones, so near the bound they differ.
-# Outcomes are signed a batch at a time; hence only one place of each batch, drawn by the block that
-# committed it, is judged by history, and about one submission there are two opinions at most: a
-# strike or none, or Fraud or none where an earlier strike is on chain. A validator that lacks some
-# measurements has less evidence, and accepts.
+# A finding depends only on the measurements of earlier submissions on chain, in that order, not on
+# when they were made. Validators have measured different submissions, so near the bound they may
+# disagree. Outcomes are signed a batch at a time; therefore only one place of each batch, drawn by
+# the block that committed it, is judged by history, so about one submission there are at most two
+# opinions: a strike or none, or Fraud or none if an earlier strike is on chain. A validator that
+# lacks some measurements has less evidence, and accepts.
 
-# What the chain says about it
+# Facts on chain
 
 
 def is_drawn(batch: BatchView, position: int) -> bool:
-    """Return whether a place of a batch is the one that is judged by history."""
+    """Return whether this place of a batch is judged by history."""
     seed = batch_seed(batch.beacon, batch.run_id, batch.batch_id, batch.root)
     return position == place_of_history(seed, batch.count)
 
 
 def struck_in(batches: Batches, place: OutcomePlace, worker_id: int) -> int | None:
-    """Return the block of a worker's last strike for its history that was on chain before a
-    submission's batch was; None when there is none.
+    """Return the block of a worker's last strike by history before a submission's batch; None when
+    there is none.
     """
     batch = batches[place.batch_id]
     blocks = [
@@ -241,12 +250,12 @@ def struck_in(batches: Batches, place: OutcomePlace, worker_id: int) -> int | No
 def counted_before(
     batches: Batches, run: RunView, place: OutcomePlace
 ) -> list[tuple[OutcomePlace, OutcomeRecord]]:
-    """Return the submissions that count beside a judged one, oldest first: its worker's that passed
-    every check that looks at one alone, since its last strike, as many as hold a window of each
-    validator's.
+    """Return the earlier submissions that count for a judged one, oldest first: those of its worker
+    since the last strike that passed all checks of single submissions, enough of them to contain
+    every validator's window.
     """
     batch = batches[place.batch_id]
-    assert batch.records is not None  # of a judged batch
+    assert batch.records is not None  # the batch is judged
     worker_id = batch.records[place.position].worker_id
     since = struck_in(batches, place, worker_id) or 0
     found = [
@@ -269,8 +278,8 @@ def judge_again(
     conducts: Sequence[Conduct],
     calibration: Calibration,
 ) -> tuple[OutcomeRecord, str]:
-    """Return the outcome of a submission in the light of its worker's others, and in words why;
-    `alone` is its own, `conducts` are of those that count and, last, of itself.
+    """Return the outcome of a submission given its worker's others, with an explanation; `alone` is
+    its own outcome, `conducts` are those of the counting submissions and, last, its own.
     """  # fmt: skip
     struck = struck_in(batches, place, alone.worker_id) is not None
     finding = check_history(conducts, calibration, is_struck=struck)
@@ -281,23 +290,23 @@ def judge_again(
     return replace(alone, verdict=finding.verdict, reason=finding.reason), finding.detail
 
 
-# What a validator remembers
+# Stored measurements
 
 
 @dataclass(frozen=True, slots=True)
 class ConductStore:
-    """The newest conducts of every worker of a run that this validator measured."""
+    """The newest measurements of every worker of a run."""
 
     folder: Path
-    """Where they are."""
+    """Folder of the measurements."""
     calibration: Calibration
-    """The run's."""
+    """Calibration of the run."""
 
     def judge(
         self, place: OutcomePlace, worker_id: int, judgement: Judgement, batches: Batches
     ) -> Judgement:
-        """Return the judgement on a submission in the light of its worker's earlier ones, and
-        remember the submission, durably. The finding of another check stays as it is.
+        """Return the judgement on a submission given its worker's earlier ones, and store its
+        measurement durably. A failure of another check is returned unchanged.
         """
         if judgement.finding is not None or not judgement.replays:
             return judgement
@@ -313,7 +322,7 @@ class ConductStore:
         conducts = [*earlier.values(), own]
         if check_history(conducts, self.calibration, is_struck=False) is None:
             return judgement
-        # Only now is it worth looking through all records for a strike.
+        # The expensive search of all records for a strike comes last.
         struck = struck_in(batches, place, worker_id)
         since = {
             n: c for n, c in earlier.items() if batches[n.batch_id].block_number > (struck or 0)
@@ -325,7 +334,7 @@ class ConductStore:
     def _earlier(
         self, worker_id: int, place: OutcomePlace, batches: Batches
     ) -> dict[OutcomePlace, Conduct]:
-        """Return the measurements of batches that the chain still has."""
+        """Return the stored measurements of batches that are still on chain."""
         found = {}
         for known in self._places(worker_id):
             batch = batches.get(known.batch_id)
@@ -340,7 +349,7 @@ class ConductStore:
         return sorted(OutcomePlace(*map(int, name.split("-"))) for name in names)
 
     def _read(self, worker_id: int, place: OutcomePlace, batch: BatchView) -> Conduct | None:
-        """Return a measurement; None when it is damaged, or of another batch of that number."""
+        """Return a measurement; None when it is damaged, or of another batch with that id."""
         try:
             document = json.loads(self._path(worker_id, place).read_bytes())
             is_same = document["root"] == hex0x(batch.root)

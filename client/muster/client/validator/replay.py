@@ -1,4 +1,4 @@
-"""What an engine finds in a submission's rows, as checks 6 and 7 take it: proofs against hidden
+"""The engine's measurements of a submission's rows for checks 6 and 7: proofs against hidden
 states, tokens against noise.
 
 Axes: T completion tokens, S shares of a row in fingerprinted blocks.
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """What the policy's forward pass shows of one sample."""
+    """Results of the policy's forward pass over one sample."""
 
     chunks: tuple[ChunkResult, ...]
-    """Each proof against the hidden states."""
+    """Comparison of each proof with the hidden states."""
     margins: npt.NDArray[np.float32]
     """[T]: how far each token that the model sampled is below the replayed maximum, in logits / T.
     Replies of an environment were not sampled."""
     ends: npt.NDArray[np.bool_]
     """[T]: whether an EOS was chosen or expected."""
     tokens: tuple[tuple[int, ...], tuple[int, ...]]
-    """Prompt and completion: samples that are alike in both have the same hidden states."""
+    """Prompt and completion; samples equal in both have the same hidden states."""
     flips: tuple[Flip, ...] = ()
-    """The first tokens that are not what the noise yields here."""
+    """The first tokens that differ from this machine's sampling with the same noise."""
     projections: tuple[tuple[float, ...], ...] = ()
     """[S, VALUES]: what the row adds to each share's block, see `muster.toploc.projections`."""
 
@@ -53,8 +53,8 @@ def replay_rows(
 ) -> list[Replay]:
     """Return the replay of every row under the loaded policy; proofs must be canonical.
 
-    `shares` are each row's parts of fingerprinted blocks; none at all if empty. Where memory is
-    short, one half is examined after the other.
+    `shares` are each row's shares of fingerprinted blocks; if empty, nothing is fingerprinted. If
+    memory is short, the rows are examined in halves.
     """
     samples = [
         Sample(
@@ -115,7 +115,7 @@ def split_row_proofs(row: Rollout, proof: ProofRecipe, hidden_size: int) -> list
 def _flips(
     row: Rollout, found: Examined, sampled: Sequence[int], eos: frozenset[int]
 ) -> tuple[Flip, ...]:
-    """Return where the model's tokens are not the replay's, the first of them."""
+    """Return the first places where the sampled tokens differ from the replay's."""
     tokens_T, expected_T = np.asarray(row.completion_tokens, np.int64), found.replayed.expected_T
     places = np.array(sampled)
     flipped = places[tokens_T[places] != expected_T[places]][:MOST_FLIPS]
@@ -127,9 +127,9 @@ def _flips(
     return tuple(flips)
 
 
-# What checks 6 and 7 measured, each statistic beside its limit: for people who want to know why.
+# Statistics of checks 6 and 7 with their limits, to explain a verdict to people.
 #
-# Knows the calibration and the replays, nothing of files, chains or verdicts.
+# Knows the calibration and the replays, but no files, chains or verdicts.
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +141,11 @@ class Statistic:
     worst: float
     """The largest value found."""
     limit: float
-    """The limit it was held against there."""
+    """The limit that applied to it."""
 
     @property
     def passes(self) -> bool:
-        """Whether it is inside its limit; NaN is not."""
+        """Whether it is within its limit; NaN is not."""
         return self.worst <= self.limit
 
     def __str__(self) -> str:
@@ -164,7 +164,7 @@ def measure(replays: Sequence[Replay], calibration: Calibration) -> list[Statist
         found.append(
             Statistic("tokens outside the margin", outside, sampler.max_outside_per_sample)
         )
-        # A margin alone fails nothing: so many tokens of a sample may exceed it.
+        # The margin alone is not a limit: some tokens of a sample may exceed it.
         allowance = sampler.margin if sampler.max_outside_per_sample == 0 else float("inf")
         found.append(Statistic("largest margin", largest, allowance))
         if sampler.wide is not None:
@@ -182,7 +182,7 @@ def _worst(name: str, chunks: Sequence[ChunkResult], calibration: Calibration) -
         "mantissa_error_median": limits.max_mantissa_error_median,
         "decoy_matches": float(limits.max_decoy_matches),
     }
-    # A chunk of fewer points gets its share of these.
+    # A chunk with fewer points has a proportional limit.
     shared = {
         "exponent_mismatches": limits.max_exponent_mismatches,
         "sign_mismatches": limits.max_sign_mismatches,

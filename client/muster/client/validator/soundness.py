@@ -1,14 +1,15 @@
-"""Whether this validator can trust its own engine: it judges items that it knows to be good.
+"""Soundness: a validator tests its own engine by judging items that it knows to be good.
 
-There are two. It generates one itself, for a ticket that is nobody's, and judges it as it would
-judge a stranger's: an engine that computes differently from call to call fails. An engine that is
-wrong in the same way each time agrees with itself: it fails the other item, a submission that this
-validator accepted earlier under the policy it has loaded. Nobody else chooses either, so nobody can
-make a sound validator fail. The doctor judges the first item on the worker's machine, by another
-engine where it can (`prove`).
+There are two items. It generates the first itself, for a fictitious ticket, and judges it like a
+stranger's: an engine that computes differently from call to call fails. An engine that is always
+wrong in the same way agrees with itself, but fails the second item: a submission that this
+validator accepted earlier under the loaded policy. Nobody else chooses the items, so nobody can
+make a sound validator fail. The doctor judges the first item on the worker's machine, with another
+engine if possible (`prove`). An item's proofs are checked first. A grade that depends on chance,
+for example a judge's, is no flaw; neither is an answer that cannot be graded.
 
-While it fails, it signs nothing, says so, and has slashing paused on chain. It is tried again until
-it passes. Knows nothing of batches.
+While it fails, the validator signs nothing, logs this, and pauses slashing on chain. The test is
+repeated until it passes. Knows nothing of the content of batches.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from muster.chain import ZERO_ADDRESS, Chain, PauseCause, RunView
+from muster.chain import ZERO_ADDRESS, BatchView, Chain, PauseCause, RunView
 from muster.client.journal import write_durably
 from muster.client.tickets import KnownPolicy, TicketTerms
 from muster.client.validator.checks import (
@@ -31,6 +32,8 @@ from muster.client.validator.checks import (
     FailedCheck,
     check_claim,
     check_file,
+    check_proofs,
+    check_sampling,
     conduct_of,
     unreadable,
 )
@@ -44,7 +47,7 @@ from muster.client.validator.judging import (
     unread,
 )
 from muster.client.validator.replay import Statistic, measure
-from muster.client.worker.generation import build_submission, submission_of
+from muster.client.worker.generation import build_submission, play_ticket, submission_of
 from muster.inference import InferenceEngine
 from muster.inference.engine import set_aside_in
 from muster.lifecycle import ComputeThread
@@ -57,10 +60,11 @@ from muster.protocol.errors import (
     EncodingError,
     MusterError,
     StorageError,
+    TaskError,
     ValidatorDisturbed,
 )
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
-from muster.protocol.messages import Ticket
+from muster.protocol.messages import Reason, Ticket, Verdict
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout, decode_rollouts, encode_rollouts
 from muster.protocol.set_aside import NOTHING, SetAside
@@ -71,15 +75,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 600.0
-"""A validator that has passed is believed for this long."""
+"""Seconds for which a passed test is valid."""
 BEFORE_ACCUSING_S = 60.0
-"""And for this long when it is about to call somebody a fraud."""
+"""Seconds for which it is valid before a verdict of fraud."""
 PROBLEMS, SAMPLES, TOKENS = 1, 2, 64
-"""Groups, samples and most tokens of the item that it generates, however long the run's are."""
+"""Groups, samples and most tokens of the generated item."""
 NO_STEP = Step((1 << 32) - 1)
-"""A rollout step that no run reaches: its slots are nobody's."""
+"""A rollout step that no run reaches, so its slots are free."""
+_LEFT_TO_CHANCE = frozenset({Reason.WRONG_REWARD, Reason.WRONG_REPLY})
+"""Reasons of a rejection when a grade or reply cannot be repeated."""
 TOO_SOON = "RunPauseTooSoon"
-"""The refusal of a pause while one lasts, or shortly after it."""
+"""Contract error for a pause during another one or shortly after it."""
 
 
 # The self-proof: one submission, generated and judged on this machine, with nothing at stake
@@ -87,18 +93,18 @@ TOO_SOON = "RunPauseTooSoon"
 
 @dataclass(frozen=True, slots=True)
 class SelfProof:
-    """What the self-proof found."""
+    """Result of the self-proof."""
 
     finding: FailedCheck | None
-    """Why a validator would not accept it, or None."""
+    """Why a validator would not accept the work, or None."""
     statistics: list[Statistic]
-    """What checks 6 and 7 measured."""
+    """Measurements of checks 6 and 7."""
     strain: float
-    """How close it came to the limits, from 0 to 1."""
+    """How close the measurements came to the limits, from 0 to 1."""
     samples: int
     """Rollouts generated."""
     units: int
-    """What they would be paid for."""
+    """Units that they would be paid for."""
     generate_s: float
     """Seconds to generate them."""
     check_s: float
@@ -108,7 +114,7 @@ class SelfProof:
 def fictitious_ticket(
     run: RunView, worker: Address | None, version: PolicyVersion | None = None
 ) -> Ticket:
-    """Return a ticket for a policy, the newest unless given, and a slot that is nobody's."""
+    """Return a ticket for a policy, by default the newest, and a slot that nobody can have."""
     version = run.latest_version if version is None else version
     assert version is not None  # the caller asked
     checkpoint = run.checkpoints[version]
@@ -127,17 +133,15 @@ def fictitious_ticket(
 def prove(
     ticket: Ticket, rules: Rules, engine: InferenceEngine, reference: InferenceEngine
 ) -> SelfProof:
-    """Return how a validator would judge what the engine generates; both have the policy loaded."""
+    """Return how a validator would judge the engine's work; both engines must have the policy
+    loaded."""
     started = time.perf_counter()
-    data = encode_rollouts(build_submission(ticket, rules.recipe, rules.task_set, engine))
+    rows = build_submission(ticket, rules.recipe, rules.task_set, engine)
     generated = time.perf_counter()
-    rows = decode_rollouts(data)
-    claim = _unsigned(ticket, rows, data, rules.recipe)
-    judgement = examine(claim, rows, rules, reference)
-    finding = check_file(data) or judgement.finding
+    judgement = _examine_own(ticket, rows, rules, reference)
     replays = judgement.replays
     return SelfProof(
-        finding=finding,
+        finding=judgement.finding,
         statistics=measure(replays, rules.calibration),
         strain=conduct_of(replays, rules.calibration).strain if replays else 1.0,
         samples=len(rows),
@@ -147,8 +151,24 @@ def prove(
     )
 
 
+def _examine_own(
+    ticket: Ticket,
+    rows: list[Rollout],
+    rules: Rules,
+    reference: InferenceEngine,
+    *,
+    proofs_first: bool = False,
+) -> Judgement:
+    """Return the judgement on the file of rows that nobody signs."""
+    data = encode_rollouts(rows)
+    claim = _unsigned(ticket, rows, data, rules.recipe)
+    if finding := check_file(data):
+        return unread(claim, finding)
+    return examine(claim, decode_rollouts(data), rules, reference, proofs_first=proofs_first)
+
+
 def _unsigned(ticket: Ticket, rows: Sequence[Rollout], data: bytes, recipe: Recipe) -> ClaimedWork:
-    """Return the claim that a worker would sign; check 1, of signatures, has no say here."""
+    """Return the claim that a worker would sign; it is not signed, because check 1 is skipped."""
     submission = submission_of(ticket, rows, file_hash(data), recipe)
     policy = KnownPolicy(ticket.policy_root, ticket.beacon)
     terms = TicketTerms(
@@ -169,11 +189,11 @@ class Flaw:
     """A known-good item that this validator would not accept."""
 
     item: str
-    """Which: one it generated, or one that it accepted earlier."""
+    """Kind of the item: generated, or accepted earlier."""
     version: PolicyVersion
-    """The policy that the item is of."""
+    """Policy version of the item."""
     finding: FailedCheck
-    """What it would say of it."""
+    """The check that failed."""
 
 
 class Soundness:
@@ -181,12 +201,12 @@ class Soundness:
 
     def __init__(
         self,
-        find_flaw: Callable[[], Awaitable[Flaw | None]],
+        find_flaw: Callable[[BatchView], Awaitable[Flaw | None]],
         alarm: Callable[[Flaw], Awaitable[None]],
         *,
         clock: Callable[[], float],
     ) -> None:
-        """`find_flaw` judges the known-good items; `alarm` has slashing paused."""
+        """`find_flaw` judges the known-good items before a batch; `alarm` pauses slashing."""
         self._find_flaw = find_flaw
         self._alarm = alarm
         self._clock = clock
@@ -194,15 +214,17 @@ class Soundness:
         self.flaw: Flaw | None = None
         """Why it may not sign; None while it may."""
 
-    async def require(self, within_s: float) -> None:
-        """Return when it passed within so many seconds, or does now.
+    async def require(self, within_s: float, batch: BatchView) -> None:
+        """Return if the test passed within the last `within_s` seconds, or passes now, before the
+        validator judges or signs this batch.
 
-        Raises ValidatorDisturbed when it does not; what it needs for it may be unavailable, too.
+        Raises ValidatorDisturbed when it fails, and other errors when the test's inputs are
+        unavailable.
         """
         if self._passed_at is not None and self._clock() - self._passed_at < within_s:
             return
         self._passed_at = None
-        flaw = await self._find_flaw()
+        flaw = await self._find_flaw(batch)
         if flaw is None:
             if self.flaw is not None:
                 logger.warning("this validator passes its known-good items again, and signs again")
@@ -213,14 +235,15 @@ class Soundness:
             _say(flaw)
         await self._alarm(flaw)
         raise ValidatorDisturbed(
-            f"this validator fails what it knows to be good: {flaw.finding.detail}",
-            hint="driver, memory, weights or software are disturbed; it signs again once it passes",
+            f"this validator fails its known-good items: {flaw.finding.detail}",
+            hint="check driver, memory, weights and software of this machine; the validator "
+            "signs again once it passes",
         )
 
 
 def _say(flaw: Flaw) -> None:
     logger.error(
-        "this validator fails what it knows to be good, it signs nothing until it passes",
+        "this validator fails its known-good items, it signs nothing until it passes them",
         extra={
             "item": flaw.item,
             "policy_version": flaw.version,
@@ -231,7 +254,7 @@ def _say(flaw: Flaw) -> None:
 
 
 def small(rules: Rules) -> Rules:
-    """Return the rules for an item of few samples, which is judged like any other."""
+    """Return the rules with fewer and shorter samples, for a small item."""
     sampling = rules.recipe.sampling
     few = {
         "problems_per_submission": min(PROBLEMS, sampling.problems_per_submission),
@@ -243,25 +266,46 @@ def small(rules: Rules) -> Rules:
 
 
 def judge_generated(ticket: Ticket, rules: Rules, engine: InferenceEngine) -> FailedCheck | None:
-    """Return what this validator would say of what its engine generates; the policy is loaded."""
-    return prove(ticket, small(rules), engine, engine).finding
+    """Return the failed check of an item that its engine generates, or None; the policy must be
+    loaded."""
+    rules = small(rules)
+    played = play_ticket(ticket, rules.recipe, rules.task_set, engine)
+    try:
+        judgement = _examine_own(ticket, played.graded(), rules, engine, proofs_first=True)
+    except TaskError:
+        # An answer that cannot be graded says nothing about the machine; its proofs do.
+        judgement = _examine_own(ticket, played.rows, rules, engine, proofs_first=True)
+        if replays := judgement.replays:
+            limits = rules.calibration
+            return check_proofs(replays, limits) or check_sampling(replays, limits)
+    return fault_of_machine(judgement.finding)
+
+
+def fault_of_machine(finding: FailedCheck | None) -> FailedCheck | None:
+    """Return the finding about a known-good item, or None if it is due to chance: a grade or reply
+    that is not repeatable says nothing about the machine.
+    """
+    if finding is None or finding.verdict is not Verdict.REJECTED:
+        return finding
+    return None if finding.reason in _LEFT_TO_CHANCE else finding
 
 
 @contextmanager
 def own_trouble() -> Iterator[None]:
-    """Turn what this machine lacks (memory, files, threads) into ValidatorDisturbed."""
+    """Turn shortages of this machine (memory, files, threads) into ValidatorDisturbed."""
     try:
         yield
     except MusterError:
         raise
     except BaseException as error:
-        # A panic of a library in Rust, as the tokenizer's without memory, is no Exception.
+        # A panic of a Rust library, such as the tokenizer without memory, is not an Exception.
         is_panic = type(error).__module__ == "pyo3_runtime"
         if not is_panic and not isinstance(error, MemoryError | OSError | RuntimeError):
             raise
         raise ValidatorDisturbed(
             f"this machine failed while it judged: {type(error).__name__}: {error}",
-            hint="memory, disk or processes are short; nothing was signed, and it tries again",
+            hint="check free memory, disk and processes; nothing was signed, and the "
+            "validator tries again",
         ) from error
 
 
@@ -271,24 +315,26 @@ def examine_surely(
     rules: Rules,
     engine: InferenceEngine,
     seats: Sequence[Address] = (),
+    *,
+    proofs_first: bool = False,
 ) -> Judgement:
-    """Return the judgement as `examine` does; what is no number says something about the file only
-    on an engine that passes an item of its own between two tries.
+    """Return the judgement as `examine` does. NaN or infinity is blamed on the file only if the
+    engine passes an item of its own between two tries.
     """
-    judgement = examine(claim, rows, rules, engine, seats)
+    judgement = examine(claim, rows, rules, engine, seats, proofs_first=proofs_first)
     if not judgement.is_nonsense:
         return judgement
     assert claim.ticket is not None  # check 1
-    nobodys = replace(claim.ticket, step=NO_STEP)  # lest it generate what it was shown
+    nobodys = replace(claim.ticket, step=NO_STEP)  # not the work under test
     if finding := judge_generated(nobodys, rules, engine):
         raise ValidatorDisturbed(f"the engine computes nonsense: {finding.detail}")
-    return examine(claim, rows, rules, engine, seats)
+    return examine(claim, rows, rules, engine, seats, proofs_first=proofs_first)
 
 
 def pausing(
     chain: Chain, run_id: RunId, validator: Address, folder: Path
 ) -> Callable[[Flaw], Awaitable[None]]:
-    """Return what has slashing paused for a flaw, and keeps the evidence in a folder."""
+    """Return a function that pauses slashing for a flaw, and keeps the evidence in a folder."""
 
     async def pause(flaw: Flaw) -> None:
         document = evidence_of(flaw, run_id, validator)
@@ -304,7 +350,7 @@ def pausing(
             if error.name != TOO_SOON:
                 logger.warning("slashing could not be paused", extra={"error": str(error)})
         except ChainError as error:
-            # Tried again with the next check.
+            # Retried with the next test.
             logger.warning("slashing could not be paused", extra={"error": str(error)})
         else:
             logger.error("slashing paused", extra={"evidence": hex0x(keccak(document))})
@@ -313,7 +359,7 @@ def pausing(
 
 
 def evidence_of(flaw: Flaw, run_id: RunId, validator: Address) -> bytes:
-    """Return the canonical JSON whose hash a pause carries."""
+    """Return the evidence as canonical JSON; the pause contains its hash."""
     return canonical_json(
         {
             "cause": PauseCause.KNOWN_GOOD_ITEM.value,
@@ -327,17 +373,17 @@ def evidence_of(flaw: Flaw, run_id: RunId, validator: Address) -> bytes:
     )
 
 
-# One claim at a time on one engine: its file, its policy, the ordered checks.
+# Examining one claim at a time on one engine: its file, its policy, the checks in order.
 
 _LASTINGLY_MISSING = frozenset({404, 410})
-"""Answers that say a file is not there."""
+"""HTTP statuses that mean a file does not exist."""
 
 
 async def read_rows(
     claim: ClaimedWork, data: bytes, rules: Rules, decoder: FileDecoder, listed: SetAside
 ) -> list[Rollout] | Judgement:
-    """Return the rows of a claim's file, or the judgement on one that has none; `listed` is what
-    the policy that it claims sets aside.
+    """Return the rows of a claim's file, or the judgement if the file is malformed; `listed` is the
+    list of the claimed policy.
     """
     bounds = await asyncio.to_thread(bounds_of, claim, rules, listed)
     try:
@@ -350,7 +396,7 @@ class Examiner:
     """Judges claims for one validator, one at a time: its engine holds one policy."""
 
     def __init__(self, place: ValidatorPlace, failing_since: dict[object, float]) -> None:
-        """`failing_since` says by what it is, since when of the clock a thing could not be had."""
+        """`failing_since` maps each unavailable thing to the clock time of its first failure."""
         self.place = place
         self.version: PolicyVersion | None = None
         """The policy version that is loaded."""
@@ -363,15 +409,20 @@ class Examiner:
         """Stop computing."""
         self._compute.close()
 
-    async def judge(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
-        """Return the judgement on a claim, and its file if it was read.
+    async def judge(
+        self, claim: ClaimedWork, *, proofs_first: bool = False
+    ) -> tuple[Judgement, bytes | None]:
+        """Return the judgement on a claim, and its file if it was read; `proofs_first` as for
+        `examine`.
 
-        Raises ValidatorDisturbed, and judges nothing, where this machine lacks what that takes.
+        Raises ValidatorDisturbed, and judges nothing, when this machine lacks resources.
         """
         with own_trouble():
-            return await self._judge(claim)
+            return await self._judge(claim, proofs_first)
 
-    async def _judge(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
+    async def _judge(
+        self, claim: ClaimedWork, proofs_first: bool
+    ) -> tuple[Judgement, bytes | None]:
         if finding := check_claim(claim):
             return unread(claim, finding), None
         place, submission = self.place, claim.submission
@@ -387,12 +438,19 @@ class Examiner:
         async with self._turn:
             await self.load(submission.policy_version, policy.root)
             judged = await self._compute.run(
-                examine_surely, claim, rows, place.rules, place.engine, place.fingerprinted
+                examine_surely,
+                claim,
+                rows,
+                place.rules,
+                place.engine,
+                place.fingerprinted,
+                proofs_first=proofs_first,
             )
             return judged, data
 
     async def judge_own(self, ticket: Ticket) -> FailedCheck | None:
-        """Return what it would find in work that it generates itself, see `soundness`."""
+        """Return the failed check of an item that it generates itself, or None; see the module's
+        docstring."""
         with own_trouble():
             async with self._turn:
                 await self.load(ticket.policy_version, ticket.policy_root)
@@ -401,7 +459,7 @@ class Examiner:
 
     async def file(self, name: Hash32) -> bytes | None:
         """Return a submission's file; None once the orchestrator has lacked it for long enough, and
-        nobody else shows it.
+        no other source has it.
         """
         try:
             data = await self._shown(name)
@@ -426,19 +484,22 @@ class Examiner:
                 raise refused from None
 
     async def _listed(self, version: PolicyVersion, root: Hash32) -> SetAside:
-        """Return what a policy version sets aside, which need not be loaded."""
+        """Return the list of a policy version, which need not be loaded."""
         if not self.place.rules.recipe.skips_problems:
             return NOTHING
         folder = await self.place.fetcher.fetch(self.place.run_id, version, root)
         return await asyncio.to_thread(set_aside_in, folder)
 
     async def load(self, version: PolicyVersion, root: Hash32) -> None:
-        """Load a policy version, verified against the root on chain."""
-        if (self.version, self._root) == (version, root):
+        """Load a policy version, verified against the root on chain, unless the engine has it."""
+        engine = self.place.engine
+        is_loaded = (self.version, self._root) == (version, root)
+        # An engine in its own process loses its policy when the process dies.
+        if is_loaded and engine.policy_version == version:
             return
         folder = await self.place.fetcher.fetch(self.place.run_id, version, root)
-        # A load that fails leaves the engine without any policy.
+        # A failed load leaves the engine without a policy.
         self.version = self._root = None
-        await self._compute.run(self.place.engine.load_policy, folder, version)
-        say_list_fault(self.place.rules, self.place.engine)
+        await self._compute.run(engine.load_policy, folder, version)
+        say_list_fault(self.place.rules, engine)
         self.version, self._root = version, root

@@ -1,9 +1,10 @@
-"""What a worker has signed: one file per slot, ever, whatever crashes in between."""
+"""A worker's journal of signatures: only one file per slot is ever signed, despite crashes."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,8 @@ from muster.protocol.messages import Submission, Ticket, Verdict
 logger = logging.getLogger(__name__)
 
 KEPT_REFUSED = 100
-"""Files that were not accepted and are kept for a dispute; the oldest go first."""
+"""Number of files that were not accepted and are kept for a dispute; the oldest are deleted
+first."""
 
 Slot = tuple[RunId, Address, Step, int]
 """Run, worker, step, index: what is signed at most once."""
@@ -30,9 +32,9 @@ class SignedSubmission:
     ticket: Ticket
     """The ticket it fills."""
     submission: Submission
-    """What the signature is over."""
+    """The signed message."""
     ticket_signature: bytes = field(repr=False)
-    """The orchestrator's: with it the worker commits its work by itself."""
+    """The orchestrator's signature, with which the worker can commit its work directly."""
 
     @property
     def slot(self) -> Slot:
@@ -42,18 +44,18 @@ class SignedSubmission:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """Where a submission is on chain, with the proof that it is there."""
+    """A submission's place on chain, with its Merkle proof."""
 
     name: BatchName
     """The batch that holds it."""
     position: int
-    """Its place there."""
+    """Its place in the batch."""
     proof: tuple[Hash32, ...]
     """The siblings from its leaf up to the batch's root."""
 
 
 class SubmissionJournal(Journal):
-    """Remembers every submission before it is signed, and keeps its file until it is settled."""
+    """Stores every submission before it is signed, and keeps its file until it is settled."""
 
     def __init__(self, folder: Path) -> None:
         self._files = folder / "files"
@@ -61,6 +63,7 @@ class SubmissionJournal(Journal):
         self._signed: dict[Slot, SignedSubmission] = {}
         self._open_slots: dict[Slot, SignedSubmission] = {}
         self._proven: dict[Slot, Proven] = {}
+        self._recording = threading.Lock()
         super().__init__(folder / "submissions.jsonl")
 
     def take_in(self, entry: dict[str, Any]) -> None:
@@ -87,31 +90,32 @@ class SubmissionJournal(Journal):
     def record(
         self, ticket: Ticket, ticket_signature: bytes, submission: Submission, data: bytes
     ) -> SignedSubmission:
-        """Return what may be signed for the ticket's slot.
+        """Store a submission and return the one that may be signed for the ticket's slot.
 
-        That is this submission, now durable with its file, or the one recorded there before, which
-        stands whatever came later.
+        That is this submission, now durable with its file, or an earlier one for the same slot,
+        which can never be replaced. May be called in several threads.
         """
-        if earlier := self._signed.get(slot_of(ticket)):
-            return earlier
-        signed = SignedSubmission(ticket, submission, ticket_signature)
-        write_durably(self._file_path(submission.file_hash), data)
-        self.append(
-            {
-                "ticket": ticket.to_json(),
-                "ticket_signature": hex0x(ticket_signature),
-                "submission": submission.to_json(),
-            }
-        )
-        self._signed[signed.slot] = self._open_slots[signed.slot] = signed
-        return signed
+        with self._recording:
+            if earlier := self._signed.get(slot_of(ticket)):
+                return earlier
+            signed = SignedSubmission(ticket, submission, ticket_signature)
+            write_durably(self._file_path(submission.file_hash), data)
+            self.append(
+                {
+                    "ticket": ticket.to_json(),
+                    "ticket_signature": hex0x(ticket_signature),
+                    "submission": submission.to_json(),
+                }
+            )
+            self._signed[signed.slot] = self._open_slots[signed.slot] = signed
+            return signed
 
     def signed(self, ticket: Ticket) -> SignedSubmission | None:
-        """Return what was recorded for the ticket's slot."""
+        """Return the submission recorded for the ticket's slot."""
         return self._signed.get(slot_of(ticket))
 
     def prove(self, signed: SignedSubmission, proven: Proven) -> None:
-        """Remember where a submission is on chain: whoever showed it may not show it again."""
+        """Store a submission's place on chain, because its source may not show it again."""
         if self._proven.get(signed.slot) == proven:
             return
         self.append(
@@ -126,11 +130,11 @@ class SubmissionJournal(Journal):
         self._proven[signed.slot] = proven
 
     def proven(self, signed: SignedSubmission) -> Proven | None:
-        """Return where a submission was seen on chain; of a finished one nothing is kept."""
+        """Return a submission's place on chain if it is known; it is not kept for finished ones."""
         return self._proven.get(signed.slot)
 
     def unfinished(self) -> Mapping[Slot, SignedSubmission]:
-        """Return the submissions that something is left to do for, oldest first."""
+        """Return the unfinished submissions, oldest first."""
         return self._open_slots
 
     def data(self, signed: SignedSubmission) -> bytes | None:
@@ -142,9 +146,9 @@ class SubmissionJournal(Journal):
         return data if file_hash(data) == signed.submission.file_hash else None
 
     def finish(self, signed: SignedSubmission, outcome: str) -> None:
-        """Note that nothing is left to do for a submission, and drop its file if it was accepted.
+        """Mark a submission as finished, and delete its file if it was accepted.
 
-        Any other is set aside: a dispute needs it, and nobody but validators has it as well.
+        Other files are kept aside: a dispute needs them, and only validators have copies.
         """
         if self._open_slots.pop(signed.slot, None) is None:
             return

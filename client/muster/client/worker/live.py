@@ -1,6 +1,6 @@
-"""What a worker does, on a terminal: one picture a second, drawn again when something changed.
+"""The live view of a worker on a terminal, refreshed once a second if something changed.
 
-Looks at the loop and changes nothing there. Where nobody watches, log lines say the same.
+Reads the loop and changes nothing in it. Without a terminal, log lines have the same content.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
     from muster.client.worker.process import Watch
 
 LOOK_S = 1.0
-"""Seconds between two looks at the loop."""
+"""Seconds between two refreshes."""
 EVENTS = 8
-"""Latest log lines that are shown."""
+"""Number of latest log lines shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Everything that is shown."""
+    """Content of the live view."""
 
     title: str
     """The staking wallet, and the run."""
     rows: tuple[tuple[str, str], ...]
-    """Names and figures; the first is what the worker does."""
+    """Names and figures; the first row is the worker's activity."""
     is_waiting: bool
-    """Whether something that it needs is not available."""
+    """Whether a dependency is not available."""
     events: tuple[str, ...]
     """Latest log lines, oldest first."""
 
 
 class EventLog(logging.Handler):
-    """Keeps the latest log lines, for a picture."""
+    """Keeps the latest log lines for the live view."""
 
     def __init__(self, formatter: logging.Formatter | None) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class EventLog(logging.Handler):
 
 
 def take_picture(loop: WorkerLoop, events: tuple[str, ...], *, now: int, window_s: int) -> Picture:
-    """Return what a worker does at `now`; outcomes are final `window_s` after they were posted."""
+    """Return the state of a worker at `now`; outcomes are final `window_s` after posting."""
     waiting, lasting = len(loop.place.journal.unfinished()), loop.outages.lasting
     rows = {
         "state": loop.doing + (f", waiting for {' and '.join(lasting)}" if lasting else ""),
@@ -114,7 +114,7 @@ def _stake_wei(loop: WorkerLoop) -> int:
 
 
 def draw(picture: Picture) -> Group:
-    """Return a picture as it is shown."""
+    """Return a picture in drawable form."""
     figures = Table(box=None, show_header=False, pad_edge=False)
     figures.add_column(style="bold", width=7)
     figures.add_column(overflow="fold")
@@ -128,7 +128,7 @@ def draw(picture: Picture) -> Group:
 
 
 class LiveView:
-    """Shows pictures on a terminal until cancelled; log lines become part of them."""
+    """Shows pictures, with log lines in them, on a terminal until cancelled."""
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.time) -> None:
         self._console = console
@@ -159,7 +159,7 @@ class LiveView:
 
 
 def make_watch(settings: WorkerSettings) -> Watch | None:
-    """Return the live view where somebody watches, else None."""
+    """Return the live view if the output is a terminal, else None."""
     console = Console(stderr=True)
     if settings.plain or not console.is_terminal:
         return None

@@ -9,19 +9,19 @@
  7. validate   validators check it and sign the outcome
  8. record     the orchestrator posts the outcomes of a batch
  9. train      the trainer learns from accepted files
-10. settle     HERE  note what became of each submission; `muster rewards claim` collects
-11. dispute    HERE  claim that honest work is honest, where it was called fraud
+10. settle     HERE  note the outcome of each submission; `muster rewards claim` collects
+11. dispute    HERE  dispute a verdict of fraud on honest work
 12. audit      anyone rebuilds all of it from the chain
 
-The loop trusts nobody: tickets, documents and policies count only as far as the chain agrees. Work
-that nobody commits or judges is the matter of `muster.client.worker.silence`. The loop lives
-through the loss of the orchestrator, the relays and the chain. Its order of work is that of
-`work_once`; devnets and adversaries replace `generate` or `claim`.
+The loop trusts nobody: tickets, documents and policies are checked against the chain.
+`muster.client.worker.silence` handles work that nobody commits or judges. The loop survives outages
+of the orchestrator, the relays and the chain. `work_once` is its order of work; devnets and
+adversaries replace `generate` or `claim`.
 
-A loop works on one ticket after the other. Two of them share an engine, so that one leases,
-fetches, grades and uploads while the other generates, and the samples of one take the rows that
-those of the other leave; the first loop of a node also settles and disputes for all of them
-(`helpers`). What they share is in `muster.client.worker.place`.
+A loop works on one ticket after the other. Two loops share an engine, so that one leases, fetches,
+grades and uploads while the other generates, and samples of one fill the batch rows that the other
+frees. The first loop of a node also settles and disputes for all its loops (`helpers`). Their
+shared state is in `muster.client.worker.place`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from muster.client.worker.generation import (
     submission_of,
     ticket_samples,
 )
-from muster.client.worker.journal import SignedSubmission
+from muster.client.worker.journal import SignedSubmission, slot_of
 from muster.client.worker.place import REACH, Hope, Hopeless, Policy, WorkerPlace
-from muster.client.worker.silence import SilenceDuty
+from muster.client.worker.silence import Accused, SilenceDuty
 from muster.lifecycle import ComputeThread, run_beside
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash
@@ -62,6 +62,7 @@ from muster.protocol.errors import (
     ApiError,
     ChainError,
     ConfigError,
+    ContractRevert,
     EngineError,
     MusterError,
     TaskError,
@@ -78,45 +79,50 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SOFTWARE = f"muster-rl {metadata.version('muster-rl')}"
-"""What the worker says it runs."""
+"""Name and version that the worker reports."""
 TICKET_PAUSE_S = 1.0
-"""Pause after a ticket that is not worked on: the same one comes again until its deadline."""
+"""Pause in seconds after a refused ticket: the same one comes again until its deadline."""
 OUTCOMES_S = 3600.0
-"""How long after a run's end outcomes of what was submitted are waited for."""
+"""Seconds after a run's end during which outcomes are awaited."""
 _LASTING_REFUSALS = frozenset({400, 403, 404, 409, 410, 413, 422})
-"""Answers to an upload that repeating it cannot change."""
+"""HTTP statuses of an upload for which a retry is useless."""
 _PASSING = frozenset({"ticket_unknown", "worker_not_active"})
-"""Refusals by an orchestrator that lost its database, or that takes the worker for inactive, as
-after a reorganisation that it has not read to the end. It will give the slot out again, for which
-nothing but this may ever be signed: what was signed is kept.
+"""Temporary refusals: the orchestrator lost its database, or considers the worker inactive until it
+has read the chain after a reorganisation. It will give out the slot again, and only the signed
+submission may fill it, so that is kept.
 """
 
 SLOW_PAUSE_S, LONGEST_SLOW_PAUSE_S = 10.0, 3600.0
-"""Pauses of a machine that cannot finish the run's tickets in time, before it tries one again."""
+"""Shortest and longest pause in seconds of a machine that is too slow for the run's tickets."""
 PATIENCE = 5
-"""A loop that would work beside others is told to ask again so many times later."""
+"""Factor on the pause of a loop without a ticket while another loop of the node works."""
 STATES = ("generating", "fetching", "grading", "uploading", "idle")
-"""What loops do; of several the first is what the node does."""
+"""Activities of loops; of several, the first in this list is shown for the node."""
 
 NO_TICKET_HINTS = {
     "unit_cap": "its stake covers no more units: add stake, or wait until outcomes are final",
-    "share": "it holds its share of the tickets until they are judged, or let some lapse: an hour"
-    " at most; accepted work earns more",
+    "share": (
+        "it holds its share of the tickets: wait until they are judged or lapse, an "
+        "hour at most; accepted work earns a larger share"
+    ),
     "unfunded": "the run cannot pay at the moment: its owner must fund it",
-    "hardware_unknown": "the next sign of life says what this machine has",
+    "hardware_unknown": "the next heartbeat tells the orchestrator what this machine has",
     "hardware_short": "the run asks for more memory than this machine has: muster doctor",
-    "too_slow": "the run asks for more units per second: another try in an hour",
+    "too_slow": (
+        "the run asks for more units per second than this machine makes: it tries again in an hour"
+    ),
 }
-"""What to do when an orchestrator has work but no ticket."""
+"""Hints by the orchestrator's reason for giving no ticket."""
 
 
 def require_good_standing(view: ChainView, run_id: RunId, worker: Address, node: Address) -> None:
-    """Raise MusterError when the chain says that this node may not work in a run for a worker."""
+    """Raise MusterError when this node may not work for the worker in the run, by the chain."""
     member = view.member(run_id, worker)
     if member is None:
         raise ConfigError(
-            f"{worker} is no worker of run {run_id}",
-            hint=f"join it first: muster stake --run {run_id} --keystore FILE --node FILE",
+            f"{worker} is not a worker of run {run_id}",
+            hint=f"check --worker and --run, or join the run: muster stake --run {run_id} "
+            "--keystore FILE --node FILE",
         )
     if member.status != "Active":
         raise MusterError(
@@ -126,7 +132,8 @@ def require_good_standing(view: ChainView, run_id: RunId, worker: Address, node:
     if node == worker:
         raise ConfigError(
             f"{node} is the worker's own (cold) key, which must not sign submissions",
-            hint="keep it off this machine; --keystore is the node's (node.json)",
+            hint="keep the cold key off this machine and give the node's keystore "
+            "(node.json) with --keystore",
         )
     if member.node != node:
         raise ConfigError(
@@ -143,9 +150,10 @@ class WorkerLoop:
         self.station = place.station
         self.compute = ComputeThread()
         self.helpers: tuple[WorkerLoop, ...] = ()
-        """The node's other loops, which only work on tickets."""
+        """The node's other loops, which do nothing but work on tickets."""
         self._leader: WorkerLoop | None = None
-        # Told of itself: outcomes are all that are on chain, the rest counts since its start.
+        # Counters of this worker: outcomes count from the chain, the others since the process's
+        # start.
         self.state = "starting"
         self.ticket: Ticket | None = None
         self.uploaded = 0
@@ -153,9 +161,9 @@ class WorkerLoop:
         self.refused = 0
         self.units = 0
         self.earned: list[tuple[int, int]] = []
-        """For each acceptance, when it was recorded and its worth in wei."""
+        """Time and price in wei of each acceptance."""
         self.silence: SilenceDuty | None = None
-        """What helps it when its run is silent; there is none without a chain to send to."""
+        """Handles silence of the run; None without a chain to send to."""
         self._ticket_signature = b""
         self._due_at = float("inf")
         self._has_resumed = False
@@ -168,13 +176,15 @@ class WorkerLoop:
             first_s=SLOW_PAUSE_S,
             longest_s=LONGEST_SLOW_PAUSE_S,
         )
+        self.contests = Outage("a claim for honest work that was called fraud")
+        self._contest_at = 0.0
         self._no_ticket_because: str | None = None
         self._posted: deque[int] = deque(maxlen=100_000)
         self._woken = asyncio.Event()
         self._published = asyncio.Event()
 
     async def run(self) -> None:
-        """Work until the run is over and what was submitted is judged, or until cancelled.
+        """Work until the run is over and all submissions are judged, or until cancelled.
 
         Raises MusterError once the worker may not work any more.
         """
@@ -187,7 +197,7 @@ class WorkerLoop:
                 each.compute.close()
 
     def take_helpers(self, helpers: Iterable[WorkerLoop]) -> None:
-        """Have other loops of this node work on tickets as well."""
+        """Add other loops of this node, which also work on tickets."""
         self.helpers = tuple(helpers)
         for each in self.helpers:
             each._leader = self
@@ -200,17 +210,17 @@ class WorkerLoop:
 
     @property
     def tokens_per_s(self) -> float:
-        """What the node's engines generate together."""
+        """Tokens per second of all the node's engines."""
         return sum(each.tokens_per_s for each in {loop.station for loop in self.loops})
 
     @property
     def doing(self) -> str:
-        """What the node does, in a word."""
+        """The node's activity in a word."""
         states = {loop.state for loop in self.loops}
         return next((each for each in STATES if each in states), self.state)
 
     async def on_change(self, events: list[Event]) -> None:
-        """Take note of new events of the chain."""
+        """Note new events of the chain."""
         for event in events:
             if event.name == "OutcomesPosted":
                 self._posted.append(event.args["batch_id"])
@@ -232,7 +242,7 @@ class WorkerLoop:
     async def help(self) -> None:
         """Work on tickets beside the node's first loop until cancelled."""
         while True:
-            # Where there is no work, one of a node's loops asks for it.
+            # When there is no work, only one of a node's loops asks for it.
             is_idle = self._is_over() or not self.place.held.tickets
             await self._rest(self._idle() if is_idle else await self._try_work())
 
@@ -262,7 +272,7 @@ class WorkerLoop:
         return is_over(place.run, place.rules.recipe.training.steps)
 
     async def _round(self) -> float:
-        """Settle, work on at most one ticket, and live through what is away meanwhile."""
+        """Settle, work on at most one ticket, and survive outages."""
         try:
             await self.settle()
             if not self._has_resumed:
@@ -311,7 +321,8 @@ class WorkerLoop:
         ticket = lease.ticket
         if signed := self.place.journal.signed(ticket):
             await self._submit_again(signed)
-            # Also when it was taken: an orchestrator may give the same ticket for ever.
+            # Pause even if the upload was accepted: an orchestrator may give the same ticket
+            # forever.
             return self.refusals.failed(ConfigError("its slot was signed before, and sent again"))
         self.refusals.recovered()
         self.ticket, self._ticket_signature = ticket, lease.signature
@@ -320,6 +331,9 @@ class WorkerLoop:
         except TaskError as error:
             fields = {**_fields(ticket), "error": str(error), "hint": error.hint}
             logger.warning("ticket left to lapse", extra=fields)
+            if not isinstance(error, Hopeless):
+                # Seeds are derived: the same answers would come again.
+                self.place.held.lapsing.append(ticket)
             return TICKET_PAUSE_S
         await self.submit(ticket, rollouts)
         return 0.0
@@ -328,12 +342,15 @@ class WorkerLoop:
 
     @asynccontextmanager
     async def policy(self, version: PolicyVersion, root: Hash32) -> AsyncIterator[None]:
-        """Hold the engine on a policy version, verified against the root on chain.
+        """Keep a policy version loaded, verified against the root on chain.
 
-        It is fetched while others still work with another one. Raises EngineError when what it
-        computes is not what a validator would: it is loaded anew.
+        It is fetched while other loops still use another version. Raises EngineError when its
+        self-check fails; then it is loaded again.
         """
         folder = None
+        if self.place.engine.policy_version is None:
+            # An engine in a process of its own that died may fail to open its policy again.
+            self.station.loaded = None
         if self.station.loaded != (version, root):
             self.state = "fetching"
             folder = await self._fetched(version, root)
@@ -348,7 +365,7 @@ class WorkerLoop:
         return await self.place.fetcher.fetch(self.place.run_id, version, root)
 
     async def load(self, folder: Path, version: PolicyVersion) -> None:
-        """Load a policy's folder into the engine, which nobody uses, and try it."""
+        """Load a policy's folder into the idle engine, and run the self-check."""
         await self.compute.run(self.place.engine.load_policy, folder, version)
         say_list_fault(self.place.rules, self.place.engine)
         await self.compute.run(require_sound_policy, self.place.rules, self.place.engine)
@@ -360,14 +377,14 @@ class WorkerLoop:
         return run.latest_version, run.checkpoints[run.latest_version].manifest_root
 
     async def _prefetch(self) -> None:
-        """Have the newest policy in the engine once it is fetched, unless that is at work."""
+        """Load the newest policy once it is fetched, if the engine is idle."""
         newest = self._newest()
         if newest and newest == self.place.held.fetched and not self.station.is_held:
             async with self.policy(*newest):
                 pass
 
     async def _keep_fetched(self) -> None:
-        """Fetch each version once it is on chain, while the loops go on with the one before."""
+        """Fetch each version once it is on chain, while the loops continue with the one before."""
         held, outages = self.place.held, Outages()
         while True:
             self._published.clear()
@@ -380,13 +397,13 @@ class WorkerLoop:
                     continue
                 outages.recovered()
                 held.fetched = newest
-            # Events may be missed; a look costs nothing.
+            # Events may be missed, and a check is cheap.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.place.heartbeat_s):
                     await self._published.wait()
 
     def version_at_hand(self) -> PolicyVersion | None:
-        """Return the version to go on with while a newer one is fetched; None for the newest."""
+        """Return the version to continue with while a newer one is fetched; None for the newest."""
         loaded, newest = self.station.loaded, self._newest()
         if loaded is None or newest in (None, loaded, self.place.held.fetched):
             return None
@@ -395,19 +412,29 @@ class WorkerLoop:
     # 4. lease
 
     async def lease(self) -> Lease | NoWork:
-        """Return a ticket, which nobody has checked yet, or when to ask again."""
+        """Return an unchecked ticket, or when to ask again."""
         place = self.place
         version = self.version_at_hand()
-        return await place.api.lease(place.run_id, place.held.tickets, version=version)
+        return await place.api.lease(place.run_id, await self._not_wanted(), version=version)
+
+    async def _not_wanted(self) -> list[Ticket]:
+        """Return the tickets that must not be given out again: those in progress, and those that
+        are left to lapse.
+        """
+        held = self.place.held
+        if held.lapsing:
+            now = await self.place.now()
+            return held.tickets + [ticket for ticket in held.lapsing if ticket.deadline > now]
+        return held.tickets
 
     def _pause_of_slowness(self) -> float:
-        """Return how long to wait because another ticket would not be done in time; 0 for not."""
+        """Return the pause in seconds if another ticket would not be done in time, else 0."""
         station, lease_s = self.station, self.place.held.lease_s
         if station.reaches(lease_s):
             return 0.0
         if station.waiting:
             return self._idle()
-        # What a ticket asks for may change: one is tried again.
+        # Tickets may change, so one is tried again.
         takes_s = station.takes_s
         station.forget_speed()
         self._idle()
@@ -415,22 +442,23 @@ class WorkerLoop:
             ConfigError(
                 f"a ticket of this run takes this machine about {takes_s:,.0f} s, and must be done "
                 f"in {REACH:.0%} of the {lease_s:,.0f} s that it is given",
-                hint="a faster machine or --dtype bfloat16; or the run's owner: longer leases "
-                "(orchestrator run --lease-s), smaller submissions in the next recipe",
+                hint="use a faster machine or --dtype bfloat16; or ask the run's owner for "
+                "longer leases (orchestrator run --lease-s) or smaller submissions in "
+                "the next recipe",
             )
         )
 
     async def _idle_without(self, answer: NoWork) -> float:
         """Note that there is no ticket; return how many seconds to wait before the next try."""
         if self.place.held.tickets:
-            # Another loop of this node works, and asks again once it is done.
+            # Another loop of this node is working, and asks again when it is done.
             return max(answer.retry_after_s * PATIENCE, self._idle())
         self._note_reason(answer.reason)
         await self._prefetch()
         return max(answer.retry_after_s, self._idle())
 
     def _note_reason(self, reason: str | None) -> None:
-        """Say once why there is work but no ticket."""
+        """Log once why there is work but no ticket."""
         if reason is not None and reason != self._no_ticket_because:
             hint = NO_TICKET_HINTS.get(reason)
             logger.warning("no ticket for this worker", extra={"reason": reason, "hint": hint})
@@ -446,13 +474,16 @@ class WorkerLoop:
             place.worker,
             place.run.config.orchestrator,
         )
+        if slot_of(lease.ticket) in map(slot_of, place.held.tickets):
+            # Two files for one slot would be a fraud, whichever policies they are of.
+            return TicketFault.SLOT_HELD
         earlier = place.journal.signed(lease.ticket)
         signed = earlier.ticket if earlier else None
         fault = lease_fault(lease.ticket, lease.signature, terms, now=now, signed=signed)
         if fault is None:
             left_s = lease.ticket.deadline - now
             self._due_at = time.monotonic() + left_s
-            # One that is given again has less left than it had.
+            # A ticket that is given again has less time left than the full lease.
             place.held.lease_s = max(place.held.lease_s or 0.0, left_s)
         return fault
 
@@ -468,8 +499,8 @@ class WorkerLoop:
     async def generate(self, ticket: Ticket) -> list[Rollout]:
         """Return the ticket's rollouts, by its policy.
 
-        Raises EngineError when a validator would not accept them, TaskError when they cannot be
-        graded, or would not be done in time.
+        Raises EngineError when the self-check fails, TaskError when they cannot be graded or would
+        not be done in time.
         """
         station = self.station
         station.waiting += 1
@@ -504,12 +535,12 @@ class WorkerLoop:
             raise
 
     async def check(self, rollouts: list[Rollout], generating_s: float) -> None:
-        """Raise EngineError when a validator would not accept what was generated just now."""
+        """Raise EngineError when the self-check of the new rollouts fails."""
         place = self.place
         try:
             await self.compute.run(require_sound, rollouts, place.rules, place.engine, generating_s)
         except EngineError:
-            # Perhaps it is the weights: they are read again before the next try.
+            # The weights may be corrupted: they are loaded again before the next try.
             self.station.loaded = None
             raise
 
@@ -518,7 +549,7 @@ class WorkerLoop:
     async def submit(self, ticket: Ticket, rollouts: list[Rollout]) -> None:
         """Journal, sign and upload the rollouts, unless their time is over."""
         if await self._has_lapsed(ticket):
-            # A machine that slept, or is too slow. What is not signed can be leased again.
+            # The machine slept or is too slow. Unsigned work can be leased again.
             logger.warning("ticket left to lapse, its time is over", extra=_fields(ticket))
             return
         data = await self.compute.run(encode_rollouts, rollouts)
@@ -526,26 +557,30 @@ class WorkerLoop:
         signed = await asyncio.to_thread(
             self.place.journal.record, ticket, self._ticket_signature, submission, data
         )
-        await self._upload(signed, data)
+        if signed.submission == submission:
+            await self._upload(signed, data)
+        else:
+            await self._submit_again(signed)
 
     async def _has_lapsed(self, ticket: Ticket) -> bool:
         try:
             return await self.place.now() > ticket.deadline
         except ChainError:
-            # The work is done: the orchestrator will say whether it came in time.
+            # The work is done: the orchestrator decides whether it is in time.
             return False
 
     def claim(self, ticket: Ticket, rollouts: list[Rollout], data_hash: Hash32) -> Submission:
-        """Return what is signed about a file of rollouts."""
+        """Return the submission to sign for a file of rollouts."""
         return submission_of(ticket, rollouts, data_hash, self.place.rules.recipe)
 
     async def _resume(self) -> None:
-        """Upload again what has no outcome yet: a crash may have come before the upload."""
+        """Upload again submissions without an outcome: a crash may have prevented the upload."""
         for signed in list(self.place.journal.unfinished().values()):
             await self._submit_again(signed)
 
     async def _submit_again(self, signed: SignedSubmission) -> None:
-        """Upload what was signed for the slot before, if it is still here; nothing else ever is."""
+        """Upload the submission signed for the slot, if its file still exists; no other may ever be
+        signed."""
         data = await asyncio.to_thread(self.place.journal.data, signed)
         if data is None:
             logger.debug("signed slot has no file any more", extra=_fields(signed.ticket))
@@ -579,7 +614,7 @@ class WorkerLoop:
             return
 
     async def _give_up(self, signed: SignedSubmission, said: str) -> None:
-        """Leave what the orchestrator refused to the worker's own submission, if it has one."""
+        """Leave a submission that the orchestrator refused to `silence`, if there is one."""
         if self.silence is not None:
             self.silence.refused[signed.slot] = said
         else:
@@ -588,7 +623,7 @@ class WorkerLoop:
     # 10. settle
 
     async def settle(self) -> None:
-        """Note what became of this worker's submissions in batches posted since the last time."""
+        """Note the outcomes of this worker's submissions in batches posted since the last call."""
         view = self.place.view
         account = view.workers.get(self.place.worker)
         while self._posted and account is not None:
@@ -598,6 +633,7 @@ class WorkerLoop:
                     if record.worker_id == account.worker_id:
                         await self._settle(batch, position, record)
             self._posted.popleft()
+        await self._contest_all()
 
     async def _settle(self, batch: BatchView, position: int, record: OutcomeRecord) -> None:
         is_accepted = record.verdict is Verdict.ACCEPTED
@@ -610,13 +646,13 @@ class WorkerLoop:
         slot = (self.place.run_id, self.place.worker, record.step, record.index)
         signed = self.place.journal.unfinished().get(slot)
         if signed is None:
-            # Settled before this process started, or by another one of the same worker.
+            # Settled before this process started, or by another node of the same worker.
             return
         is_elsewhere = self.silence is not None and self.silence.is_on_chain(signed)
         if record.reason is Reason.SLOT_REUSED and is_elsewhere and batch.direct is None:
-            return  # the outcome of its own submission is another
+            return  # its directly committed submission has another outcome
         if record.reason is Reason.BATCH_MISDECLARED and self.silence is not None:
-            # Its slot is not used: the same is submitted directly, if it was not yet.
+            # The slot is not used: the same work is submitted directly, unless it already was.
             self.silence.refused[signed.slot] = record.reason.name
             return
         fields = {**_fields(signed.ticket), "units": record.units}
@@ -625,38 +661,52 @@ class WorkerLoop:
         else:
             outcome = {"verdict": record.verdict.name, "reason": record.reason.name}
             logger.warning("submission not accepted", extra={**fields, **outcome})
-            if record.verdict is Verdict.FRAUD:
-                await self._contest(signed, batch, position)
+            if record.verdict is Verdict.FRAUD and self.silence is not None:
+                self.silence.accused[slot] = Accused(signed, batch, position)
+                return
         await asyncio.to_thread(self.place.journal.finish, signed, record.verdict.name)
 
     # 11. dispute
 
-    async def _contest(self, signed: SignedSubmission, batch: BatchView, position: int) -> None:
-        """Claim that work is honest which was called fraud, unless this machine finds a fault."""
-        where = f"{batch.batch_id}:{position}"
+    async def _contest_all(self) -> None:
+        """Dispute the verdicts of fraud; an outage only delays that."""
         if self.silence is None:
             return
+        for slot, accused in list(self.silence.accused.items()):
+            if time.monotonic() < self._contest_at:
+                return
+            try:
+                await self._contest(self.silence, accused)
+            except (*SURVIVED, TimeoutError) as error:
+                self._contest_at = time.monotonic() + self.contests.failed(error)
+                return
+            self.contests.recovered()
+            await asyncio.to_thread(self.place.journal.finish, accused.signed, Verdict.FRAUD.name)
+            del self.silence.accused[slot]
+
+    async def _contest(self, silence: SilenceDuty, accused: Accused) -> None:
+        """Dispute a verdict of fraud, unless this machine confirms the fault, or the chain refuses
+        a claim.
+        """
         try:
-            if not await self._passes_again(signed, batch, position):
+            if not await self._passes_again(silence, accused):
                 logger.error("this machine finds its own work at fault, too: nothing is claimed")
                 return
-            await self.silence.claim(signed, batch, position)
-        except (*SURVIVED, ConfigError, TimeoutError) as error:
+            await silence.claim(accused.signed, accused.batch, accused.position)
+        except (ContractRevert, ConfigError) as error:
+            where = f"{accused.batch.batch_id}:{accused.position}"
             hint = f"claim by hand: muster dispute open {where} --keystore FILE"
             fields = {"submission": where, "error": str(error), "hint": hint}
             logger.error("honest work was called fraud and could not be claimed", extra=fields)
 
-    async def _passes_again(
-        self, signed: SignedSubmission, batch: BatchView, position: int
-    ) -> bool:
-        """Return whether the validators' own checks accept what was submitted."""
-        assert self.silence is not None  # asked by it alone
-        place = self.place
+    async def _passes_again(self, silence: SilenceDuty, accused: Accused) -> bool:
+        """Return whether the validators' own checks accept a submission on this machine."""
+        place, signed, batch = self.place, accused.signed, accused.batch
         data = await asyncio.to_thread(place.journal.data, signed)
         if data is None:
             return False
-        entry = entry_of(self.silence.work(signed), batch.committed_at)
-        claim = claim_of(place.view, batch, entry, position, place.domain)
+        entry = entry_of(silence.work(signed), batch.committed_at)
+        claim = claim_of(place.view, batch, entry, accused.position, place.domain)
         if check_claim(claim):
             return False
         rows = await self.compute.run(decode_rollouts, data)
@@ -665,15 +715,15 @@ class WorkerLoop:
             judgement = await self.compute.run(examine, claim, rows, place.rules, place.engine)
         return judgement.finding is None
 
-    # Standing and signs of life
+    # Standing and heartbeats
 
     def require_good_standing(self) -> None:
-        """Raise MusterError when the chain says that this node may not work."""
+        """Raise MusterError when this node may not work, by the chain."""
         place = self.place
         require_good_standing(place.view, place.run_id, place.worker, self._node)
 
     async def _require_good_standing(self) -> None:
-        """As `require_good_standing`, once the bonds and cases of its own are over."""
+        """Like `require_good_standing`, but only after its own bonds and cases are over."""
         try:
             self.require_good_standing()
         except MusterError as error:
@@ -681,6 +731,10 @@ class WorkerLoop:
                 fields = {"error": str(error)}
                 logger.warning("no more work, staying for own bonds and cases", extra=fields)
                 self.state = "idle"
+                ends_at = time.monotonic() + self.silence.times.longest_s
+                while self.silence.accused and time.monotonic() < ends_at:
+                    await self._contest_all()
+                    await asyncio.sleep(self.place.poll_s)
                 await self.silence.until_done()
             raise
 
@@ -702,7 +756,7 @@ class WorkerLoop:
                 )
                 wants_hardware = answer.wants_hardware
             except ApiError as error:
-                # Leasing reports outages; a missed sign of life changes nothing.
+                # Leasing reports outages; a missed heartbeat is harmless.
                 logger.debug("heartbeat failed", extra={"code": error.code})
             await asyncio.sleep(self.place.heartbeat_s)
 

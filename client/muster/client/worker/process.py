@@ -1,5 +1,5 @@
-"""A worker process: connects, loads the run's documents and the engine, runs the loop, and
-beside it what helps when the run is silent.
+"""A worker process: connects, loads the run's documents and the engine, and runs the loop and,
+beside it, the duty for silence of the run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 LoopClass = Callable[[WorkerPlace], WorkerLoop]
 """Makes the loops of a node."""
 Watch = Callable[[WorkerLoop, Chain], Coroutine[Any, Any, None]]
-"""Shows what a worker does, until cancelled."""
+"""Shows a worker's state until cancelled."""
 
 
 async def run_worker(
@@ -43,19 +43,19 @@ async def run_worker(
 ) -> None:
     """Work until cancelled; raises MusterError when the worker cannot or may not work.
 
-    `watch` runs beside the loop and looks at it.
+    `watch` runs beside the loop and displays it.
     """
     with SubmissionJournal(settings.state_dir) as journal:
         async with (
             connect(settings, node) as connected,
             Sources(connected.relays) as rooms,
         ):
-            # Before the model, which may take minutes to load.
+            # Checked before the model is loaded, which may take minutes.
             require_good_standing(connected.view, settings.run, settings.worker, node.address)
             folder = settings.state_dir / TASK_SETS
             rules = await fetch_rules(connected.api, connected.run.config, folder)
             require_fit(rules.recipe, rules.calibration, settings)
-            # A grade by another verifier may be a fraud.
+            # Grading with another verifier could count as fraud.
             await asyncio.to_thread(require_pinned, rules.recipe.verifiers)
             first, *others = settings_of_engines(with_context(settings, rules))
             place = WorkerPlace(
@@ -104,26 +104,28 @@ async def make_loops(
     others: Sequence[WorkerSettings],
     engine_factory: EngineFactory,
 ) -> WorkerLoop:
-    """Return the node's first loop with its helpers: so many for each engine, of which `others` are
-    made here.
+    """Return the node's first loop with its helpers: `tickets_per_engine` loops for each engine.
+    The engines of `others` are created here.
     """
     places = [place]
     for settings in others:
         engine = await load_engine(engine_factory, settings)
         places.append(replace(place, engine=engine, station=Station()))
-    # The first loops of all engines come first: each has a ticket before any has a second.
+    # The first loops of all engines come first, so that each engine has a ticket before any has
+    # two.
     loops = [loop_class(each) for _ in range(place.tickets_per_engine) for each in places]
     loops[0].take_helpers(loops[1:])
     return loops[0]
 
 
 async def warn_of_no_bond(chain: Chain, node: Wallet, times: Times) -> None:
-    """Say what a node lacks to submit its own work, should the orchestrator keep it."""
+    """Warn if a node lacks tokens or gas to submit its own work when the orchestrator withholds
+    it."""
     coins, needed = await coins_of(chain, node.address), await gas_money(chain, "dispute")
     tokens, bond = await chain.token.balance_of(node.address), times.court.bond
     if coins < needed.wei or tokens < bond:
         logger.warning(
-            "the node could not submit by itself, should the orchestrator keep its work",
+            "the node has no money to submit by itself if the orchestrator ignores its work",
             extra={
                 "holds": f"{format_tokens(tokens)} tokens, {format_coins(coins)} for gas",
                 "needs": f"a bond of {format_tokens(bond)} tokens, {needed} for gas",

@@ -1,16 +1,16 @@
-"""What a worker does about silence: its work is judged and paid whoever keeps it back.
+"""Steps of a worker against silence: its work gets judged and paid even if others withhold it.
 
-  look up    where its work is on chain, and keep the proof: nobody may show it again
-  submit     by itself, with its ticket and a bond, what the orchestrator did not commit in time
-  split      its submission out of a batch that nobody judged
-  summon     judges of the network for it
-  void       what they did not see either, so that the bond comes back
-  claim      that its work is honest, where a quorum of the run called it fraud
-  settle     cases that it opened and that nobody closed
+  look up    find its work on chain, and keep the proof: it may not be shown again
+  submit     commit directly, with ticket and bond, work that the orchestrator did not commit
+  split      split its submission off a batch that nobody judged
+  summon     call judges of the network for it
+  void       declare void what they did not see either, so that the bond is returned
+  claim      dispute a verdict of fraud by a quorum of the run
+  settle     close cases that it opened and nobody closed
 
-File and proofs go into the rooms of relays, which the chain names as sources. What is next follows
-from the chain and the journal alone, so a worker that was killed goes on. Never more is at stake
-than one bond for each piece of work, and what gas costs: all of it is the node's own.
+File and proofs go into the rooms of relays, which are named as sources on chain. The next step
+follows from the chain and the journal alone, so a killed worker can resume. At most one bond per
+submission, and gas, are at risk; both belong to the node.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 15
-"""So long after a ticket's deadline the orchestrator may still commit what it took."""
+"""Seconds after a ticket's deadline that the orchestrator gets to commit an upload."""
 RETRY_S = 5.0
-"""Shortest time between two tries of one step."""
+"""Minimum seconds between two tries of one step."""
 ASK_S, LONGEST_ASK_S = 2.0, 60.0
-"""Shortest and longest time between two questions where a submission is."""
+"""Shortest and longest pause in seconds between two queries for a submission's batch."""
 LOOK_UP_S = 5.0
-"""Longest time in which all of it is asked for at once."""
+"""Deadline in seconds for one round of queries."""
 ROOM_TRIES = 8
-"""How often a room is offered work that it did not take: it may not have read the chain yet."""
+"""How often work is offered to a room that refuses it: the room may not have read the chain yet."""
 HONEST = Ruling(Verdict.ACCEPTED, Reason.NONE)
-"""What a worker claims of its own work."""
+"""The ruling that a worker claims for its own work."""
 _OVERTAKEN = OVERTAKEN | {
     "CourtBondHeld",
     "CourtCaseExists",
@@ -69,34 +69,34 @@ _OVERTAKEN = OVERTAKEN | {
     "LedgerSlotUsed",
     "LedgerWrongTime",
 }
-"""Refusals that say it was done already, or that the chain's clock is not where ours is."""
+"""Contract errors that mean it was done already, or the chain's clock differs from ours."""
 
 
 class SilenceStep(StrEnum):
-    """What a worker does next about work that it signed."""
+    """The next step of a worker for signed work."""
 
     SUBMIT = "submit directly"
     """Commit it without the orchestrator."""
     SPLIT = "split off"
-    """Take it out of a batch that nobody judged."""
+    """Split it off a batch that nobody judged."""
     SUMMON = "summon judges"
     """Call judges of the network for it."""
     VOID = "void"
-    """Have it declared void: nobody judged it, and nobody can any more."""
+    """Declare it void: nobody judged it, and nobody can any more."""
     RETURN = "return the bond"
-    """Have the bond paid back: it is judged or void."""
+    """Get the bond back, because the work is judged or void."""
     SETTLE = "settle"
     """Close a case whose jury is out of time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long the chain gives."""
+    """Time windows on chain."""
 
     outcome_deadline_s: int
     """Seconds after a commitment by which outcomes are due."""
     appeal_s: int
-    """Seconds from then on in which judges of the network can be called."""
+    """Seconds after that deadline during which judges of the network can be called."""
     court: CourtTerms
     """The court's terms."""
 
@@ -107,7 +107,7 @@ class Times:
 
 
 async def read_times(chain: Chain) -> Times:
-    """Return how long the chain gives."""
+    """Return the time windows on chain."""
     return Times(
         outcome_deadline_s=await chain.ledger.outcome_deadline(),
         appeal_s=await chain.ledger.appeal_time(),
@@ -124,10 +124,10 @@ def next_step(
     *,
     is_refused: bool = False,
 ) -> SilenceStep | None:
-    """Return what to do about a piece of work at a time of the chain's clock; None for nothing.
+    """Return the next step for signed work at chain time `at`, or None.
 
-    `batch` is the one that holds it, `case` the summons about that; `is_refused` says that the
-    orchestrator will not take it.
+    `batch` is the one that holds it, `case` its call for judges; `is_refused` tells that the
+    orchestrator refused the work.
     """
     deadline = signed.ticket.deadline
     if batch is None:
@@ -144,19 +144,20 @@ def next_step(
 
 
 def find_batch(view: ChainView, own: BatchView | None, proven: Proven | None) -> BatchView | None:
-    """Return the batch that holds a submission, its own before the orchestrator's."""
+    """Return the batch that holds a submission; the worker's own batch before the
+    orchestrator's."""
     if own is not None:
         return own
     batch = view.batches.get(proven.name.batch_id) if proven else None
-    # After a reorganisation another batch may have the number.
+    # After a reorganisation another batch may have the id.
     return batch if batch is not None and proven is not None and batch.name == proven.name else None
 
 
 def prove_among(
     batch: BatchView, entries: Sequence[BatchEntry], signed: SignedSubmission
 ) -> Proven | None:
-    """Return the proof that a batch on chain holds a submission, from what a source says that the
-    batch is made of; None when that is not so.
+    """Return the proof that a batch on chain holds a submission, computed from the content that a
+    source shows; None if it does not.
     """
     leaves = [entry.submission.leaf() for entry in entries]
     leaf = signed.submission.leaf()
@@ -167,7 +168,7 @@ def prove_among(
 
 
 def named_sources(urls: Sequence[str]) -> list[str]:
-    """Return the URLs that the chain takes."""
+    """Return the URLs that are short and few enough for the chain."""
     return [url for url in dict.fromkeys(urls) if len(url.encode()) <= MAX_URL_CHARS][:MAX_NAMED]
 
 
@@ -175,15 +176,27 @@ def named_sources(urls: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class Accused:
+    """Work with a verdict of fraud."""
+
+    signed: SignedSubmission
+    """The submission."""
+    batch: BatchView
+    """The batch that holds it."""
+    position: int
+    """Its place in the batch."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Asked:
-    """When the orchestrator was asked where a submission is."""
+    """The last query to the orchestrator about a submission."""
 
     newest: int
     """The run's newest batch at that time."""
     pause_s: float
-    """How long it is left in peace."""
+    """Pause in seconds before the next query."""
     again_at: float
-    """Until when, of our clock."""
+    """Clock time of the next query."""
 
 
 class SilenceDuty:
@@ -199,15 +212,18 @@ class SilenceDuty:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`chain` signs transactions and puts up bonds, as the node or as the worker's own wallet;
-        file and proofs are put into `rooms`, and the chain names the URLs in `named` for them.
+        """`chain` sends transactions and pays bonds, from the node's or the worker's own wallet;
+        file and proofs are uploaded to `rooms`, and the URLs in `named` are published on chain as
+        sources.
         """
         self.node = node
         self.chain = chain
         self.rooms = rooms
         self.times = times
         self.refused: dict[Slot, str] = {}
-        """Work that the orchestrator will not take, and what it said."""
+        """Work that the orchestrator refused, with its reason."""
+        self.accused: dict[Slot, Accused] = {}
+        """Work that was called fraud, until it is claimed or given up."""
         self._sources = named_sources(named)
         self._clock = clock
         self._time = ChainClock(chain, clock)
@@ -225,40 +241,40 @@ class SilenceDuty:
 
     @property
     def own_work(self) -> Mapping[Hash32, BatchView]:
-        """The batches that the worker committed, or took out of others, by their leaf."""
+        """The batches that the worker committed directly or split off, by leaf."""
         return self.node.view.own_work.get((self.node.run_id, self.node.worker), {})
 
     def work(self, signed: SignedSubmission) -> LeasedWork:
-        """Return a submission with all that proves it."""
+        """Return a submission with all its proofs."""
         signature = self.node.sign(signed.submission)
         return LeasedWork(signed.submission, signature, signed.ticket, signed.ticket_signature)
 
     def own_batch(self, signed: SignedSubmission) -> BatchView | None:
-        """Return the batch in which the worker committed a submission by itself."""
+        """Return the batch in which the worker committed a submission directly."""
         return self.own_work.get(signed.submission.leaf())
 
     def is_on_chain(self, signed: SignedSubmission) -> bool:
-        """Return whether the worker committed a submission by itself."""
+        """Return whether the worker committed a submission directly."""
         return self.own_batch(signed) is not None
 
     def is_done(self) -> bool:
-        """Return whether no bond and no case of its own is left."""
+        """Return whether it has no bonds, no cases and no claims to make left."""
         view, own = self.node.view, self.own_work.values()
         waits = any(not batch.is_void and batch.records is None for batch in own)
-        return not (
-            waits or self.bonds() or any(self._is_mine(case) for case in view.cases.values())
-        )
+        has_cases = any(self._is_mine(case) for case in view.cases.values())
+        return not (waits or self.accused or self.bonds() or has_cases)
 
     async def until_done(self) -> None:
-        """Wait until no bond and no case of its own is left, as long as that can take."""
+        """Wait until it has no bonds and no cases left, at most for the longest possible time."""
         ends_at = self._clock() + self.times.longest_s
         while not self.is_done() and self._clock() < ends_at:
             await asyncio.sleep(self.node.poll_s)
 
     async def serve(self) -> None:
-        """Do what can be done about every piece of work now."""
+        """Take all steps that are possible now."""
         node, own = self.node, self.own_work
-        waiting = list(node.journal.unfinished().values())
+        unfinished = node.journal.unfinished().values()
+        waiting = [signed for signed in unfinished if signed.slot not in self.accused]
         cases = [case for case in node.view.cases.values() if self._is_mine(case)]
         bonds = self.bonds()
         if not (waiting or cases or bonds):
@@ -289,8 +305,8 @@ class SilenceDuty:
     def next_of(
         self, signed: SignedSubmission, own: BatchView | None, at: float, *, is_refused: bool
     ) -> tuple[BatchView | None, SilenceStep | None]:
-        """Return the batch that holds a piece of work, if one is known, and what to do about it;
-        `own` is the batch in which the worker committed it by itself.
+        """Return the batch that holds a submission, if known, and the next step; `own` is the batch
+        in which the worker committed it directly.
         """
         node = self.node
         batch = find_batch(node.view, own, node.journal.proven(signed))
@@ -305,7 +321,7 @@ class SilenceDuty:
     async def act(
         self, step: SilenceStep, signed: SignedSubmission, batch: BatchView | None
     ) -> str:
-        """Take a step about a piece of work and return the transaction; raises MusterError."""
+        """Take a step for signed work and return the transaction; raises MusterError."""
         receipt = await self._perform(step, signed, batch)
         fields = {**_about(signed), "taken": step, "tx": receipt.tx_hash}
         logger.warning("the run is silent about work: took a step", extra=fields)
@@ -327,38 +343,41 @@ class SilenceDuty:
         if step is SilenceStep.SUMMON:
             return await chain.court.summon(header, signed.submission, self._sources)
         proven = self.node.journal.proven(signed)
-        assert step is SilenceStep.SPLIT  # nothing else is left
-        assert proven is not None  # found by it
+        assert step is SilenceStep.SPLIT  # the only remaining step
+        assert proven is not None  # the batch was found by its proof
         await self._provide_bond()
         work = self.work(signed)
         return await chain.ledger.split_off(header, work, proven.proof, self._sources)
 
     async def _provide_bond(self) -> None:
-        """Let the court take a bond; raises ConfigError when the account does not hold it."""
+        """Approve the bond for the court; raises ConfigError when the account has too few
+        tokens."""
         chain, bond_wei = self.chain, self.times.court.bond
         held = await chain.token.balance_of(chain.me)
         if held < bond_wei:
             raise ConfigError(
                 f"the bond is {format_tokens(bond_wei)} tokens, {chain.me} holds "
                 f"{format_tokens(held)}",
-                hint="send it tokens, or use the worker's wallet: muster worker submit-direct",
+                hint=f"send tokens to {chain.me}, or use the worker's wallet: muster worker "
+                "submit-direct --payer FILE",
             )
         await chain.allow("DisputeCourt", bond_wei)
 
     def _require_bench(self) -> None:
-        """Raise ConfigError when nobody could judge: the bond would be put up for nothing."""
+        """Raise ConfigError when no juror could judge, so that the bond would be wasted."""
         node = self.node
         if not eligible_jurors(node.view, node.run, node.worker):
             raise ConfigError(
                 "nobody of the network's bench could judge this run's work",
-                hint="muster juror join puts an account there; see muster run show",
+                hint="an account joins the bench with muster juror join; muster run show "
+                "counts those that could judge",
             )
 
-    # Where the work is
+    # Finding the work on chain
 
     async def _look_up_all(self, waiting: Sequence[SignedSubmission]) -> None:
-        """Ask where work is of which that is not known, for a few seconds: an orchestrator that
-        hangs must not make the worker's own submission late.
+        """Query the batches of work whose place is unknown, for a few seconds only: an orchestrator
+        that hangs must not delay the worker's direct submission.
         """
         journal, view = self.node.journal, self.node.view
         try:
@@ -370,7 +389,7 @@ class SilenceDuty:
             logger.debug("the orchestrator is too slow to say where work is")
 
     async def look_up(self, signed: SignedSubmission) -> None:
-        """Ask the orchestrator in which batch it committed a submission, and keep the proof."""
+        """Query the batch in which the orchestrator committed a submission, and keep the proof."""
         node = self.node
         if node.api is None or not self._is_time_to_ask(signed):
             return
@@ -380,7 +399,7 @@ class SilenceDuty:
                 return
             batch = node.view.batches.get(state.batch_id)
             if batch is None or batch.run_id != node.run_id:
-                return  # it has read more of the chain than we did
+                return  # the orchestrator has read more of the chain than this node
             entries = (await node.api.batch(batch.batch_id)).submissions
         except ApiError as error:
             logger.debug("the orchestrator does not say", extra={"error": str(error)})
@@ -390,7 +409,7 @@ class SilenceDuty:
             self._steps.report(batch.name, "the orchestrator shows a batch that is not on chain")
             return
         if is_misdeclared(batch, [entry.submission for entry in entries]):
-            # It will be refused as a whole, and fills no slot.
+            # Such a batch will be refused as a whole, and fills no slot.
             held = sum(entry.submission.units for entry in entries)
             what = "a batch was committed to with fewer units than it holds: submitting by itself"
             self._steps.report(batch.name, what, declared=batch.units, holds=held)
@@ -399,8 +418,8 @@ class SilenceDuty:
         await asyncio.to_thread(node.journal.prove, signed, proven)
 
     def _is_time_to_ask(self, signed: SignedSubmission) -> bool:
-        """Return whether to ask where a submission is: soon after each new batch, then ever less
-        often, for an orchestrator has many workers, and may be a block behind.
+        """Return whether to query a submission's batch now: soon after each new batch, then less
+        and less often, since an orchestrator has many workers and may be a block behind.
         """
         now = self._clock()
         newest = self.node.view.newest_batch.get(self.node.run_id, 0)
@@ -426,13 +445,13 @@ class SilenceDuty:
         await close_case(self.chain.once(named), self.node.view, case)
 
     def bonds(self) -> list[BatchView]:
-        """Return the own batches that are judged or void and whose bonds may still be held."""
+        """Return the worker's own batches that are judged or void and may still hold bonds."""
         own = self.own_work.values()
         over = (b for b in own if b.status is BatchStatus.JUDGED or b.is_void)
         return [batch for batch in over if batch.batch_id not in self._returned]
 
     async def return_bond(self, batch: BatchView) -> None:
-        """Have the bond of a batch that is over paid back, if it is held."""
+        """Get the bond of a finished batch back, if it is still held."""
         chain = self.chain
         [payer] = await chain.read("DisputeCourt", "bondOf", [batch.batch_id])
         if payer != ZERO_ADDRESS:
@@ -442,8 +461,8 @@ class SilenceDuty:
         self._returned.add(batch.batch_id)
 
     async def claim(self, signed: SignedSubmission, batch: BatchView, position: int) -> bool:
-        """Claim before the network's jurors that work which was called fraud is honest, and show
-        them the file; returns whether a claim stands. Raises MusterError when that cannot be.
+        """Dispute a verdict of fraud before the network's jurors, and show them the file; returns
+        whether a claim exists. Raises MusterError when that is not possible.
         """
         from muster.client.disputes.claims import claim
 
@@ -466,8 +485,8 @@ class SilenceDuty:
     # Rooms
 
     async def fill_rooms(self) -> None:
-        """Offer file and proofs of every piece of work that is on chain by itself, until every
-        room has them or has refused them often enough.
+        """Offer file and proofs of all directly committed work, until every room has them or has
+        refused them often enough.
         """
         node = self.node
         own = self.own_work
@@ -484,7 +503,7 @@ class SilenceDuty:
             self._rooms[leaf] = (ROOM_TRIES if done else tries + 1, self._clock() + pause)
 
     async def deposit(self, signed: SignedSubmission) -> bool:
-        """Put file and proofs into all rooms; return whether none refused them."""
+        """Upload file and proofs to all rooms; return whether none refused them."""
         node = self.node
         data = await asyncio.to_thread(node.journal.data, signed)
         if data is None or not self.rooms.urls:

@@ -1,8 +1,8 @@
-"""The trap worker: an honest, staked worker, but where its plan says so one sample is spoilt.
+"""The trap worker: an honest, staked worker that spoils one sample in the slots of its plan.
 
-A trap is tried with the validators' own checks before it is submitted: exactly one strike, so that
-its right verdict is Rejected, and the worker loses no more than its pay. Where no way of spoiling
-the sample fails the checks, the file stays honest, and is noted as such.
+A trap is tested with the validators' own checks before it is submitted: it must give exactly one
+strike, so that the right verdict is Rejected and the worker loses only its pay. If no way of
+spoiling the sample fails the checks, the file stays honest, and is noted as such.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ logger = logging.getLogger(__name__)
 Slot = tuple[int, int]
 """Step and index."""
 COLDER = 10.0
-"""What a cold sample's temperature is divided by."""
+"""Divisor of a cold sample's temperature."""
 
 
 class TrapJournal(Journal):
-    """Remembers what was laid, before it is signed."""
+    """Stores each trap before it is signed."""
 
     def __init__(self, folder: Path) -> None:
         self.laid: dict[Slot, dict[str, Any]] = {}
@@ -47,7 +47,7 @@ class TrapJournal(Journal):
         self.laid[int(entry["step"]), int(entry["index"])] = entry
 
     def record(self, slot: Slot, file_hash: Hash32, kind: TrapKind | None) -> None:
-        """Note what a planned slot became: a trap of some kind, or an honest file."""
+        """Note the result for a planned slot: a kind of trap, or an honest file."""
         entry = {
             "step": slot[0],
             "index": slot[1],
@@ -59,7 +59,7 @@ class TrapJournal(Journal):
 
 
 class TrapWorker(WorkerLoop):
-    """Follows a plan, which says what slots are traps; notes what it lays."""
+    """Follows a plan of slots for traps, and notes the traps that it lays."""
 
     def __init__(self, place: WorkerPlace, plan: TrapPlan, traps: TrapJournal) -> None:
         super().__init__(place)
@@ -78,7 +78,7 @@ class TrapWorker(WorkerLoop):
         self._spoilt: dict[Slot, TrapKind | None] = {}
 
     async def generate(self, ticket: Ticket) -> list[Rollout]:
-        """Return the ticket's rollouts, one spoilt where the plan says so."""
+        """Return the ticket's rollouts, with one spoilt if the plan has the slot."""
         rollouts = await super().generate(ticket)
         trap = self.plan.trap_at(ticket.step, ticket.index)
         if trap is None:
@@ -91,7 +91,7 @@ class TrapWorker(WorkerLoop):
         return rollouts
 
     def claim(self, ticket: Ticket, rollouts: list[Rollout], data_hash: Hash32) -> Submission:
-        """Note what the slot became, then claim as any worker does."""
+        """Note the result for the slot, then claim as any worker does."""
         slot = (ticket.step, ticket.index)
         if slot in self._spoilt and slot not in self.traps.laid:
             kind = self._spoilt.pop(slot)
@@ -102,7 +102,7 @@ class TrapWorker(WorkerLoop):
         return super().claim(ticket, rollouts, data_hash)
 
 
-# Laying: off the event loop
+# Laying traps, off the event loop
 
 
 def lay(
@@ -112,13 +112,14 @@ def lay(
     rules: Rules,
     engine: InferenceEngine,
 ) -> tuple[TrapKind | None, list[Rollout]]:
-    """Return the rollouts with one sample spoilt, and how; as they were where nothing fails."""
+    """Return the kind of trap and the rollouts with one spoilt sample; unchanged if no kind fails
+    the checks."""
     number = trap.row % len(rollouts)
     for kind in trap.kinds():
         if kind is TrapKind.OTHER_PROOF:
             spoilt = _with_other_proof(rollouts, number)
         else:
-            # Only the sampling differs: the claim is the ticket's, and the reward is real.
+            # Only the sampling differs: the row claims the ticket's seed, and its reward is real.
             change = _with_other_seed if kind is TrapKind.OTHER_SEED else _colder
             spoilt = generate_row(ticket, rules, engine, number, change)
         if spoilt is not None and _strikes(spoilt, rules, engine) == 1:

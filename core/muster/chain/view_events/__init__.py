@@ -1,6 +1,6 @@
-"""What events change in a ChainView, by subject: `on_worker_joined` takes in `WorkerJoined`.
+"""The effects of events on a ChainView, by subject: `on_worker_joined` applies `WorkerJoined`.
 
-Here are the tables that they fill and queries read.
+This module has the tables that events fill and queries read.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.jury import BenchPlace
 
 Arguments = dict[str, Any]
-"""An event's arguments, by the names that the contract gives them."""
+"""An event's arguments by name."""
 
 
 class ChainTables:
-    """What events said so far, and what of it does not follow from the events before."""
+    """The state that events lead to, and the events that contradict earlier ones."""
 
     def __init__(self) -> None:
         self.clear()
@@ -33,11 +33,12 @@ class ChainTables:
     def clear(self) -> None:
         """Forget everything."""
         self.workers: dict[Address, WorkerView] = {}
-        """By staking wallet, in order of registration; a run's `members` say what each is there."""
+        """By staking wallet, in order of registration; their status per run is in the run's
+        `members`."""
         self.worker_by_id: dict[int, WorkerView] = {}
         """By number."""
         self.worker_by_node: dict[Address, WorkerView] = {}
-        """By the hot key that serves now."""
+        """By the hot key that serves at present."""
         self.stakes: dict[tuple[RunId, Address], StakeView] = {}
         """By run and owner; run 0 is the jurors' bench."""
         self.runs: dict[RunId, RunView] = {}
@@ -57,19 +58,19 @@ class ChainTables:
         self.bench: list[BenchPlace] = []
         """The places of the network's jurors."""
         self.contradictions: list[str] = []
-        """Events that do not follow from those before them."""
+        """Events that contradict earlier ones."""
         self.slash_by_id: dict[Hash32, SlashView] = {}
         """By escrow id."""
         self.slots: set[tuple[int, int, int, int]] = set()
         """Slots with an outcome: run, worker, step, index."""
 
     def contradict(self, event: Event, problem: str) -> None:
-        """Note that an event does not follow from those before it."""
+        """Record that an event contradicts earlier ones."""
         self.contradictions.append(
             f"{event.contract}.{event.name} in transaction {event.tx_hash}: {problem}"
         )
 
     def expect(self, event: Event, what: str, ours: object, theirs: object) -> None:
-        """Note where an event says something else than the events before it."""
+        """Record a contradiction if an event's value differs from that of earlier events."""
         if ours != theirs:
             self.contradict(event, f"{what} should be {ours}, the event says {theirs}")

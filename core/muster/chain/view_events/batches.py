@@ -1,10 +1,9 @@
-"""Batches from their commitment to their outcomes, the frauds among these, and the cases before a
-jury, from the first claim to fees and fines.
+"""Events of batches from their commitment to their outcomes, of frauds among these, and of cases
+before a jury, from the first claim to fees and fines.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from muster.chain.abi import Event
@@ -21,7 +20,6 @@ from muster.chain.view_parts import (
 )
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import RunId
-from muster.protocol.jury import is_same, is_unavailable
 from muster.protocol.messages import OutcomeRecord, Verdict
 
 
@@ -102,7 +100,7 @@ def on_outcomes_posted(view: ChainTables, event: Event, args: Arguments) -> None
 def record_outcomes(
     view: ChainTables, event: Event, args: Arguments, records: Sequence[OutcomeRecord]
 ) -> BatchView | None:
-    """Return the batch with the outcomes that an event posts; None when it had some before."""
+    """Return the batch with the outcomes that an event posts; None if it already had outcomes."""
     batch = view.batches[args["batch_id"]]
     view.expect(event, "records", batch.count, len(records))
     if batch.records is not None:
@@ -206,7 +204,8 @@ def on_case_closed(view: ChainTables, event: Event, args: Arguments) -> None:
     case.status, case.ruling = CaseStatus.of(args["status"]), args["ruling"]
     case.reporter, case.fee_wei = args["reporter"], args["fee"]
     case.closed_tx = event.tx_hash
-    view.expect(event, "what the jury voted", _standing(case), case.ruling)
+    voted = case.leading if case.is_decided else case.recorded
+    view.expect(event, "what the jury voted", voted, case.ruling)
 
 
 def on_fee_collected(view: ChainTables, event: Event, args: Arguments) -> None:
@@ -217,14 +216,3 @@ def on_fee_collected(view: ChainTables, event: Event, args: Arguments) -> None:
 
 def on_fined(view: ChainTables, _event: Event, args: Arguments) -> None:
     view.cases[args["case_id"]].fined.add(args["account"])
-
-
-def _standing(case: CaseView) -> int:
-    """Return the ruling that stands by the votes that were revealed."""
-    counted = Counter(case.votes.values()).most_common(2)
-    if not counted or (len(counted) == 2 and counted[0][1] == counted[1][1]):
-        return case.recorded
-    leading = counted[0][0]
-    if leading == 0 or is_unavailable(leading) or is_same(leading, case.recorded):
-        return case.recorded
-    return leading

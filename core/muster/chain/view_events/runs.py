@@ -1,4 +1,4 @@
-"""Runs: their policies, seats, roles, terms and pauses, and the money that they hold."""
+"""Events of runs: their policies, seats, roles, terms and pauses, and their money."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def on_court_paid(view: ChainTables, _event: Event, args: Arguments) -> None:
 
 def on_run_reclaimed(view: ChainTables, _event: Event, args: Arguments) -> None:
     run = view.runs[args["run_id"]]
-    # Free money goes first; a larger amount means that the time to claim is over.
+    # Free money is reclaimed first; a larger amount means that the time to claim is over.
     if args["amount"] > run.available_wei:
         run.reserved_wei = 0
     run.reclaimed_wei += args["amount"]

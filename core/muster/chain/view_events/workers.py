@@ -1,4 +1,4 @@
-"""Workers and jurors: who is one, where and since when, and what they have at stake."""
+"""Events of workers and jurors: registration, membership, status and stake."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def _set_status(view: ChainTables, event: Event, status: WorkerStatus) -> Member
 def on_worker_jailed(view: ChainTables, event: Event, args: Arguments) -> None:
     member = _member(view, args)
     member.jailed_until = args["until"]
-    # A jailing without a fraud verdict is filed under no hash.
+    # A jailing without a fraud verdict has no escrow id.
     member.convictions += args["escrow_id"] != NO_HASH
-    # A member that is leaving goes on leaving.
+    # A member that is leaving stays in that status.
     if member.status is WorkerStatus.ACTIVE:
         _set_status(view, event, WorkerStatus.JAILED)
 

@@ -1,10 +1,11 @@
-/* Which tokens of a row can win it under the noise of muster.inference.sampling.
+/* Finds the tokens of a row that can have its highest score under the noise of
+ * muster.inference.sampling.
  *
- * Noise grows with its hash, so a token of a small hash cannot win: few tokens need logarithms, and
- * those that no bound excludes are handed back with their hashes. Python computes their scores, so
- * that no last bit of a logarithm here decides a choice. Every bound is loosened by more than what
- * rounding can change. Logits come from strangers' weights: whatever they hold, this reads
- * within `vocab` of a row, and hands back none where it cannot tell.
+ * Noise grows with its hash, so a token with a small hash cannot win: few tokens need logarithms,
+ * and the tokens that no bound excludes are returned with their hashes. Python computes their
+ * scores, so that no last bit of a logarithm here decides a choice. Every bound is loosened by more
+ * than rounding can change. Logits come from strangers' weights: whatever they are, this code reads
+ * only `vocab` logits of a row, and returns no token if it cannot decide.
  */
 
 #include <float.h>
@@ -38,10 +39,10 @@
 #ifndef SOURCE_DIGEST
 #define SOURCE_DIGEST ""
 #endif
-/* Which sources this was compiled from; the loader compares. */
+/* Digest of the sources that this was compiled from, which the loader checks. */
 EXPORT const char muster_choices_source[65] = SOURCE_DIGEST;
 
-/* A row is cut into tiles of ROWS x LANES tokens. MOST is that of sampling.py. */
+/* A row is cut into tiles of ROWS x LANES tokens. MOST is the same as in sampling.py. */
 enum { LANES = 32, ROWS = 32, TILE = LANES * ROWS, MOST = 8 };
 /* A float's pattern. */
 enum { INFINITE = 0x7F800000 };
@@ -57,18 +58,18 @@ typedef struct {
     uint32_t k0, k1;
 } Row;
 
-/* What is handed back of a row: the layout is that of sampling.py. The first token stands again
- * where there are fewer than MOST. */
+/* The result for a row, in the layout of sampling.py. If there are fewer than MOST tokens, the
+ * first one fills the other places. */
 typedef struct {
     int64_t id[MOST]; /* in no order */
     uint32_t hash[MOST];
     float scaled[MOST]; /* logit / T */
-    int64_t found;      /* how many they are; 0 where the row has to be computed whole */
+    int64_t found;      /* number of tokens; 0 if the row has to be computed whole */
 } Found;
 
 typedef struct {
     double best;  /* of the scores seen so far */
-    double floor; /* what loses to it however both are rounded */
+    double floor; /* scores below lose to it, however both are rounded */
     int count;    /* more than MOST: too many to tell apart */
     double score[MOST];
     Found *kept;
@@ -235,7 +236,7 @@ INLINE float largest_of_part(const uint32_t *logits, size_t size) {
     return largest_of(filled_up);
 }
 
-/* Lists a row's candidates; none where it cannot tell. */
+/* Lists a row's candidates; none if it cannot decide. */
 WIDEST_VECTORS
 static void search_row(Candidates *c, const Row *row, float *largest) {
     size_t tiles = (row->vocab + TILE - 1) / TILE, top = 0;

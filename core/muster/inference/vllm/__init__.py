@@ -9,5 +9,5 @@ What runs in which process:
 * vLLM's: `child`, `host`, `model`, and inside vLLM itself `noise` (a logits processor) and
   `capture` (a worker extension), plus `frames`.
 
-docs/engines.md tells the design.
+docs/engines.md explains the design.
 """

@@ -1,13 +1,13 @@
-"""Hidden states out of vLLM's model runner: a worker extension.
+"""Takes hidden states out of vLLM's model runner: a worker extension.
 
-vLLM mixes `HiddenStates` into its worker class; its methods are what `LLM.collective_rpc` calls.
-Everything here rests on names private to one version of vLLM, which is why that is pinned
+vLLM mixes `HiddenStates` into its worker class; `LLM.collective_rpc` calls its methods. Everything
+here depends on private names of one version of vLLM, so the version is pinned
 (`muster.inference.vllm.process`).
 
-Generation takes the very rows whose logits tokens are chosen from, one per token, whatever the
-scheduler did: a prompt prefilled in parts or found in the prefix cache, a batch that changes at
-every step, a request preempted and computed again. A prefill takes rows by position; what they show
-is found here, and no row leaves the worker. Axes: R requests of a step, N tokens of a step, H
+Generation captures exactly the rows whose logits tokens are chosen from, one per token, whatever
+the scheduler did: a prompt prefilled in parts or found in the prefix cache, a batch that changes at
+every step, a request preempted and computed again. A prefill captures rows by position; they are
+examined here, and no row leaves the worker. Axes: R requests of a step, N tokens of a step, H
 hidden units.
 """
 
@@ -32,10 +32,10 @@ class HiddenStates:
     """Extension of vLLM's worker."""
 
     muster_captures: dict[int, Any]
-    """What takes rows now, by the number of who asked for them: `see` is called after every step
-    until `close`. ChosenRows or PromptRows, each of requests of its own."""
+    """The active captures, by the number of their call: `see` is called after every step until
+    `close`. Each is ChosenRows or PromptRows, for its own requests."""
     model_runner: Any
-    """The worker's own."""
+    """The worker's model runner."""
 
     def muster_watch(self) -> None:
         """Look at every step from now on."""
@@ -54,18 +54,19 @@ class HiddenStates:
         runner.execute_model = watched
 
     def muster_repack(self) -> None:
-        """Make heads multiply by the weights they share with the embeddings, after a reload.
+        """After a reload, make heads use the weights that they share with the embeddings.
 
-        On a CPU vLLM multiplies by a packed copy, and `reload_weights` packs anew what it loaded:
-        not a head whose weights are the embeddings', which would go on with the former policy's.
+        On a CPU vLLM multiplies by a packed copy, and `reload_weights` packs again only the weights
+        that it loaded. A head that shares the embeddings' weights would keep the former policy's
+        copy.
         """
         for layer in self.model_runner.get_model().modules():
-            # Layers whose weights are loaded for themselves keep the packed copy only.
+            # Layers with weights of their own keep only the packed copy.
             if hasattr(layer, "cpu_linear") and layer.weight.numel():
                 layer.quant_method.process_weights_after_loading(layer)
 
     def muster_generate(self, call: int, requests: list[str], chunk_tokens: int, topk: int) -> None:
-        """Build proofs of what is generated for requests from now on."""
+        """Build proofs of the tokens that are generated for requests from now on."""
         proof = ProofRecipe(chunk_tokens=chunk_tokens, topk=topk)
         self.muster_captures[call] = ChosenRows(requests, proof, self.model_runner.device)
 
@@ -86,7 +87,7 @@ class HiddenStates:
         proof: ProofRecipe,
         temperature: float,
     ) -> Examined:
-        """Return what a request's kept rows show of the sample; raises ProofError."""
+        """Return the findings about a sample from its request's kept rows; raises ProofError."""
         with torch.inference_mode():
             (found,) = examine_rows(
                 [sample],
@@ -108,7 +109,7 @@ class HiddenStates:
         self.muster_captures[call].drop(request)
 
     def muster_rest(self, call: int) -> None:
-        """Take no more rows for who asked."""
+        """End the capture of a call."""
         if (capture := self.muster_captures.pop(call, None)) is not None:
             capture.close()
 
@@ -127,10 +128,10 @@ class ChosenRows:
         self._failure: ProofError | None = None
 
     def see(self, runner: Any, state: Any) -> None:
-        """Take one row of every request of its own whose token of this step is kept."""
+        """Take one row for each of its requests whose token of this step is kept."""
         batch = runner.input_batch
         requests = batch.req_ids
-        # Logits of a part of a prompt are computed, and their token thrown away.
+        # For a partial prompt, vLLM computes logits too, and discards the token.
         is_part_R = runner.discard_request_mask.np[: len(requests)]
         rows_RH = state.sample_hidden_states
         if len(rows_RH) != len(requests):
@@ -143,14 +144,14 @@ class ChosenRows:
         self.add(requests, rows_RH)
 
     def add(self, requests: Sequence[str], rows_RH: torch.Tensor) -> None:
-        """Take one more row of each of some requests."""
+        """Take one more row of each given request."""
         if self._failure is not None or not requests:
             return
         slots_R = np.array([self._slot(request) for request in requests])
         try:
             self._builder.add(slots_R, to_rows(rows_RH))
         except ProofError as error:
-            # Raised here it would leave vLLM in the middle of a step.
+            # If raised here, it would interrupt vLLM in the middle of a step.
             self._failure = error
 
     def take(self, requests: Sequence[str]) -> list[tuple[int, list[bytes]]]:
@@ -168,7 +169,7 @@ class ChosenRows:
         self._builder.close()
 
     def _slot(self, request: str) -> int:
-        """Return a request's place in the builder, after counting one more row in."""
+        """Return a request's place in the builder, and count one more row for it."""
         slot = self._slots.get(request)
         if slot is None:
             slot = self._free.pop() if self._free else len(self._rows)
@@ -186,7 +187,7 @@ class PromptRows:
         self._parts: dict[str, list[torch.Tensor]] = {request: [] for request in spans}
 
     def see(self, runner: Any, state: Any) -> None:
-        """Take the rows of this step that are wanted and not there yet."""
+        """Take the wanted rows of this step that are not there yet."""
         batch, counts = runner.input_batch, state.scheduler_output.num_scheduled_tokens
         row = 0
         for place, request in enumerate(batch.req_ids):
@@ -195,16 +196,16 @@ class PromptRows:
             row += counts[request]
 
     def add(self, request: str, position: int, rows_NH: torch.Tensor) -> None:
-        """Take what is wanted of some rows of a request, the first of which is at a position."""
+        """Take the wanted ones among some rows of a request; the first row is at `position`."""
         if request not in self._spans:
             return
         first, end = self._spans[request]
         parts = self._parts[request]
-        # After a preemption the same positions come again; the first rows are as good.
+        # After a preemption the same positions are computed again; the first rows are kept.
         wanted = first + sum(map(len, parts))
         end = min(end, position + len(rows_NH))
         if position <= wanted < end:
-            # vLLM writes the next step into the same memory.
+            # Copied, because vLLM writes the next step into the same memory.
             parts.append(rows_NH[wanted - position : end - position].clone())
 
     def rows(self, request: str) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""What vLLM's process runs first: makes this very code importable there, then serves.
+"""The first code of vLLM's process: makes this same code importable there, then serves.
 
 Started as a script by another environment's Python, with the number of the socket and the folders
-that hold `muster`. Both processes so run the same code, wherever it is installed, and the
-environment needs none of its own. Imports nothing but what requirements-cpu.txt lists.
+that hold `muster`. So both processes run the same code, and the environment does not need to have
+Muster installed. Imports nothing but what requirements-cpu.txt lists.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import types
 def make_importable(folders: list[str]) -> None:
     """Let `muster` be imported from the folders that hold its parts."""
     _add_package("muster", folders)
-    # Its __init__ brings what workers and validators need, and packages that are not here.
+    # Its __init__ would import packages that only workers and validators have.
     _add_package("muster.inference", [f"{folder}/inference" for folder in folders])
 
 

@@ -1,7 +1,7 @@
-"""The engine on vLLM, or on transformers, whose work is done by another process.
+"""The engine on vLLM, or on transformers, that computes in another process.
 
-Owns which policy is loaded, and what happens when the process fails: it is started again, given the
-policy again, and asked again for what is missing; nobody outside notices but by the time it takes.
+Owns the loaded policy and the recovery from failures: a failed process is started again, loads the
+policy again, and gets the unanswered questions again. Callers notice only the delay.
 """
 
 from __future__ import annotations
@@ -50,15 +50,16 @@ logger = logging.getLogger(__name__)
 S = TypeVar("S")
 T = TypeVar("T")
 Dtype = Literal["float32", "bfloat16"]
-"""Arithmetic of a model."""
+"""Number format of a model's arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long the process may take, and how often it may fail."""
+    """Deadlines of the process, and how often it may fail."""
 
     open_s: float = 1800.0
-    """Seconds to import vLLM and open a policy: on a GPU tens of gigabytes, kernels compiled."""
+    """Seconds to import vLLM and open a policy: on a GPU it reads tens of gigabytes and
+    compiles."""
     silence_s: float = 300.0
     """Seconds between two signs of life in an answer: one step of the largest batch."""
     restarts: int = 3
@@ -67,27 +68,27 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """The policy that the process holds, or will as soon as it runs again."""
+    """The policy that the process has loaded, or will load when it runs again."""
 
     version: PolicyVersion
     folder: Path
     facts: Facts
     set_aside: SetAside
-    """Its list of problems, as the folder has it."""
+    """The folder's list of problems set aside."""
     files: list[tuple[str, int, int]]
-    """Name, size and time of change of every file: a restart must find the same ones."""
+    """Name, size and modification time of every file: a restart must find the same ones."""
 
 
 class ProcessEngine:
     """InferenceEngine in a process of its own; see `muster.inference.engine` for the contract.
 
-    Starts its process with the first policy. `threads` are the process's; `room` and `cache_bytes`
-    bound what it takes. `python` runs `child`, which hosts transformers or vLLM.
+    Starts its process with the first policy. `threads` is the process's thread count; `room` and
+    `cache_bytes` bound its resources. `python` runs `child`, which hosts transformers or vLLM.
     """
 
     HOSTS: ClassVar[Literal["transformers", "vllm"]] = "transformers"
     BATCH_TOKENS: ClassVar[int | None] = None
-    """Tokens of one step unless the room says; None for what the engine finds."""
+    """Default of `Room.batch_tokens`; None for the engine to choose."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class ProcessEngine:
         self._patience = patience
         environ = process_environment(threads=threads, device=device)
         self._current = _CurrentProcess(python or self._find_python(), environ, child)
-        # No process outlives the engine: collected, closed or left at the interpreter's end.
+        # No process outlives the engine, whether it is collected, closed or left until the end.
         self._finalizer = weakref.finalize(self, self._current.drop)
         self._loaded: _Loaded | None = None
         self._weights = Weights()
@@ -168,7 +169,7 @@ class ProcessEngine:
         if not folder.is_dir():
             raise EngineError(f"no policy folder at {folder}")
         with self._weights.replaced():
-            # Until the new one is complete there is none: a mixture must never generate.
+            # No policy until the new one is complete: a mixture must never generate.
             self._loaded = None
             folder = folder.resolve()
             files, listed = _files(folder), set_aside_in(folder)
@@ -238,7 +239,7 @@ class ProcessEngine:
         return [each.proofs for each in made]
 
     def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a prompt, or of one within a sequence."""
+        """Return the token ids of a prompt, which may stand within a sequence."""
         question = frames.prompt_frame(text, is_start)
         with self._weights.used():
             self._facts()
@@ -253,7 +254,7 @@ class ProcessEngine:
             done = self._retrying(lambda: self._ask(question))
         return done.body.decode(errors="surrogatepass")
 
-    # What one process is asked; raises ProcessLost.
+    # Questions to one process; these raise ProcessLost.
 
     def _open(self, folder: Path) -> Frame:
         question = Frame({"kind": "open", "folder": str(folder), "options": self._options})
@@ -264,11 +265,11 @@ class ProcessEngine:
                 done = self._last(question, self._patience.open_s)
         except EngineError:
             if not self._current.has_policy:
-                # Half a model may be left in it. One whose weights were not touched can go on.
+                # The process may hold half a model. If its weights were not touched, it can go on.
                 self._current.drop()
             raise
         except BaseException:
-            # An interrupt, perhaps in the middle of a change of weights.
+            # An interrupt, perhaps while weights were being changed.
             self._current.drop(within_s=0)
             raise
         self._current.has_policy = True
@@ -285,9 +286,9 @@ class ProcessEngine:
         read: Callable[[Frame, Sequence[S]], tuple[int, T]],
         over: Callable[[Progress, Collection[T]], None] = lambda _made, _before: None,
     ) -> list[T]:
-        """Return the answer about every sample; what a lost process answered is not asked again.
+        """Return the answer about every sample; answers of a lost process are kept.
 
-        `over` is told how far the process is, and of the answers that were there before.
+        `over` is called with the process's progress and the answers that were there before.
         """
         made: dict[int, T] = {}
 
@@ -316,7 +317,7 @@ class ProcessEngine:
     # What happens when it fails.
 
     def _retrying(self, work: Callable[[], T]) -> T:
-        """Return what work returns, trying again in another process when one is lost."""
+        """Return the result of work; when its process is lost, try again in a new one."""
         for failures in range(1, self._patience.restarts + 2):
             process = self._current.running()
             try:
@@ -329,12 +330,11 @@ class ProcessEngine:
                 )
         raise EngineError(
             f"the engine's process failed {failures} times in a row, last: {last}",
-            hint="less memory may do: fewer samples at a time, --dtype bfloat16; or --engine "
-            "transformers",
+            hint="use less memory (fewer --max-rows, --dtype bfloat16), or --engine transformers",
         )
 
     def _hold(self) -> None:
-        """Make the process hold the loaded policy, if it was started since."""
+        """Load the policy again if the process was started after it had been loaded."""
         with self._opening:
             if self._current.has_policy:
                 return
@@ -351,7 +351,7 @@ class ProcessEngine:
                 raise
 
     def _parts(self, samples: Sequence[tuple[Tokens, Tokens]]) -> Iterator[slice]:
-        """Yield what one frame may ask about; raises SampleUnfit before anything is asked."""
+        """Yield slices that fit into one question; raises SampleUnfit before anything is asked."""
         for prompt, completion in samples:
             self._require_fits(prompt, len(completion), completion)
         return frames.parts([len(prompt) + len(completion) for prompt, completion in samples])
@@ -379,8 +379,9 @@ class ProcessEngine:
 class VllmEngine(ProcessEngine):
     """InferenceEngine on vLLM, in an environment of its own.
 
-    Raises EngineError at once when there is none. A policy is spread over `tensor_parallel`
-    devices, which `device` names: "cuda" for the first ones that it sees, else "cuda:2+3".
+    Raises EngineError at once when that environment is missing. A policy is spread over
+    `tensor_parallel` devices, which `device` names: "cuda" for the first ones visible, or for
+    example "cuda:2+3".
     """
 
     HOSTS = "vllm"
@@ -391,7 +392,7 @@ class VllmEngine(ProcessEngine):
 
 
 class _CurrentProcess:
-    """The process that runs, if one does; it is started when something is asked."""
+    """The running process, if any; the first question starts it."""
 
     def __init__(self, python: Path, environ: Mapping[str, str], child: Path) -> None:
         self._python = python
@@ -413,8 +414,8 @@ class _CurrentProcess:
         return self.running().ask(question, silence_s=silence_s)
 
     def drop(self, lost: EngineProcess | None = None, *, within_s: float = END_S) -> None:
-        """End the process, if one runs, and it is the one that is lost, if any is; it has some
-        seconds to do so by itself.
+        """End the running process, if any; with `lost`, only if it is that one. It has `within_s`
+        seconds to end by itself.
         """
         with self._changing:
             process = self.process
@@ -425,7 +426,7 @@ class _CurrentProcess:
 
 
 def _files(folder: Path) -> list[tuple[str, int, int]]:
-    """Return name, size and time of change of a folder's files; raises EngineError."""
+    """Return name, size and modification time of a folder's files; raises EngineError."""
     try:
         found = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
     except OSError as error:

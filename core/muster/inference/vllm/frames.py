@@ -1,17 +1,17 @@
-"""What the engine and its process say to each other: frames over a stream socket.
+"""The protocol between the engine and its process: frames over a stream socket.
 
     engine -> process           process -> engine, per question
     open, encode, decode        done, or refused, or broken
     generate                    completion per sample, alive now and then, done
     prove                       completion per sample, alive now and then, done
     examine                     examined per sample, alive now and then, done, or nonsense
-    cancel                      nothing: another question's answer ends
+    cancel                      no answer: the answer to another question stops
 
 Questions are answered side by side; the frames of an answer carry its question's number under "id".
-A frame is a JSON header and raw bytes, little-endian: token ids as int32, proofs, and what was
-found, some tens of bytes a token. Hidden states and logits do not leave the process. Both ends run
-this code. Neither trusts the other's lengths: a frame beyond the bounds is an error before anything
-is allocated, and every wait has a deadline. Nothing is ever unpickled.
+A frame is a JSON header and raw bytes, little-endian: token ids as int32, proofs, and findings,
+some tens of bytes a token. Hidden states and logits do not leave the process. Both ends run this
+code. Neither trusts the other's lengths: a frame that is too long is refused before anything is
+allocated, and every wait has a deadline. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from muster.toploc import ChunkResult
 from muster.toploc.projections import VALUES
 
 BATCH_TOKENS = 1 << 20
-"""Tokens asked about in one frame, or one sample."""
+"""Most tokens of the samples in one question, unless it is a single sample."""
 MAX_HEADER_BYTES = 16 << 20
-"""A longer header is none."""
+"""Most bytes of a header."""
 MAX_BODY_BYTES = 256 << 20
-"""A larger body is none; senders divide what is larger."""
+"""Most bytes of a body; senders split larger ones."""
 
 Tokens = Sequence[int]
 
@@ -64,7 +64,7 @@ class ChannelClosed(ChannelBroken):
 
 
 class ChannelSilent(Exception):
-    """The other end did not take or say anything in time."""
+    """The other end did not receive or send anything in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +72,18 @@ class Frame:
     """One message."""
 
     header: dict[str, Any]
-    """What it is, under "kind", and its small parts."""
+    """Its kind, under "kind", and its small values."""
     body: bytes = b""
     """Its arrays."""
 
     @property
     def kind(self) -> str:
-        """What it is."""
+        """The kind of message."""
         return str(self.header.get("kind"))
 
 
 class Channel:
-    """One end. One thread may send while another receives without a deadline."""
+    """One end of the socket. One thread may send while another receives without a deadline."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -93,7 +93,7 @@ class Channel:
         header = json.dumps(frame.header, separators=(",", ":")).encode()
         if len(header) > MAX_HEADER_BYTES or len(frame.body) > MAX_BODY_BYTES:
             raise ValueError(f"a frame of {len(header)} + {len(frame.body)} bytes is too long")
-        # Not settimeout, which is for both directions.
+        # Not settimeout, which would apply to both directions.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(within_s))
         try:
             self._socket.sendall(_LENGTHS.pack(len(header), len(frame.body)) + header)
@@ -104,7 +104,7 @@ class Channel:
             raise ChannelClosed(f"the other end is gone: {error}") from error
 
     def receive(self, *, within_s: float | None = None) -> Frame:
-        """Return the next frame; raises ChannelBroken, and ChannelSilent unless it is whole in
+        """Return the next frame; raises ChannelBroken, and ChannelSilent if it is not complete in
         time.
         """
         deadline = None if within_s is None else time.monotonic() + within_s
@@ -122,7 +122,7 @@ class Channel:
         return Frame(header, body)
 
     def close(self) -> None:
-        """Close this end; waits at both ends are over."""
+        """Close this end, which ends the waits at both ends."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -137,7 +137,7 @@ class Channel:
         return b"".join(parts)
 
     def _receive(self, most: int, deadline: float | None) -> bytes:
-        # Not 0, which would mean without waiting: what has already arrived is still taken.
+        # Not 0, which would mean not to wait: bytes that have already arrived are still read.
         wait_s = None if deadline is None else max(deadline - time.monotonic(), 1e-3)
         try:
             self._socket.settimeout(wait_s)
@@ -152,7 +152,7 @@ class Channel:
 
 
 def _timeval(seconds: float | None) -> bytes:
-    """Return the kernel's form of a time; None for no limit."""
+    """Return the kernel's struct of a time limit; None for no limit."""
     whole, part = divmod(seconds or 0.0, 1)
     return struct.pack("@ll", int(whole), int(part * 1e6))
 
@@ -162,7 +162,7 @@ def _timeval(seconds: float | None) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a process knows of the policy it holds."""
+    """Facts about the policy that a process has loaded."""
 
     hidden_size: int
     """Width of a hidden state."""
@@ -171,7 +171,7 @@ class Facts:
     eos_token_ids: frozenset[int]
     """Ids that end a completion."""
     context: int
-    """Positions that the model has."""
+    """The most positions of a sample."""
 
     def to_header(self) -> dict[str, Any]:
         """Return the facts as a frame's header holds them."""
@@ -213,7 +213,7 @@ def unpack(body: bytes, lengths: Sequence[int]) -> list[tuple[int, ...]]:
 
 def prompt_frame(prompt: Prompt, is_start: bool) -> Frame:
     """Return the question for a prompt's token ids."""
-    # A problem's text may hold what is no UTF-8.
+    # A problem's text may have surrogates, which UTF-8 cannot encode.
     texts = [prompt] if isinstance(prompt, str) else [part.text for part in prompt]
     pieces = [text.encode(errors="surrogatepass") for text in texts]
     header = {
@@ -226,7 +226,7 @@ def prompt_frame(prompt: Prompt, is_start: bool) -> Frame:
 
 
 def prompt_of(frame: Frame) -> Prompt:
-    """Return what `prompt_frame` was made of."""
+    """Return the prompt of a `prompt_frame`."""
     pieces = _split(frame.body, 0, frame.header["sizes"])
     texts = [piece.decode(errors="surrogatepass") for piece in pieces]
     markup = frame.header["markup"]
@@ -256,7 +256,7 @@ def generate_frame(
 
 
 def requests_of(frame: Frame) -> list[Request]:
-    """Return what `generate_frame` was made of."""
+    """Return the requests of a `generate_frame`."""
     header = frame.header
     prompts = unpack(frame.body, header["prompts"])
     names = ("prompt_of", "seeds", "temperatures", "limits", "positions")
@@ -265,7 +265,7 @@ def requests_of(frame: Frame) -> list[Request]:
 
 
 def completion_frame(place: int, completion: Completion) -> Frame:
-    """Return one sample's answer."""
+    """Return the answer about one sample."""
     header = {
         "kind": "completion",
         "place": place,
@@ -302,7 +302,7 @@ def _split(body: bytes, start: int, sizes: Sequence[int]) -> Iterator[bytes]:
 
 
 def progress_of(frame: Frame) -> Progress | None:
-    """Return how far a generation is, where a sign of life says it."""
+    """Return the progress of a generation, if a sign of life reports it."""
     said = frame.header.get("made")
     if frame.kind != "alive" or not isinstance(said, list):
         return None
@@ -323,7 +323,7 @@ def prove_frame(samples: Sequence[tuple[Tokens, Tokens]], chunk_tokens: int, top
 
 
 def pairs_of(frame: Frame) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return the samples that `prove_frame` was made of."""
+    """Return the samples of a `prove_frame`."""
     pairs = zip(frame.header["prompts"], frame.header["completions"], strict=True)
     rows = unpack(frame.body, [length for pair in pairs for length in pair])
     return list(zip(rows[::2], rows[1::2], strict=True))
@@ -332,7 +332,7 @@ def pairs_of(frame: Frame) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 def examine_frame(
     samples: Sequence[Sample], chunk_tokens: int, topk: int, temperature: float
 ) -> Frame:
-    """Return the question for what samples show."""
+    """Return the question for the findings about samples."""
     header = {
         "kind": "examine",
         "samples": [
@@ -362,7 +362,7 @@ def examine_frame(
 
 
 def samples_of(frame: Frame) -> list[Sample]:
-    """Return the samples that `examine_frame` was made of."""
+    """Return the samples of an `examine_frame`."""
     asked = frame.header["samples"]
     lengths = [[each["prompt"], *[each["tokens"]] * (1 + len(each["redraws"]))] for each in asked]
     ids = 4 * sum(map(sum, lengths))
@@ -385,7 +385,7 @@ def samples_of(frame: Frame) -> list[Sample]:
 
 
 def examined_frame(place: int, found: Examined) -> Frame:
-    """Return one sample's answer."""
+    """Return the answer about one sample."""
     parts = [
         column.astype(kind).tobytes()
         for each in (found.replayed, *found.redrawn)
@@ -451,7 +451,7 @@ def _chunk(row: list[float]) -> ChunkResult:
 
 
 def parts(samples: Sequence[int]) -> Iterator[slice]:
-    """Yield slices of samples, given their token counts, that one frame may ask about."""
+    """Yield slices of samples that fit into one question, given their token counts."""
     start = tokens = 0
     for place, count in enumerate(samples):
         if place > start and tokens + count > BATCH_TOKENS:

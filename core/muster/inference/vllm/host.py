@@ -1,11 +1,11 @@
 """The process of vLLM, or of one of several transformers engines: answers an engine's questions
 side by side, until the engine is gone.
 
-A thread reads; it ends the process the moment the other end is closed, also in the middle of a
-batch, so that nothing outlives its worker. A thread answers each question, and those that compute
-share the model's steps. What goes wrong is told as `refused` (the question cannot be served, the
-process can go on), `nonsense` (what is examined holds no numbers) or `broken` (the process must not
-go on).
+A thread reads. It ends the process the moment the other end is closed, also in the middle of a
+batch, so that no process outlives its worker. A thread answers each question, and threads that
+compute share the model's steps. Failures are reported as `refused` (the question cannot be
+answered, the process can go on), `nonsense` (examined hidden states have NaN or infinity) or
+`broken` (the process must not go on).
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ALIVE_S = 1.0
-"""Seconds between signs of life in a long answer, as far as steps allow."""
+"""Seconds between signs of life in a long answer; more if a step takes longer."""
 
 _TOGETHER = 16
 """Samples that are examined between two signs of life."""
 _ANY = PolicyVersion(0)
-"""The process is not told which version it holds."""
+"""Placeholder: the process does not know the version of its policy."""
 
 Tick = Callable[[Progress | None], None]
-"""Gives a sign of life, and how far a generation is."""
+"""Sends a sign of life, and the progress of a generation."""
 
 
 def serve(number: int) -> None:
@@ -64,11 +64,11 @@ def serve(number: int) -> None:
 
 
 class _Cancelled(Exception):
-    """Nobody waits for an answer any more."""
+    """Nobody waits for the answer any more."""
 
 
 class _Answer:
-    """What is said to one question."""
+    """The answer to one question."""
 
     def __init__(self, say: Callable[[Frame], None], number: int) -> None:
         self._say, self._number = say, number
@@ -76,15 +76,15 @@ class _Answer:
         self.is_cancelled = False
 
     def say(self, frame: Frame) -> None:
-        """Say a part of it."""
+        """Send a part of it."""
         self._say(Frame({**frame.header, "id": self._number}, frame.body))
 
     def fail(self, kind: str, message: str, hint: str | None = None) -> None:
-        """Say what went wrong."""
+        """Report a failure."""
         self.say(Frame({"kind": kind, "message": message[:4000], "hint": hint}))
 
     def tick(self, made: Progress | None = None) -> None:
-        """Give a sign of life, and say how far a generation is; raises _Cancelled."""
+        """Send a sign of life, and the progress of a generation; raises _Cancelled."""
         if self.is_cancelled:
             raise _Cancelled
         now = time.monotonic()
@@ -95,7 +95,7 @@ class _Answer:
 
 
 class Host:
-    """The policy, and what is asked of it."""
+    """The policy, and the questions about it."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -105,12 +105,12 @@ class Host:
         self._policy: HostedPolicy | HostedTransformers | None = None
 
     def serve(self) -> None:
-        """Answer for ever."""
+        """Answer questions until the process ends."""
         threading.Thread(target=self._read, name="questions", daemon=True).start()
         while True:
             question = self._questions.get()
             if question.kind == "open":
-                # vLLM starts in the main thread.
+                # vLLM has to start in the main thread.
                 self._answer(question)
             else:
                 threading.Thread(target=self._answer, args=(question,), daemon=True).start()
@@ -150,13 +150,13 @@ class Host:
             pass
         except ProofError as error:
             if question.kind == "examine":
-                # No failure of the engine's: the samples, or the policy, are to blame.
+                # The samples or the policy are at fault, not the engine.
                 answer.fail("nonsense", str(error))
             else:
                 answer.fail("refused", f"the policy computes nonsense: {error}")
         except EngineError as error:
             answer.fail("refused", str(error), error.hint)
-        except Exception as error:  # whatever vLLM raises: the engine starts another process
+        except Exception as error:  # vLLM may raise anything: the engine starts another process
             logger.exception("vLLM failed")
             answer.fail("broken", f"{type(error).__name__}: {error}")
         finally:
@@ -168,7 +168,7 @@ class Host:
         if self._policy is None:
             self._policy = _open(options.pop("hosts"), folder, options)
         elif not (in_place := self._policy.swap(folder)):
-            # Another model: vLLM gives its memory back only by ending.
+            # Another model: vLLM frees its memory only when its process ends.
             yield Frame({"kind": "done", "other": True})
             return
         yield Frame({"kind": "done", "in_place": in_place, **self._policy.facts.to_header()})
@@ -215,7 +215,7 @@ def _open(hosts: str, folder: Path, options: dict[str, Any]) -> HostedPolicy | H
     require_version(installed_version())
     from muster.inference.vllm.model import HostedPolicy, Options
 
-    options.pop("threads")  # the environment says it
+    options.pop("threads")  # set by the environment
     return HostedPolicy(folder, Options(**options))
 
 
@@ -225,16 +225,16 @@ def _proof_of(question: Frame) -> ProofRecipe:
 
 
 class HostedTransformers:
-    """A policy that transformers holds, as `HostedPolicy` is one that vLLM holds.
+    """A policy in transformers, as `HostedPolicy` is one in vLLM.
 
-    Completions are told when all of them are done.
+    Completions are sent when all of them are done.
     """
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
         """Open a folder; raises EngineError when it is unusable."""
         from muster.inference.transformers_engine import TransformersEngine
 
-        # The process sees one GPU, if it is to use any.
+        # The process sees one GPU, if it may use any.
         device = "cuda" if options["device"].startswith("cuda") else options["device"]
         room = ("context", "memory_share", "max_rows", "batch_tokens")
         self._engine = TransformersEngine(
@@ -246,7 +246,7 @@ class HostedTransformers:
         self.swap(folder)
 
     def swap(self, folder: Path) -> bool:
-        """Load another folder, which always can be; raises EngineError."""
+        """Load another folder, which is always possible; raises EngineError."""
         engine = self._engine
         engine.load_policy(folder, _ANY)
         config = engine.model.config.get_text_config()
@@ -285,7 +285,7 @@ class HostedTransformers:
     def examine(
         self, samples: Sequence[Sample], proof: ProofRecipe, temperature: float, *, tick: Tick
     ) -> Iterator[tuple[int, Examined]]:
-        """Yield every sample's place and what it shows."""
+        """Yield every sample's place and findings."""
         for first in range(0, len(samples), _TOGETHER):
             part = samples[first : first + _TOGETHER]
             found = self._engine.examine(part, proof=proof, temperature=temperature)

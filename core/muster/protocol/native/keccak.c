@@ -1,4 +1,4 @@
-/* Keccak-256 as the EVM has it, and the leaves and parents of muster.tasks.line_tree.
+/* Keccak-256 as in the EVM, and the leaves and parents of muster.tasks.line_tree.
  *
  * Data come from strangers: whatever `data` holds, this reads within `size` bytes, writes at most
  * `room` leaves and ends after one pass. Little-endian machines only; the loader checks.
@@ -14,7 +14,7 @@
 #ifndef SOURCE_DIGEST
 #define SOURCE_DIGEST ""
 #endif
-/* Which sources this was compiled from; the loader compares. */
+/* Digest of the sources that this was compiled from, which the loader checks. */
 EXPORT const char muster_keccak_source[65] = SOURCE_DIGEST;
 
 enum { TOO_LONG = -1, NO_ROOM = -2 };
@@ -100,8 +100,8 @@ EXPORT void muster_keccak256(const uint8_t *data, int64_t size, uint8_t out[HASH
     memcpy(out, state, HASH);
 }
 
-/* Writes the leaf and the end (exclusive, without the line break) of every line that is ended by a
- * line break, the first of which has the number `first`. Returns how many lines, or a fault. */
+/* Writes the leaf and the end (exclusive, without the line break) of every line that ends in a line
+ * break; the first line has the number `first`. Returns the number of lines, or a fault. */
 EXPORT int64_t muster_lines_leaves(const uint8_t *data, int64_t size, uint64_t first,
                                    int64_t max_line, uint8_t *leaves, uint64_t *ends,
                                    int64_t room) {

@@ -18,7 +18,7 @@
 #ifndef SOURCE_DIGEST
 #define SOURCE_DIGEST ""
 #endif
-/* Which sources this was compiled from; the loader compares. */
+/* Digest of the sources that this was compiled from, which the loader checks. */
 EXPORT const char muster_delta_source[65] = SOURCE_DIGEST;
 
 enum { FITS_NOT = -1, OK = 0, CUT_OFF = 1, BAD_TABLE = 2, OUTSIDE = 3, TOO_LONG = 4 };
@@ -111,7 +111,7 @@ static uint64_t sum_shifted(const uint32_t *values, uint32_t count, int shift) {
     return sum;
 }
 
-/* Choose the Rice parameter of fewest bits, of the three around the mean's bit length. */
+/* Choose the Rice parameter with the fewest bits, of the three around the mean's bit length. */
 static void choose_shift(List *list) {
     list->shift = 0;
     list->quotients = 0;
@@ -131,7 +131,7 @@ static void choose_shift(List *list) {
     }
 }
 
-/* Write the gaps between positions, or between the others when those are fewer. */
+/* Write the gaps between positions, or those between the other positions if these are fewer. */
 static uint32_t *gaps(List *list, const uint32_t *positions, uint32_t count, uint32_t members,
                       uint32_t *values) {
     uint32_t expected = 0, last = 0;
@@ -303,7 +303,7 @@ INLINE int refill(Reader *r) {
     return count;
 }
 
-/* Zero bits before the next one, which is taken too; -1 at the end. */
+/* Number of zero bits before the next one bit, which is read too; -1 at the end. */
 INLINE int64_t read_unary(Reader *r) {
     int64_t zeros = 0;
     while (!r->word) {
@@ -398,7 +398,7 @@ static int read_gaps(Reader *unary, Reader *fixed, uint64_t count, int shift, ui
     return OK;
 }
 
-/* Read the steps of a class's changes; `gaps` is room for a list that is needed meanwhile. */
+/* Read the steps of a class's changes; `gaps` is a buffer for a temporary list. */
 static int read_steps(const Row *row, Reader *unary, Reader *fixed, uint32_t *gaps,
                       uint32_t *steps) {
     uint64_t value, listed = row->large_complement ? row->changes - row->large : row->large;
@@ -422,7 +422,7 @@ static int read_steps(const Row *row, Reader *unary, Reader *fixed, uint32_t *ga
     return OK;
 }
 
-/* Handle a listed float of a class, or any float of one that lists what did not change. */
+/* Handle a listed float of a class, or any float of a class that lists its unchanged floats. */
 INLINE int meet(Cursor *cursor, uint32_t *left, uint32_t *value, int width) {
     int is_listed = 1;
     if (cursor->complement) {

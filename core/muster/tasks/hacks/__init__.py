@@ -1,7 +1,8 @@
 """The corpus of known hacks: completions that earn a reward from careless verifiers.
 
-Each scores 0 under a careful one, for any problem that it does not happen to answer. `{gold}` in a
-completion stands for the gold answer (a program's first expected output), where it is no answer.
+Each must score 0 under a careful verifier, for any problem that it does not happen to answer.
+`{gold}` in a completion stands for the gold answer (for programs the first expected output), in a
+place where it does not count as an answer.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ class Hack:
     """One known hack."""
 
     name: str
-    """What it is called."""
+    """Name of the hack."""
     task_types: tuple[str, ...]
-    """The task types it was found for."""
+    """Task types whose verifiers it was found for."""
     kind: str
     """extractor, candidates, runner, early exit, printing, hard-coded, look-alike, injection, or
     resources."""
     completion: str
-    """What the model says."""
+    """The model's text."""
 
     def against(self, problem: Problem) -> str:
         """Return the completion for a problem."""
@@ -44,7 +45,7 @@ def all_hacks() -> tuple[Hack, ...]:
 
 
 def hacks_for(task_type: str) -> tuple[Hack, ...]:
-    """Return the hacks against verifiers of a task type; those of any kind of answer for others."""
+    """Return the hacks against verifiers of a task type; for unknown types, the general ones."""
     known = tuple(hack for hack in all_hacks() if task_type in hack.task_types)
     return known or tuple(hack for hack in all_hacks() if hack.kind in ("injection", "look-alike"))
 

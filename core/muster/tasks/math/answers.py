@@ -1,7 +1,7 @@
-r"""What an answer is: a scalar, a collection without order, or a sequence in brackets.
+r"""Parses answers: a scalar, a collection without order, or a sequence in brackets.
 
 Tuples, points and intervals are sequences: `(1,2)` is the same text for all three. Inequalities in
-one variable are the intervals that they mean, and `\pm` is a collection of two.
+one variable are read as intervals, and `\pm` as a collection of two.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from muster.tasks.math.spelling import parse_number, respell
 T = TypeVar("T")
 
 MAX_ITEMS = 64
-"""A collection or sequence of more items is not read."""
+"""Most items of a collection or sequence."""
 MAX_DEPTH = 6
-"""Collections and sequences nest up to this."""
+"""Deepest nesting of collections and sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Scalar:
     """A number, expression, equation or word."""
 
     text: str
-    """In one spelling, without what follows."""
+    """The text in one spelling, without percent sign and unit."""
     number: Fraction | None = None
-    """Its value when it is read exactly, a percent sign aside."""
+    """Its value if it is read exactly, without the percent sign."""
     is_percent: bool = False
     """Whether a percent sign follows."""
     unit: str = ""
@@ -36,17 +36,17 @@ class Scalar:
     name: str = ""
     """The variable or function that it is assigned to."""
     is_word: bool = False
-    """Whether it is text or a choice: equal as text or not at all."""
+    """Whether it is text or a choice, which is compared as text only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """Answers without order; how often one comes does not count."""
+    """Answers without order; repetitions do not count."""
 
     items: tuple[Answer, ...]
     """The answers."""
     is_union: bool = False
-    """Whether the items are intervals whose union is meant."""
+    """Whether it is the union of its items, which are intervals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,9 @@ _FLIP = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 
 
 def read_answer(text: str) -> Answer | None:
-    """Return what the text says; None when it is empty, foreign, or too long or deep a list."""
+    """Return the parsed answer; None if it is empty, has unknown signs, or is too long or deep a
+    list.
+    """
     spelled = respell(text)
     try:
         return _read(spelled, MAX_DEPTH) if spelled else None
@@ -153,7 +155,7 @@ def _read(text: str, depth: int) -> Answer:
 
 
 def _read_number(text: str, _depth: int) -> Answer | None:
-    scalar = _scalar(text)  # the comma of 1,000 cm is none of a list
+    scalar = _scalar(text)  # the comma of 1,000 cm does not separate a list
     return None if scalar.number is None else scalar
 
 
@@ -185,7 +187,7 @@ def _read_brackets(text: str, depth: int) -> Answer | None:
     if len(parts) > 1:
         items = tuple(_read(part, depth) for part in _few(parts))
         return Sequence(text[0] + text[-1], items)
-    # Parentheses around one answer mean nothing; brackets may be a floor, a list, a class.
+    # Parentheses around one answer have no meaning; brackets may be a floor, a list, a class.
     return _read(parts[0], depth) if text[0] + text[-1] == "()" and parts[0] else None
 
 
@@ -219,14 +221,14 @@ def _interval(low: str, has_low: bool, high: str, has_high: bool, depth: int) ->
 
 def _read_signs(text: str, depth: int) -> Answer | None:
     if text.count("\\pm") != 1:
-        return None  # whether several of them are one choice is not said
+        return None  # it is unclear whether several of them are one choice
     upper = text.replace("\\pm", "+").replace("\\mp", "-")
     lower = text.replace("\\pm", "-").replace("\\mp", "+")
     return Collection(tuple(_read(_without_plus(part), depth) for part in (upper, lower)))
 
 
 def _read_ratio(text: str, _depth: int) -> Answer | None:
-    """Return the fraction that a ratio of two is, or the parts of one of more."""
+    """Return a ratio of two numbers as a fraction, a longer ratio as its parts."""
     parts = _split(text, ":")
     if len(parts) < 2 or not all(parts) or _CLOCK.fullmatch(text):
         return None
@@ -263,7 +265,7 @@ def _few(items: list[T]) -> list[T]:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Return the parts between the separators that no bracket encloses."""
+    """Return the parts between separators that are outside all brackets."""
     if separator not in text:
         return [text]
     parts, depth, start, i = [], 0, 0, 0
@@ -278,7 +280,7 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _is_flat(text: str, pattern: re.Pattern[str]) -> bool:
-    """Return whether every match is outside of all brackets."""
+    """Return whether every match is outside all brackets."""
     return all(_depth_at(text, match.start()) == 0 for match in pattern.finditer(text))
 
 
@@ -287,7 +289,7 @@ def _depth_at(text: str, end: int) -> int:
 
 
 def _is_one(text: str) -> bool:
-    """Return whether the first bracket is closed by the last character."""
+    """Return whether the last character closes the first bracket."""
     depth = 0
     for i, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
@@ -305,7 +307,7 @@ _READERS = (
     _read_signs,
     _read_ratio,
 )
-"""Tried in order; what none of them reads is a scalar."""
+"""Readers, tried in order; a text that none of them reads is a scalar."""
 
 
 def _scalar(text: str) -> Scalar:
@@ -328,14 +330,14 @@ def _scalar(text: str) -> Scalar:
 
 
 def _verbatim(text: str) -> Scalar:
-    """Return what is equal to its own text alone."""
+    """Return a scalar that equals only its own text."""
     return Scalar(_IDLE_BLANK.sub(r"\1", text).removeprefix("+"), is_word=True)
 
 
 def _is_verbatim(text: str) -> bool:
     r"""Return whether it is not one finished expression, or has no value that could be equal.
 
-    Infinity has no arithmetic: `\infty+1` is the same as `\infty+1`, and as nothing else.
+    Infinity has no arithmetic: `\infty+1` equals only `\infty+1`.
     """
     if "\\infty" in text:
         return True
@@ -358,7 +360,7 @@ def _without_unit(text: str) -> tuple[str, str]:
         number, unit, power = match.groups()
     elif match := _BARE_UNIT.fullmatch(text):
         number, blank, unit, power = match.groups()
-        # 5m may be five times m; what is in no list may be a product as well.
+        # 5m may be five times m; an unlisted word may be a product too.
         if not is_named_unit(unit) or (len(unit) == 1 and not blank):
             return text, ""
     else:
@@ -369,7 +371,7 @@ def _without_unit(text: str) -> tuple[str, str]:
 
 
 def is_named_unit(unit: str) -> bool:
-    """Return whether a unit is one that may be left out: any other word may change the answer."""
+    """Return whether a unit may be left out: any other word may change the answer."""
     parts = re.split(r" ?/ ?| per | an? ", unit.strip())
     return all(part and all(map(_is_of_unit, part.split())) for part in parts)
 

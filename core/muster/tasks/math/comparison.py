@@ -1,7 +1,7 @@
-r"""Equality of two answers, as far as it is exact; what is left are pairs for the symbolic engine.
+r"""Exact equality of two answers; it leaves the undecided pairs to the symbolic engine.
 
-Equality is symmetric and three-valued: pairs of expressions that nothing here decides are unknown,
-and the whole is unknown only when they matter.
+Equality is symmetric and three-valued: pairs of expressions that are not decided here are unknown,
+and the result is unknown only if it depends on them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from muster.tasks.math.answers import Answer, Collection, Scalar, Sequence, is_named_unit
 
 Known = dict[tuple[str, str], bool]
-"""What the symbolic engine found about pairs of texts."""
+"""The symbolic engine's results for pairs of texts."""
 _MAY_BE_TIME = re.compile(r"(?:1?[0-9]|2[0-4]):[1-5][0-9]", re.ASCII)
 """A ratio that may be a time of day: 5:12 is not 10:24."""
 Unknown = set[tuple[str, str]]
-"""Pairs of texts that it should look at."""
+"""Pairs of texts for the symbolic engine."""
 
 
 def compare(gold: Answer, answer: Answer, known: Known, unknown: Unknown) -> bool | None:
@@ -42,7 +42,7 @@ def _collection(answer: Answer) -> Collection:
 def _compare_collections(
     gold: Collection, answer: Collection, known: Known, unknown: Unknown
 ) -> bool | None:
-    """Return whether each item of either has an equal among the other's."""
+    """Return whether each item of either collection equals some item of the other."""
     if gold.is_union != answer.is_union or bool(gold.items) != bool(answer.items):
         return False
     if _has_different_names(gold) != _has_different_names(answer):
@@ -60,7 +60,7 @@ def _compare_collections(
 
 
 def _has_different_names(collection: Collection) -> bool:
-    """Return whether it gives values to several variables, as `x=1, y=2` does."""
+    """Return whether it assigns values to several variables, as `x=1, y=2` does."""
     return len({_base(i.name) for i in collection.items if isinstance(i, Scalar) and i.name}) > 1
 
 
@@ -87,12 +87,12 @@ def _may_be_left_out(one: str, other: str) -> bool:
 
 
 def _is_equation(one: Scalar, other: Scalar) -> bool:
-    """Return whether an equation is meant, and not the value that a variable is assigned."""
+    """Return whether it is an equation, not the assignment of a value to a variable."""
     return "=" in one.text or bool(one.name and other.name and _base(one.name) != _base(other.name))
 
 
 def _compare_numbers(gold: Scalar, answer: Scalar) -> bool:
-    """A percent sign that only one has is read both ways: 50% is 50, and it is 1/2."""
+    """Compare numbers. A percent sign that only one has is read both ways: 50% is 50 and 1/2."""
     if _MAY_BE_TIME.fullmatch(gold.text) and _MAY_BE_TIME.fullmatch(answer.text):
         return gold.text == answer.text
     if gold.number == answer.number:

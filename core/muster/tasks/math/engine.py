@@ -1,7 +1,7 @@
-"""The engine: libraries that grade, in processes that may be killed, with hard deadlines.
+"""The engine: runs grading libraries in processes that may be killed, with hard deadlines.
 
-A limit of CPU time decides what is too hard; it hardly depends on how busy a machine is. The
-deadline on the clock guards the caller: what it cuts off is undecided.
+A limit of CPU time decides what is too hard, because it hardly depends on a machine's load. The
+wall-clock deadline protects the caller: a comparison that it cuts off is undecided.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from muster.tasks.children import Child, ChildSilent
 CPU_S = 1.0
 """CPU time of one comparison; beyond it, the answer is wrong."""
 DEADLINE_S = 4.0
-"""Clock time of one comparison in a loaded process; beyond it, it is undecided."""
+"""Wall-clock time of one comparison in a loaded process; beyond it, the answer is undecided."""
 START_S = 60.0
-"""Clock time for a process to load math-verify."""
+"""Wall-clock time for a process to load math-verify."""
 GRACE_S = 0.4
-"""A process that is this late is killed."""
+"""Seconds after a deadline at which a process is killed."""
 NEAR = 0.1
-"""Share of CPU_S from which on another machine may come to another end."""
+"""Share of CPU_S above which the result may differ on another machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What came of a request."""
+    """The result of a request."""
 
     answer: dict[str, Any]
     """The answer; empty when a limit ended the work."""
     limit: str = ""
-    """Which limit ended it: "CPU time" or "memory"."""
+    """The limit that ended it: "CPU time" or "memory"."""
     is_near_limit: bool = False
-    """Whether a slower machine might have met the limit."""
+    """Whether a slower machine might have reached the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineTask:
-    """What an engine's processes do."""
+    """The work of an engine's processes."""
 
     module: str
     """The module that does it, see `engine_process`."""
     library: str
-    """What it needs."""
+    """The library that it needs."""
     extra: str
-    """Muster's extra that brings it."""
+    """Muster's extra that installs the library."""
 
 
 MATH = EngineTask("muster.tasks.math.expressions", "math-verify", "math")
-"""Comparing expressions."""
+"""Comparison of expressions."""
 
 
 class EngineUnavailable(Exception):
@@ -147,7 +147,7 @@ def _understood(answer: dict[str, Any]) -> Answered:
 
 @cache
 def shared_engine(work: EngineTask = MATH) -> Engine:
-    """Return this Python process's engine for some work: a process for each core up to four."""
+    """Return this Python process's engine for some work: one process per core, up to four."""
     engine = Engine(max(2, min(4, os.cpu_count() or 1)), work)
     atexit.register(engine.close)
     return engine

@@ -1,10 +1,10 @@
 """The process in which answers are compared; started by `engine.py`, never imported by it.
 
-What it does is a module's: `warm_up()` loads, `answer(request)` returns a JSON object.
+A module defines its work: `warm_up()` loads, `answer(request)` returns a JSON object.
 
-It loads everything once, reads a request per line and answers a line. A child, forked from the
-loaded state, does the work, and is killed when it meets a limit: the next one is there in a
-millisecond. The parent of the children never parses an answer itself, so it cannot be held up.
+It loads everything once, reads one request per line and answers with one line. A child, forked from
+the loaded state, does the work, and is killed when it reaches a limit: forking the next one takes a
+millisecond. The parent never parses an answer itself, so no answer can block it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ MAX_SERVED = 500
 """Requests after which a child is replaced, so that caches stay bounded."""
 
 _MACHINE, _MEMORY, _CRASH = 3, 4, 5
-"""Statuses of a child that ended itself."""
+"""Exit statuses of a child that ended itself."""
 _CAUSES = {
     -signal.SIGPROF: "cpu",
     _MEMORY: "memory",
     _CRASH: "memory",
-    # A stack that is too deep, or a library that does not check what it allocates.
+    # The stack is too deep, or a library does not check its allocations.
     -signal.SIGSEGV: "memory",
     -signal.SIGABRT: "memory",
 }
-"""What ended a child by what it ended with; anything else, such as SIGKILL, is the machine's."""
+"""Causes by a child's exit status; any other status, such as SIGKILL, is the machine's fault."""
 
 
 def main(work: str) -> None:
-    """Serve until the standard input ends; `work` is the module that answers."""
+    """Serve until standard input ends; `work` is the module that answers."""
     answers = own_stdout()
     try:
         module = importlib.import_module(work)
@@ -64,7 +64,7 @@ def main(work: str) -> None:
 
 
 class _Child:
-    """A forked child that serves requests until it meets a limit."""
+    """A forked child that serves requests until it reaches a limit."""
 
     def __init__(self, work: Any) -> None:
         requests, self._requests = os.pipe()
@@ -80,8 +80,8 @@ class _Child:
         os.close(answers)
 
     def ask(self, line: str, deadline: float) -> dict[str, Any]:
-        """Return the child's answer; `ended` is "answer", "cpu", "memory", "wall" when late, or
-        "machine" when something else than its limits and its answer ended it.
+        """Return the child's answer; `ended` is "answer", "cpu", "memory", "wall" if it was late,
+        or "machine" if anything else ended it.
         """
         with suppress(BrokenPipeError):
             os.write(self._requests, line.encode())
@@ -120,14 +120,14 @@ def _serve(work: Any, requests: int, answers: int) -> NoReturn:
     status = _MACHINE
     short_of_memory = _MACHINE
     try:
-        # With less than its budget, a want of memory is the machine's and not the answer's.
+        # If memory runs out below the budget, the machine is at fault, not the answer.
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         short_of_memory = _MEMORY
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with open(requests) as lines:
             for line in lines:
                 request = json.loads(line)
-                # The signal ends the process; no Python code can hold it up.
+                # The signal ends the process; no Python code can delay it.
                 signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
                 started = time.process_time()
                 found = {**work.answer(request), "cpu_s": time.process_time() - started}
@@ -138,7 +138,7 @@ def _serve(work: Any, requests: int, answers: int) -> NoReturn:
         status = short_of_memory
     except OSError as error:
         status = _MACHINE if error.errno != errno.ENOMEM else short_of_memory
-    except Exception:  # what a library raises over an answer; a child of its own ends by it
+    except Exception:  # a library may raise anything for an answer; only this child ends
         status = _CRASH if short_of_memory == _MEMORY else _MACHINE
     finally:
         os._exit(status)

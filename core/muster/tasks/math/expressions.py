@@ -1,9 +1,9 @@
 r"""Whether expressions are equal; runs in the engine's processes only, where it may be killed.
 
-math-verify parses. Expressions are then equal when their values agree to 200 digits, which is more
-than any pair of short expressions does by chance: for expressions with variables at fixed points,
-those left out at which either is no real number. What has no such values (relations, sets,
-matrices) is left to math-verify's own comparison.
+math-verify parses. Expressions are equal when their values agree to 200 digits, which unequal short
+expressions never do by chance. Expressions with variables are evaluated at fixed points; points
+where either is not a real number are skipped. Expressions without values (relations, sets,
+matrices) are compared by math-verify itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sympy import Abs, Expr, Float, I, Integer, Rational, Symbol, log, nan, oo, 
 from sympy.core.relational import Relational
 
 DIGITS = 200
-"""To which values agree; numerals have up to 64, so that no fraction of two comes as close."""
+"""Digits to which values must agree; numerals have up to 64, so two unequal fractions never do."""
 _TINY = Float(10, DIGITS) ** -DIGITS
 _SMALL = Float(10, DIGITS) ** -(DIGITS // 2)
 _POINTS = (Rational(7393, 5147), Rational(2903, 10007), Rational(-6211, 4391))
@@ -49,19 +49,19 @@ def _is_same(gold: Any, answer: Any) -> bool:
         by_value = _agree(gold, answer)
         if by_value is not None:
             return by_value
-    # math-verify follows the form of its first operand; equality has no first operand.
+    # math-verify depends on the form of its first operand, but equality must be symmetric.
     return _verify(gold, answer) or _verify(answer, gold)
 
 
 def _variables(text: str) -> set[str]:
-    """Return the variables that occur: zero times any word is zero to what multiplies letters, and
-    what reads units leaves letters out.
+    """Return the variables that occur. A parser that multiplies letters makes zero times any word
+    zero, and one that reads units drops letters.
     """
     return set(_GREEK.findall(text)) | set(_VARIABLE.findall(_NO_LETTERS.sub(" ", text)))
 
 
 def _is_infinite(parsed: Any) -> bool:
-    """Return whether it has, or is, no finite value: arithmetic on those is no equality."""
+    """Return whether it is or contains an infinite value, whose arithmetic decides no equality."""
     if parsed.has(oo, -oo, zoo, nan):
         return True
     if not isinstance(parsed, Expr) or parsed.free_symbols:
@@ -92,7 +92,7 @@ def _parse(text: str) -> Any:
 
 
 def _engine_spelling(text: str) -> str:
-    """Return the text with decimals as fractions, degrees in radians, and i on its own."""
+    """Return the text with decimals as fractions, degrees in radians, and i standing alone."""
     text = _DECIMAL.sub(_exact, text.replace("\\text{degree}", "\\cdot\\frac{\\pi}{180}"))
     return _IMAGINARY.sub(" i ", text)
 
@@ -103,7 +103,7 @@ def _exact(match: re.Match[str]) -> str:
 
 
 def _agree(gold: Expr, answer: Expr) -> bool | None:
-    """Return whether values agree; None when they do not tell."""
+    """Return whether values agree; None if they do not decide it."""
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=lambda s: s.name)
     if not symbols:
         return _agree_at(gold, answer, {})
@@ -136,7 +136,7 @@ def _agree_at(gold: Expr, answer: Expr, point: dict[Symbol, Expr]) -> bool | Non
 
 
 def _digits(size: Any) -> int:
-    """Return how many digits are before the point; differences are looked for behind it."""
+    """Return the number of digits before the point; differences are measured after it."""
     return max(0, int(log(size, 10).evalf())) if size else 0
 
 
@@ -150,7 +150,7 @@ def _value(exact: Expr, digits: int) -> Expr | None:
     return value if value.is_number and value.is_finite else None
 
 
-# What the engine's process calls
+# Called by the engine's process
 
 _WARM_UP = (
     ("x+\\frac{1}{2}", "\\frac{1+2x}{2}"),

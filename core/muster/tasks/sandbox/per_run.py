@@ -1,12 +1,12 @@
-"""What each run has of its own: a control group, and a user id that nobody else uses.
+"""Resources of each run: its control group, and a user id that nobody else uses.
 
 The control group (version 1, a hierarchy per controller, or version 2) caps memory and processes of
-the whole run, where this process may set a cap. It lives below this process's own group, so that it
-stays within whatever holds this process, and is removed when the run ends.
+the whole run, if this process may set a cap. It is below this process's own group, so that this
+process's limits still apply, and is removed when the run ends.
 
-With a user id of its own no program can signal another. The id is held by an abstract socket of its
-name, which the kernel frees when its process ends, however it ends: processes of one machine share
-the ids without a file.
+With its own user id no program can signal another. An abstract socket named after the id reserves
+it. The kernel frees the socket when its process ends, however it ends, so the processes of one
+machine share the ids without a file.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ logger = logging.getLogger(__name__)
 
 _MOUNT = Path("/sys/fs/cgroup")
 _REMOVAL_S = 5.0
-"""How long a group's processes may take to end after they are killed."""
+"""Seconds that a group's processes may take to end after they are killed."""
 _ALMOST_BYTES = 1 << 20
-"""Who comes this close to a cap has met it."""
+"""A peak of at least this share of a cap counts as reaching it."""
 
 LimitFiles = tuple[tuple[str, str], ...]
-"""Files of a group and what to write to each; "?" at the end of those that may be missing."""
+"""Files of a group and what to write to each; names that end in "?" may be missing."""
 
 
 @contextmanager
 def memory_group(memory_bytes: int, processes: int) -> Iterator[list[Path]]:
-    """Yield the files that a process writes "0" to in order to join; none without the power."""
+    """Yield the files to which a process writes "0" to join; none without the permission."""
     values = {"memory": str(memory_bytes), "none": "0", "processes": str(processes)}
     made = [_make(parent, limits, values) for parent, limits in _parents()]
     groups = [group for group in made if group is not None]
@@ -49,7 +49,7 @@ def memory_group(memory_bytes: int, processes: int) -> Iterator[list[Path]]:
 
 
 def has_met_limit(groups: Sequence[Path]) -> bool:
-    """Return whether a run met its own cap of memory; its groups are those of `memory_group`."""
+    """Return whether a run reached its memory cap; its groups are those of `memory_group`."""
     pairs = (
         ("memory.max_usage_in_bytes", "memory.limit_in_bytes"),  # version 1
         ("memory.peak", "memory.max"),
@@ -94,7 +94,7 @@ def _remove(group: Path) -> None:
         except FileNotFoundError:
             return
         except OSError:
-            # Killed processes leave the group when the kernel has taken them apart.
+            # Killed processes leave the group only when the kernel has freed them.
             time.sleep(0.001)
         else:
             return
@@ -112,7 +112,9 @@ def _sweep(parent: Path) -> None:
 
 @cache
 def _parents() -> tuple[tuple[Path, LimitFiles], ...]:
-    """Return this process's own groups and the limits that theirs can set, swept once."""
+    """Return this process's own groups with the limit files of groups below; leftovers are removed
+    once.
+    """
     found = _own_groups()
     for parent, _ in found:
         _sweep(parent)
@@ -149,14 +151,14 @@ def _own_groups() -> tuple[tuple[Path, LimitFiles], ...]:
 
 
 FIRST_ID = 64_000
-"""Ids from here; within what user namespaces of containers usually map."""
+"""First id; within the range that user namespaces of containers usually map."""
 IDS = 1000
-"""How many are tried."""
+"""Number of ids."""
 
 
 @contextmanager
 def unused_id() -> Iterator[int | None]:
-    """Yield a user id that is nobody's while this holds it; None when this process is not root.
+    """Yield a user id that nobody else uses inside the block; None when this process is not root.
 
     Raises OSError when all of them are taken.
     """
@@ -171,7 +173,7 @@ def unused_id() -> Iterator[int | None]:
 
 
 def _hold() -> tuple[socket.socket, int]:
-    # Drawn: a killed run's processes count against its id until the kernel has buried them.
+    # Random: processes of a killed run count for its id until the kernel has freed them.
     start = secrets.randbelow(IDS)
     for offset in range(IDS):
         candidate = FIRST_ID + (start + offset) % IDS

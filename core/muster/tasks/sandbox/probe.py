@@ -1,4 +1,4 @@
-"""The self-test's attacks; runs inside the sandbox and says which of them succeed."""
+"""The self-test's attacks: runs inside the sandbox and reports which ones succeed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main() -> None:
 def _succeeds(attack: Callable[[], object]) -> bool:
     try:
         return bool(attack())
-    except BaseException:  # whatever stops an attack is welcome
+    except BaseException:  # any error means that the attack was stopped
         return False
 
 

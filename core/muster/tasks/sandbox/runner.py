@@ -1,9 +1,9 @@
-"""What runs inside the sandbox: it forks a child per test and reports what each wrote.
+"""Runs inside the sandbox: forks a child per test and reports the output of each.
 
-Started as `python -c`, with the standard library alone. The program under test may take this
-process over: it gains nothing, for the expected outputs are elsewhere, and whatever is reported is
-compared there. Expected outputs must never be part of a job. As the first process of its namespace
-it takes no signal from the program.
+Started as `python -c`, with the standard library alone. The program under test may take over this
+process, but gains nothing: the expected outputs are outside, where all reports are compared with
+them. Expected outputs must never be part of a job. As the first process of its namespace it
+receives no signal from the program.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 RESULT_FD = 60
-"""Where the result of a call is written."""
+"""File descriptor to which the result of a call is written."""
 STARTED = "started"
-"""What is reported before the program runs."""
+"""First report, before the program runs."""
 
 
 def main() -> None:
     """Read the job, run its tests in order, report a line for each."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what has a handler can be sent
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a program can send signals that have a handler
     job = json.loads(_read_all(0))
     with suppress(OSError, ValueError):
-        # Within a user namespace, its own processes are counted.
+        # Inside a user namespace only its own processes are counted.
         resource.setrlimit(resource.RLIMIT_NPROC, (job["processes"], job["processes"]))
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # as `site` does
     sys.setrecursionlimit(10000)
@@ -42,7 +42,7 @@ def main() -> None:
     for number, given in enumerate(job["inputs"]):
         try:
             found = _run_test(job, given, reports)
-        except OSError:  # no process or pipe, while none of the program's is left
+        except OSError:  # no process or pipe is available, although the program has none left
             found = {"out": "", "ended": "machine", "status": 0, "cpu_s": 0.0}
         _write_line(reports, {"test": number, **found})
 
@@ -61,7 +61,7 @@ def _write_line(descriptor: int, message: object) -> None:
 
 
 def _run_test(job: dict[str, Any], given: Any, reports: int) -> dict[str, Any]:
-    """Return what a child that runs the program wrote, how it ended and the CPU time it took."""
+    """Run the program in a child; return its output, how it ended and its CPU time."""
     stdin_read, stdin_write = os.pipe()
     out_read, out_write = os.pipe()
     child = os.fork()
@@ -74,7 +74,7 @@ def _run_test(job: dict[str, Any], given: Any, reports: int) -> dict[str, Any]:
     data = b"" if job["function"] is not None else given.encode()
     out, ended = _Exchange(child, stdin_write, data, out_read, job).finish()
     with suppress(OSError):
-        os.kill(-1, 9)  # the child and all it left behind: nobody else is here
+        os.kill(-1, 9)  # the child and everything it left behind: nothing else runs here
     _, status, usage = os.wait4(child, 0)
     with suppress(ChildProcessError):
         while True:
@@ -88,7 +88,7 @@ def _run_test(job: dict[str, Any], given: Any, reports: int) -> dict[str, Any]:
 
 
 class _Exchange:
-    """Feeds a child and reads what it writes, up to the limits, until it ends."""
+    """Feeds a child and reads its output, up to the limits, until it ends."""
 
     def __init__(self, child: int, stdin: int, data: bytes, out: int, job: dict[str, Any]) -> None:
         self._stdin, self._data, self._out = stdin, data, out
@@ -99,7 +99,7 @@ class _Exchange:
         self._is_fed = False
 
     def finish(self) -> tuple[bytes, str]:
-        """Return what was written, and which limit ended it, if any."""
+        """Return the output, and the limit that ended it, if any."""
         os.set_blocking(self._stdin, False)
         os.set_blocking(self._out, False)
         ended = ""
@@ -130,7 +130,9 @@ class _Exchange:
             os.close(self._stdin)
 
     def _read(self) -> bool:
-        """Read all there is, a little beyond the limit at most; return whether more may come."""
+        """Read all available output, slightly beyond the limit at most; return whether more may
+        come.
+        """
         with suppress(BlockingIOError):
             while len(self._found) <= self._output_bytes:
                 piece = os.read(self._out, 65536)
@@ -163,7 +165,7 @@ def _run_program(job: dict[str, Any], given: Any, stdin: int, out: int) -> NoRet
 
 
 def _open_null() -> int:
-    """Return where nothing arrives; /dev/zero swallows as well, where there is no /dev/null."""
+    """Return a descriptor that discards writes: /dev/null, or without one /dev/zero."""
     path = os.devnull if os.path.exists(os.devnull) else "/dev/zero"
     return os.open(path, os.O_WRONLY)
 

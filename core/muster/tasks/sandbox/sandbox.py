@@ -1,4 +1,4 @@
-"""Running a job in the sandbox: started, fed, read up to the caps, killed with all it started."""
+"""Runs a job in the sandbox: starts it, feeds it, reads up to the caps, kills all its processes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from muster.tasks.sandbox.per_run import has_met_limit, memory_group, unused_id
 from muster.tasks.sandbox.seccomp import filter_program
 
 ENDED = frozenset({"exit", "signal", "deadline", "output", "machine"})
-"""How a test can have ended."""
+"""Possible ends of a test."""
 _REPORT_BYTES = 256
 _STARTED = b'"started"'
-"""What the runner reports before the program runs."""
+"""The runner's first report, before the program runs."""
 _EXIT_S = 0.5
-"""Given to bubblewrap to end by itself."""
+"""Seconds that bubblewrap has to end by itself."""
 LATE_S = 2.0
-"""How late a report may be after a test's deadline; then everything is killed."""
+"""Seconds that a report may come after a test's deadline; then everything is killed."""
 LOOK_S = 0.5
-"""Time between two looks at what keeps a test."""
+"""Seconds between two checks of a running test's CPU use."""
 
 
 class SandboxUnavailable(Exception):
@@ -40,24 +40,24 @@ class SandboxUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SandboxJob:
-    """A program and its inputs. What it should answer is never part of it."""
+    """A program and its inputs, without the expected outputs."""
 
     program: str
     """Python source."""
     inputs: tuple[Any, ...]
-    """For each test the text on standard input, or the list of a call's arguments."""
+    """Per test, the text on standard input, or the list of a call's arguments."""
     function: str | None = None
     """The function to call, of the module or of its class `Solution`; None for standard input."""
 
 
 @dataclass(frozen=True, slots=True)
 class TestRun:
-    """What a program did on one input, as reported from inside: nothing to be trusted."""
+    """The result of a program on one input, as reported from inside: untrusted."""
 
     __test__ = False
 
     out: bytes
-    """What it wrote to standard output, or the JSON of what its function returned."""
+    """Its standard output, or the JSON of its function's result."""
     ended: str
     """"exit", "signal", "deadline", "output" (too much of it) or "machine" (it did not run)."""
     status: int
@@ -68,10 +68,10 @@ class TestRun:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came out of a run."""
+    """The result of a run."""
 
     tests: tuple[TestRun | None, ...]
-    """For each input; None when nothing was reported."""
+    """Per input; None if nothing was reported."""
     ended: str
     """"exit", "deadline" (of the run), "output" (too much of it) or "stopped" by the caller."""
 
@@ -85,14 +85,14 @@ class Sandbox:
     """A sandbox whose self-test has passed."""
 
     tools: Tools
-    """What it is made of."""
+    """Its programs."""
 
     def run(self, job: SandboxJob, limits: Limits, judge: Judge | None = None) -> Outcome:
-        """Return what a program did, as far as `judge` let it.
+        """Run a program until it ends or `judge` stops it, and return the outcome.
 
-        Blocks, at most a second longer than `limits.total_s`, and no longer than a test's
-        `limits.wall_s` and LATE_S without a report. Raises SandboxUnavailable when the sandbox does
-        not start, or this machine ended a test: it ran out of memory or was too busy.
+        Blocks at most a second longer than `limits.total_s`, and without a report at most for a
+        test's `limits.wall_s` plus LATE_S. Raises SandboxUnavailable when the sandbox does not
+        start, or when this machine ended a test because it ran out of memory or was too busy.
         """
         with ExitStack() as stack:
             try:
@@ -212,7 +212,7 @@ class _Run:
             self._ended = self._ended or "exit"
 
     def _take(self, line: bytes) -> None:
-        """Note a report; one that is malformed or repeated counts for nothing."""
+        """Record a report; a malformed or repeated one is ignored."""
         if line == _STARTED:
             self._is_started = True
             self._inside = _children(self._process.pid)
@@ -229,7 +229,7 @@ class _Run:
             self._ended = "stopped"
 
     def _expect(self) -> None:
-        """Note when the next report is due, and that its test has only begun."""
+        """Set the deadline of the next report, whose test has just started."""
         due = time.monotonic() + self._limits.wall_s + LATE_S
         self._due, self._used = min(self._deadline, due), TimeUsed()
 
@@ -237,7 +237,7 @@ class _Run:
         self._used = max(self._used, time_used_by(self._inside), key=lambda used: used.waited_s)
 
     def _trouble_of(self, test: TestRun) -> str:
-        """Return what of this machine ended a test; empty where the program did."""
+        """Return this machine's problem that ended a test; empty if the program ended it."""
         if test.ended == "machine":
             return "this machine has no room for another process"
         if test.ended == "deadline":
@@ -265,7 +265,7 @@ class _Run:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for child in self._inside:
-            # bubblewrap leaves them to the first process, which this one is in some containers.
+            # Orphans go to the first process of the system, which in some containers is this one.
             with suppress(ChildProcessError):
                 os.waitpid(child, 0)
         for pipe in (self._process.stdin, self._process.stdout):
@@ -274,7 +274,7 @@ class _Run:
 
 
 def _kills_for_memory() -> int:
-    """Return how many processes of this machine have been killed for want of memory."""
+    """Return how many processes of this machine the kernel has killed for lack of memory."""
     with suppress(OSError):
         lines = Path("/proc/vmstat").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
@@ -283,22 +283,22 @@ def _kills_for_memory() -> int:
 
 @dataclass(frozen=True, slots=True)
 class TimeUsed:
-    """What the scheduler says of a test's processes so far."""
+    """The scheduler's figures of a test's processes so far."""
 
     ran_s: float = 0.0
     """CPU time."""
     waited_s: float = 0.0
-    """How long the one of them that waited longest could have run, but others did."""
+    """Longest time that one of them was ready to run but waited for a CPU."""
 
     def trouble(self, limits: Limits) -> str:
-        """Return that this machine was too busy, where that kept a test from its own budget."""
+        """Return that this machine was too busy, if that cost a test its time; else empty."""
         if self.ran_s >= limits.cpu_s or self.waited_s < limits.wall_s / 2:
             return ""
         return f"this machine was too busy: a test ran {self.ran_s:.1f} s of {limits.wall_s:g} s"
 
 
 def time_used_by(pids: Sequence[int]) -> TimeUsed:
-    """Return what processes and all below them did, as the scheduler counts it."""
+    """Return the scheduler's figures of processes and all their descendants."""
     ran = waited = 0
     left = list(pids)
     for pid in left:

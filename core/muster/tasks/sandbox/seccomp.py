@@ -1,10 +1,10 @@
-"""A filter of system calls: what a program that computes never needs, and attackers begin with.
+"""A filter of system calls that computing programs never need and attacks begin with.
 
 No sockets (the network namespace does not cover all families), no tracing or reading of other
 processes, no new namespaces or mounts, no kernel interfaces with a history of holes, no memory that
-resource limits do not count. Everything else is allowed: the namespaces are the wall, this makes it
-thicker. A program cannot lower its priority either: a deadline tells a machine that is too busy
-from a program that waits.
+resource limits do not count. Everything else is allowed: the namespaces are the main protection,
+and this filter is an additional one. A program cannot lower its priority either, because at a
+deadline a busy machine must be told from a program that waits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import platform
 import struct
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# name: (x86_64, aarch64); -1 where there is none.
+# name: (x86_64, aarch64); -1 if the call does not exist.
 _DENIED = {
     "socket": (41, 198), "ptrace": (101, 117), "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271), "kcmp": (312, 272),
@@ -42,7 +42,7 @@ _CLONE = (56, 220)
 _PRLIMIT = (302, 261)
 _CLONE3 = 435
 _NAMESPACE_FLAGS = 0x7E020080
-"""CLONE_NEW* of namespaces, time included."""
+"""CLONE_NEW* flags of all namespaces, including time."""
 _X32_BIT = 0x40000000
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -50,7 +50,7 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
 def filter_program() -> bytes | None:
-    """Return the filter as the kernel takes it; None on an architecture it is not written for."""
+    """Return the filter in the kernel's format; None on an unsupported architecture."""
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
         return None
@@ -64,14 +64,15 @@ def filter_program() -> bytes | None:
         _step(_LOAD, 0),
         _step(_AT_LEAST, _X32_BIT, 0, 1),
         _step(_RETURN, refuse),
-        # clone3 hides its flags in memory; without it the C library takes clone.
+        # clone3 has its flags in memory, where no filter sees them; without it the C library uses
+        # clone.
         _step(_EQUAL, _CLONE3, 0, 1),
         _step(_RETURN, _ERRNO | errno.ENOSYS),
     ]
     for number in numbers:
         code += [_step(_EQUAL, number, 0, 1), _step(_RETURN, refuse)]
     code += [
-        # A program sets limits of its own, none of its runner's.
+        # A program may set its own limits, but not those of its runner.
         _step(_EQUAL, _PRLIMIT[column], 0, 4),
         _step(_LOAD, 16),
         _step(_EQUAL, 0, 1, 0),

@@ -1,5 +1,5 @@
-"""Whether the sandbox holds on this machine: it is attacked before it is used, and says how far it
-reached. No program runs where an attack succeeds.
+"""Tests the sandbox on this machine by attacking it before its first use, and reports its level. No
+program runs if an attack succeeds.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ logger = logging.getLogger(__name__)
 _LIMITS = Limits(cpu_s=5, wall_s=20.0, total_s=30.0, processes=16)
 _PROBE = Path(__file__).with_name("probe.py")
 AGAIN_AFTER_S = 30.0
-"""Where no attack succeeded and still no program could run, the sandbox is tried again after so
-long: a machine without memory or processes to spare recovers."""
+"""Seconds until the sandbox is tested again if no attack succeeded but no program could run: a
+machine short of memory or processes may recover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How far the sandbox reaches on this machine."""
+    """The protections that the sandbox has on this machine."""
 
     sandbox: Sandbox | None
-    """The sandbox; None where there is none that is safe."""
+    """The sandbox; None if no safe one is available."""
     reason: str = ""
-    """Why there is none."""
+    """Why no sandbox is available."""
     may_pass: bool = False
-    """Whether the reason may pass. An attack that succeeded once is remembered for good."""
+    """Whether the reason is temporary. An attack that succeeded once is remembered for good."""
     has_own_user: bool = False
-    """Whether each run has a user id of its own."""
+    """Whether each run has its own user id."""
     has_group_memory: bool = False
-    """Whether the memory of a run's processes together is capped; else it is each process's cap
-    times the number of processes."""
+    """Whether the total memory of a run's processes is capped; else only each process's memory
+    is."""
     has_call_filter: bool = False
     """Whether system calls are filtered."""
     has_bounded_files: bool = False
-    """Whether the number of files that a program may make is bounded; their bytes are."""
+    """Whether the number of files that a program may make is bounded; their size always is."""
 
     @property
     def description(self) -> str:
-        """What people are told."""
+        """Description of the level, for people."""
         if self.sandbox is None:
             return f"no sandbox: {self.reason}"
         parts = ["namespaces", "limits"]
@@ -61,12 +61,12 @@ class Level:
 
 
 _MANY_FILES = "make 4096 folders"
-"""What the probe calls the attack on the number of files."""
+"""The probe's name for the attack on the number of files."""
 _UNFINISHED = "not be run to its end"
 
 
 class SharedLevel:
-    """The level that all threads of a process use: a level that was reached is kept."""
+    """The level shared by all threads of a process: a level that was reached is kept."""
 
     def __init__(
         self, probe: Callable[[], Level], clock: Callable[[], float] = time.monotonic
@@ -79,7 +79,7 @@ class SharedLevel:
         self._probed_s = 0.0
 
     def level(self) -> Level:
-        """Return the level; probes at the first call, and again when a failure may have passed."""
+        """Return the level; probe at the first call, and again when a failure may be over."""
         with self._lock:
             if self._level is None or (
                 self._level.may_pass and self._clock() - self._probed_s >= AGAIN_AFTER_S
@@ -90,7 +90,7 @@ class SharedLevel:
 
 
 def probe() -> Level:
-    """Return the level that the sandbox reaches now, with the first bubblewrap that holds."""
+    """Return the sandbox's present level, with the first bubblewrap that withstands the attacks."""
     found = find_tools()
     if isinstance(found, str):
         return Level(None, found)
@@ -114,8 +114,8 @@ def shared_sandbox() -> Level:
 
 
 def _weakness(sandbox: Sandbox) -> tuple[str, bool] | None:
-    """Return why no program may run in the sandbox, and whether that may pass; None when it held
-    against all attacks.
+    """Return why no program may run in the sandbox, and whether that is temporary; None if it
+    withstood all attacks.
     """
     try:
         failures = _attack(sandbox)
@@ -139,7 +139,7 @@ def _level(sandbox: Sandbox) -> Level:
 
 
 def _attack(sandbox: Sandbox) -> list[str]:
-    """Return what the probe could do that it must not; an unreadable answer counts as that."""
+    """Return the attacks that succeeded; an unreadable answer counts as one."""
     outcome = sandbox.run(SandboxJob(_PROBE.read_text(), ("",)), _LIMITS)
     test = outcome.tests[0]
     try:

@@ -1,7 +1,7 @@
-/* TOPLOC proofs in C: building them, and measuring how far hidden states are from them.
+/* TOPLOC proofs in C: builds them, and measures the distance of hidden states from them.
  *
- * Owns speed only. The meaning is that of portable.py and field.py, which run where this was not
- * compiled and whose bytes and figures this must equal.
+ * For speed only. portable.py and field.py are the reference: they run where this was not compiled,
+ * and the bytes and figures here must equal theirs.
  */
 
 #include "field.h"
@@ -288,8 +288,8 @@ EXPORT int muster_toploc_verify(const uint16_t *const *chunks, const size_t *siz
     return status;
 }
 
-/* The same of chunks of one size whose entries were chosen elsewhere, on a GPU say; a row of each is
- * what take_chosen() takes. */
+/* The same for chunks of one size whose entries were chosen elsewhere, for example on a GPU;
+ * take_chosen() reads one row per chunk. */
 EXPORT int muster_toploc_build_chosen(const int32_t *rows, size_t count, size_t elements, size_t k,
                                       uint8_t *proofs) {
     Scratch scratch;

@@ -30,7 +30,7 @@ typedef struct {
 
 static size_t lane_count(size_t elements) { return (elements + TILE - 1) / TILE * LANES; }
 
-/* Beyond this many, values are so equal that a search of the whole chunk costs no more. */
+/* With more candidates, values are so similar that a search of the whole chunk costs no more. */
 static size_t candidate_limit(size_t k) { return 8 * k + 1024; }
 
 /* Lanes are listed whole, and one entry is written ahead. */
@@ -109,7 +109,7 @@ static int compare_places(const void *first, const void *second) {
     return (a > b) - (a < b);
 }
 
-/* Chooses among the candidates: all above the cut, then those at it that come first. */
+/* Chooses among the candidates: all above the cut, then the first ones at the cut. */
 INLINE void choose_candidates(Selection *s, size_t count, size_t k) {
     int16_t cut = kth_largest(s->candidate, count, k);
     size_t chosen = 0, ties = 0;

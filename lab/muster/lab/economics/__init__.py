@@ -1,1 +1,1 @@
-"""What cheating is worth, and what a run's transactions cost."""
+"""The profit of cheating, and the cost of a run's transactions."""

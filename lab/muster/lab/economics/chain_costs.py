@@ -1,8 +1,7 @@
-"""`muster economics --chain`: what a run's transactions cost on a chain, at fees that are given.
+"""`muster economics --chain`: the cost of a run's transactions on a chain, at given fees.
 
-What each transaction takes is what `make bench-gas` measured; how many a run sends follows from its
-recipe and from assumptions, each of which can be given and is printed. Nothing here claims what any
-chain charges today.
+`make bench-gas` measured the size of each transaction. Their number follows from the recipe and
+from assumptions, which are printed and can be changed. No fee of today's chains is assumed.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 RESULTS = Path(__file__).parents[4] / "benchmarks" / "results" / "gas.json"
-"""The figures of this checkout."""
+"""Figures measured in this checkout."""
 RUN_OF_INTELLECT_2 = "intellect2-long"
-"""The preset whose size is meant when no recipe is given."""
+"""The preset whose size is used when no recipe is given."""
 GWEI, COIN, LARGEST = 10**9, 10**18, 10**12
 CLAIMED = 16
-"""Leaves that the measured claim takes, each of another batch."""
+"""Outcomes in the measured claim, each from a different batch."""
 BASE_SCALARS = OpScalars(base_fee_scalar=2269, blob_fee_scalar=1_055_762)
 SCALARS_SOURCE = "Base's since 2024-07-10: base/contract-deployments pull request 188"
 NEEDED = {
@@ -43,30 +42,30 @@ NEEDED = {
     ChainKind.ETHEREUM: ("gas_price",),
     ChainKind.OWN: ("gas_price",),
 }
-"""The fees that a chain's rule takes."""
+"""The fees that each kind of chain needs."""
 ASKED = {
     "gas_price": "eth_gasPrice says it",
     "base_fee": "GasPriceOracle.l1BaseFee() says it on the chain, eth_feeHistory on the L1",
     "blob_fee": "GasPriceOracle.blobBaseFee() says it on the chain, eth_blobBaseFee on the L1",
     "data_price": "ArbGasInfo.getL1BaseFeeEstimate() says it on the chain",
 }
-"""Who knows a fee."""
+"""Where to look up each fee."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What a run sends, and what an OP stack chain's owner set."""
+    """Assumptions about a run, and parameters of an OP stack chain."""
 
     steps: int
     """Rollout steps."""
     submissions_per_step: int
-    """Submissions that a step is made of."""
+    """Submissions per step."""
     refill_submissions: int
-    """Further ones that each step asks for; taken as sampled always."""
+    """Further submissions that each step may request; counted in full."""
     rollouts_per_submission: int
     """Samples of a submission."""
     submissions_per_batch: int = 1
-    """1, 16, 64 or 256: those batches were measured."""
+    """Submissions of a batch: 1, 16, 64 or 256, the measured sizes."""
     workers: int = 100
     """Accounts that join the run, and leave in the end."""
     validators: int = 5
@@ -76,7 +75,7 @@ class Assumptions:
     disputes: int = 10
     """Verdicts that a jury decides about."""
     jurors: int = 3
-    """Votes in each."""
+    """Jurors per dispute."""
     direct: int = 0
     """Submissions that workers commit themselves."""
     base_fee_scalar: int = BASE_SCALARS.base_fee_scalar
@@ -88,9 +87,9 @@ class Assumptions:
     operator_fee_constant: int = 0
     """Of an OP stack chain."""
     times: int = 10
-    """The fees that are shown beside those given, as their multiple."""
+    """Factor on the given fees for a second column."""
     coin_usd: int = 0
-    """Price of the chain's coin; 0 for amounts in coins."""
+    """Price of the chain's coin in USD; 0 to show coins."""
 
     @property
     def submissions(self) -> int:
@@ -118,9 +117,9 @@ class Kind:
     """One kind of transaction."""
 
     operation: str
-    """As `make bench-gas` calls it."""
+    """Name in `make bench-gas`."""
     what: str
-    """As people call it."""
+    """Description."""
     payer: str
     """Who sends it."""
     count: int
@@ -129,7 +128,8 @@ class Kind:
 
 def kinds_of(a: Assumptions) -> list[Kind]:
     """Return every transaction of a run, in the order of its life."""
-    # The owner's reward, a seat's stake, a claim's bond and direct work's are allowed first.
+    # Approvals come first: for the owner's reward, a seat's stake, and the bonds of claims and
+    # direct work.
     approvals = 1 + a.validators + a.disputes + a.direct
     outcomes = f"post_outcomes_{a.submissions_per_batch}"
     return [
@@ -160,15 +160,15 @@ def kinds_of(a: Assumptions) -> list[Kind]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What `make bench-gas` measured."""
+    """The measurements of `make bench-gas`."""
 
     source: str
-    """In words: the file, its date and its commit."""
+    """Text with the file, its date and its commit."""
     footprints: dict[str, Footprint]
     """By operation."""
 
     def of(self, operation: str) -> Footprint:
-        """Return what an operation takes; raises ConfigError when it was not measured."""
+        """Return an operation's footprint; raises ConfigError when it was not measured."""
         if operation in self.footprints:
             return self.footprints[operation]
         batches = [name.rsplit("_", 1)[1] for name in self.footprints if "post_outcomes_" in name]
@@ -179,7 +179,7 @@ class Measured:
 
 
 def read_measured(path: Path) -> Measured:
-    """Return what a file says; raises ConfigError for any but that of `make bench-gas`."""
+    """Return the measurements in a file of `make bench-gas`; raises ConfigError for other files."""
     try:
         document = json.loads(path.read_bytes())
         names = [each.name for each in fields(Footprint)]
@@ -193,24 +193,31 @@ def read_measured(path: Path) -> Measured:
         return Measured(f"{path}, {document['date']}, {commit_of(path)}", found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{path} is not what transactions were measured to take: {error}",
-            hint="make bench-gas writes it",
+            f"{path} does not hold the measured costs of transactions: {error}",
+            hint="measure them again with make bench-gas",
         ) from error
 
 
-# What is asked
+# The question: options, recipe and fees
 
 
 def chain_cost_options(command: F) -> F:
-    """Add what `--chain` takes."""
+    """Add the options that belong to `--chain`."""
     for option in (
-        click.option("--assume", multiple=True, metavar="NAME=NUMBER", help="About such a run."),
-        click.option("--fee", multiple=True, metavar="NAME=GWEI", help="What the chain charges."),
+        click.option(
+            "--assume",
+            multiple=True,
+            metavar="NAME=NUMBER",
+            help="Change an assumption about the run; repeatable.",
+        ),
+        click.option(
+            "--fee", multiple=True, metavar="NAME=GWEI", help="Fee of the chain; repeatable."
+        ),
         click.option(
             "--chain",
             metavar="KIND",
             type=click.Choice([each.value for each in ChainKind]),
-            help="What transactions cost.",
+            help="Print what transactions cost on such a chain.",
         ),
     ):
         command = option(command)
@@ -218,16 +225,16 @@ def chain_cost_options(command: F) -> F:
 
 
 def print_chain_costs(options: dict[str, Any], *, as_json: bool) -> None:
-    """Print what a run costs on the chain that is asked about."""
+    """Print the cost of a run on the chosen chain."""
     from muster.trainer.config import load_recipe
 
     if options["run"] or options["calibration"]:
         raise ConfigError(
-            "--chain asks what transactions cost, --run and --calibration what cheating is worth",
-            hint="ask one of them; --recipe goes with both",
+            "--chain prints what transactions cost, --run and --calibration what cheating is worth",
+            hint="leave out --chain, or --run and --calibration",
         )
     path = options["recipe"] or find_preset(RUN_OF_INTELLECT_2)
-    assert path is not None  # it comes with the software
+    assert path is not None  # the preset is part of the software
     recipe = load_recipe(path)
     kind = ChainKind(options["chain"])
     priced = Priced(
@@ -243,7 +250,7 @@ def print_chain_costs(options: dict[str, Any], *, as_json: bool) -> None:
 
 
 def assumptions_of(recipe: Recipe, changes: Iterable[str]) -> Assumptions:
-    """Return a recipe's run with the assumptions that are given; raises ConfigError."""
+    """Return the assumptions of a recipe's run, with the given changes; raises ConfigError."""
     sampling, training = recipe.sampling, recipe.training
     found = Assumptions(
         steps=training.steps,
@@ -253,66 +260,70 @@ def assumptions_of(recipe: Recipe, changes: Iterable[str]) -> Assumptions:
     )
     for name, value in _given(changes, [each.name for each in fields(Assumptions)], "--assume"):
         if value != int(value):
-            raise ConfigError(f"{name} is no whole number: {value}", hint=f"--assume {name}=10")
+            raise ConfigError(
+                f"{name} is not a whole number: {value}", hint=f"write it like --assume {name}=10"
+            )
         found = replace(found, **{name: int(value)})
     if not (found.rollouts and found.submissions_per_batch and found.times):
         raise ConfigError(
-            "such a run has no rollouts, no batches or no fees",
-            hint="--assume steps=350, unless the recipe says how many",
+            "the assumed run has no rollouts, no batches or no fees",
+            hint="add --assume steps=350 if the recipe has no last step",
         )
     return found
 
 
 def fees_of(kind: ChainKind, given: Iterable[str]) -> Fees:
-    """Return the fees that are given; raises ConfigError for one missing, or one too many."""
+    """Return the given fees; raises ConfigError for a missing or an unneeded one."""
     gwei = dict(_given(given, list(ASKED), "--fee"))
     for name in NEEDED[kind]:
         if name not in gwei:
             raise ConfigError(
-                f"what is the {name} of {kind}?", hint=f"--fee {name}=GWEI: {ASKED[name]}"
+                f"the {name} of {kind} is missing", hint=f"add --fee {name}=GWEI: {ASKED[name]}"
             )
     if extra := sorted(set(gwei) - set(NEEDED[kind])):
         raise ConfigError(
-            f"{kind} charges nothing by {extra[0]}", hint=f"it takes {', '.join(NEEDED[kind])}"
+            f"{kind} has no fee {extra[0]!r}", hint=f"give only {', '.join(NEEDED[kind])}"
         )
     return Fees(**{name: round(value * GWEI) for name, value in gwei.items()})
 
 
 def _given(words: Iterable[str], names: list[str], flag: str) -> Iterator[tuple[str, Decimal]]:
-    """Yield names and numbers; raises ConfigError for a name that means nothing, or no number."""
+    """Yield names and numbers; raises ConfigError for an unknown name or a malformed number."""
     for word in words:
         name, _, text = word.partition("=")
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
-            raise ConfigError(f"{flag} takes nothing called {name!r}", hint=hint)
+            hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(names)}"
+            raise ConfigError(f"{flag} does not know {name!r}", hint=hint)
         try:
             value = Decimal(text)
         except InvalidOperation:
             value = Decimal(-1)
         if not (value.is_finite() and 0 <= value <= LARGEST):
-            raise ConfigError(f"{name} is no number: {text!r}", hint=f"{flag} {name}=10")
+            raise ConfigError(
+                f"{name} is not a number: {text!r}", hint=f"write it like {flag} {name}=10"
+            )
         yield name, value
 
 
-# What is answered
+# The answer: the priced run
 
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A run on a chain."""
+    """A run with its costs on a chain."""
 
     kind: ChainKind
     """The chain."""
     fees: Fees
-    """What it charges."""
+    """The chain's fees."""
     assumed: Assumptions
     """The run."""
     measured: Measured
-    """What transactions take."""
+    """Footprints of transactions."""
 
     def rows(self) -> list[tuple[Kind, Footprint, Cost]]:
-        """Return each kind that is sent, what one takes, and what all of them cost."""
+        """Return each kind of transaction, its footprint, and the cost of all of that kind."""
         sent = [kind for kind in kinds_of(self.assumed) if kind.count]
         return [(kind, self.measured.of(kind.operation), self._cost(kind)) for kind in sent]
 
@@ -322,7 +333,7 @@ class Priced:
         return cost.times(kind.count)
 
     def total(self, factor: int = 1) -> Cost:
-        """Return what the run costs at so many times the fees."""
+        """Return the run's total cost, with the fees multiplied by `factor`."""
         costs = [self._cost(kind, factor) for kind in kinds_of(self.assumed) if kind.count]
         return Cost(sum(c.execution_wei for c in costs), sum(c.data_wei for c in costs))
 
@@ -373,7 +384,7 @@ def _facts(name: str, priced: Priced) -> dict[str, Any]:
         if priced.kind is ChainKind.BASE or not each.name.endswith(("_scalar", "_constant"))
     )
     return {
-        "chain": f"{priced.kind}, {charged}: as given, nobody's price of today",
+        "chain": f"{priced.kind}, {charged}: as given, not today's prices",
         "scalars": SCALARS_SOURCE if a.scalars == BASE_SCALARS and "base" in priced.kind else None,
         "run": f"{name}: {a.submissions:,} submissions, {a.rollouts:,} rollouts",
         "assumed": assumed,

@@ -1,7 +1,7 @@
-"""What a transaction costs on a chain: its gas, and the fee for its data by the chain's own rule.
+"""The cost of a transaction on a chain: gas, and a data fee by the chain's own rule.
 
-Pure arithmetic on measured transactions and on fees that somebody gives; nothing here knows what a
-chain charges today. Amounts are in wei of the chain's coin.
+Pure arithmetic on measured transactions and given fees; no fee of today's chains is assumed.
+Amounts are in wei of the chain's coin.
 
 Sources: OP stack specs, Fjord "L1-Cost fees" and Jovian "Operator Fee"; Arbitrum Nitro,
 arbos/l1pricing/l1pricing.go; EIP-7623 "Increase calldata cost".
@@ -14,11 +14,11 @@ from enum import StrEnum
 
 MILLION = 10**6
 FASTLZ_INTERCEPT = -42_585_600
-"""Millionths of a byte; of the regression that the Fjord spec prescribes, like the next two."""
+"""Intercept in millionths of a byte; with the next two, the regression of the Fjord spec."""
 FASTLZ_COEFFICIENT = 836_500
-"""Millionths of a byte in a batch, per byte that FastLZ leaves."""
+"""Millionths of a byte in a batch, per byte after FastLZ."""
 LEAST_SIZE = 100
-"""Bytes: the Fjord spec takes no transaction for smaller."""
+"""Smallest size in bytes that the Fjord spec counts."""
 UNITS_PER_BYTE = 16
 """Arbitrum's units of a compressed byte; also the gas of a byte of calldata that is not zero."""
 TRANSACTION_GAS = 21_000
@@ -29,7 +29,7 @@ FLOOR_PER_TOKEN = 10
 
 
 class ChainKind(StrEnum):
-    """How a chain charges."""
+    """How a chain charges for transactions."""
 
     BASE = "base"
     """An OP stack chain: gas, and the estimated share of the L1's fee."""
@@ -109,12 +109,12 @@ class Cost:
         return self.execution_wei + self.data_wei
 
     def times(self, count: int) -> Cost:
-        """Return what so many of them cost."""
+        """Return the cost of `count` of them."""
         return Cost(self.execution_wei * count, self.data_wei * count)
 
 
 def cost_of(kind: ChainKind, taken: Footprint, fees: Fees, scalars: OpScalars) -> Cost:
-    """Return what a transaction costs on a chain; `scalars` matter on an OP stack chain alone."""
+    """Return the cost of a transaction on a chain; `scalars` matter only on an OP stack chain."""
     if kind is ChainKind.BASE:
         operator = operator_fee(taken.gas, scalars)
         data = op_data_fee(taken.fastlz_bytes, fees, scalars)
@@ -127,7 +127,7 @@ def cost_of(kind: ChainKind, taken: Footprint, fees: Fees, scalars: OpScalars) -
 
 
 def op_data_fee(fastlz_bytes: int, fees: Fees, scalars: OpScalars) -> int:
-    """Return what an OP stack chain charges for a transaction's data (Fjord spec), rounded down."""
+    """Return an OP stack chain's fee for a transaction's data (Fjord spec), rounded down."""
     millionths = FASTLZ_INTERCEPT + FASTLZ_COEFFICIENT * fastlz_bytes
     per_byte = UNITS_PER_BYTE * scalars.base_fee_scalar * fees.base_fee
     per_byte += scalars.blob_fee_scalar * fees.blob_fee
@@ -145,15 +145,15 @@ def floor_gas(taken: Footprint) -> int:
     return TRANSACTION_GAS + FLOOR_PER_TOKEN * tokens
 
 
-# FastLZ, level 1, as far as its length
+# The compressed length of FastLZ, level 1
 
 _TABLE_BITS = 13
 _WINDOW = 8192
-"""A match is at most so far back."""
+"""Greatest distance of a match, in bytes."""
 _LONGEST_MATCH = 262
 _LONGEST_LITERALS = 32
 _TAIL = 13
-"""The last bytes in which no match begins."""
+"""Number of last bytes in which no match begins."""
 
 
 def fastlz_length(data: bytes) -> int:
@@ -173,7 +173,7 @@ def fastlz_length(data: bytes) -> int:
             length += _literals(place - anchor)
         same = _same(data, found + 3, place + 3, limit + 9)
         length += _match(same)
-        # Two more sequences are remembered, behind the match.
+        # The table also gets two sequences after the match.
         place += same
         for _ in range(2):
             table[_hash(data, place)] = place
@@ -187,7 +187,7 @@ def _next_match(data: bytes, table: list[int], place: int, limit: int) -> tuple[
         slot = _hash(data, place)
         candidate, table[slot] = table[slot], place
         near = place - candidate < _WINDOW
-        # The last place before the limit is looked at, but begins no match.
+        # The last place before the limit goes into the table, but begins no match.
         if (
             near
             and place + 1 < limit
@@ -209,7 +209,7 @@ def _literals(count: int) -> int:
 
 
 def _same(data: bytes, earlier: int, later: int, end: int) -> int:
-    """Return how many bytes a comparison reads, with the one that differs."""
+    """Return how many bytes a comparison reads, including the differing one."""
     count = 0
     while later + count < end:
         count += 1

@@ -1,7 +1,8 @@
-"""`muster economics`: what every adversary of a run can expect, and the stake that deters it.
+"""`muster economics`: the expected profit of every adversary of a run, and the stake that deters
+it.
 
-Of a run on chain, or of parameters before there is one. The arithmetic is `muster.protocol`'s. What
-a run's transactions cost (--chain) is in `muster.lab.economics.chain_costs`.
+For a run on chain, or for planned parameters. The arithmetic is in `muster.protocol`. The cost of a
+run's transactions (--chain) is in `muster.lab.economics.chain_costs`.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
 COLUMNS = ("adversary", "noticed", "cheats on", "one file", "a burst", "sybils", "stake", "pays")
 """The columns of the workers' table; amounts are tokens beyond honest work."""
 SHOWN_ATTACKS = 3
-"""Attacks of the red team that are printed, the least noticed; --all prints all."""
+"""Number of printed attacks of the red team, the least detected ones; --all prints all."""
 SHARE = click.FloatRange(0, 1)
 
 
 @click.command()
-@click.option("--run", type=click.IntRange(min=1), help="A run on chain.")
-@click.option("--documents", type=FOLDER, help="Its documents, by hash.")
-@click.option("--recipe", type=RECIPE, help="Or: a recipe, TOML file or preset.")
-@click.option("--calibration", type=FILE, help="And: its calibration.")
+@click.option("--run", type=click.IntRange(min=1), help="Run on chain to examine.")
+@click.option("--documents", type=FOLDER, help="Folder of the run's documents, named by hash.")
+@click.option("--recipe", type=RECIPE, help="Instead of --run: TOML file or preset.")
+@click.option("--calibration", type=FILE, help="With --recipe: the calibration.")
 @click.option("--price", type=click.IntRange(min=0), metavar="WEI", help="Token wei per unit.")
 @click.option(
     "--fraud-ppm",
@@ -56,19 +57,19 @@ SHARE = click.FloatRange(0, 1)
     metavar="N",
     help="Exact fraud, in millionths.",
 )
-@click.option("--quorum", type=click.IntRange(min=1), help="Signers of an outcome.")
-@click.option("--stake", metavar="TOKENS", help="The cheater's.")
-@click.option("--required-stake", metavar="TOKENS", help="What workers must stake.")
+@click.option("--quorum", type=click.IntRange(min=1), help="Validators that must agree.")
+@click.option("--stake", metavar="TOKENS", help="Stake of the cheater.")
+@click.option("--required-stake", metavar="TOKENS", help="Least stake of a worker.")
 @click.option("--stake-per-unit", metavar="TOKENS", help="Stake behind a unit in flight.")
-@click.option("--unvested", metavar="TOKENS", help="Reward that fraud forfeits.")
-@click.option("--audit-rate", type=SHARE, help="Submissions checked.")
-@click.option("--audited-share", type=SHARE, help="Their samples checked.")
-@click.option("--trap-rate", type=SHARE, help="Traps among a validator's work.")
-@click.option("--recheck-rate", type=SHARE, help="Accepted work checked again.")
-@click.option("--colluding", type=SHARE, help="Of the judges' stake.")
-@click.option("--detection", type=SHARE, help="Of exact checks.")
-@click.option("--redteam", type=FILE, help="Figures; else this checkout's.")
-@click.option("--all", "everything", is_flag=True, help="Every cheat that was measured.")
+@click.option("--unvested", metavar="TOKENS", help="Unpaid reward that a fraud forfeits.")
+@click.option("--audit-rate", type=SHARE, help="Share of submissions checked.")
+@click.option("--audited-share", type=SHARE, help="Share of their samples checked.")
+@click.option("--trap-rate", type=SHARE, help="Share of traps in the work.")
+@click.option("--recheck-rate", type=SHARE, help="Share of accepted work rechecked.")
+@click.option("--colluding", type=SHARE, help="Share of judges' stake colluding.")
+@click.option("--detection", type=SHARE, help="Share of exact frauds found.")
+@click.option("--redteam", type=FILE, help="Red team's figures; else this checkout's.")
+@click.option("--all", "everything", is_flag=True, help="Print every cheat that was measured.")
 @chain_cost_options
 @json_option
 @chain_options
@@ -89,7 +90,9 @@ def economics(as_json: bool, everything: bool, **options: Any) -> None:
         print_chain_costs(options, as_json=as_json)
         return
     if options["fee"] or options["assume"]:
-        raise ConfigError("fees of which chain?", hint="say it with --chain")
+        raise ConfigError(
+            "--fee and --assume need a chain", hint="add --chain, such as --chain base"
+        )
     detection = detection_of(options["redteam"], options["detection"])
     recipe, calibration, run, fixed, bench = _subject(options)
     terms, bench = _terms(recipe, calibration, run, fixed, bench, options)
@@ -102,7 +105,7 @@ def economics(as_json: bool, everything: bool, **options: Any) -> None:
         _print_detection(terms, detection, most=None if everything else SHOWN_ATTACKS)
 
 
-# What is asked about
+# The subject
 
 
 def _subject(options: dict[str, Any]) -> tuple[Recipe, Calibration, RunTerms, Fixed, Bench]:
@@ -123,7 +126,7 @@ async def _of_run(options: dict[str, Any]) -> tuple[Recipe, Calibration, RunTerm
 
     if not options["documents"]:
         raise ConfigError(
-            f"run {options['run']} has its recipe and calibration on chain by hash alone",
+            f"the chain holds only hashes of run {options['run']}'s recipe and calibration",
             hint="give the folder that `muster run create` wrote, with --documents",
         )
     async with await Chain.connect(*endpoint(options)) as chain:
@@ -135,7 +138,7 @@ async def _of_run(options: dict[str, Any]) -> tuple[Recipe, Calibration, RunTerm
 
 
 async def read_bench(chain: Chain, quorum: int) -> Bench:
-    """Return those who judge a run, by the terms that the contracts were deployed with."""
+    """Return the judges' terms of a run, from the deployed contracts."""
     from muster.lab.economics.judges import Bench
 
     court = await chain.court.terms()
@@ -154,7 +157,7 @@ async def read_bench(chain: Chain, quorum: int) -> Bench:
 
 
 def bench_by(parameters: DeployParameters, quorum: int) -> Bench:
-    """Return those who judge a run of a deployment with these parameters."""
+    """Return the judges' terms of a run, from parameters of a deployment."""
     from muster.lab.economics.judges import Bench
 
     return Bench(
@@ -192,8 +195,8 @@ def _of_files(options: dict[str, Any]) -> tuple[Recipe, Calibration, RunTerms, F
 
     if not options["recipe"] or not options["calibration"]:
         raise ConfigError(
-            "what is to be judged? Neither --run nor --recipe with --calibration is given",
-            hint="muster economics --recipe demo --calibration calibration.json",
+            "neither --run nor --recipe with --calibration is given",
+            hint="for example: muster economics --recipe demo --calibration calibration.json",
         )
     calibration = Calibration.from_bytes(_read(options["calibration"]))
     run = _overridden(RunTerms(TOKEN // 1000, 100_000, 500_000, 2), options)
@@ -215,8 +218,8 @@ def _overridden(run: RunTerms, options: dict[str, Any]) -> RunTerms:
     changed = replace(run, **{name: value for name, value in given.items() if value is not None})
     if changed.fraud_ppm > changed.exact_fraud_ppm:
         raise ConfigError(
-            f"an exact fraud cannot cost less than a statistical one: {changed.exact_fraud_ppm} "
-            f"below {changed.fraud_ppm}",
+            f"an exact fraud costs less than a statistical one: {changed.exact_fraud_ppm} is below "
+            f"{changed.fraud_ppm}",
             hint="raise --exact-fraud-ppm",
         )
     return changed
@@ -253,11 +256,11 @@ def _given(options: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: options[name] for name in names if options[name] is not None}
 
 
-# What is answered
+# The answer
 
 
 def worst_of(cheats: Sequence[Cheat]) -> list[Cheat]:
-    """Return the cheats that are noticed least: of the exact, of each saving."""
+    """Return the cheats that are detected least: of the exact ones, and for each saving."""
     worst: dict[tuple[bool, float], Cheat] = {}
     for cheat in cheats:
         key = (cheat.exact, cheat.saving)
@@ -315,18 +318,20 @@ def _text(value: int | None) -> str | None:
 
 
 def minimal_stake(found: Sequence[CheatWorth]) -> int | None:
-    """Return the least stake that deters every cheat that saves something; None for none."""
+    """Return the smallest stake that deters every cheat that saves something; None if there is
+    none."""
     stakes = [f.minimal_stake for f in found if f.cheat.saving > 0]
     return None if any(s is None for s in stakes) else max((s or 0 for s in stakes), default=0)
 
 
 def cap_units(found: Sequence[CheatWorth]) -> int | None:
-    """Return the most units in flight that are safe; None for any number."""
+    """Return the largest safe number of units in flight; None for any number."""
     return min((f.cap_units for f in found if f.cap_units is not None), default=None)
 
 
 def detection_json(terms: WorkerTerms, detection: Detection) -> dict[str, Any]:
-    """Return where the power of the checks is from, and what the red team's files are worth."""
+    """Return the source of the checks' power, and the profit of the red team's cheats on whole
+    files."""
     return {
         "detection": {
             "source": detection.source,
@@ -347,8 +352,8 @@ def detection_json(terms: WorkerTerms, detection: Detection) -> dict[str, Any]:
 
 
 def penalty_of(terms: WorkerTerms, power: float) -> float:
-    """Return what being noticed must cost beside the pay so that forging whole files does not pay,
-    in wei; MAX_STAKE where it is never noticed.
+    """Return in wei the penalty, besides the lost pay, at which forging whole files does not pay;
+    MAX_STAKE if it is never detected.
     """
     from muster.lab.economics.worth import classical_stake
     from muster.protocol.economics import MAX_STAKE
@@ -357,7 +362,7 @@ def penalty_of(terms: WorkerTerms, power: float) -> float:
 
 
 def judges_of(terms: WorkerTerms, bench: Bench, stake: int) -> list[dict[str, Any]]:
-    """Return what the judges' side can expect, and what deters it."""
+    """Return the judges' expected profits, and what deters them."""
     from muster.lab.economics import judges
 
     traps = judges.lazy_trap_rate(terms, bench)
@@ -395,7 +400,7 @@ def judges_of(terms: WorkerTerms, bench: Bench, stake: int) -> list[dict[str, An
         {
             "adversary": "juror that votes unseen, guesses",
             "profit_wei": str(round(judges.guessing_juror_profit(terms, bench))),
-            "deterred_by": f"a fee of {format_tokens(bench.juror_fee)} tokens for who is right",
+            "deterred_by": f"a fee of {format_tokens(bench.juror_fee)} tokens for a right vote",
         },
     ]
 
@@ -448,7 +453,7 @@ def _facts(terms: WorkerTerms, found: Sequence[CheatWorth], stake: int) -> dict[
         "at stake": f"{format_tokens(stake)} tokens; {format_tokens(terms.least_stake)} bring work",
         "safe stake": "none is enough"
         if least is None
-        else f"{_rounded(least)} tokens; twice that against who loves risk",
+        else f"{_rounded(least)} tokens; twice that against gamblers",
         "in flight": f"{stake // terms.stake_per_unit:,} units allowed, "
         + ("any number is safe" if cap is None else f"{cap:,} are safe"),
         "verdict": "cheating pays" if any(f.pays for f in found) else "cheating does not pay",
@@ -481,6 +486,6 @@ def _tokens(wei: float) -> str:
 
 
 def _rounded(wei: int) -> str:
-    """Return an amount of tokens that is large enough, to six significant digits."""
+    """Return an amount of tokens, rounded up to six significant digits."""
     digits = max(len(str(wei)) - 6, 0)
     return format_tokens(-(-wei // 10**digits) * 10**digits)

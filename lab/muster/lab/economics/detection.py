@@ -1,6 +1,6 @@
-"""What the red team measured: how often cheating was noticed, by attack, with where that is from.
+"""Detection rates of cheating by attack, measured by the red team, with their source.
 
-Reads what `make bench-redteam` writes. Counts alone are believed: intervals are computed here.
+Reads the file of `make bench-redteam`. Only counts are used: intervals are computed here.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from muster.protocol.errors import ConfigError
 from muster.protocol.intervals import wilson
 
 RESULTS = Path(__file__).parents[4] / "benchmarks" / "results" / "redteam.json"
-"""The figures of this checkout."""
+"""Figures measured in this checkout."""
 CHECKED_BY = {"check 3": ("A3", "A12"), "check 4": ("A16",), "check 5": ("A18", "A19")}
-"""The attacks that an exact check answers to."""
+"""The attacks that measure each exact check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """How often one attack was noticed."""
+    """How often one attack was detected."""
 
     attack: str
     """Its id."""
     title: str
-    """What it is, in words."""
+    """Title in words."""
     trials: int
     """How often it was tried."""
     caught: int
@@ -38,23 +38,23 @@ class Detected:
 
     @property
     def power(self) -> float:
-        """The lower end of the 95 % interval (Wilson): few trials count for little."""
+        """The lower end of the 95 % interval (Wilson), which is low for few trials."""
         return wilson(self.caught, self.trials)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """What is known about detection, and from where."""
+    """Measured or given detection rates, and their source."""
 
     source: str
-    """In words: the file, its date and its commit, or why there is none."""
+    """Text with the file, its date and its commit, or why there is none."""
     attacks: tuple[Detected, ...] = ()
     """The attacks that were tried."""
     given: float | None = None
-    """Power that was given instead."""
+    """Power given by the user instead of measurements."""
 
     def power_of(self, attacks: Sequence[str]) -> float | None:
-        """Return the least power of some attacks; None when one of them was not tried."""
+        """Return the lowest power of some attacks; None when one of them was not tried."""
         if self.given is not None:
             return self.given
         powers = [each.power for each in self.attacks if each.attack in attacks]
@@ -77,16 +77,16 @@ class Detection:
 
 
 def detection_of(path: Path | None, given: float | None) -> Detection:
-    """Return what a file says, this checkout's without one, or the power given instead of it.
+    """Return the detection rates of a file, by default this checkout's, or of a given power.
 
-    Raises ConfigError for a named file that cannot be read or says something else.
+    Raises ConfigError for a named file that cannot be read or is malformed.
     """
     if given is not None:
         return Detection(f"{given:.1%} for every exact check: --detection", given=given)
     if path is None and not RESULTS.exists():
         return Detection(
-            "nothing measured: every exact check is taken to notice everything. --redteam FILE: "
-            "what make bench-redteam wrote"
+            "not measured: every exact check is assumed to find every cheat. For measured figures, "
+            "give the file of make bench-redteam with --redteam"
         )
     return _read(RESULTS if path is None else path)
 
@@ -110,14 +110,14 @@ def _read(path: Path) -> Detection:
         source = f"{path}, {document['date']}, {commit}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{path} is not what the red team measured: {error}",
-            hint="--redteam wants the redteam.json that make bench-redteam wrote",
+            f"{path} does not hold the red team's figures: {error}",
+            hint="give the redteam.json that make bench-redteam wrote",
         ) from error
     return Detection(source, attacks)
 
 
 def commit_of(path: Path) -> str:
-    """Return the commit that last changed a file which names none, in words."""
+    """Return in words the commit that last changed a file, for files that name no commit."""
     asked = ["git", "-C", str(path.resolve().parent), "log", "-1", "--format=%h", "--", path.name]
     try:
         done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=10)

@@ -1,4 +1,4 @@
-"""What misjudging is worth: lazy, colluding and extorting validators, jurors, false accusers.
+"""The profit of misjudging: lazy, colluding and extorting validators, jurors, false accusers.
 
 The judges' side of `muster.protocol.economics`; pure, amounts in wei. Validators are not paid by
 the protocol and never get a share of what they slash, so all that they can gain is what they save
@@ -24,7 +24,7 @@ class Bench:
     wrong_verdict_ppm: int
     """Millionths of a signer's stake that an overturned verdict costs."""
     bond: int
-    """Lost with a claim that jurors do not follow."""
+    """Bond that is lost with a rejected claim."""
     reporter_ppm: int
     """Millionths of a slash that go to the fraud's reporter."""
     reporter_cap: int
@@ -36,16 +36,16 @@ class Bench:
     juror_fee: int = 0
     """What a juror of the prevailing ruling earns at most."""
     absence_ppm: int = 0
-    """Millionths of a juror's stake that a vote costs which it did not cast."""
+    """Millionths of a juror's stake that a missing vote costs."""
     colluding: float = 0.2
     """Share of the network's bench in the adversary's hands."""
     trap_rate: float = 0.0
-    """Share of a validator's work whose answer is known to somebody who would challenge: trap
-    submissions, and outcomes that others check again."""
+    """Share of a validator's work whose right verdict is known to a potential challenger: traps,
+    and outcomes that others check again."""
     recheck_rate: float = 0.05
     """Share of accepted submissions that an honest stranger checks again within the window."""
     check_cost: float = 0.125
-    """What checking a submission costs, as a share of its price."""
+    """Cost of checking a submission, as a share of its price."""
 
     @property
     def signer_loss(self) -> float:
@@ -54,15 +54,16 @@ class Bench:
 
 
 def dishonest_majority(share: float, size: int) -> float:
-    """Return the probability that most of `size` judges are the adversary's.
+    """Return the probability that most of `size` judges belong to the adversary.
 
-    Each is with probability `share`, on its own: draws by account among many.
+    Each judge does, independently, with probability `share`.
     """
     return at_least(size, share, size // 2 + 1)
 
 
 def lazy_profit(terms: WorkerTerms, bench: Bench) -> float:
-    """Return what accepting a submission unseen brings: k - t S_v, with k the checking it saves."""
+    """Return the profit of accepting a submission unseen: k - t S_v, where k is the saved cost of
+    the check."""
     return bench.check_cost * terms.units * terms.price_wei - bench.trap_rate * bench.signer_loss
 
 
@@ -73,7 +74,7 @@ def lazy_trap_rate(terms: WorkerTerms, bench: Bench) -> float:
 
 
 def collusion_profit(terms: WorkerTerms, bench: Bench, stake: int) -> float:
-    """Return what a quorum gains that accepts its own worker's forged submission.
+    """Return the profit of a quorum that accepts its own worker's forged submission.
 
     It is paid unless somebody checks it again, challenges and wins; then every signer is slashed
     and the worker convicted of an exact fraud.
@@ -97,7 +98,7 @@ def reporter_share(terms: WorkerTerms, bench: Bench, stake: int) -> float:
 
 
 def accuser_profit(terms: WorkerTerms, bench: Bench, stake: int) -> float:
-    """Return what claiming that an honest worker's accepted submission is fraud brings.
+    """Return the profit of claiming that an honest worker's accepted submission is fraud.
 
     A dishonest jury gives the accuser its share of the slash; an honest one takes the bond.
     """
@@ -106,14 +107,14 @@ def accuser_profit(terms: WorkerTerms, bench: Bench, stake: int) -> float:
 
 
 def minimal_bond(terms: WorkerTerms, bench: Bench, stake: int) -> int | None:
-    """Return the least bond at which a false accusation does not pay; None for none."""
+    """Return the smallest bond at which a false accusation does not pay; None if there is none."""
     won = dishonest_majority(bench.colluding, bench.jury_size)
     share = reporter_share(terms, bench, stake)
     return least(lambda bond: won * share <= (1 - won) * bond, MAX_STAKE)
 
 
 def extortion_profit(bench: Bench) -> float:
-    """Return what a quorum's false fraud verdict brings it: never more than nothing.
+    """Return the profit of a quorum's false fraud verdict, which is never positive.
 
     Judges get no share of a slash, and lose theirs unless the jury is theirs too.
     """
@@ -122,17 +123,15 @@ def extortion_profit(bench: Bench) -> float:
 
 
 def absent_juror_profit(terms: WorkerTerms, bench: Bench) -> float:
-    """Return what staying away from a case brings a juror: the check it saves, less its fee and
-    the fine.
-    """
+    """Return the profit of a juror that stays away: the saved check minus its fee and the fine."""
     saved = bench.check_cost * terms.units * terms.price_wei
     return saved - bench.juror_fee - bench.juror_stake * bench.absence_ppm / PPM
 
 
 def guessing_juror_profit(terms: WorkerTerms, bench: Bench) -> float:
-    """Return what voting unseen brings a juror that guesses one of two rulings.
+    """Return the profit of a juror that votes unseen and guesses one of two rulings.
 
-    A juror in the minority loses nothing but its fee: votes are hidden until all are cast, so
-    that there is none to copy.
+    A juror in the minority loses only its fee. Votes are hidden until all are cast, so none can be
+    copied.
     """
     return bench.check_cost * terms.units * terms.price_wei - bench.juror_fee / 2

@@ -1,6 +1,6 @@
-"""What one cheat brings a worker: alone, in a burst, split over identities; and what deters it.
+"""The profit of one cheat for a worker: once, in a burst, split over identities; and its deterrent.
 
-Pure. It goes on from `muster.protocol.economics`, whose units and signs it has.
+Pure. It extends `muster.protocol.economics` and uses its units and signs.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from muster.protocol.economics import (
 )
 
 MAX_UNITS = 1 << 64
-"""No cap is higher: units are uint64."""
+"""Upper bound of caps: units are uint64."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheatWorth:
-    """What one cheat is worth under a run's terms."""
+    """The profits of one cheat under a run's terms."""
 
     cheat: Cheat
     best: Odds
-    """How much of a submission is best cheated, and its odds."""
+    """The most profitable share of a submission to cheat on, and its odds."""
     profit_wei: float
-    """What one such submission brings over an honest one."""
+    """Profit of one such submission over an honest one."""
     burst_wei: float
-    """What filling the unit cap with them brings."""
+    """Profit of filling the unit cap with them."""
     sybils: int
     """Identities into which the stake can be split."""
     sybils_wei: float
-    """What they bring together when each fills its cap."""
+    """Profit of all identities when each fills its cap."""
     minimal_stake: int | None
-    """The least stake that deters one submission; None for none."""
+    """The smallest stake that deters one submission; None if there is none."""
     cap_units: int | None
     """The most units in flight that the stake deters; None for any number."""
     break_even_saving: float
-    """Share of the price that it would have to save to pay."""
+    """Smallest saving, as a share of the price, at which it would pay."""
 
     @property
     def pays(self) -> bool:
@@ -53,7 +53,7 @@ class CheatWorth:
 
 
 def assess(terms: WorkerTerms, cheat: Cheat, stake: int) -> CheatWorth:
-    """Return what a cheat is worth to a worker with a stake."""
+    """Return the profits of a cheat for a worker with this stake."""
     best, gained = best_share(terms, cheat, stake)
     count, together = sybils(terms, cheat, stake)
     return CheatWorth(
@@ -70,16 +70,16 @@ def assess(terms: WorkerTerms, cheat: Cheat, stake: int) -> CheatWorth:
 
 
 def classical_stake(reward: float, audit_rate: float, power: float) -> float:
-    """Return the penalty S + V at which forging one unit for nothing stops to pay: r (1 - q) / q.
+    """Return the penalty S + V at which forging one unit at no cost stops paying: r (1 - q) / q.
 
-    q = p d. Infinite when nothing is ever noticed.
+    q = p d. The penalty is infinite when nothing is ever detected.
     """
     q = audit_rate * power
     return math.inf if q <= 0 else reward * (1 - q) / q
 
 
 def minimal_stake(terms: WorkerTerms, cheat: Cheat) -> int | None:
-    """Return the least stake in wei at which no share of a submission is worth cheating on.
+    """Return the smallest stake in wei at which cheating on any share of a submission does not pay.
 
     None when no stake is enough: a cheat that is not noticed, or not slashed, is not deterred.
     """
@@ -103,9 +103,9 @@ def in_flight_cap(terms: WorkerTerms, cheat: Cheat, stake: int) -> int | None:
 
 
 def sybils(terms: WorkerTerms, cheat: Cheat, stake: int) -> tuple[int, float]:
-    """Return into how many identities a stake can be split, and what their bursts bring, in wei.
+    """Return into how many identities a stake can be split, and the profit of their bursts in wei.
 
-    Each holds the least that a worker must and fills its own cap; none has a conviction yet.
+    Each holds the required minimum and fills its own cap; none has a conviction yet.
     """
     count = max(stake // terms.least_stake, 1)
     each = stake // count
@@ -113,10 +113,10 @@ def sybils(terms: WorkerTerms, cheat: Cheat, stake: int) -> tuple[int, float]:
 
 
 def break_even_saving(terms: WorkerTerms, cheat: Cheat, stake: int) -> float:
-    """Return the share of a unit's price from which on saving it makes this cheat pay, from 0.
+    """Return the smallest saving, as a share of a unit's price, at which this cheat pays.
 
-    Above 1 for a cheat that never pays. This is the tolerance of the checks as a price: what is
-    not noticed must not save anything.
+    Above 1 for a cheat that never pays. It expresses the tolerance of the checks as a price: what
+    goes undetected must not save anything.
     """
     table = every_odds(terms, cheat)
     costs = (

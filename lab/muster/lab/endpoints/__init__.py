@@ -1,1 +1,1 @@
-"""RPC endpoints that do wrong what public ones do, and the demo through one."""
+"""RPC endpoints with the faults of public ones, and the demo through such an endpoint."""

@@ -1,9 +1,9 @@
-"""The demo through an endpoint that does wrong what public ones do.
+"""The demo through an endpoint with the faults of public ones.
 
     python -m muster.lab.endpoints --port 0 --out demo --deployments demo-deployments
 
-Its chain takes blocks back, so everybody awaits as many confirmations. Exits with 1 when a promise
-is not kept.
+Its chain is reorganised, so all processes wait for as many confirmations. Exits with 1 when a
+promise is not kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEED = 0
 
 
 class PublicDevnet:
-    """An Anvil behind such an endpoint, on which fees rise and blocks are taken back."""
+    """An Anvil behind such an endpoint, with rising fees and reorganisations."""
 
     def __init__(self, port: int, log: Path, faults: Faults = PROFILES["public"]) -> None:
         self._anvil = Anvil(block_time_s=Anvil.STILL_S, log=log)
@@ -40,7 +40,7 @@ class PublicDevnet:
 
     @property
     def played(self) -> Counter[str]:
-        """What the endpoint did wrong, and how often."""
+        """Count of each fault so far."""
         return self._endpoint.played
 
     async def set_balance(self, account: Address, wei: int) -> None:
@@ -72,7 +72,7 @@ async def _end(task: asyncio.Task[None]) -> None:
 @click.option("--deployments", type=click.Path(path_type=Path), required=True)
 @click.option("--recipe", type=RECIPE, default="demo", show_default=True, help="The run's recipe.")
 def main(port: int, out: Path, deployments: Path, recipe: Path) -> None:
-    """Play the demo, then print what the endpoint did wrong, and how often."""
+    """Play the demo, then print the count of each fault."""
     made: list[PublicDevnet] = []
 
     def make_chain(port: int, log: Path) -> PublicDevnet:

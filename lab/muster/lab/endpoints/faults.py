@@ -1,9 +1,9 @@
-"""What public RPC endpoints do, played in front of a devnet's chain.
+"""Faults of public RPC endpoints, simulated in front of a devnet's chain.
 
-Behind one address several nodes answer, some of which lag; requests are refused for their rate,
-batches for their size, ranges of blocks for their length, each in other words; answers are late,
-cut off or missing; the newest logs are not served yet; `pending` is not kept; fees jump; and the
-chain takes blocks back.
+Several nodes answer behind one address, and some lag; requests are refused for their rate, batches
+for their size, ranges of blocks for their length, with various messages; answers are late, cut off
+or missing; the newest logs are not served yet; `pending` is ignored; fees jump; and the chain is
+reorganised.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ RATE_WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How often an endpoint does what; shares are of HTTP requests."""
+    """Rates of the faults; shares are of HTTP requests."""
 
     rate: float = 0.02
     """Refused for the rate of requests."""
@@ -62,15 +62,15 @@ class Faults:
     late_s: float = 5.0
     """Seconds that a late answer takes."""
     lag: float = 0.1
-    """Answered by a node that is behind."""
+    """Answered by a node that lags behind."""
     most_lag: int = 3
-    """By so many blocks at most."""
+    """Most blocks that such a node is behind."""
     logless: float = 0.02
-    """Answered without the logs of the newest block that is asked for."""
+    """Answered without the logs of the newest requested block."""
     pending: float = 0.3
     """Answered by a node that knows no pending transactions."""
     most_blocks: int = 500
-    """Longest range of blocks whose logs are told."""
+    """Longest range of blocks in a query of logs."""
     most_logs: int = 10_000
     """Most logs in an answer."""
     most_calls: int = 10
@@ -78,19 +78,19 @@ class Faults:
     block_s: float = 0.25
     """Seconds between blocks."""
     fee_every_s: float = 30.0
-    """The base fee triples so often."""
+    """Seconds between two triplings of the base fee."""
     reorg_every_s: float = 15.0
-    """Blocks are taken back so often."""
+    """Seconds between two reorganisations."""
     deepest: int = 20
-    """So many at most."""
+    """Most blocks of a reorganisation."""
 
 
 PROFILES = {"public": Faults()}
-"""By name."""
+"""Faults by profile name."""
 
 
 class PublicEndpoint:
-    """Decides about each request by chance; `played` counts what was done."""
+    """Decides at random about each request; `played` counts the faults."""
 
     def __init__(self, faults: Faults, seed: int) -> None:
         self._faults = faults
@@ -98,7 +98,7 @@ class PublicEndpoint:
         self.played: Counter[str] = Counter()
 
     def failure(self, calls: Sequence[Mapping[str, Any]]) -> Failure | None:
-        """Return what happens to an HTTP request, if anything does."""
+        """Return the failure of an HTTP request, or None."""
         faults, chance = self._faults, self._chance
         if len(calls) > faults.most_calls:
             return self._play("batches refused", _refused_batch(chance, faults.most_calls))
@@ -111,7 +111,7 @@ class PublicEndpoint:
         return None
 
     def lies(self, head: int) -> list[Lie]:
-        """Return what is told to a request."""
+        """Return the lies in the answer to a request."""
         faults, chance = self._faults, self._chance
         lies: list[Lie] = [_Limits(faults, chance, self.played)]
         if chance.random() < faults.lag:
@@ -132,7 +132,7 @@ class PublicEndpoint:
 
 
 async def play(proxy: RpcProxy, endpoint: PublicEndpoint, faults: Faults) -> None:
-    """Mine blocks, raise fees, and take blocks back, until cancelled."""
+    """Mine blocks, raise fees, and reorganise, until cancelled."""
     loop, chance = asyncio.get_running_loop(), Random(endpoint.played.total())
     fees_at = loop.time() + faults.fee_every_s
     reorg_at = loop.time() + faults.reorg_every_s

@@ -1,4 +1,4 @@
-"""A real HTTP endpoint in front of a chain's, that lies, lags, refuses or breaks when told to.
+"""An HTTP proxy in front of a chain's endpoint that lies, lags, refuses or fails on command.
 
     async with RpcProxy(anvil.rpc_url) as proxy:
         chain = await Chain.connect(proxy.url, deployment)
@@ -9,10 +9,10 @@
         proxy.interrupt(reorganise, after=3)                     # between two requests of a poll
         await reader.poll()
 
-A `Lie` changes the parameters of single calls, or their results; a `Failure` stands in the place of
-an HTTP answer. Both can be limited to some methods and to a number of times. `Weather` decides
-about each request for itself. `proxy.asked` counts the calls by method, `proxy.http_requests` the
-HTTP requests, broken ones too.
+A `Lie` changes the parameters or results of single calls; a `Failure` replaces an HTTP answer. Both
+can be limited to some methods and to a number of times. `Weather` decides about each request
+separately. `proxy.asked` counts the calls by method, `proxy.http_requests` the HTTP requests,
+including failed ones.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from muster.chain.abi import contract_abi
 Failure = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 """Answers an HTTP request instead of the chain; None lets the chain answer after all."""
 Change = Callable[[str, list[Any], Any], Any]
-"""Returns what is answered to a method with these parameters, given the true result."""
+"""Returns the answer to a method with these parameters, given the true result."""
 
 Interruption = Callable[[], Awaitable[None]]
-"""What happens between two requests: a reorganisation, say."""
+"""An action between two requests, such as a reorganisation."""
 
 
 class Lie:
-    """Answers truthfully; subclasses do not."""
+    """Base class, which answers truthfully; subclasses lie."""
 
     def ask(self, method: str, params: list[Any]) -> list[Any]:  # noqa: ARG002
         """Return the parameters that the chain is asked with."""
         return params
 
     def answer(self, method: str, params: list[Any], result: Any) -> Any:  # noqa: ARG002
-        """Return what the client is answered."""
+        """Return the result for the client."""
         return result
 
     def refuse(self, method: str, params: list[Any], result: Any) -> str | None:  # noqa: ARG002
@@ -56,13 +56,13 @@ class Lie:
 
 
 class Weather(Protocol):
-    """What an endpoint does of itself."""
+    """Random behaviour of an endpoint."""
 
     def failure(self, calls: Sequence[Mapping[str, Any]]) -> Failure | None:
         """Return what happens to an HTTP request, if anything does."""
 
     def lies(self, head: int) -> list[Lie]:
-        """Return what is told to one, by an endpoint whose chain has so many blocks."""
+        """Return the lies in an answer, given the chain's height."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Answering(Lie):
 
 @dataclass
 class Lagging(Lie):
-    """Knows the chain up to a block only, as an endpoint does that has fallen behind."""
+    """Knows the chain only up to a block, like an endpoint that has fallen behind."""
 
     head: int
 
@@ -98,7 +98,7 @@ class Lagging(Lie):
         return [hex(self.head) if p in ("latest", "pending") else p for p in params]
 
     def answer(self, method: str, params: list[Any], result: Any) -> Any:  # noqa: ARG002
-        """Return None for what is in a block that it does not know."""
+        """Return None for results from a block that it does not know."""
         if method == "eth_blockNumber":
             return hex(self.head)
         number = isinstance(result, dict) and result.get("blockNumber", result.get("number"))
@@ -120,7 +120,7 @@ class _Rule:
 
 
 class RpcProxy:
-    """Serves on a loopback port of its own and passes on to `upstream`."""
+    """Listens on its own loopback port and forwards to `upstream`."""
 
     def __init__(self, upstream: str, weather: Weather | None = None, *, port: int = 0) -> None:
         """Port 0 takes any free one."""
@@ -140,7 +140,7 @@ class RpcProxy:
         self._session = aiohttp.ClientSession()
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/", self._serve)
-        # What never answers ends with its client.
+        # A handler that never answers is cancelled when its client disconnects.
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
         )
@@ -156,7 +156,7 @@ class RpcProxy:
 
     @contextmanager
     def telling(self, lie: Lie) -> Iterator[Lie]:
-        """Lie for as long as the block lasts; lies inside one another add up."""
+        """Lie until the block ends; nested lies add up."""
         self._lies.append(lie)
         try:
             yield lie
@@ -167,7 +167,7 @@ class RpcProxy:
     def failing(
         self, failure: Failure, *, methods: Collection[str] = (), times: int | None = None
     ) -> Iterator[None]:
-        """Fail for as long as the block lasts, on requests that contain one of the methods."""
+        """Fail until the block ends, on requests that contain one of the methods."""
         rule = _Rule(failure, frozenset(methods), times)
         self._rules.append(rule)
         try:
@@ -176,10 +176,10 @@ class RpcProxy:
             self._rules.remove(rule)
 
     def interrupt(self, interruption: Interruption, *, after: int = 0) -> asyncio.Future[None]:
-        """Let something happen to the chain once, before the request after so many others.
+        """Run an action once, after `after` more requests.
 
-        No request is under way then.
-        What it returns is done when it has happened, or raises what it raised.
+        No request is in progress then. The returned future is done afterwards, or raises the
+        action's error.
         """
         happened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._interruption = self.http_requests + after, interruption, happened
@@ -191,7 +191,7 @@ class RpcProxy:
             async with self._passing:
                 try:
                     await interruption()
-                except Exception as error:  # whoever waits for the interruption raises it
+                except Exception as error:  # raised where the interruption is awaited
                     happened.set_exception(error)
                 else:
                     happened.set_result(None)
@@ -209,7 +209,7 @@ class RpcProxy:
         return failed if failed is not None else await self._true(asked)
 
     async def _true(self, asked: Any) -> web.StreamResponse:
-        """Return what the chain answers, but for lies."""
+        """Return the chain's answer, changed by lies."""
         calls = asked if isinstance(asked, list) else [asked]
         async with self._passing:
             answers = await self._pass_on(calls)
@@ -234,7 +234,7 @@ class RpcProxy:
         return [_changed(lies, call, by_id[call["id"]]) for call in calls]
 
     async def _ask(self, method: str, *params: Any) -> Any:
-        """Return what the chain itself answers, None for an error."""
+        """Return the chain's own answer, None for an error."""
         asked = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         async with self._session.post(self._upstream, json=asked) as response:
             answer = await response.json(content_type=None)
@@ -252,7 +252,7 @@ class RpcProxy:
     async def reorganise(self, depth: int) -> None:
         """Replace the newest blocks by others with the same transactions, in the same order.
 
-        The chain must mine only when it is told to or gets a transaction, see `Anvil.STILL_S`.
+        The chain must mine only on command or for a transaction, see `Anvil.STILL_S`.
         """
         async with self._passing:
             head = int(await self._ask("eth_blockNumber"), 16)
@@ -288,7 +288,7 @@ def _changed(
 
 
 def saying(method: str, result: Any, *, times: int | None = None) -> Lie:
-    """Answer a method with one result, whatever is true."""
+    """Answer a method with a fixed result."""
     return Answering(lambda _m, _p, _r: result, [method], times)
 
 
@@ -348,13 +348,13 @@ async def breaking_off(request: web.Request) -> web.StreamResponse:
 
 
 async def staying_silent(_request: web.Request) -> web.StreamResponse:
-    """Never answer; ends when the client has had enough."""
+    """Never answer; ends when the client disconnects."""
     await asyncio.Event().wait()
     raise AssertionError
 
 
 async def trickling(request: web.Request) -> web.StreamResponse:
-    """Answer a byte now and then, for ever."""
+    """Answer a byte now and then, forever."""
     response = web.StreamResponse()
     await response.prepare(request)
     with suppress(ConnectionError):

@@ -1,1 +1,1 @@
-"""The red team: every attack as a program, what defends against it, and how often that held."""
+"""The red team: every attack as a program, its defence, and how often the defence held."""

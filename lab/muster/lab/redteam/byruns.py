@@ -1,8 +1,8 @@
-"""The hostile second run: fifteen attacks by whoever owns a run on the same contracts.
+"""The hostile second run: fifteen attacks by the owner of a run on the same contracts.
 
-Each is played by forge (`contracts/test/unit/AttacksByRuns.t.sol`, tests `test_R1_…` to
-`test_R15_…`): there is nothing to draw, so it holds or it does not. Here is what each does and what
-happens.
+Forge plays each (`contracts/test/unit/AttacksByRuns.t.sol`, tests `test_R1_…` to `test_R15_…`).
+Nothing is random, so each defence holds or not. This module describes the attacks and their
+outcomes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Play:
 
     @property
     def tests(self) -> str:
-        """What the names of its tests begin with."""
+        """Prefix of the names of its tests."""
         return f"test_R{self.number}_"
 
 
@@ -104,12 +104,12 @@ def play() -> dict[int, bool]:
 
 
 def failures(held: dict[int, bool]) -> list[str]:
-    """Return what does not hold, in words."""
+    """Return the defences that failed, in words."""
     return [f"R{each.number}: {each.title}" for each in PLAYS if not held[each.number]]
 
 
 def table() -> str:
-    """Return the part of the page about them."""
+    """Return the page's part about these attacks."""
     lines = [
         "## A hostile run on the same contracts",
         "",

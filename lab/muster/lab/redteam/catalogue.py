@@ -32,7 +32,7 @@ class Elsewhere:
     id: str
     """Its number."""
     title: str
-    """What it would be."""
+    """The attack, in words."""
     reason: str
     """Why it cannot arise, or where it is measured instead."""
 
@@ -48,7 +48,7 @@ def _all_attacks() -> dict[str, Attack]:
         *judges.ATTACKS,
     ]  # fmt: skip
     by_id = {attack.id: attack for attack in found}
-    assert len(by_id) == len(found)  # a number twice is a mistake of this file
+    assert len(by_id) == len(found)  # each number must be used once
     also: list[tuple[str, tuple[Variant, ...]]] = []
     also += [(name, (on_chain(name),)) for name in ON_CHAIN_TOO]
     also += [(name, in_network(name)) for name in PLAYED]
@@ -74,4 +74,4 @@ ELSEWHERE = (
         "version and pin verifiers by the hash of their code",
     ),
 )
-"""What is not played."""
+"""Attacks that are not played."""

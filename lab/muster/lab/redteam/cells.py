@@ -1,8 +1,8 @@
-"""The cells of the honest matrix: which ways of workers meet which ways of validators, and when.
+"""The cells of the honest matrix: combinations of a worker's and a validator's way of computing.
 
-Pure: no engine is loaded here. A cell is one way of a worker under one way of a validator within
-one run; a panel is one submission's share of them: one way of a worker before up to three ways of
-validators, as a submission has several judges in a network too.
+Pure: no engine is loaded here. A cell combines one way of a worker with one way of a validator
+within one run. A panel holds the cells of one submission: one way of a worker with up to three ways
+of validators, since a submission has several judges in a network too.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ RUNS = (
     ("transformers:bfloat16",),
     ("transformers:float32", "transformers:bfloat16"),
 )
-"""Engines that a run's calibration covers: everything crossed within each."""
+"""Engines that a run's calibration covers; within each run all ways are combined."""
 VLLM_RUNS = (
     ("transformers:float32", "vllm:float32"),
     ("transformers:bfloat16", "vllm:bfloat16"),
     tuple(ENGINES),
 )
-"""Runs whose calibration covers vLLM: of these, whatever vLLM has a part in."""
+"""Runs whose calibration covers vLLM: only cells in which vLLM takes part are played."""
 VLLM_WAYS = (Way("batched"), Way("two threads", threads=2), Way("batches of 7", max_rows=7))
-"""Of vLLM beside transformers of its own number format. Calibration measures the first."""
+"""Ways of vLLM beside transformers in the same number format. Calibration measures the first."""
 JUDGES = 3
-"""Validators before whom one submission is brought."""
+"""Validators that judge one submission."""
 ONE_LENGTH, SEVERAL_LENGTHS = "prompts of one length", "prompts of several lengths"
-"""What is in a submission: the second needs padding wherever its samples are computed together."""
+"""Kinds of submissions: the second needs padding when its samples are computed together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,19 @@ class EngineWay:
     """One way to compute on one engine."""
 
     engine: str
-    """As `--engines` calls it."""
+    """Name of the engine in `--engines`."""
     way: Way
     """How it computes."""
 
     @property
     def name(self) -> str:
-        """What records call it."""
+        """Name in records."""
         vllm = "vLLM " if self.is_vllm else ""
         return f"{vllm}{ENGINES[self.engine]} {self.way.name}"
 
     @property
     def is_vllm(self) -> bool:
-        """Whether vLLM computes, by kernels of its own."""
+        """Whether vLLM computes, with its own kernels."""
         return self.engine.startswith("vllm:")
 
 
@@ -61,9 +61,9 @@ class Cell:
     run: str
     """The engines of the run's calibration."""
     worker: str
-    """How it was generated."""
+    """The worker's way of computing."""
     validator: str
-    """How it was judged."""
+    """The validator's way of computing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +71,22 @@ class Panel:
     """One way of a worker, before the validators that judge the same submission."""
 
     engines: tuple[str, ...]
-    """Of the run's calibration."""
+    """Engines of the run's calibration."""
     worker: EngineWay
-    """Who generates."""
+    """Way of the worker."""
     validators: tuple[EngineWay, ...]
-    """Who judges, each for itself."""
+    """Ways of the validators."""
     starts_ragged: bool
-    """Whether its first submission has prompts of several lengths; they take turns."""
+    """Whether its first submission has prompts of several lengths; submissions alternate."""
 
     @property
     def run(self) -> str:
-        """What records call the run."""
+        """Name of the run in records."""
         return " + ".join(self.engines)
 
     @property
     def key(self) -> tuple[str, str, tuple[str, ...]]:
-        """What tells it from every other."""
+        """Unique key."""
         return self.run, self.worker.name, tuple(judge.name for judge in self.validators)
 
     @property
@@ -95,15 +95,15 @@ class Panel:
         return [Cell(self.run, self.worker.name, judge.name) for judge in self.validators]
 
     def prompts(self, turn: int) -> str:
-        """Return what the prompts of its submission of a turn are."""
+        """Return the kind of prompts of its submission in a turn."""
         return SEVERAL_LENGTHS if (turn % 2 == 0) == self.starts_ragged else ONE_LENGTH
 
 
 def panels(runs: Sequence[tuple[str, ...]]) -> list[Panel]:
-    """Return the panels of some runs, in an order of which every beginning is mixed.
+    """Return the panels of some runs, in an order in which every prefix is well mixed.
 
     Strides of the golden section: neighbours in the nested product are visited far apart, and
-    everything once before anything twice.
+    every panel once before any is visited twice.
     """
     nested = [panel for engines in runs for panel in _panels(engines)]
     stride = _stride(len(nested))
@@ -116,10 +116,10 @@ def _panels(engines: tuple[str, ...]) -> list[Panel]:
     has_vllm = any(one.is_vllm for one in workers)
     found = []
     for place, worker in enumerate(workers):
-        # What has no part in vLLM is in a run of its own, under narrower limits.
+        # Cells without vLLM belong to another run, with narrower limits.
         who = [judge for judge in judges if not has_vllm or worker.is_vllm or judge.is_vllm]
         for start in range(0, len(who), JUDGES):
-            # The last panel is filled with those of the first, other ones for each worker.
+            # The last panel is filled up with judges of the first, different ones for each worker.
             seats = range(start + place, start + place + min(JUDGES, len(who)))
             validators = tuple(who[seat % len(who)] for seat in seats)
             starts_ragged = (place + start // JUDGES) % 2 == 1
@@ -128,7 +128,7 @@ def _panels(engines: tuple[str, ...]) -> list[Panel]:
 
 
 def _engine_ways(engines: Sequence[str], ways: Sequence[Way]) -> list[EngineWay]:
-    # Each way of vLLM is a process. Across formats it is the formats that differ.
+    # Each way of vLLM is a process. Across number formats, the format alone is varied.
     own = VLLM_WAYS if len(engines) == 2 else VLLM_WAYS[:1]
     return [
         EngineWay(engine, way)
@@ -155,15 +155,15 @@ _WORKERS, _VALIDATORS = _named(WORKERS["full"]), _named(VALIDATORS["full"])
 
 
 def worker_values(name: str) -> dict[str, str]:
-    """Return where a worker stands in every dimension, by the name that records have."""
+    """Return a worker's value in every dimension; `name` is the worker's in records."""
     one = _WORKERS[name]
-    # The lean decoding has one attention kernel: with another the model computes itself.
+    # Lean decoding has one attention kernel; with another, the model's own forward pass is used.
     is_lean = one.way.lean and one.way.attention == "sdpa"
     return _values(one, "lean decoding" if is_lean else "the model's own forward pass")
 
 
 def validator_values(name: str) -> dict[str, str]:
-    """Return where a validator stands in every dimension, by the name that records have."""
+    """Return a validator's value in every dimension; `name` is the validator's in records."""
     one = _VALIDATORS[name]
     path = {"prefill": "prefill", "padded left": "prefill, padded on the left"}
     return _values(one, path.get(one.way.path, "decoding with a cache"))

@@ -1,6 +1,6 @@
-"""A8 to A10, A13, A29, A33, A35, A39: who says it, for what, when, how often, and in which bytes.
+"""A8 to A10, A13, A29, A33, A35, A39: false claims about work's author, slot, time or encoding.
 
-Nothing here is about a model; the work underneath is honest, and somebody's.
+Nothing here is about a model: the work itself is honest, and somebody did it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from muster.protocol.rollouts import SCHEMA, Bounds
 ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 THIEF_WALLET = to_address(keccak(b"thief's wallet")[:20])
 SLOWEST_FILE_S = 30.0
-"""A hostile file that keeps the decoder longer than this has won."""
+"""A hostile file that occupies the decoder for longer has won."""
 
 
 def _honest(stage: Stage, random: Random) -> Delivery:
@@ -95,7 +95,7 @@ def _later(first: Delivery, second: Delivery, random: Random) -> Delivery:
 
 
 def _encoded_again(stage: Stage, random: Random) -> Outcome:
-    """The same rows in another Parquet file: another hash, to be paid a second time."""
+    """The same rows in another Parquet file, whose other hash is to be paid again."""
     ticket = stage.ticket(random)
     worker = Worker(stage, random)
     rows = worker.generate(ticket)
@@ -127,7 +127,7 @@ def _old_file(stage: Stage, random: Random) -> Outcome:
 
 
 def _old_text(stage: Stage, random: Random) -> Outcome:
-    """Old completions and proofs, relabelled with what the new ticket derives."""
+    """Old completions and proofs, relabelled with the new ticket's problems and seeds."""
     worker = Worker(stage, random)
     old, ticket = worker.generate(stage.ticket(random)), stage.ticket(random)
     rows = [
@@ -177,8 +177,8 @@ def _copied_under_victims_ticket(stage: Stage, random: Random) -> Outcome:
 
 
 def _too_young(stage: Stage, random: Random) -> Outcome:
-    """An identity that joined once the beacon was known, chosen among many: its own is that of the
-    block in which it joined.
+    """An identity, chosen among many, that joined after the beacon was known. Its own beacon is
+    that of the block in which it joined.
     """
     delivery = _honest(stage, random)
     joined = KnownPolicy(ROOT, keccak(random.randbytes(8)))
@@ -187,7 +187,7 @@ def _too_young(stage: Stage, random: Random) -> Outcome:
 
 
 def _own_beacon(stage: Stage, random: Random) -> Outcome:
-    """A ticket of another beacon, even with the orchestrator's signature."""
+    """A ticket with another beacon, even with the orchestrator's signature."""
     ticket = stage.ticket(random, beacon=keccak(random.randbytes(8)))
     return stage.outcome(Worker(stage, random).deliver(ticket), Reason.UNKNOWN_TICKET)
 
@@ -201,7 +201,7 @@ def _own_ticket(stage: Stage, random: Random) -> Outcome:
 
 
 def _replayed_request(change: Callable[[Random], dict[str, Any]], *codes: str) -> Play:
-    """One request as it was captured, sent again in another way."""
+    """A captured request, sent again with a change."""
 
     def play(_stage: Stage, random: Random) -> Outcome:
         audience = address_of(ORCHESTRATOR)
@@ -245,7 +245,7 @@ def _undated(random: Random) -> dict[str, Any]:
 
 
 def _late(random: Random) -> dict[str, Any]:
-    """After validity; nonces live longer than that, so nothing is between."""
+    """After the request's validity. Nonces are remembered for longer, so there is no gap."""
     edges = (REQUEST_VALIDITY_S + 1, NONCE_LIFE_S - 1, NONCE_LIFE_S, NONCE_LIFE_S + 1)
     return {"now": float(NOW + random.choice((*edges, random.randrange(61, 10**6))))}
 
@@ -260,7 +260,7 @@ def _redated(random: Random) -> dict[str, Any]:
 
 
 def _replayed_in_time(stage: Stage, random: Random) -> Outcome:
-    """The same request again while it is valid: an orchestrator's memory of nonces."""
+    """The same request again while it is valid: the orchestrator must remember its nonce."""
     from muster.lab.redteam.memory import send_twice
 
     return stage.run(send_twice(stage.folder, random))
@@ -274,7 +274,7 @@ def _withheld(stage: Stage, random: Random) -> Outcome:
 
 
 def _two_files(stage: Stage, random: Random) -> Outcome:
-    """Another file of the same worker is served to some: it does not hash to what was signed."""
+    """The worker serves another file to some; it does not have the signed hash."""
     mine, other = _honest(stage, random), _honest(stage, random)
     from muster.lab.redteam.memory import fetch_file
 
@@ -282,7 +282,7 @@ def _two_files(stage: Stage, random: Random) -> Outcome:
 
 
 def _late_commitment(stage: Stage, random: Random) -> Outcome:
-    """Held back until others' work can be seen."""
+    """Work that was held back until others' work could be seen."""
     delivery = _honest(stage, random)
     return stage.outcome(
         replace(delivery, committed_at=NOW + 661 + random.randrange(10**6)), Reason.LATE
@@ -293,7 +293,7 @@ def _late_commitment(stage: Stage, random: Random) -> Outcome:
 
 
 def _hostile_file(stage: Stage, random: Random) -> Outcome:
-    """A file that was damaged somewhere, or never was one."""
+    """A damaged file, or random bytes."""
     data = bytearray(_honest(stage, random).data or b"")
     kind = random.randrange(4)
     if kind == 0:
@@ -310,7 +310,7 @@ def _hostile_file(stage: Stage, random: Random) -> Outcome:
 
 
 def _bomb(stage: Stage, random: Random) -> Outcome:
-    """A small file that unpacks into much: repeated rows, or one enormous cell."""
+    """A small file that unpacks into a large one: repeated rows, or one enormous cell."""
     if random.random() < 0.1:
         cell = bytes(random.randint(257, 300) << 20)
         return _decoded(stage, _parquet([{**_cells(), "proofs": cell}]))
@@ -334,11 +334,11 @@ def _wrong_shape(stage: Stage, random: Random) -> Outcome:
 
 
 def _decoded(stage: Stage, data: bytes) -> Outcome:
-    """Return whether the decoder lives through a file: it may refuse it, or read valid rows."""
+    """Return whether the decoder survives a file: it may refuse it, or read valid rows."""
     started = time.perf_counter()
     try:
         stage.run(stage.decoder.decode(data, Bounds.of(stage.recipe)))
-        verdict = "READ"  # what a flipped bit left valid is judged like any other file
+        verdict = "READ"  # rows that a flipped bit left valid are judged like any others
     except EncodingError:
         verdict = "REFUSED"
     took = time.perf_counter() - started
@@ -483,4 +483,4 @@ YOUNG = (
     Variant("a beacon of its own", _own_beacon),
     Variant("a ticket of its own", _own_ticket),
 )
-"""A13's part that is refused outright; the rest is `economy`."""
+"""The part of A13 that is refused outright; the rest is in `economy`."""

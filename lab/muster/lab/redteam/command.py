@@ -22,22 +22,30 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command()
-@click.option("--list", "list_only", is_flag=True, help="Show the catalogue and end.")
+@click.option("--list", "list_only", is_flag=True, help="Print the catalogue of attacks and exit.")
 @click.option(
-    "--attack", "chosen", multiple=True, metavar="A6", help="Only these; may be given again."
+    "--attack", "chosen", multiple=True, metavar="A6", help="Play only this attack; repeatable."
 )
 @click.option("--trials", type=click.IntRange(min=1), help="Trials of each attack.")
-@click.option("--full", is_flag=True, help="Hundreds of trials, honest work, page and drawings.")
 @click.option(
-    "--honest", type=click.IntRange(min=0), help="Honest rollouts. [default: 30000 with --full]"
+    "--full", is_flag=True, help="Play hundreds of trials and honest work; write page and drawings."
 )
-@click.option("--hostile", is_flag=True, help="Only whether the honest are served under attack.")
-@click.option("--json", "record", type=FILE, help="File that gets a JSON line per trial.")
-@click.option("--resume", is_flag=True, help="Go on with the trials that FILE of --json holds.")
-@click.option("--seed", default=0, show_default=True, help="Of everything drawn.")
+@click.option(
+    "--honest",
+    type=click.IntRange(min=0),
+    help="Honest rollouts to check. [default: 30000 with --full]",
+)
+@click.option(
+    "--hostile", is_flag=True, help="Check only that honest nodes are served under attack."
+)
+@click.option("--json", "record", type=FILE, help="Write a JSON line per trial to this file.")
+@click.option(
+    "--resume", is_flag=True, help="Skip the trials that the file of --json already holds."
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
 @click.option(
     "--folder", type=FOLDER, default=Path("runs/redteam"), show_default=True,
-    help="Where policy and calibrations are kept.",
+    help="Folder for policy and calibrations.",
 )  # fmt: skip
 @click.option("--page", type=FILE, help="Page to write. [default: docs' own with --full]")
 def redteam(
@@ -72,7 +80,7 @@ def redteam(
         return
     attacks = _chosen(chosen)
     if resume and record is None:
-        raise click.UsageError("--resume goes on with the file of --json")
+        raise click.UsageError("--resume needs --json FILE, the record of the earlier trials")
     from muster.lab.redteam import byruns
     from muster.lab.redteam.report import PAGE, code, draw_curves, this_run, write_page
     from muster.lab.redteam.runner import failures, read_trials, run
@@ -102,7 +110,9 @@ def redteam(
     if honest_result is not None and honest_result.slashed:
         failed.append(f"A36: {honest_result.slashed} honest submissions would be slashed")
     if failed:
-        raise ConfigError("; ".join(failed), hint="each line of --json can be played again alone")
+        raise ConfigError(
+            "; ".join(failed), hint="play one trial again from its line in the file of --json"
+        )
 
 
 def _list() -> None:
@@ -135,8 +145,8 @@ def _serve_under_attack(seed: int) -> None:
         )
     if story.attacked.served_min < SERVED:
         raise ConfigError(
-            f"the attack kept {1 - story.attacked.served_min:.2%} of the honest requests out",
-            hint="what the attackers were answered: make bench-hostile",
+            f"{1 - story.attacked.served_min:.2%} of the honest requests failed under attack",
+            hint="run make bench-hostile to see the answers that the attackers got",
         )
 
 
@@ -145,7 +155,7 @@ def _chosen(names: tuple[str, ...]) -> list[Attack]:
 
     unknown = [name for name in names if name.upper() not in ATTACKS]
     if unknown:
-        raise click.UsageError(f"no attack {unknown[0]!r}: see muster redteam --list")
+        raise click.UsageError(f"there is no attack {unknown[0]!r}: see muster redteam --list")
     return [ATTACKS[name.upper()] for name in names] or list(ATTACKS.values())
 
 
@@ -157,7 +167,7 @@ def _stage(folder: Path) -> Iterator[Stage]:
 
     from muster.lab.redteam.stage import Stage
 
-    # What attacked parts warn of is what they are meant to do.
+    # Attacked parts log warnings, as they should; these are hidden.
     logging.getLogger("muster").setLevel(logging.CRITICAL)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.set_num_threads(1)

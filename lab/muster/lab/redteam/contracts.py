@@ -2,9 +2,9 @@
 
 The programs are Solidity: fuzz tests of `contracts/test/unit`, each of which fails unless its
 attack fails. They stay there because a second copy in Python would be slower by a hundred times and
-could differ. Here is what the runner and the page need of them: which tests an attack has, what it
-would bring, and how a run of forge becomes trials: one per fuzz run, each with random parameters,
-other ones for every 64 runs.
+could differ. This module has what the runner and the page need: the tests of each attack, its gain,
+and how a run of forge becomes trials: one per fuzz run, each with random parameters, with a new
+fuzz seed for every 64 runs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FORGE = Path("tools/forge")
 TESTS = "contracts/test/unit/*"
 TIMEOUT_S = 900
 FEW_RUNS, MOST_RUNS = 5, 64
-"""Of one fuzz test in one run of forge: in the fast slice, and what the tests themselves state. Two
-numbers only, so that all attacks share a run.
+"""Fuzz runs of one test in one run of forge: in the fast slice, and the number that the tests
+state. Only two numbers, so that all attacks share a run of forge.
 """
 FUZZED = {
     "A8": (
@@ -76,9 +76,9 @@ FUZZED = {
 
 
 def play_tests(attack: str, *, most_profit: float | None = None) -> PlayMany:
-    """Return what plays all fuzz tests of an attack.
+    """Return a function that plays all fuzz tests of an attack.
 
-    `most_profit` is what the tests assert of the attackers' wealth, if that is what they measure.
+    `most_profit` is the bound of the attackers' profit that the tests assert, if they measure it.
     """
 
     def outcome(name: str, succeeded: bool) -> Outcome:
@@ -102,8 +102,8 @@ def play_tests(attack: str, *, most_profit: float | None = None) -> PlayMany:
 
 @cache
 def _forge(number: int, runs: int) -> dict[str, tuple[bool, int]]:
-    """Return the attacks' results and numbers of runs by test, of one run of forge: all attacks
-    share it, each run of a number draws other parameters.
+    """Return the attacks' results and numbers of fuzz runs by test. All attacks share one run of
+    forge; each `number` draws other parameters.
     """
     named = tuple(f"testFuzz_{name}" for names in FUZZED.values() for name in names)
     options = ("--fuzz-runs", str(runs), "--fuzz-seed", hex(1 + number))
@@ -115,8 +115,8 @@ def results_of(tests: tuple[str, ...], *options: str) -> dict[str, tuple[bool, i
     """Return by name whether tests held, and how often each was played; `tests` are patterns."""
     if not FORGE.exists():
         raise ConfigError(
-            "the contracts' attacks are played by forge, which is not here",
-            hint="run it in the project's folder, after make setup",
+            f"attacks on contracts need forge, which is not at {FORGE}",
+            hint="run make setup, then run this command in the project's folder",
         )
     command = [str(FORGE), "test", "--match-path", TESTS, "--match-test",
                f"^({'|'.join(tests)})\\(", *options, "--json"]  # fmt: skip
@@ -156,7 +156,7 @@ ATTACKS = (
         "honest work accused for the proceeds",
         "nobody earns by what a run's validators found; a wrong claim loses its bond",
         "economic",
-        # The tests compare what accuser and accused have before and after.
+        # The tests compare the wealth of accuser and accused before and after.
         (on_chain("A26", most_profit=0.0),),
         time_unit="case",
     ),

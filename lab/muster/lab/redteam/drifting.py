@@ -1,10 +1,10 @@
 """A15 over many submissions: every choice within the margin leans the same way.
 
-No submission of such a worker shows it. Its judged submissions together do: the history test
-(`check_history`) rejects one as a strike, and calls fraud what follows. The stage's float32 margin
-leaves nothing to lean on, so the run here is one that its owner calibrated for small models in
-bfloat16, and that samples at a temperature at which the model hesitates. Where the calibration
-limits wide tokens, too, one submission shows who takes the whole margin.
+No single submission of such a worker shows it, but its judged submissions together do: the history
+test (`check_history`) rejects one as a strike, and calls the following ones fraud. The stage's
+float32 margin is too narrow for this attack. So the run here is calibrated for small models in
+bfloat16, and samples at a temperature at which the model is unsure. If the calibration also limits
+wide tokens, one submission shows a worker that uses the whole margin.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from muster.toploc.calibration import WideLimits
 from muster.toploc.history import WINDOW, HistoryLimits
 
 MARGIN = 0.25
-"""The smallest that was calibrated for small models in bfloat16, in logits / T."""
+"""The smallest calibrated margin of small models in bfloat16, in logits / T."""
 TEMPERATURE = 3.0
-"""At 1 the demo's model is so sure of its EOS that leaning there changes nothing."""
+"""Sampling temperature. At 1 the demo's model is so sure of its EOS that leaning has no effect."""
 GIVEN = 8
-"""A token of the demo's vocabulary that is no EOS."""
+"""The preferred token, which is not an EOS of the demo's vocabulary."""
 LIMITS = HistoryLimits(honest_strain=0.5, honest_loss=0.05)
-"""Wider than what calibrations of such models bound."""
+"""History limits, wider than the calibrations of such models."""
 WIDE = WideLimits(margin=MARGIN / 4, most=8, most_ends=2)
-"""As calibrations of such models have it, for a submission of this stage."""
+"""Limits of wide tokens as calibrations of such models set them, for a submission of this stage."""
 TRIALS = 20
-"""A trial takes seconds."""
+"""Trials of each variant; one takes seconds."""
 
 
 def hesitant(stage: Stage) -> Stage:
-    """Return the stage with a wide margin and a policy that hesitates; it shares its engines."""
+    """Return the stage with a wide margin and an unsure policy; it shares the stage's engines."""
     wide = copy.copy(stage)
     sampling = stage.recipe.sampling.model_copy(update={"temperature": TEMPERATURE})
     wide.recipe = stage.recipe.model_copy(update={"sampling": sampling})
@@ -57,7 +57,7 @@ def narrowed(stage: Stage) -> Stage:
 
 
 def lean(token: int | None) -> Choose:
-    """Prefer a token, or EOS where it is None, by as much as the margin allows."""
+    """Prefer a token, or EOS if it is None, by as much as the margin allows."""
 
     def choose(own: Scores, _draft: Scores, place: Place, _random: Random) -> int:
         wanted = place.eos if token is None else token
@@ -70,8 +70,8 @@ def lean(token: int | None) -> Choose:
 def submit_until(
     worker: Worker, most: int, *, is_struck: bool = False
 ) -> tuple[FailedCheck | None, int]:
-    """Return why one of a worker's next submissions is refused, and which, from 1; after `most`
-    that are accepted, None.
+    """Submit until a submission is not accepted; return the reason and its number, from 1. The
+    reason is None if `most` were accepted.
     """
     stage, conducts = worker.stage, []
     for number in range(1, most + 1):
@@ -90,7 +90,7 @@ def _leaning(token: int | None) -> Play:
         strike, number = submit_until(worker, WINDOW)
         if strike is None or strike.verdict is not Verdict.REJECTED:
             return outcome_of(strike)
-        # Evidence starts afresh after a strike.
+        # After a strike the evidence starts from zero.
         fraud, _ = submit_until(worker, WINDOW, is_struck=True)
         return outcome_of(fraud, Reason.SAMPLER_DRIFT, found_after=float(number))
 
@@ -114,4 +114,4 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("within the margin, to EOS, wide tokens limited", _widely, most=TRIALS),
     Variant("64 honest submissions", _honest, must_pass=True, most=TRIALS),
 )
-"""Ways of A15 that only many submissions show."""
+"""Variants of A15 that only many submissions show."""

@@ -1,4 +1,4 @@
-"""A13, A23, A37: attacks that are not found so much as that they do not pay.
+"""A13, A23, A37: attacks that need not be detected because they do not pay.
 
 Each trial measures a profit over honest work in prices of a unit, with the run's own terms, seeds,
 caps and calibration.
@@ -24,17 +24,17 @@ from muster.protocol.seeds import problem_indices, ticket_seed
 from muster.toploc.history import Conduct, WorkerHistory
 
 MINTED = 32
-"""Identities that a grinder mints for each that it keeps."""
+"""Identities that a grinder creates for each one that it keeps."""
 TICKETS = 32
 """Submissions over which an identity's luck is averaged."""
 EASY_COST = 0.5
-"""What an easy problem costs beside a hard one, if there were such."""
+"""Assumed cost of an easy problem, as a share of a hard one's."""
 PROBES = 7
 """Steps of a binary search for a limit."""
 PATIENCE = 30
-"""Submissions that a prober makes at the limit it found."""
+"""Submissions that a prober makes at the limit that it found."""
 INT8_SAVES = 0.5
-"""Share of the cost that a prober is taken to save at any disturbance that is accepted."""
+"""Share of the cost that a prober is assumed to save at any accepted disturbance."""
 
 
 # A13
@@ -54,8 +54,8 @@ def _ease(beacon: Hash32, worker: Address, stage: Stage, step: int) -> float:
 
 
 def _ground(stage: Stage, random: Random) -> Outcome:
-    """Mint identities, keep the one with the easiest problems under today's beacon; its seeds
-    are of the block in which it joins.
+    """Create identities and keep the one with the easiest problems under today's beacon. Its seeds
+    depend on the block in which it joins.
     """
     minted = [to_address(random.randbytes(20)) for _ in range(MINTED)]
     today, next_one = keccak(random.randbytes(8)), keccak(random.randbytes(8))
@@ -73,7 +73,7 @@ def _ground(stage: Stage, random: Random) -> Outcome:
 
 
 def _split(stage: Stage, random: Random) -> Outcome:
-    """One stake as many identities: units in flight, and what frauds cost together."""
+    """One stake split over many identities: their units in flight, and the cost of their frauds."""
     least, per_unit = PARAMETERS.required_worker_stake, PARAMETERS.stake_per_unit
     stake = random.randint(least, 50 * least)
     most = stake // least
@@ -86,7 +86,7 @@ def _split(stage: Stage, random: Random) -> Outcome:
     slashed = stake * terms.fraud_ppm // PPM
     won = apart * size * terms.price_wei
     per_price = (won - slashed) / (terms.price_wei * size * max(1, apart))
-    # Forged work in flight is never paid before its verdict, so the gain is what is left of it.
+    # Forged work in flight is never paid before its verdict, so only more units in flight can gain.
     profit = max((apart - alone) / max(1, alone), min(0.0, per_price))
     return Outcome(
         apart <= alone, "NO MORE", "caps and slashes are linear in stake", profit=profit,

@@ -1,7 +1,7 @@
-"""A3, A6, A7, A12, A16, A17, A21: files that say what is not so.
+"""A3, A6, A7, A12, A16, A17, A21: files with false content.
 
-Prompts, problems, proofs, rewards and groups are derived or recomputed; each hook replaces some of
-them. The honest rollouts underneath are real.
+Validators derive or recompute prompts, problems, proofs, rewards and groups; each hook falsifies
+some of them. The honest rollouts underneath are real.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _miscounted(_stage: Stage, rows: Rows, random: Random) -> Rows:
 
 
 def _reordered(_stage: Stage, rows: Rows, random: Random) -> Rows:
-    """Proofs of two samples of other prompts changed places; they are of one length."""
+    """Swaps the proofs of two samples of different prompts and equal length."""
     pairs = [
         (a, b)
         for a, row in enumerate(rows)
@@ -167,7 +167,7 @@ def _skipped_in_the_middle(stage: Stage, rows: Rows, random: Random) -> Rows:
 
 
 def _easier_problem(stage: Stage, rows: Rows, random: Random) -> Rows:
-    """Answers another problem of the task set in the place of one."""
+    """Answers another problem of the task set in place of the assigned one."""
     size = stage.recipe.sampling.samples_per_problem
     group = random.randrange(len(rows) // size)
     given = {row.problem_id for row in rows}
@@ -182,7 +182,7 @@ def _easier_problem(stage: Stage, rows: Rows, random: Random) -> Rows:
 
 
 def _group_copy(_stage: Stage, rows: Rows, random: Random) -> Rows:
-    """One sample of a group stands in for another: fifteen bad and one good, or the reverse."""
+    """Replaces a sample by another of its group: fifteen bad and one good, or the reverse."""
     place = _pick(rows, random)
     mates = [r for r in rows if r.group == rows[place].group and r.sample != rows[place].sample]
     different = [r for r in mates if r.completion_tokens != rows[place].completion_tokens]
@@ -194,7 +194,7 @@ def _group_copy(_stage: Stage, rows: Rows, random: Random) -> Rows:
 
 
 def _group_edit(stage: Stage, rows: Rows, random: Random) -> Rows:
-    """One member of a group is edited into a right answer."""
+    """Edits one sample of a group into a right answer."""
     wrong = [i for i, row in enumerate(rows) if row.task_reward < 1]
     place = random.choice(wrong or range(len(rows)))
     gold = stage.problem(rows[place].problem_id).gold_standard_solution or "0000"
@@ -204,7 +204,7 @@ def _group_edit(stage: Stage, rows: Rows, random: Random) -> Rows:
 
 
 def _steps_mixed(stage: Stage, rows: Rows, random: Random) -> Rows:
-    """A group of another step's submission takes a group's place."""
+    """Replaces a group by one from another step's submission."""
     other = stage.honest(stage.ticket(random))
     size = stage.recipe.sampling.samples_per_problem
     group = random.randrange(len(rows) // size)
@@ -252,7 +252,7 @@ def _units_inflated(stage: Stage, random: Random) -> Outcome:
 
 
 def _hacked(stage: Stage, random: Random) -> Outcome:
-    """A known hack is said instead of an answer; the verifier must not pay for it."""
+    """Gives a known hack instead of an answer; the verifier must not reward it."""
     problem = random.choice(stage.task_set.problems)
     hack = random.choice(known_hacks(problem.task_type))
     return _hack_outcome(problem, hack.against(problem), hack.name)

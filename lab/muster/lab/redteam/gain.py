@@ -1,4 +1,4 @@
-"""What cheating would bring, per unit and in prices of a unit, beside honest work. Pure.
+"""The gain of cheating over honest work, per unit and in prices of a unit. Pure.
 
 With r = 1 the price, c the honest cost, s the share of it that the cheat saves, q the probability
 that a submission is audited and found, L what is lost then (slashed stake and unvested reward of
@@ -15,22 +15,22 @@ PPM = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What an attack brings while nobody notices."""
+    """The gain of an undetected attack."""
 
     saved: float = 1.0
     """Share of the honest cost of a unit that it saves."""
     extra: float = 0.0
-    """What it is paid beyond honest work, in prices of a unit."""
+    """Extra pay over honest work, in prices of a unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """A run's terms, as far as they decide whether cheating pays."""
+    """The terms of a run that decide whether cheating pays."""
 
     price_wei: int
-    """Of one unit."""
+    """Price of one unit."""
     stake_wei: int
-    """Of the worker."""
+    """Stake of the worker."""
     fraud_ppm: int
     """Share of the stake that a fraud costs, in millionths."""
     units: int
@@ -42,7 +42,7 @@ class Terms:
 
     @property
     def slash(self) -> float:
-        """What a fraud costs per unit of the submission, in prices of a unit."""
+        """Cost of a fraud per unit of the submission, in prices of a unit."""
         return self.stake_wei * self.fraud_ppm / PPM / (self.price_wei * self.units)
 
     def profit(self, gain: Gain, detection: float, *, is_fraud: bool) -> float:

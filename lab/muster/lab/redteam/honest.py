@@ -1,12 +1,12 @@
-"""A36, the price of the defences: honest work in every way to compute it, and what is rejected.
+"""A36, the price of the defences: honest work in every way of computing, and its rejections.
 
 Every way of a worker (engine, number format, batches, padding, attention, own or lean forward pass,
 threads, refilled decoding) is crossed with every way of a validator (engine, number format,
 prefill, padded prefill, decoding with a cache, batches, attention, threads): `cells` says which
-meet when. Every submission is generated anew, on a ticket that calibration never saw, and judged by
-up to three validators that compute differently. What is counted are rollouts generated: one that
-any of its judges takes for dishonest is rejected. Judgements are counted beside that, and bound
-nothing: those of one submission are about the same rollouts.
+are combined. Every submission is newly generated, on a ticket that calibration never saw, and
+judged by up to three validators that compute differently. Generated rollouts are counted: one is
+rejected if any of its judges takes it for dishonest. Judgements are also counted, but give no
+bound, because those of one submission concern the same rollouts.
 """
 
 from __future__ import annotations
@@ -55,48 +55,48 @@ from muster.tasks.toys import make_sort
 from muster.toploc import Calibration
 
 WANTED = 30_000
-"""Rollouts that bound the rate of false rejections by 1e-4, when none is rejected."""
+"""Number of rollouts that, if none is rejected, bounds the rate of false rejections by 1e-4."""
 DIGITS = (2, 3, 4, 5)
-"""Of problems whose prompts have several lengths."""
+"""Digits of the problems for prompts of several lengths."""
 _PROBLEMS = 64
-"""Of each length."""
+"""Number of problems of each length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One honest submission, and what its validators made of it."""
+    """One honest submission and its judgements."""
 
     run: str
     """The engines of the run's calibration."""
     worker: str
     """How it was generated."""
     strikes: Mapping[str, int]
-    """Rollouts taken for dishonest, by how they were judged."""
+    """Rollouts taken for dishonest, by validator."""
     number: int
-    """Which submission of its panel, from 0."""
+    """Number of the submission in its panel, from 0."""
     prompts: str
-    """Whether of one length or several."""
+    """Whether its prompts have one length or several."""
     rollouts: int
-    """In it."""
+    """Rollouts in the submission."""
     rejected: int
     """Rollouts that any of its validators took for dishonest."""
     is_fraud: bool
-    """Whether any of them would have had it slashed."""
+    """Whether any validator would have had it slashed."""
     cpu_s: float
     """Processor time of this process: vLLM's is not in it."""
 
     @property
     def key(self) -> tuple[str, str, tuple[str, ...], int]:
-        """What tells it from every other."""
+        """Unique key of the submission."""
         return self.run, self.worker, tuple(self.strikes), self.number
 
     @property
     def cells(self) -> list[Cell]:
-        """Where it stands in the matrix."""
+        """Its cells in the matrix."""
         return [Cell(self.run, self.worker, validator) for validator in self.strikes]
 
     def line(self) -> dict[str, Any]:
-        """Return what is written."""
+        """Return the line of the record."""
         return {
             "honest": True, "run": self.run, "worker": self.worker, "strikes": dict(self.strikes),
             "number": self.number, "prompts": self.prompts, "rollouts": self.rollouts,
@@ -106,34 +106,34 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """How much of the matrix was in one place of one dimension."""
+    """The counts for one value of one dimension of the matrix."""
 
     dimension: str
-    """Which."""
+    """The dimension's name."""
     value: str
-    """Where."""
+    """The value in it."""
     rollouts: int
-    """Generated so by workers."""
+    """Rollouts that workers generated in this way."""
     judgements: int
-    """Of rollouts, made so by validators."""
+    """Judgements of rollouts that validators made in this way."""
 
 
 @dataclass(frozen=True, slots=True)
 class HonestResult:
-    """What the matrix says so far."""
+    """Results of the matrix so far."""
 
     rollouts: int
-    """Generated, each judged at least once."""
+    """Generated rollouts, each judged at least once."""
     rejected: int
-    """Of them, taken for dishonest by any judge."""
+    """Rollouts taken for dishonest by any judge."""
     slashed: int
     """Submissions that would have been slashed."""
     cells: int
     """Different cells seen."""
     judgements: int = 0
-    """Of rollouts, by all validators."""
+    """Judgements of rollouts by all validators."""
     margins: tuple[Margin, ...] = ()
-    """By dimension."""
+    """Counts by dimension and value."""
 
     @property
     def false_positive_upper(self) -> float:
@@ -148,7 +148,7 @@ def upper_bound(number: int, trials: int) -> float:
     low, high = number / trials, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        # The rate at which so few are seen with 5 % probability.
+        # The rate at which so few or fewer are observed with 5 % probability.
         low, high = (
             (middle, high) if 1 - at_least(trials, middle, number + 1) > 0.05 else (low, middle)
         )
@@ -156,7 +156,7 @@ def upper_bound(number: int, trials: int) -> float:
 
 
 def conclude_honest(judged: Sequence[Judged]) -> HonestResult:
-    """Return what judged submissions say."""
+    """Return the result of judged submissions."""
     return HonestResult(
         sum(j.rollouts for j in judged),
         sum(j.rejected for j in judged),
@@ -168,9 +168,9 @@ def conclude_honest(judged: Sequence[Judged]) -> HonestResult:
 
 
 def honest_margins(judged: Sequence[Judged]) -> tuple[Margin, ...]:
-    """Return how many rollouts were generated and judged in every place of every dimension.
+    """Return the rollouts generated and judged for every value of every dimension.
 
-    Within a dimension the rollouts generated add up to all rollouts, judgements to all judgements.
+    In each dimension these add up to all rollouts and to all judgements.
     """
     made: Counter[tuple[str, str]] = Counter()
     seen: Counter[tuple[str, str]] = Counter()
@@ -191,7 +191,7 @@ def honest_margins(judged: Sequence[Judged]) -> tuple[Margin, ...]:
 
 
 def installed_runs() -> tuple[tuple[str, ...], ...]:
-    """Return the runs that can be played here: those with vLLM where `make vllm` was."""
+    """Return the runs that can be played here; those with vLLM only if `make vllm` installed it."""
     try:
         find_python()
     except EngineError:
@@ -200,7 +200,7 @@ def installed_runs() -> tuple[tuple[str, ...], ...]:
 
 
 class HonestMatrix:
-    """What plays panels: engines and calibrations, each made when it is first needed."""
+    """Plays panels; makes each engine and calibration when it is first needed."""
 
     def __init__(self, stage: Stage, *, profile: Profile = "full") -> None:
         self._stage = stage
@@ -215,7 +215,7 @@ class HonestMatrix:
                 party.engine.close()
 
     def judge(self, panel: Panel, number: int) -> Judged:
-        """Generate and judge a panel's submission of a number."""
+        """Generate and judge a panel's submission with this number."""
         limits = self._calibration(panel.engines)
         started = time.process_time()
         prompts = panel.prompts(number)
@@ -253,7 +253,7 @@ class HonestMatrix:
         ]
 
     def _party(self, asked: EngineWay) -> Party:
-        """Return who computes: one engine on transformers, on vLLM a process for each way."""
+        """Return the engine: one per format on transformers, on vLLM a process for each way."""
         key = asked.engine, asked.way if asked.is_vllm else None
         if key not in self._parties:
             self._parties[key] = self._load(asked)
@@ -304,7 +304,7 @@ def _struck(limits: Calibration, errors: Errors) -> np.ndarray[Any, np.dtype[np.
 
 
 def _whole(way: Way) -> Way:
-    """Return the way for all samples of a submission, also where calibration takes a few."""
+    """Return the way for all samples of a submission, even if calibration takes only a few."""
     return replace(way, samples=None)
 
 
@@ -317,11 +317,11 @@ def play_honest(
     done: Sequence[Judged] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Judged]:
-    """Yield honest submissions until so many rollouts are judged, those done before included.
+    """Yield honest submissions until this many rollouts are judged, including those in `done`.
 
-    Every cell is visited once before any is visited twice. What was judged before is not judged
-    again. `runs` are those that are installed if nothing else is said; `progress` hears of rollouts
-    judged and wanted.
+    Every cell is visited once before any is visited twice. Submissions in `done` are not judged
+    again. `runs` are by default the installed ones; `progress` is called with the judged and wanted
+    rollouts.
     """
     ordered = panels(installed_runs() if runs is None else runs)
     known = {j.key for j in done}

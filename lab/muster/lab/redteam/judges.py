@@ -1,10 +1,9 @@
-"""A24, A25 and A31: validators that do not look, or look away, and workers that await them.
+"""A24, A25 and A31: lazy and colluding validators, and workers that wait for them.
 
-Played on the production schedule (`muster.protocol.schedule`) and jury draw: who is called, who is
-called besides when two disagree, what is checked once more, who of the network's bench sits on the
-jury. Colluding validators accept their worker's forgery, honest ones find fraud and dispute what
-others accepted.
-Profits are of the coalition, in prices of a unit, at the stakes of `make demo`.
+Played on the production schedule (`muster.protocol.schedule`) and jury draw. These decide which
+validators are called, which ones additionally if two disagree, and which jurors sit on the jury.
+Colluding validators accept their worker's forgery; honest ones find fraud, and dispute what others
+accepted. Profits are the coalition's, in prices of a unit, at the stakes of `make demo`.
 """
 
 from __future__ import annotations
@@ -36,21 +35,22 @@ from muster.toploc.projections import FINGERPRINT_BYTES
 QUORUM = 2
 ACCEPTED, FRAUD = keccak(b"accepted"), keccak(b"fraud")
 SHARES = (0.1, 0.2, 0.3, 0.4)
-"""Of the validators, in the coalition's hands."""
+"""Shares of the validators that the coalition controls."""
 TRAP_RATE = 0.05
-"""Share of a trap owner's files whose answer is known, by default of `muster validator trap`."""
+"""Default share of traps among the files of `muster validator trap`."""
 LOOKS = 200
-"""Batches that a worker lets pass honestly while it waits for the judges it wants."""
+"""Batches of honest work by a worker that waits for friendly judges."""
 
 
 class Bench:
-    """A run's validators, some of them in league."""
+    """A run's validators, some of them colluding."""
 
     def __init__(self, random: Random, share: float) -> None:
         count = random.randint(8, 40)
         self.all = [to_address(random.randbytes(20)) for _ in range(count)]
         self.bought = frozenset(random.sample(self.all, int(share * count)))
-        # The network's jurors are others: who ever sat in the run judges none of its cases.
+        # The network's jurors are different accounts: a former validator of the run cannot judge
+        # its cases.
         self.jurors = [BenchPlace(to_address(random.randbytes(20)), NOW) for _ in range(count)]
         self.bought_jurors = frozenset(
             place.juror for place in random.sample(self.jurors, int(share * count))
@@ -59,9 +59,9 @@ class Bench:
         self._timing = Timing(NOW, deadline_s, timeout_of(deadline_s))
 
     def verdict(self, order: Sequence[Address]) -> tuple[Hash32 | None, int]:
-        """Return what is posted of a forged batch, and how many seconds after its commitment.
+        """Return the outcomes posted for a forged batch, and their delay after its commitment in s.
 
-        Everybody says at once what it is asked for; nobody whom nobody called says anything.
+        Every called validator answers at once; the others do not answer.
         """
         heard: dict[Address, SignedOutcomes] = {}
         for now in range(self._timing.committed_at, self._timing.due_at):
@@ -83,7 +83,7 @@ class Bench:
 
 
 def _submitted(bench: Bench, order: Sequence[Address], stage: Stage, random: Random) -> Outcome:
-    """Return what a forged submission brings its coalition under an order of judges."""
+    """Return the coalition's result for a forged submission, given an order of judges."""
     terms = stage.terms
     posted, after_s = bench.verdict(order)
     caught, verdict = posted != ACCEPTED, "FRAUD"
@@ -119,9 +119,9 @@ def _colluding(share: float) -> Play:
 
 
 def _awaited(stage: Stage, random: Random) -> Outcome:
-    """Forge only when the newest block's hash would call none but friends, else work honestly.
+    """Forge only when the newest block's hash would call only friends, else work honestly.
 
-    The order is drawn of the hash of a later block, that of the commitment.
+    But the order is drawn from the hash of a later block, that of the commitment.
     """
     bench = Bench(random, random.choice(SHARES))
     for _ in range(LOOKS):
@@ -135,8 +135,8 @@ def _awaited(stage: Stage, random: Random) -> Outcome:
 
 
 def lazy_profit(stage: Stage) -> float:
-    """Return what a file accepted unseen brings a validator, in prices of the file: the check that
-    it saves less what its signature under a trap costs (`muster.lab.economics.judges`).
+    """Return a validator's profit from accepting a file unseen, in prices of the file: the saved
+    check minus the expected cost of signing a trap (`muster.lab.economics.judges`).
     """
     terms, sampling = stage.terms, stage.recipe.sampling
     of_workers = economics.WorkerTerms(
@@ -163,8 +163,8 @@ def lazy_profit(stage: Stage) -> float:
 
 
 MakeUp = Callable[[bytes, bytes, bytes, Random], bytes]
-"""Makes up fingerprints from what it must not know (for its size, and what it did check), those of
-another validator, those of another file."""
+"""Invents fingerprints, given the true ones (only their size and the checked part may be used),
+those of another validator, and those of another file."""
 
 
 def _tenth(right: bytes, _others: bytes, _old: bytes, _random: Random) -> bytes:

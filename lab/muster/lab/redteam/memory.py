@@ -1,5 +1,5 @@
-"""Replays against an orchestrator's own code: its memory of nonces, and what its answers are held
-against.
+"""Replays against the code of both sides: the orchestrator's memory of nonces, and the client's
+check of answers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def send_twice(folder: Path, random: Random) -> Outcome:
 
 
 async def fetch_file(name: Hash32, served: bytes) -> Outcome:
-    """Ask for a file and be served another."""
+    """Ask for a file, and let the server answer with another."""
 
     def answer(_request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, content=served)

@@ -1,6 +1,6 @@
-"""A1, A2, A22: workers that run another model than the policy, and prove what they ran.
+"""A1, A2, A22: workers that run another model than the policy, with proofs of that model.
 
-The hook is `generate`; the substitutions are those that calibration measures against.
+The hook is `generate`; the models are those that calibration compares with the policy.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from muster.protocol.rollouts import Rollout
 
 STATISTICS = (Reason.TOPLOC_MISMATCH, Reason.SAMPLER_MISMATCH)
 NOISES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""Of the weights' own spread."""
+"""Noise as a share of the weights' standard deviation."""
 BITS = (10, 9, 8, 7, 6, 5, 4, 3)
-"""Integer formats of the weights; from 8 bits on down there is hardware that is faster."""
+"""Integer formats of the weights; for 8 bits and fewer there is faster hardware."""
 RATES = ((1, 3e-7), (1, 1e-6), (1, 1e-5), (1, 1e-4), (1, 7e-4), (2, 7e-4), (8, 7e-4))
 """Optimiser steps behind, and learning rate: INTELLECT-2's is 3e-7, the demo's 7e-4."""
 
 
 class OtherModel(Worker):
-    """Generates with something else in the policy's place."""
+    """Generates with another model instead of the policy."""
 
     def __init__(self, stage: Stage, random: Random, change: Substitution) -> None:
         super().__init__(stage, random)
@@ -40,14 +40,14 @@ class OtherModel(Worker):
 
 
 class OlderPolicy(Worker):
-    """Generates with weights that so many optimiser steps are missing from, or ahead of."""
+    """Generates with weights some optimiser steps behind or ahead."""
 
     def __init__(self, stage: Stage, random: Random, steps: int, rate: float) -> None:
         super().__init__(stage, random)
         self._steps, self._rate = steps, rate
 
     def generate(self, ticket: Ticket) -> list[Rollout]:
-        """Return rollouts of a neighbour version."""
+        """Return rollouts of a nearby version."""
         honest = super().generate(ticket)
         samples = [(*row.prompt_tokens, *row.completion_tokens) for row in honest]
         change = substitutes.trained(samples, self._steps, self._rate)
@@ -76,7 +76,7 @@ A1 = Attack(
                 f"weights with {scale:g} noise",
                 _by(OtherModel, substitutes.noise(scale)),
                 level=scale,
-                # Less saves nothing, and changes next to nothing.
+                # Smaller noise saves nothing and hardly changes the output.
                 must_catch=scale >= 1e-2,
             )
             for scale in NOISES
@@ -124,7 +124,7 @@ A22 = Attack(
         )
         for steps, rate in RATES
     ),
-    # What it saves is the download of a policy, never the generation.
+    # It saves the download of a policy, never the generation.
     Gain(saved=0.1),
     knob="optimiser steps times learning rate",
     full=SHOWS_POWER,

@@ -1,14 +1,13 @@
 """Cheats in the whole pipeline: chain, orchestrator, storage, origin and validators, all real.
 
-A network of its own: every adversary of `muster.app.demo.adversary` is a registered worker with a
-stake, works beside the others and an honest one, and is caught when the chain says so: a verdict
-that is not Accepted, for the reason expected, and for fraud a slash. The time is from the
-commitment to the posted outcome. No clock decides: deadlines on this chain are hours, and a session
-goes on for as long as its members get ahead.
+In a separate network every adversary of `muster.app.demo.adversary` is a registered worker with a
+stake and works beside the others and an honest one. It is caught when the chain shows a verdict
+other than Accepted for the expected reason and, for fraud, a slash. The measured time is from the
+commitment to the posted outcome. There is no time limit: deadlines on this chain are hours, and a
+session continues as long as its members make progress.
 
-On a busy machine a session may be given a tenth of a processor; then everything in it is ten times
-as slow, and no number of seconds is right. So what is counted is the processor time that the
-session itself was given since something last got ahead.
+On a busy machine a session may get a tenth of a CPU and be ten times slower, so no fixed timeout is
+right. Instead the session's own CPU time since the last progress is limited.
 """
 
 from __future__ import annotations
@@ -82,13 +81,13 @@ class Member:
     """A worker of a session."""
 
     kind: str
-    """How it cheats, or that it does not."""
+    """Kind of cheating, or honest."""
     wallet: Wallet
-    """Its stake's."""
+    """Its staking wallet."""
     node: Wallet
-    """What signs for it."""
+    """Its node's key, which signs for it."""
     loop: WorkerLoop | None = field(default=None, repr=False)
-    """What it does; None until it does something."""
+    """Its running loop; None before the start."""
 
 
 class Session:
@@ -103,7 +102,7 @@ class Session:
         self._starts = Starts()
 
     async def play(self, kinds: Sequence[str]) -> list[Outcome]:
-        """Return how a member of each kind fared, in the order given."""
+        """Return the outcome of a member of each kind, in the given order."""
         cast = [
             Member(kind, _wallet(f"wallet {i} {kind}"), _wallet(f"node {i} {kind}"))
             for i, kind in enumerate(kinds)
@@ -126,7 +125,7 @@ class Session:
         while True:
             for task in tasks:
                 if task.done():
-                    task.result()  # raises what nobody expected
+                    task.result()  # raises an unexpected error
             found = [self._outcome(member) for member in cast]
             if all(found) or patience.is_over(self._progress(cast)):
                 break
@@ -135,7 +134,7 @@ class Session:
         return [o or Outcome(False, "NO OUTCOME", self._why(member)) for o, member in pairs]
 
     def _progress(self, cast: Sequence[Member]) -> tuple[object, ...]:
-        """Return what grows for as long as outcomes come nearer; what goes round is not in it."""
+        """Return values that change only if the session makes progress towards outcomes."""
         posted = sum(batch.posted_at is not None for batch in self._view.batches.values())
         begun = tuple(member.loop is not None and member.loop.uploaded > 0 for member in cast)
         done = tuple(self._outcome(member) is not None for member in cast)
@@ -145,7 +144,7 @@ class Session:
         return outcome_on_chain(self._view, member)
 
     def _why(self, member: Member) -> str:
-        """Return who waits for what, for a member without an outcome."""
+        """Return an explanation for a member without an outcome."""
         batches = self._view.batches.values()
         waiting = [batch.batch_id for batch in batches if batch.posted_at is None]
         loop = member.loop
@@ -246,7 +245,7 @@ class Session:
 
         async def orchestrate() -> None:
             await serve(settings, _wallet("orchestrator").key)
-            # It has taken a signal to the process, Ctrl-C or SIGTERM, as its own to stop for.
+            # The server caught a signal (Ctrl-C, SIGTERM) that was meant for the whole process.
             raise KeyboardInterrupt
 
         serving = asyncio.ensure_future(self._starts.keep("orchestrator", orchestrate))
@@ -261,7 +260,7 @@ class Session:
             serving.cancel()
             await asyncio.wait([serving])
 
-    # Who takes part
+    # The members
 
     def _common(self, name: str) -> dict[str, Any]:
         return {
@@ -283,7 +282,7 @@ class Session:
         settings = WorkerSettings(
             **self._common(name),
             worker=member.wallet.address,
-            # Tricks are for one ticket at a time.
+            # An adversary handles one ticket at a time.
             tickets_per_engine=1 if member.kind in KINDS else 2,
         )
 
@@ -306,7 +305,7 @@ class Session:
 
 
 def outcome_on_chain(view: ChainView, member: Member) -> Outcome | None:
-    """Return what the chain says about a member's first submission; None while that may change."""
+    """Return the outcome on chain of a member's first submission; None while it may change."""
     account = view.workers.get(member.wallet.address)
     if account is None:
         return None
@@ -336,7 +335,7 @@ EXPECTED: dict[str, tuple[Reason, ...]] = {
     "forged-reward": (Reason.WRONG_REWARD,),
     HONEST: (),
 }
-"""Who is in a session, and the reasons for which each is caught."""
+"""Members of a session, and the reasons for which each is caught."""
 PLAYED = {
     "A1": "other-model",
     "A4": "greedy-decoder",
@@ -371,13 +370,13 @@ def _fates(kind: str) -> PlayMany:
 
 @cache
 def _session(stage: Stage, number: int) -> dict[str, Outcome]:
-    """Return how one member of each kind fares, all in one network: attacks share it."""
+    """Return the outcomes of one member of each kind in one network, which attacks share."""
     kinds = sorted(EXPECTED, key=lambda kind: keccak(f"{number} {kind}".encode()))
     return dict(zip(kinds, play_network(stage, kinds), strict=True))
 
 
 def play_network(stage: Stage, kinds: Sequence[str]) -> list[Outcome]:
-    """Return how a member of each kind fares in a network of its own."""
+    """Return the outcomes of members of these kinds in a separate network."""
     with tempfile.TemporaryDirectory(dir=stage.folder) as folder:
         return stage.run(Session(stage, Path(folder).resolve()).play(kinds))
 
@@ -385,15 +384,15 @@ def play_network(stage: Stage, kinds: Sequence[str]) -> list[Outcome]:
 # ----------------------------------------------------- progress decides, not the clock
 
 STALLED_CPU_S = 30.0
-"""Processor time without progress after which there will be none; a whole session takes 10."""
+"""CPU seconds without progress after which a session has failed; a whole session takes 10."""
 STALLED_S = 900.0
 """The same in seconds, for members that wait without computing."""
 RESTART_S = 1.0
-"""Until what ended is started again."""
+"""Seconds before an ended process is restarted."""
 
 
 class Patience:
-    """Says when waiting is over."""
+    """Decides when to stop waiting."""
 
     def __init__(
         self,
@@ -407,7 +406,7 @@ class Patience:
         self._since = cpu(), clock()
 
     def is_over(self, progress: object) -> bool:
-        """Return whether what grows with progress has been the same for too long."""
+        """Return whether the progress has not changed for too long."""
         now = self._cpu(), self._clock()
         if progress != self._seen:
             self._seen, self._since = progress, now
@@ -416,12 +415,12 @@ class Patience:
 
 
 class Starts:
-    """Starts again what ended, as an operating system's services are."""
+    """Restarts ended processes, as a service manager does."""
 
     def __init__(self, *, pause_s: float = RESTART_S) -> None:
         self._pause_s = pause_s
         self.ended: dict[str, str] = {}
-        """Why who ended the last time."""
+        """Last error by process."""
 
     async def keep(
         self,
@@ -429,7 +428,7 @@ class Starts:
         start: Callable[[], Coroutine[Any, Any, None]],
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Run something until it is over; what ends with another error than MusterError raises."""
+        """Run a process until it is over, restarting it after a MusterError; other errors raise."""
         while True:
             try:
                 await start()

@@ -1,7 +1,7 @@
-"""A30: the chain takes back what a reader has already seen.
+"""A30: a reorganisation removes blocks that a reader has already seen.
 
-A real chain is reorganised to random depths between random events; whoever followed it must see
-what somebody sees who reads it for the first time.
+A real chain is reorganised to random depths between random events; a reader that followed it must
+have the same view as one that reads it for the first time.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class ReorgChain:
         await take_from_faucet(self._chain, self._account, PURSE)
         await self._chain.token.approve(deployment.contracts["StakeVault"], PURSE)
         self._follow_anew()
-        # Nothing before this is ever taken back.
+        # No reorganisation reaches back before this.
         await self._chain.rpc.call("anvil_mine", hex(DEEPEST + 1))
 
     async def play(self, random: Random) -> Outcome:
-        """Make events, follow some of them, take some back, make others, and compare."""
+        """Make events, read some, remove some by a reorganisation, make others, and compare."""
         await self.open()
         assert self._chain is not None
         assert self._reader is not None
@@ -65,10 +65,10 @@ class ReorgChain:
         apply_poll(fresh, await EventReader(self._chain).poll())
         differing = _differing(self.view, fresh)
         if differing:
-            # Who was misled once would be for good; the next trial is to fail for itself.
+            # A misled reader would stay misled; the next trial must start with a fresh one.
             self._follow_anew()
         verdict = "UNTOUCHED" if rewound_to is None else "REWOUND"
-        # Room for the next reorganisation.
+        # Blocks for the next reorganisation to remove.
         await self._chain.rpc.call("anvil_mine", hex(random.randint(1, DEEPEST)))
         reason = f"differs from a replay in {', '.join(differing)}" if differing else "as replayed"
         return Outcome(not differing, verdict, reason, knobs={"depth": depth})
@@ -95,7 +95,7 @@ class ReorgChain:
 
 
 def _differing(one: ChainView, other: ChainView) -> list[str]:
-    """Return the names of the facts about which two views say different things."""
+    """Return the names of the facts in which two views differ."""
     names = (name for name in vars(one) if not name.startswith("_"))
     return [name for name in names if getattr(one, name) != getattr(other, name)]
 

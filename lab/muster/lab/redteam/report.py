@@ -1,6 +1,6 @@
-"""What a run of the red team says, for people: a table in the terminal, a page, drawings.
+"""The report of a red team run: a table in the terminal, a page, drawings.
 
-Also reads the page's own table back, so that a test can hold what is claimed against what is.
+It can also read the page's table back, so that a test can compare the page with the record.
 """
 
 from __future__ import annotations
@@ -150,17 +150,17 @@ class Run:
     """Where and when a full run was made."""
 
     machine: str
-    """What it ran on."""
+    """The machine that it ran on."""
     date: str
-    """Of the page."""
+    """Date of the run."""
     commit: str
-    """Of the code, as git names it."""
+    """Commit of the code, as git names it."""
     terms: Terms
     """The run's terms, for the profits."""
 
 
 def code() -> str:
-    """Return this checkout's commit, as git names it; ask before a run writes anything."""
+    """Return this checkout's commit, as git names it; call it before a run writes files."""
     done = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=12"],
         capture_output=True, text=True, check=False,
@@ -224,7 +224,7 @@ def _honest_part(honest: HonestResult | None) -> str:
         rollouts=honest.rollouts, cells=honest.cells, rejected=honest.rejected,
         slashed=honest.slashed, upper=honest.false_positive_upper, judgements=honest.judgements,
     )  # fmt: skip
-    # Empty where workers have no such way, or validators.
+    # A cell is empty if workers, or validators, have no such value.
     rows = [
         f"| {m.dimension} | {m.value} | {_count(m.rollouts)} | {_count(m.judgements)} |"
         for m in honest.margins

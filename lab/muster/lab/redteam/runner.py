@@ -1,4 +1,4 @@
-"""Plays attacks: draws every trial from its number, times it, writes a line, concludes.
+"""Plays attacks: derives every trial from its number, times it, records it, and concludes.
 
 A trial's randomness follows from (attack, variant, number, seed), so any line can be played again.
 """
@@ -17,12 +17,13 @@ from muster.lab.redteam.trials import Attack, AttackResult, Outcome, Trial, Vari
 
 Size = Literal["fast", "full"]
 Progress = Callable[[Attack, int, int], None]
-"""Is told of an attack, trials done and trials planned."""
+"""Called with an attack, its finished and its planned trials."""
 
 
 def shares(attack: Attack, trials: int) -> list[tuple[Variant, int]]:
-    """Return how many trials each variant gets: of a statistical attack `trials` each, of others
-    so many together, at least one each; those that take long get a tenth, and at most their most.
+    """Return how many trials each variant gets. In a statistical attack each gets `trials`; in
+    others all variants share them, at least one each. Slow variants get a tenth, and at most
+    `most`.
     """
     free = [v for v in attack.variants if v.most is None and v.must_catch and not v.must_pass]
     each = trials if attack.kind == "statistical" else -(-trials // max(1, len(free)))
@@ -32,17 +33,17 @@ def shares(attack: Attack, trials: int) -> list[tuple[Variant, int]]:
 def _share(variant: Variant, each: int) -> int:
     if variant.most is not None:
         return min(max(1, each // 10), variant.most)
-    # What is only for the record needs a rate, not a bound.
+    # Variants outside the pass criterion need fewer trials.
     return each if variant.must_catch or variant.must_pass else -(-each // 3)
 
 
 def planned(attack: Attack, size: Size, trials: int | None = None) -> int:
-    """Return the trials asked for: those given, or the attack's own for a size."""
+    """Return the number of trials: `trials` if given, else the attack's own for a size."""
     if trials is not None:
         return trials
     if size == "full":
         return attack.full
-    # Of a statistical attack each variant gets some, so that all have five together.
+    # Each variant of a statistical attack gets one, if together they make at least five.
     return 1 if attack.kind == "statistical" and len(attack.variants) >= 5 else attack.fast
 
 
@@ -54,14 +55,14 @@ def play(
     seed: int = 0,
     done: Collection[tuple[str, str, int]] = (),
 ) -> Iterator[Trial]:
-    """Yield an attack's trials, but those (attack, variant, number) that were done before."""
+    """Yield an attack's trials, except those (attack, variant, number) in `done`."""
     for variant, count in shares(attack, trials):
         if variant.many is not None:
             if (attack.id, variant.name, count - 1) not in done:
                 made = _many(stage, attack, variant, count, seed)
                 yield from (t for t in made if (t.attack, t.variant, t.number) not in done)
             continue
-        assert variant.play is not None  # one of the two
+        assert variant.play is not None  # a variant has `play` or `many`
         for number in range(count):
             if (attack.id, variant.name, number) in done:
                 continue
@@ -72,7 +73,7 @@ def play(
 
 
 def _many(stage: Stage, attack: Attack, variant: Variant, count: int, seed: int) -> Iterator[Trial]:
-    assert variant.many is not None  # the caller's condition
+    assert variant.many is not None  # checked by the caller
     started = time.process_time()
     made = variant.many(stage, _random(attack, variant, 0, seed), count)
     each = (time.process_time() - started) / max(1, len(made))
@@ -95,8 +96,8 @@ def run(
     record: IO[str] | None = None,
     progress: Progress | None = None,
 ) -> list[AttackResult]:
-    """Play attacks and return what their trials say, those of an earlier run included; `record`
-    gets a JSON line per trial.
+    """Play attacks and return their results, with the trials of an earlier run; `record` gets a
+    JSON line per trial.
     """
     results = []
     done = {(t.attack, t.variant, t.number) for t in earlier}
@@ -128,5 +129,5 @@ def _trial(row: dict[str, Any]) -> Trial:
 
 
 def failures(results: Sequence[AttackResult]) -> list[str]:
-    """Return what does not hold, in words."""
+    """Return the failed attacks, in words."""
     return [f"{r.attack.id}: {r.failure}" for r in results if r.failure]

@@ -1,8 +1,8 @@
-"""A4, A5, A14, A15, A18 to A20, A38: text that the seeded sampler would not have said.
+"""A4, A5, A14, A15, A18 to A20, A38: text that the seeded sampler would not have produced.
 
-Everything else about these deliveries is true: the proofs are of a prefill of the policy, rewards
-are what the verifier says of the text, every length and ending is allowed. Only the replay of the
-sampler (check 7), or the rule of endings (check 5), can find them. Axes: V vocabulary.
+Everything else in these deliveries is true: proofs come from a prefill of the policy, rewards are
+the verifier's, every length and ending is allowed. Only the replay of the sampler (check 7), or the
+rule of endings (check 5), can detect them. Axes: V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from muster.protocol.rollouts import Rollout
 
 Scores = npt.NDArray[np.float32]
 SLACKS = (0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
-"""What an accepted draft may miss the maximum by, in logits / T."""
+"""Largest distance of an accepted draft token from the maximum, in logits / T."""
 FLIPS = (0.0005, 0.002, 0.005, 0.02, 0.1, 0.5)
 """Margins below which a token is exchanged for the runner-up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a token is chosen."""
+    """The place of a token to choose."""
 
     row: int
     """The sample, in file order."""
     position: int
-    """Of the token in the completion."""
+    """Position of the token in the completion."""
     eos: int
-    """The token that ends one."""
+    """The token that ends a completion."""
 
 
 Choose = Callable[[Scores, Scores, Place, Random], int]
@@ -48,7 +48,7 @@ Choose = Callable[[Scores, Scores, Place, Random], int]
 
 
 class Chooser(Worker):
-    """Decodes by a rule of its own, with a draft model beside the policy."""
+    """Decodes by its own rule, with a draft model beside the policy."""
 
     def __init__(
         self, stage: Stage, random: Random, choose: Choose, draft: Substitution | None = None
@@ -57,7 +57,7 @@ class Chooser(Worker):
         self._choose, self._draft = choose, draft
 
     def alter(self, rows: list[Rollout]) -> list[Rollout]:
-        """Return rows that say what the rule chooses."""
+        """Return rows with the tokens that the rule chooses."""
         return retold(self.stage, rows, self._decode(rows))
 
     def _decode(self, rows: Sequence[Rollout]) -> list[list[int]]:
@@ -94,7 +94,7 @@ class Chooser(Worker):
 
 
 class OnceMore(Worker):
-    """Samples every problem several times under other seeds, and keeps what it likes best."""
+    """Samples every problem several times under other seeds, and keeps the best sample."""
 
     def __init__(
         self, stage: Stage, random: Random, count: int, value: Callable[[Rollout], float]
@@ -103,7 +103,7 @@ class OnceMore(Worker):
         self._count, self._value = count, value
 
     def alter(self, rows: list[Rollout]) -> list[Rollout]:
-        """Return the best of several samples in every place."""
+        """Return the best of several samples for every row."""
         best = list(rows)
         for _ in range(1, self._count):
             key = self.random.getrandbits(64)
@@ -139,7 +139,7 @@ def resampled(
     key: int = 0,
     cooling: int = 1,
 ) -> list[Rollout]:
-    """Return what the policy samples under other prompts, other seeds or a lower temperature."""
+    """Return the policy's samples under other prompts, other seeds or a lower temperature."""
     sampling = stage.recipe.sampling
     asked = [
         Request(
@@ -165,7 +165,7 @@ def resampled(
 
 
 class Cut(Worker):
-    """Stops in the middle, without an EOS."""
+    """Ends completions early, without an EOS."""
 
     def alter(self, rows: list[Rollout]) -> list[Rollout]:
         """Return the first tokens of each completion, truthfully proven and graded."""
@@ -174,10 +174,10 @@ class Cut(Worker):
 
 
 class Talkative(Worker):
-    """Goes on after the EOS, as far as the limit, with filler."""
+    """Continues after the EOS with filler, up to the limit."""
 
     def alter(self, rows: list[Rollout]) -> list[Rollout]:
-        """Return completions with something behind their end."""
+        """Return completions with tokens after their end."""
         limit = self.stage.recipe.sampling.max_new_tokens
         longer = [(*r.completion_tokens, *[5] * limit)[:limit] for r in rows]
         return retold(self.stage, rows, longer)
@@ -187,7 +187,7 @@ class Talkative(Worker):
 
 
 def lax_draft(slack: float) -> Choose:
-    """Take the draft's token where the policy's score of it is within `slack` of its best."""
+    """Take the draft's token if the policy's score for it is within `slack` of the best score."""
 
     def choose(own: Scores, draft: Scores, _place: Place, _random: Random) -> int:
         token = int(draft.argmax())
@@ -197,7 +197,7 @@ def lax_draft(slack: float) -> Choose:
 
 
 def runner_up(slack: float) -> Choose:
-    """Take the second best token wherever it is within `slack` of the best."""
+    """Take the second best token if it is within `slack` of the best."""
 
     def choose(own: Scores, _draft: Scores, _place: Place, _random: Random) -> int:
         second, best = np.argsort(own)[-2:]
@@ -207,7 +207,7 @@ def runner_up(slack: float) -> Choose:
 
 
 def ended_at(position: int) -> Choose:
-    """Say EOS at a place, whatever the policy would say."""
+    """Choose EOS at this position, whatever the policy would choose."""
 
     def choose(own: Scores, _draft: Scores, place: Place, _random: Random) -> int:
         return place.eos if place.position == position else int(own.argmax())
@@ -216,18 +216,18 @@ def ended_at(position: int) -> Choose:
 
 
 def endless(own: Scores, _draft: Scores, place: Place, _random: Random) -> int:
-    """Never say EOS: the longest completion is paid most."""
+    """Never choose EOS: the longest completion is paid most."""
     return int(np.where(np.arange(len(own)) == place.eos, -np.inf, own).argmax())
 
 
 def poisoned(own: Scores, _draft: Scores, place: Place, _random: Random) -> int:
-    """Say a trigger in every sixteenth sample, wherever the text would not end."""
+    """Choose a trigger token in every sixteenth sample, wherever the text would not end."""
     best = int(own.argmax())
     return 5 if place.row % 16 == 0 and place.position == 1 and best != place.eos else best
 
 
 def hidden_bits(own: Scores, _draft: Scores, _place: Place, random: Random) -> int:
-    """Say a bit with every token: the best or the second best."""
+    """Encode a bit in every token: the best or the second best."""
     second, best = np.argsort(own)[-2:]
     return int(second if random.getrandbits(1) else best)
 
@@ -304,7 +304,7 @@ A14 = Attack(
         Variant("largest tokens of 2", _by(OnceMore, 2, lambda row: sum(row.completion_tokens))),
     ),
     Gain(saved=0.0, extra=0.5),
-    # Some of the shortest are the honest ones.
+    # Some of the shortest samples are the honest ones, so these trials are harmless.
     full=330,
 )
 
@@ -319,7 +319,7 @@ A15 = Attack(
     ),
     Gain(saved=0.0, extra=0.1),
     knob="margin below which tokens are exchanged, logits / T",
-    # Every sixth or so changes nothing at the smallest margin that must be caught.
+    # About every sixth trial changes nothing at the smallest margin that must be caught.
     full=SHOWS_POWER * 5 // 4,
 )
 

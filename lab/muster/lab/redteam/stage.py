@@ -1,9 +1,9 @@
 """The stage of in-process attacks: a real policy, its calibration, a run's rules, real signatures.
 
-What a worker does between ticket and upload is `Worker`, what a validator does between commitment
-and verdict is `Stage.judge`: the functions of the real processes, without their network. An
-adversary is a `Worker` with one hook overridden. The run is that of `make demo`: its recipe, its
-base model, its stakes.
+`Worker` does a worker's part between ticket and upload, `Stage.judge` a validator's between
+commitment and verdict, with the functions of the real processes but without a network. An adversary
+is a `Worker` with one hook overridden. The run is that of `make demo`: its recipe, its base model,
+its stakes.
 """
 
 from __future__ import annotations
@@ -61,29 +61,29 @@ DOMAIN = Domain(31337, to_address(keccak(b"ledger")[:20]))
 NOW = 1_700_000_000
 PROBLEMS = 256
 SAMPLES = 320
-"""Of the stage's calibration."""
+"""Samples in the stage's calibration."""
 RECIPE = "demo"
 """The preset whose rollouts are attacked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What the chain and the orchestrator have of one submission."""
+    """One submission as known to chain and orchestrator."""
 
     submission: Submission
-    """The claim."""
+    """The signed claim."""
     signature: bytes
-    """Under it."""
+    """Its signature."""
     ticket: Ticket | None
     """The ticket shown with it."""
     data: bytes | None
     """The file, if anybody has it."""
     ticket_key: bytes = ORCHESTRATOR
-    """Whose signature the ticket has."""
+    """The key that signed the ticket."""
     node: Address | None = NODE_ADDRESS
     """The node of the worker when the batch was committed."""
     committed_at: int = NOW + 30
-    """When that was."""
+    """Time of the commitment."""
     is_slot_used: bool = False
     """Whether an earlier submission fills the slot."""
 
@@ -101,7 +101,7 @@ class Worker:
         return build_submission(ticket, stage.recipe, stage.task_set, stage.engine)
 
     def alter(self, rows: list[Rollout]) -> list[Rollout]:
-        """Return what is written instead of honest rollouts."""
+        """Return the rows to write in place of honest rollouts."""
         return rows
 
     def encode(self, rows: list[Rollout]) -> bytes:
@@ -109,7 +109,7 @@ class Worker:
         return encode_rollouts(rows)
 
     def claim(self, ticket: Ticket, rows: Sequence[Rollout], data: bytes) -> Submission:
-        """Return what is signed about it."""
+        """Return the submission to sign for the file."""
         return Submission(
             run_id=ticket.run_id,
             worker=ticket.worker,
@@ -164,7 +164,7 @@ class Stage:
 
     @cached_property
     def coarse(self) -> TransformersEngine:
-        """The policy in bfloat16: what another honest validator may run."""
+        """The policy in bfloat16, as another honest validator may run it."""
         return self.load("bfloat16")
 
     @property
@@ -178,28 +178,28 @@ class Stage:
         )
         return Terms(PRICE_PER_UNIT, WORKER_STAKE, FRAUD_PPM, units)
 
-    # A loop for what is asynchronous
+    # An event loop for asynchronous code
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what a coroutine returns; all run on one loop, so that children live on."""
+        """Return a coroutine's result; all run on one loop, so that child processes stay alive."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(work)
 
     @cached_property
     def decoder(self) -> FileDecoder:
-        """What parses hostile files: a child process."""
+        """The decoder that parses hostile files in a child process."""
         return FileDecoder()
 
     @cached_property
     def reorg_chain(self) -> ReorgChain:
-        """A chain that is reorganised; started when it is needed."""
+        """A chain to reorganise; started when it is first needed."""
         from muster.lab.redteam.reorg import ReorgChain
 
         return ReorgChain()
 
     def close(self) -> None:
-        """End children and the loop."""
+        """End child processes and the loop."""
         if self._loop is not None:
             self._loop.run_until_complete(self.decoder.__aexit__())
             self._loop.run_until_complete(self.reorg_chain.close())
@@ -209,7 +209,7 @@ class Stage:
     # Tickets and honest work
 
     def ticket(self, random: Random, **changes: Any) -> Ticket:
-        """Return a ticket of a step and index of its own."""
+        """Return a ticket with an unused step and index."""
         values: dict[str, Any] = {
             "run_id": RUN,
             "worker": WORKER,
@@ -223,11 +223,11 @@ class Stage:
         return Ticket(**(values | changes))
 
     def honest(self, ticket: Ticket) -> list[Rollout]:
-        """Return what honest work on a ticket is."""
+        """Return a ticket's honest rollouts."""
         return build_submission(ticket, self.recipe, self.task_set, self.engine)
 
     def assignment(self, ticket: Ticket) -> Assignment:
-        """Return what a ticket derives."""
+        """Return the problems and seeds that a ticket derives."""
         return derive(ticket, self.recipe, self.task_set, self.engine)
 
     def problem(self, name: str) -> Problem:
@@ -235,7 +235,7 @@ class Stage:
         return next(problem for problem in self.task_set if problem.problem_id == name)
 
     def grade(self, row: Rollout) -> float:
-        """Return what the verifier says about a row's completion."""
+        """Return the verifier's reward of a row's completion."""
         grade = verify(self.problem(row.problem_id), self.engine.decode(row.completion_tokens))
         return grade.score if isinstance(grade, Graded) else 0.0
 
@@ -246,7 +246,7 @@ class Stage:
     # What a validator does
 
     def known(self, **changes: Any) -> TicketTerms:
-        """Return what the chain says tickets must be."""
+        """Return the chain's requirements for tickets."""
         values: dict[str, Any] = {
             "domain": DOMAIN,
             "orchestrator": address_of(ORCHESTRATOR),
@@ -257,7 +257,7 @@ class Stage:
         return TicketTerms(**(values | changes))
 
     def claim(self, delivery: Delivery, terms: TicketTerms | None = None) -> ClaimedWork:
-        """Return a delivery as it stands in its batch."""
+        """Return a delivery as a validator reads it from its batch."""
         ticket = delivery.ticket
         signed = digest(DOMAIN, ticket.struct_hash()) if ticket else None
         return ClaimedWork(
@@ -280,8 +280,8 @@ class Stage:
         seats: Sequence[Address] = (),
         engine: TransformersEngine | None = None,
     ) -> Judgement:
-        """Return the judgement of an honest validator, by the checks of docs/protocol.md, and what
-        the fingerprints of the validators in `seats` must be.
+        """Return the judgement of an honest validator, by the checks of docs/protocol.md, and the
+        right fingerprints of the validators in `seats`.
         """
         claim = self.claim(delivery, terms)
         if finding := check_claim(claim) or check_file(delivery.data):
@@ -298,7 +298,8 @@ class Stage:
         return self.examine(delivery, terms).finding
 
     def outcome(self, delivery: Delivery, *expected: Reason, **found: Any) -> Outcome:
-        """Return how a cheat's delivery fares; it is caught for one of the reasons expected."""
+        """Return the outcome of a cheat's delivery; it counts as caught for one of the expected
+        reasons."""
         return outcome_of(self.judge(delivery, found.pop("terms", None)), *expected, **found)
 
 
@@ -316,9 +317,9 @@ def same_text(a: Sequence[Rollout], b: Sequence[Rollout]) -> bool:
 
 
 def retold(stage: Stage, rows: Sequence[Rollout], tokens: Sequence[Sequence[int]]) -> list[Rollout]:
-    """Return rows that say something else, truthfully graded and proven by the policy's prefill.
+    """Return rows with other tokens, truthfully graded and proven by the policy's prefill.
 
-    What is longer than the policy's context cannot be proven, and keeps the proofs it had.
+    Rows longer than the policy's context cannot be proven, and keep their old proofs.
     """
     said = zip(rows, tokens, strict=True)
     changed = [replace(row, completion_tokens=tuple(tokens_T)) for row, tokens_T in said]
@@ -334,6 +335,6 @@ def retold(stage: Stage, rows: Sequence[Rollout], tokens: Sequence[Sequence[int]
 
 
 def machine() -> str:
-    """Return what this runs on."""
+    """Return a description of this machine."""
     cores = len(os.sched_getaffinity(0))
     return f"{cores} shared cores, {platform.machine()}"

@@ -1,8 +1,8 @@
-"""What a trial is, and what some of them together say. Pure.
+"""Trials of attacks, and the statistics over them. Pure.
 
 An attack has variants (ways, or values of a knob). One trial is one act of cheating from beginning
 to verdict; it is *caught* when the named check finds it, with one of the reasons that the attack
-expects. Work that came out as honest work would have is *harmless*: it is counted, but says nothing
+expects. A trial whose delivery equals honest work is *harmless*: it is counted, but says nothing
 about detection.
 """
 
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 Kind = Literal["hard", "statistical", "economic"]
 LEAST_POWER = 0.95
-"""Share of a statistical attack's submissions to be noticed at the profitable end of its knob."""
+"""Share of a statistical attack's submissions that must be detected at the profitable end of its
+knob."""
 
 MOST_PROFIT = 0.01
 """Upper 95 % bound of an economic attack's mean profit, in prices of a unit."""
 LEAST_SAMPLE = 30
-"""Measured profits from which their mean has an interval."""
+"""Fewest measured profits for which the mean gets an interval."""
 SHOWS_POWER = 80
 """Trials of each way of a statistical attack: all caught, the share is above `LEAST_POWER` with
 95 % confidence (Wilson), which takes 73.
@@ -43,17 +44,17 @@ class Outcome:
     caught: bool
     """Whether the defence held, for the reason expected of it."""
     verdict: str = ""
-    """What was decided."""
+    """The decision."""
     reason: str = ""
-    """Why, as the defence names it."""
+    """The defence's name for the reason."""
     is_harmless: bool = False
-    """Whether what was delivered is what honest work would have been."""
+    """Whether the delivery equals honest work."""
     found_after: float = 1.0
-    """Until it was found, in the attack's unit of time."""
+    """Time until detection, in the attack's unit of time."""
     profit: float | None = None
-    """Measured profit in prices of a unit; None where the attack's gain model says it."""
+    """Measured profit in prices of a unit; None if the attack's gain model gives it."""
     knobs: Mapping[str, float | str] = field(default_factory=dict)
-    """What was drawn."""
+    """The random parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +64,27 @@ class Trial:
     attack: str
     """A1 to A39."""
     variant: str
-    """Which way."""
+    """Name of the variant."""
     number: int
-    """From 0, within the variant."""
+    """Number within the variant, from 0."""
     outcome: Outcome
     """How it ended."""
     cpu_s: float
     """Processor time of the whole trial."""
 
     def line(self) -> dict[str, Any]:
-        """Return what is written, as JSON takes it."""
+        """Return the line of the record as JSON values."""
         found = {k: v for k, v in asdict(self.outcome).items() if v not in (None, "", {})}
         head = {"attack": self.attack, "variant": self.variant, "number": self.number}
         return head | found | {"cpu_s": round(self.cpu_s, 4)}
 
 
 Play = Callable[["Stage", Random], Outcome]
-"""One trial: everything that is drawn comes from the generator given."""
+"""Plays one trial; all randomness comes from the given generator."""
 
 
 PlayMany = Callable[["Stage", Random, int], Sequence[Outcome]]
-"""So many trials at once, or more."""
+"""Plays at least this many trials at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +99,13 @@ class Variant:
     """The knob's value, where there is one."""
     must_catch: bool = True
     """Whether the attack fails the suite when this variant does; below the profitable end of a knob
-    the rate is only for the record."""
+    the rate is only recorded."""
     must_pass: bool = False
-    """An honest twin: it must never be noticed."""
+    """Whether it is an honest twin, which must never be noticed."""
     many: PlayMany | None = None
-    """In the place of `play`, where trials are made many at a time."""
+    """Replaces `play` if many trials are made at a time."""
     most: int | None = None
-    """The most trials it gets where one takes seconds; it gets a tenth of what others do."""
+    """Most trials of a slow variant, which gets a tenth of the others' number."""
 
 
 WHOLE = Gain()
@@ -119,14 +120,14 @@ class Attack:
     title: str
     """What the adversary does."""
     defence: str
-    """What finds it."""
+    """The check that finds it."""
     kind: Kind
     """Hard: always caught. Statistical: at least 95 % of submissions at the profitable end.
     Economic: does not pay."""
     variants: tuple[Variant, ...]
-    """Taken in turn."""
+    """Its variants, played in turn."""
     gain: Gain = WHOLE
-    """What it would bring."""
+    """Its gain while undetected."""
     knob: str = ""
     """What `level` measures."""
     time_unit: str = "submission"
@@ -139,22 +140,22 @@ class Attack:
 
 @dataclass(frozen=True, slots=True)
 class VariantResult:
-    """What the trials of one variant say."""
+    """Result of one variant's trials."""
 
     variant: Variant
     """The way."""
     trials: int
-    """Not counting harmless ones."""
+    """Number of trials without harmless ones."""
     caught: int
-    """Of them."""
+    """Number of these that were caught."""
     harmless: int
     """Trials that delivered honest work after all."""
     found_after: float
-    """Mean, of those caught."""
+    """Mean time until detection of those caught."""
     reasons: tuple[str, ...]
-    """Why, the commonest first."""
+    """Reasons of the caught trials, the most frequent first."""
     escaped: str
-    """How the first that was not caught ended; nothing when all were."""
+    """Outcome of the first undetected trial; empty when all were caught."""
     seconds: float | None = None
     """Mean time from the commitment to the outcome on chain, where there is a chain."""
 
@@ -166,7 +167,7 @@ class VariantResult:
 
 @dataclass(frozen=True, slots=True)
 class AttackResult:
-    """What all trials of an attack say."""
+    """Result of all trials of an attack."""
 
     attack: Attack
     """The attack."""
@@ -176,11 +177,11 @@ class AttackResult:
     """Mean profit of a unit in prices of a unit, over honest work: measured, or by the gain model
     with the share that was caught."""
     profit_interval: tuple[float, float]
-    """The profit's 95 % interval; the profit itself, twice, where a model says it."""
+    """The profit's 95 % interval; twice the profit itself if it comes from the gain model."""
     measured: int = 0
-    """Profits measured; 0 where a model says it."""
+    """Number of measured profits; 0 if the profit comes from the gain model."""
     failure: str = ""
-    """What does not hold; nothing when all does."""
+    """Why the attack fails the suite; empty if it does not."""
 
     @property
     def counted(self) -> list[VariantResult]:
@@ -194,7 +195,7 @@ class AttackResult:
 
     @property
     def caught(self) -> int:
-        """Of them."""
+        """Caught trials of the variants that must be caught."""
         return sum(v.caught for v in self.counted)
 
     @property
@@ -204,13 +205,13 @@ class AttackResult:
 
     @property
     def found_after(self) -> float:
-        """Mean over all that were caught."""
+        """Mean time until detection over all caught trials."""
         weights = sum(v.caught for v in self.counted)
         return sum(v.found_after * v.caught for v in self.counted) / max(1, weights)
 
 
 def conclude(attack: Attack, trials: Sequence[Trial], terms: Terms) -> AttackResult:
-    """Return what an attack's trials say, and what does not hold."""
+    """Return the result of an attack's trials."""
     results = tuple(
         _of_variant(v, [t for t in trials if t.variant == v.name]) for v in attack.variants
     )
@@ -231,7 +232,7 @@ def conclude(attack: Attack, trials: Sequence[Trial], terms: Terms) -> AttackRes
 def _mean_and_interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
     mean = fmean(values)
     if len(values) < LEAST_SAMPLE:
-        return mean, (mean, mean)  # too few for an interval: the mean alone must do
+        return mean, (mean, mean)  # too few for an interval: use the mean alone
     half = 1.96 * stdev(values) / math.sqrt(len(values))
     return mean, (mean - half, mean + half)
 
@@ -260,7 +261,7 @@ def _of_variant(variant: Variant, trials: Sequence[Trial]) -> VariantResult:
 
 
 def _failure(result: AttackResult, unmeasured: Collection[str]) -> str:
-    """Return what does not hold; `unmeasured` are variants without measured profits."""
+    """Return why an attack fails the suite; `unmeasured` are variants without measured profits."""
     kind, bound = result.attack.kind, result.profit_interval[1]
     noticed = [v for v in result.by_variant if v.variant.must_pass and v.caught]
     if noticed:
@@ -269,7 +270,7 @@ def _failure(result: AttackResult, unmeasured: Collection[str]) -> str:
         return "no trial counted"
     if kind == "economic" and bound > MOST_PROFIT:
         return f"it may pay {bound:+.3f} per unit"
-    # What has no profit to measure must be refused, also where the rest need only not pay.
+    # Variants without a measured profit must be caught, even if others only must not pay.
     counted = [
         v
         for v in result.counted

@@ -1,7 +1,7 @@
-"""A34: relays that serve other bytes than the policy that is on chain.
+"""A34: relays that serve other bytes than those of the policy on chain.
 
-A real fetcher against a relay that lies; beside it an honest one, or none. A trial is caught when
-nothing wrong is ever loaded: the fetch yields the published bytes, or nothing at all.
+A real fetcher meets a relay that lies, with or without an honest one beside it. A trial is caught
+when no wrong bytes are ever loaded: the fetch yields the published bytes, or nothing at all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from muster.shardcast import ChunkStore, Fetcher, ShardServer
 
 CHUNK_BYTES = 64 << 10
 Lie = Callable[[str, bytes, Random], bytes]
-"""Gets a path, the honest answer and randomness; returns what is sent instead."""
+"""Returns the bytes to send, given a path, the honest answer and a random generator."""
 
 
 def _chunks(change: Callable[[bytes, Random], bytes]) -> Lie:

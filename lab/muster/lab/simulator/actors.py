@@ -1,4 +1,4 @@
-"""Who takes part: the production loops, and adversaries that differ from them by one method."""
+"""The participants: the production loops, and adversaries that differ from them by one method."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from muster.protocol.rollouts import Rollout
 Conduct = Literal["honest", "forger", "liar"]
 """Honest; samples from another model; claims rewards it did not earn."""
 Judging = Literal["honest", "lazy", "colluding", "accusing"]
-"""Checks; accepts everything unseen; accepts its friends' work, whatever it is; accepts everything
-but its victims' work, which it calls a fraud."""
+"""Checks; accepts everything unseen; accepts any work of its friends; accepts everything except its
+victims' work, which it calls fraud."""
 
 ACCUSATION = FailedCheck(Verdict.FRAUD, Reason.TOPLOC_MISMATCH, "says so")
-"""What an accusing validator finds in its victim's work."""
+"""The finding that an accusing validator claims for its victims' work."""
 RETRY_S = 0.5
-"""First pause of a loop whose dependency is away, as in production."""
+"""First pause of a loop whose dependency is unavailable, as in production."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class Machine:
     seconds: float
     """Mean seconds of generating, or of checking, a submission."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the piece that it works on: two at a time would take as long as one after another."""
+    """Lock for one piece of work at a time."""
 
     async def work(self) -> None:
-        """Let the time pass that one piece takes: lognormal, with a spread of a third."""
+        """Sleep for the time of one piece of work: lognormal, with a spread of a third."""
         async with self.turn:
             await asyncio.sleep(self.seconds * self.rng.lognormvariate(0, 0.33))
 
@@ -67,22 +67,22 @@ class Disk(SubmissionJournal):
 
 
 class Shelf(EvidenceStore):
-    """A validator's evidence, of what it does not accept: of the rest nobody here asks for any."""
+    """A validator's evidence store that keeps only work that it does not accept."""
 
     def write(
         self, place: tuple[int, int], claim: ClaimedWork, data: bytes | None, judgement: Judgement
     ) -> Path:
-        """Store what led to a judgement that is no acceptance."""
+        """Store the evidence of a judgement other than Accepted."""
         if judgement.finding is None:
             return Path("accepted")
         return super().write(place, claim, data, judgement)
 
 
 class SimulatedWorker(WorkerLoop):
-    """The worker's loop on a machine that takes its time, and perhaps one that cheats."""
+    """The worker's loop with simulated durations, possibly cheating."""
 
     def close(self) -> None:
-        """Let go of the journal."""
+        """Close the journal."""
         self.place.journal.close()
 
     def __init__(self, place: WorkerPlace, machine: Machine, conduct: Conduct) -> None:
@@ -101,7 +101,7 @@ class SimulatedWorker(WorkerLoop):
         return rollouts
 
     async def check(self, _rollouts: list[Rollout], _generating_s: float) -> None:
-        """Let the time pass that generating takes; no simulated machine is disturbed."""
+        """Sleep for the time that generating takes; no simulated machine computes wrongly."""
         await self._machine.work()
 
 
@@ -111,7 +111,7 @@ def engine_for(conduct: Conduct) -> SimulatedEngine:
 
 
 class SimulatedValidator(ValidatorLoop):
-    """The validator's loop on a machine that takes its time, and perhaps a dishonest one."""
+    """The validator's loop with simulated durations, possibly dishonest."""
 
     def __init__(
         self,
@@ -129,11 +129,11 @@ class SimulatedValidator(ValidatorLoop):
         """Virtual seconds it spent on them."""
 
     def close(self) -> None:
-        """Let go of the journal."""
+        """Close the journal."""
         self.place.journal.close()
 
     async def judge_claim(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
-        """Judge it in the time that the machine takes, or not at all."""
+        """Judge a claim in the time that the machine takes, or without looking if dishonest."""
         self.judged += 1
         is_friend = claim.submission.worker in self._friends
         units = claim.submission.units

@@ -1,8 +1,8 @@
-"""A chain in virtual time: blocks, a pool of transactions, reorganisations, and who reads it.
+"""A chain in virtual time: blocks, a transaction pool, reorganisations, and RPC endpoints.
 
-A reorganisation takes blocks away and gives their transactions back to the pool, where they are
-mined again in other blocks, or refused there. State is what replaying the blocks that stand gives:
-that is how a refused transaction leaves nothing behind, too.
+A reorganisation removes blocks and returns their transactions to the pool, to be mined again in
+other blocks or refused. The state always equals a replay of the standing blocks, so a refused
+transaction leaves no trace.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EPOCH = 1_800_000_000
 """Chain time at virtual time 0, Unix seconds."""
 
 Call = Callable[[Network], Any]
-"""Changes the model and returns what the caller learns; raises the model's refusal."""
+"""Changes the model and returns a result for the caller; raises Refused."""
 
 
 @dataclass(eq=False)
@@ -33,11 +33,11 @@ class Transaction:
     """A call that waits for a block, or is in one."""
 
     kind: str
-    """What it does, for the counts."""
+    """Name of its operation, for the counts."""
     call: Call
-    """What it does to the contracts."""
+    """Its change of the contracts."""
     size: int
-    """How many submissions or records it carries."""
+    """Number of submissions or records that it carries."""
     done: asyncio.Future[Any] | None
     """Its first result, as long as somebody waits for it."""
 
@@ -53,9 +53,9 @@ class Block:
     timestamp: int
     """Unix seconds."""
     transactions: list[Transaction] = field(default_factory=list)
-    """Those that succeeded."""
+    """Transactions that succeeded."""
     events: list[Event] = field(default_factory=list)
-    """What they emitted."""
+    """Events that they emitted."""
 
 
 class SimulatedChain:
@@ -72,7 +72,7 @@ class SimulatedChain:
         """Sizes of transactions by kind, as often as they were mined."""
         self.reorganisations = 0
         self.check: Callable[[Network], None] | None = None
-        """Asked after every block whether its state is sound."""
+        """Called after every block with its state; raises if it is not sound."""
         self._rng = rng
         self._forks = 0
         self._labels: dict[str, asyncio.Future[Any]] = {}
@@ -89,14 +89,14 @@ class SimulatedChain:
     # ------------------------------------------------------------- transactions
 
     async def send(self, kind: str, call: Call, *, size: int = 1, label: str | None = None) -> Any:
-        """Return what a transaction did once it is mined; raises ContractRevert when it is refused.
+        """Return a transaction's result once it is mined; raises ContractRevert when it is refused.
 
-        One of a label that stands is not sent again: its first result is returned.
+        If a transaction with this label already stands, its first result is returned instead.
         """
         done = self._labels.get(label) if label else None
         if done is None or (done.done() and done.exception() is not None):
             done = asyncio.get_running_loop().create_future()
-            # Nobody may be left to hear of it: whoever sent it may have been killed.
+            # The sender may have been killed meanwhile.
             done.add_done_callback(lambda future: future.exception())
             self.pool.append(Transaction(kind, call, size, done))
             if label:
@@ -159,7 +159,7 @@ class SimulatedChain:
     # -------------------------------------------------------------------- history
 
     def _rebuild(self) -> None:
-        """Bring the state to what the blocks that stand say."""
+        """Rebuild the state from the standing blocks."""
         self.state = self.replayed()
 
     def replayed(self) -> Network:
@@ -173,7 +173,7 @@ class SimulatedChain:
         return state
 
     def reorganise(self, depth: int) -> None:
-        """Take the newest blocks away; their transactions wait again, before all others."""
+        """Remove the newest blocks; their transactions return to the front of the pool."""
         depth = min(depth, len(self.blocks) - 1)
         gone, self.blocks = self.blocks[-depth:], self.blocks[:-depth]
         self.pool = [t for block in gone for t in block.transactions] + self.pool

@@ -1,7 +1,7 @@
 """An event loop whose time is virtual: it jumps to the next timer when nothing is ready.
 
-Coroutines run on it unchanged. Nothing happens behind its back: what would go to a thread runs at
-once and takes no time, so that one seed gives one history. Hours of a network pass in seconds.
+Coroutines run on it unchanged. There are no threads: their work runs at once and takes no virtual
+time, so that one seed gives one history. Hours of a network pass in seconds.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ KIND: contextvars.ContextVar[str] = contextvars.ContextVar("kind", default="harn
 
 
 class _NoSelector(selectors.SelectSelector):
-    """Waits for no file: a wait is a jump of the clock."""
+    """A selector without files: waiting advances the clock."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        """Let the time pass; raises RuntimeError when nothing will ever happen again."""
+        """Advance the clock; raises RuntimeError when no timer is left."""
         if timeout is None:
             raise RuntimeError("every task waits for something that nobody will bring about")
         self.now += max(timeout, 0.0)
@@ -40,8 +40,8 @@ class _NoSelector(selectors.SelectSelector):
 class Meter:
     """Sums up processor seconds by kind of process; inner spans are not the outer's.
 
-    Spans are taken by the wall clock, which is cheap to read, and scaled to the processor time that
-    all of them took together: what other programs took in between falls on all alike.
+    Spans are measured by the wall clock, which is cheap to read, and scaled to their total CPU
+    time, so that interruptions by other programs are spread evenly.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Meter:
         return {kind: wall * scale for kind, wall in self._walls.items()}
 
     def stop(self) -> None:
-        """Count no longer."""
+        """Stop counting."""
         self._ended = time.process_time()
 
     def enter(self, kind: str) -> None:
@@ -115,7 +115,7 @@ class Metered(Coroutine[Any, Any, T]):
                 return result
             try:
                 value = yield asked
-            # Whatever is thrown in, CancelledError above all, is for the coroutine inside.
+            # Thrown exceptions, above all CancelledError, belong to the inner coroutine.
             except BaseException as error:
                 try:
                     asked = self.throw(error)
@@ -145,7 +145,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(function(*args))
-        # A thread would carry it to whoever awaits it, whatever it is.
+        # A thread would pass any exception to the awaiting code.
         except Exception as error:
             future.set_exception(error)
         return future
@@ -158,14 +158,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 async def charged(kind: str, work: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns, its steps charged to another kind of process."""
+    """Return a coroutine's result, with its steps charged to another kind of process."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     return await Metered(work, loop.meter, kind)
 
 
 def run_virtual(main: Callable[[], Awaitable[T]]) -> tuple[T, Meter]:
-    """Run a coroutine to its end in virtual time; returns its result and what all of it cost."""
+    """Run a coroutine to its end in virtual time; returns its result and the CPU time of all."""
     made: list[VirtualLoop] = []
 
     def make() -> VirtualLoop:

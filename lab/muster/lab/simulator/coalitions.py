@@ -1,8 +1,8 @@
-"""Coalitions of owner, orchestrator, validators and capital: from which share on a promise breaks.
+"""Coalitions of owner, orchestrator, validators and capital: the share at which a promise breaks.
 
-Played on the model of the contracts, which the differential test holds equal to them: a run with
-all its workers, whose owner, orchestrator and a quorum of validators are in league; every honest
-party does what its client does, and capital bought a share of the network's bench. Each play brings
+Played on the model of the contracts, whose equality to them the differential test checks. In a run
+with all its workers, the owner, the orchestrator and a quorum of validators collude. Every honest
+party acts as its client does, and capital bought a share of the network's bench. Each play brings
 many cases before juries that are drawn as on chain; dishonest jurors vote as the coalition wants.
 """
 
@@ -34,11 +34,11 @@ BENCH = 200
 """Places of the network's bench."""
 UNITS = 100
 WEALTH = 10**30
-"""Of everybody: no play ends for want of bonds."""
+"""Tokens of every party: enough for all bonds."""
 ACCEPT, CONVICT = ACCEPTED << 8, FRAUD << 8 | 31
 SHARES = tuple(n / 20 for n in range(21))
 RARELY, MOSTLY = 0.01, 0.5
-"""Shares of cases from which on a promise breaks now and then, and mostly."""
+"""Shares of broken cases above which a promise counts as broken now and then, and mostly."""
 
 
 def _address(number: int) -> str:
@@ -54,7 +54,7 @@ class Stage:
     validators: int
     quorum: int
     share: float
-    """Of the bench that is the coalition's."""
+    """The coalition's share of the bench."""
     random: Random
     state: Network = field(init=False)
     bought: frozenset[str] = frozenset()
@@ -98,10 +98,10 @@ class Stage:
         self.state.now += seconds
         self.state.events = []
 
-    # ---------------------------------------------------------------- what plays are made of
+    # ---------------------------------------------------------------- steps of a play
 
     def commit(self, step: int, cases: int) -> list[Submission]:
-        """Commit work of as many different workers; return it."""
+        """Commit one submission each of `cases` workers; return the submissions."""
         chosen = self.random.sample(self.people, cases)
         works = [Submission(RUN, name, step, 0, 0, name, 8, UNITS) for name in chosen]
         self.state.commit("orchestrator", RUN, tuple(works), UNITS * cases)
@@ -123,7 +123,7 @@ class Stage:
         return [Proof(judged, place, record, place, True) for place, record in enumerate(records)]
 
     def claim(self, claimants: Sequence[str], proofs: Sequence[Proof], ruling: int) -> list[Name]:
-        """Have each outcome disputed; return the cases."""
+        """Dispute each outcome; return the cases."""
         state = self.state
         names: list[Name] = [state.standing(proof).leaf for proof in proofs]
         for who, name in zip(claimants, names, strict=True):
@@ -136,7 +136,7 @@ class Stage:
         return names
 
     def vote(self, names: Sequence[Name], truth: int, wanted: int) -> None:
-        """Draw every case's jury and have it vote: the honest what is so, the others what the
+        """Draw every case's jury and let it vote: honest jurors for the truth, the others as the
         coalition wants.
         """
         state = self.state
@@ -174,7 +174,7 @@ class Stage:
 
 
 Play = Callable[[Stage, int], int]
-"""Plays so many cases on a stage; returns in how many the promise broke."""
+"""Plays a number of cases on a stage; returns in how many the promise broke."""
 
 
 def framed(stage: Stage, cases: int) -> int:
@@ -244,7 +244,7 @@ def accused(stage: Stage, cases: int) -> int:
         try:
             stage.state.fine_signer(proof, stage.seats[0])
         except Refused as refused:
-            # Once a batch: every further overturned outcome of it counts, and costs nothing more.
+            # Signers are fined once a batch: further overturned outcomes count, at no extra cost.
             broken += refused.name == "VaultOffenceSettled"
         else:
             broken += 1
@@ -253,11 +253,11 @@ def accused(stage: Stage, cases: int) -> int:
 
 @dataclass(frozen=True)
 class Promise:
-    """What is promised, and who attacks it."""
+    """A promise, and the coalition that attacks it."""
 
     name: str
     needs: str
-    """Whom the coalition needs besides jurors."""
+    """The coalition's members besides jurors, in words."""
     play: Play
 
 
@@ -278,7 +278,7 @@ class Found:
     rates: dict[float, float]
 
     def breaks_from(self, rate: float) -> float | None:
-        """Return the least share of the bench at which more than such a share of cases broke."""
+        """Return the smallest share of the bench at which more than `rate` of the cases broke."""
         return next((share for share, found in self.rates.items() if found > rate), None)
 
 
@@ -288,8 +288,8 @@ def play_all(
     """Play every promise at every share of the bench.
 
     Returns how often they broke, and the least share of the validators that records an outcome.
-    Raises AssertionError when anything of it touched stake in the other run, or below that share
-    anything was recorded.
+    Raises AssertionError when a play touched stake in the other run, or a smaller share of the
+    validators recorded an outcome.
     """
     rates: dict[str, dict[float, float]] = {promise.name: {} for promise in PROMISES}
     for share in SHARES:
@@ -303,7 +303,7 @@ def play_all(
 
 
 def require_other_run_untouched(stage: Stage) -> None:
-    """Raise AssertionError when anybody has not all that it staked for the other run."""
+    """Raise AssertionError when an account lost stake in the other run."""
     for name in stage.people:
         assert stage.staked(OTHER, name) == stage.fixed.required_stake, name
     for name in stage.seats:

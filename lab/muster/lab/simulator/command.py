@@ -1,4 +1,4 @@
-"""`muster simulate`: play a network in virtual time and say what it cost and whether it held."""
+"""`muster simulate`: plays a network in virtual time, and prints its cost and its invariants."""
 
 from __future__ import annotations
 
@@ -22,21 +22,37 @@ CHAOS: dict[str, Any] = {
     "skew_s": 3,
     "relay_failures": 0.05,
 }
-"""What `--chaos` lets happen, of `Scenario`."""
+"""Values of `Scenario` that `--chaos` sets."""
 
 
 @click.command()
 @click.option("--workers", type=click.IntRange(1, 20_000), default=8, help="Workers.")
-@click.option("--validators", type=click.IntRange(1, 500), default=4, help="88 have seats.")
-@click.option("--quorum", type=click.IntRange(1, 88), default=2, help="That agree.")
-@click.option("--cheats", metavar="KIND=N,...", default="", help="forger=1,liar=1: workers.")
-@click.option("--judges", metavar="KIND=N,...", default="", help="lazy, colluding, accusing.")
-@click.option("--disputes", "has_disputes", is_flag=True, help="Owners challenge verdicts.")
-@click.option("--seconds", type=float, default=300.0, help="Virtual seconds.")
+@click.option(
+    "--validators",
+    type=click.IntRange(1, 500),
+    default=4,
+    help="Validators; at most 88 have seats.",
+)
+@click.option("--quorum", type=click.IntRange(1, 88), default=2, help="Validators that must agree.")
+@click.option(
+    "--cheats", metavar="KIND=N,...", default="", help="Workers that cheat: forger=1,liar=1."
+)
+@click.option(
+    "--judges",
+    metavar="KIND=N,...",
+    default="",
+    help="Bad validators: lazy=1, colluding=1 or accusing=1.",
+)
+@click.option("--disputes", "has_disputes", is_flag=True, help="Let owners dispute verdicts.")
+@click.option("--seconds", type=float, default=300.0, help="Simulated seconds.")
 @click.option("--seed", type=int, default=0, help="Same seed, same history.")
-@click.option("--chaos", is_flag=True, help="Loss, churn, outages, full disks, reorganisations.")
-@click.option("--coalitions", is_flag=True, help="Bribe ever more jurors: what breaks when.")
-@click.option("--history", type=FILE, help="Write the history here: a line per event.")
+@click.option(
+    "--chaos", is_flag=True, help="Add loss, churn, outages, full disks, reorganisations."
+)
+@click.option(
+    "--coalitions", is_flag=True, help="Bribe more and more jurors; print what breaks when."
+)
+@click.option("--history", type=FILE, help="Write one line per event to this file.")
 @click.option("--verbose", is_flag=True, help="Show what the programs log.")
 @json_option
 def simulate(
@@ -130,18 +146,21 @@ def _share(value: float | None) -> str:
 def _require_quorum(quorum: int, validators: int) -> None:
     if quorum > validators:
         raise ConfigError(
-            f"a quorum of {quorum} of {validators} validators cannot be",
+            f"a quorum of {quorum} of {validators} validators is impossible",
             hint="lower --quorum or raise --validators",
         )
 
 
 def _kinds(text: str, known: tuple[str, ...]) -> Any:
-    """Return what `forger=2,liar=1` says."""
+    """Return the kinds and numbers in a text such as `forger=2,liar=1`."""
     found = []
     for part in filter(None, text.split(",")):
         match = re.fullmatch(r"(\w+)=(\d+)", part)
         if match is None or match[1] not in known:
-            raise ConfigError(f"{part!r} is none of {', '.join(f'{k}=N' for k in known)}")
+            raise ConfigError(
+                f"{part!r} is not a kind with its number",
+                hint=f"use {', '.join(f'{k}=N' for k in known)}",
+            )
         found.append((match[1], int(match[2])))
     return tuple(found)
 

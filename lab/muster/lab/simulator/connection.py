@@ -1,4 +1,4 @@
-"""A connection to the simulated chain: fits where the programs have theirs."""
+"""A connection to the simulated chain, with the interface that the programs expect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Mined:
 
 
 class ChainConnection:
-    """An account's connection: its transactions, and what it asks the chain."""
+    """An account's connection: its transactions and queries."""
 
     def __init__(
         self, chain: SimulatedChain, endpoint: Endpoint, account: Address, label: str | None = None
@@ -71,7 +71,7 @@ class ChainConnection:
         return self
 
     def once(self, label: str) -> Self:
-        """Return the same for one write of a name."""
+        """Return the same connection for one write under a label."""
         named = type(self)(self._chain, self._endpoint, Address(str(self.account)), label)
         named.composed = self.composed
         return named
@@ -92,6 +92,10 @@ class ChainConnection:
         """Return how many transactions wait."""
         return len(self._chain.pool)
 
+    async def deploy_hash(self) -> Hash32:
+        """Return the hash of the first block."""
+        return self._chain.blocks[0].hash
+
     async def challenge_window(self) -> int:
         """Return the seconds in which outcomes may be challenged."""
         return int(self._chain.fixed.challenge_window)
@@ -101,7 +105,7 @@ class ChainConnection:
         return int(self._chain.fixed.outcome_deadline)
 
     async def appeal_time(self) -> int:
-        """Return the seconds in which judges can be called for what is due."""
+        """Return the seconds in which judges can be called for overdue work."""
         return int(self._chain.fixed.challenge_window)
 
     async def stake_per_unit(self) -> int:
@@ -114,7 +118,7 @@ class ChainConnection:
 
     async def _send(self, kind: str, call: Any, size: int = 1) -> Any:
         self._endpoint.require_up()
-        # Every account has a journal of its own.
+        # Labels are per account, because every account has its own journal.
         label = self._label and f"{self.account}: {self._label}"
         return await self._chain.send(kind, call, size=size, label=label)
 
@@ -149,7 +153,7 @@ class ChainConnection:
         return await self._send("post", call, len(judged))
 
     def _header(self, state: Network, batch: Batch) -> Header:
-        """Return the model's header of a batch, which must be the one that is meant."""
+        """Return the model's header of a batch; raises Refused if the given batch differs."""
         held = state.batches.get(batch.batch_id)
         if held is None or self._chain.words.said(held.header.root) != batch.root:
             raise Refused("LedgerBatchMismatch", batch.batch_id)
@@ -192,14 +196,14 @@ class ChainConnection:
         return await self._send("pause_slashing", lambda state: state.pause_slashing(*said, why))
 
     def _case(self, state: Network, leaf: Hash32) -> Name:
-        """Return the model's word for a case's leaf, which must be one of a case."""
+        """Return the model's name for a leaf, which must belong to a case."""
         for known in state.cases:
             if self._chain.words.said(known) == leaf:
                 return known
         raise Refused("CourtNoOpenCase", leaf, 0)
 
     async def void_batch(self, batch: Batch) -> object:
-        """Free what was set aside for a batch that nobody judged."""
+        """Release the money reserved for a batch that nobody judged."""
         return await self._send("void", lambda state: state.void(self._header(state, batch)))
 
     async def prove_double_outcome(
@@ -246,6 +250,6 @@ class ChainConnection:
 
 
 def _statement(stated: Outcomes) -> Statement:
-    """Return a statement whose records are known by their hash; none when it is of no records."""
+    """Return a statement that names its records by their hash, or none if it has no records."""
     records: Any = () if stated.records_hash == keccak(b"") else (stated.records_hash,)
     return Statement(stated.batch_id, ("root", stated.batch_root), records)

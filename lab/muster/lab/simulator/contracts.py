@@ -1,7 +1,7 @@
-"""The model of the contracts in the chain's own words: its events, submissions and records.
+"""Translation between the model of the contracts and the chain: events, submissions and records.
 
-Names of the model's are real addresses here, files are real hashes, and what it leaves symbolic
-(roots, leaves, signatures) is computed.
+The model's names become real addresses, its files real hashes, and its symbolic values (roots,
+leaves, signatures) are computed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Ranks(dict[str, int]):
 
 
 class SealedVote:
-    """A vote as the model takes it: two are the same when their commitments are."""
+    """A vote in the model's form: two are equal if their commitments are."""
 
     def __init__(self, commitment: Hash32, ruling: int = 0, result: Hash32 | None = None):
         self.commitment = commitment
@@ -54,7 +54,7 @@ class SealedVote:
 
 
 class Words:
-    """Says in the chain's words what the model says in its own."""
+    """Translates the model's values to the chain's."""
 
     def __init__(self, configs: dict[int, RunConfig]) -> None:
         self.configs = configs
@@ -77,7 +77,7 @@ class Words:
         return said
 
     def said(self, value: Any) -> Any:
-        """Return a value of the model's in the chain's words."""
+        """Return a value of the model in the chain's form."""
         if isinstance(value, str):
             return {NO_OFFENCE: Hash32(bytes(32)), NOBODY: ZERO_ADDRESS}.get(value, Address(value))
         if isinstance(value, work.Submission):

@@ -1,4 +1,4 @@
-"""The court as jurors and claimants reach it: fits where the programs have their connection."""
+"""The court for jurors and claimants, with the interface that the programs expect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from muster.protocol.messages import Submission
 
 
 def court_terms(fixed: Fixed) -> CourtTerms:
-    """Return what a deployment fixes about disputes."""
+    """Return a deployment's parameters of disputes."""
     return CourtTerms(
         bond=fixed.bond,
         juror_fee=fixed.juror_fee,
@@ -132,7 +132,7 @@ class CourtConnection(ChainConnection):
         )
 
     async def fine_signer(self, outcome: OutcomeProof, validator: Address) -> object:
-        """Fine who signed what a jury overturned."""
+        """Fine a validator that signed an outcome that a jury overturned."""
         return await self._send(
             "fine",
             lambda state: state.fine_signer(self._proof(state, outcome), str(validator)),

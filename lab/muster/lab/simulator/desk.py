@@ -1,7 +1,7 @@
-"""The network between nodes and the orchestrator: delay, loss, and a call in place of HTTP.
+"""The network between nodes and the orchestrator: delay, loss, and direct calls instead of HTTP.
 
-`SimulatedApi` fits where the programs have an `OrchestratorApi`; behind it are the services of the
-one orchestrator.
+`SimulatedApi` has the interface of `OrchestratorApi`; behind it are the services of the one
+orchestrator.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from muster.protocol.messages import HardwareReport, Submission, Ticket
 T = TypeVar("T")
 
 ORCHESTRATOR = "orchestrator"
-"""What the meter calls it."""
+"""Name of the orchestrator in the meter."""
 
 
 @dataclass(slots=True)
 class Link:
-    """How a node's requests fare."""
+    """Delay and loss of a node's requests."""
 
     rng: random.Random
-    """Decides."""
+    """Draws delays and losses."""
     latency_s: float
-    """Mean one-way delay; each is exponential around a quarter of it."""
+    """Mean one-way delay: three quarters of it are fixed, a quarter is exponential."""
     loss: float
     """Share of requests, and of answers, that are lost."""
     timeout_s: float = 10.0
-    """After which a node gives a lost one up."""
+    """Seconds after which a node gives up a lost request."""
     is_up: bool = True
-    """Whether anything passes."""
+    """Whether messages pass at all."""
 
     async def passes(self) -> None:
         """Delay one message; raises ApiError when it is lost."""
@@ -55,18 +55,18 @@ class Link:
 
 
 class Desk:
-    """Everything that reaches the orchestrator: what `muster.orchestrator.api` does for HTTP."""
+    """The orchestrator's end of the network, as `muster.orchestrator.http` is for HTTP."""
 
     def __init__(self, services: Services) -> None:
         self.services = services
         self.requests: Counter[str] = Counter()
-        """Requests that arrived, by what they ask."""
+        """Number of requests that arrived, by kind."""
 
     async def heartbeat(
         self, node: Address, version: PolicyVersion | None, state: str, software: str,
         hardware: tuple[HardwareReport, bytes] | None,
     ) -> HeartbeatAnswer:  # fmt: skip
-        """Note a sign of life."""
+        """Store a heartbeat."""
         services = self.services
         worker = services.identities.active_worker(node)
         writes = [services.heartbeats.beat(node, version, state, software)]
@@ -126,7 +126,7 @@ class Desk:
         services.identities.require_reader(reader)
         place = await services.files.find(name)
         if place is None:
-            raise refuse("file_unknown", "no file with this hash is held")
+            raise refuse("file_unknown", "this orchestrator has no file with this hash")
         return Path(place).read_bytes()
 
     async def outcomes(
@@ -142,7 +142,7 @@ async def _stream(body: bytes) -> AsyncIterator[bytes]:
 
 
 class SimulatedApi:
-    """An orchestrator as a node reaches it: fits where `OrchestratorApi` does."""
+    """A node's client of the orchestrator, in place of `OrchestratorApi`."""
 
     def __init__(self, desk: Desk, account: Address, link: Link) -> None:
         self._desk, self._account, self.link = desk, account, link
@@ -167,7 +167,7 @@ class SimulatedApi:
         software: str,
         hardware: tuple[HardwareReport, bytes] | None = None,
     ) -> HeartbeatAnswer:
-        """Tell that the node lives."""
+        """Send a heartbeat."""
         said = (policy_version, state, software, hardware)
         return await self._ask("heartbeat", self._desk.heartbeat(self._account, *said))
 

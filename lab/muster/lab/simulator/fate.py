@@ -1,4 +1,4 @@
-"""What befalls a network: reorganisations, outages and full disks, each at its own random times."""
+"""Random failures of a network: reorganisations, outages and full disks, each at its own times."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Fate:
-    """Plays the misfortunes that a stage's scenario asks for."""
+    """Plays the failures in a stage's scenario."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
 
     async def run(self) -> None:
-        """Let happen what the scenario asks for, each kind on its own."""
+        """Play the failures of the scenario, each kind independently."""
         scenario = self._stage.scenario
         async with asyncio.TaskGroup() as fates:
             if scenario.is_silenced:
@@ -35,7 +35,7 @@ class Fate:
                     fates.create_task(self._often(mean, befall))
 
     async def _silence(self) -> None:
-        """Cut honest validators off until an accusation is posted; then a jury needs them."""
+        """Cut honest validators off until an accusation is posted; later the jury needs them."""
         honest = [p for p in self._stage.validators if p.conduct == "honest"]
         for person in honest:
             person.link.is_up = False
@@ -59,7 +59,7 @@ class Fate:
                 await befall(rng)
 
     async def _reorganise(self, rng: random.Random) -> None:
-        # The founding is not undone: a network without its run has nobody to tell of it.
+        # The founding is never reorganised: without the run no process could continue.
         deepest = min(
             self._stage.scenario.reorganise_depth, self._stage.chain.head.number - FOUNDED
         )
@@ -67,7 +67,7 @@ class Fate:
             depth = rng.randint(1, deepest)
             self._stage.chain.reorganise(depth)
             self._stage.note(f"reorganised {depth} blocks")
-            # The branch that wins is the longer one when it is seen.
+            # The new branch must be longer than the old one when nodes see it.
             for _ in range(depth + 1):
                 self._stage.log(self._stage.chain.mine(asyncio.get_running_loop().time()))
 

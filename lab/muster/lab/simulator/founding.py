@@ -24,7 +24,7 @@ def config_of(
     validators: Sequence[Person],
     quorum: int,
 ) -> RunConfig:
-    """Return the run's terms: as many of the validators have seats as there are."""
+    """Return the run's terms; they invite the first MAX_SEATS validators."""
     return RunConfig(
         trainer=address_of(keys["trainer"]),
         orchestrator=address_of(keys["orchestrator"]),

@@ -1,4 +1,4 @@
-"""What must hold in every network, whatever befalls it. Each function raises AssertionError."""
+"""Invariants of every simulated network. Each function raises AssertionError."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def hold(world: World) -> None:
 
 
 def stake_is_conserved(world: World) -> None:
-    """Every token that was handed out is somewhere or was burned with a slash."""
+    """Every token that was issued is on some account or was burned with a slash."""
     state, fixed = world.chain.state, world.chain.fixed
     minted = FUNDS + (2 * fixed.required_stake + fixed.bond) * len(world.workers)
     minted += fixed.required_validator_stake * len(world.validators)
@@ -52,7 +52,7 @@ def stake_is_conserved(world: World) -> None:
 
 
 def nobody_is_paid_twice(world: World) -> None:
-    """What each worker was paid is what its accepted slots are worth, each slot once."""
+    """Each worker was paid exactly for its accepted slots, each slot once."""
     state = world.chain.state
     owed: Counter[str] = Counter()
     slots: set[tuple[Any, ...]] = set()
@@ -72,7 +72,7 @@ def nobody_is_paid_twice(world: World) -> None:
 
 
 def _earned_beside(world: World) -> Counter[str]:
-    """Return what everybody gained or lost by claims: bonds, and shares of reporters."""
+    """Return each account's gains and losses by claims: bonds, and shares of reporters."""
     beside: Counter[str] = Counter()
     for event in world.chain.events():
         if event.name == "Claimed":
@@ -85,7 +85,8 @@ def _earned_beside(world: World) -> Counter[str]:
 
 
 def honest_judges_keep_their_stake(world: World) -> None:
-    """Silence costs no validator anything, and a juror at most the votes that it did not cast."""
+    """Silence costs a validator nothing, and a juror only the fines for votes that it did not
+    cast."""
     state = world.chain.state
     fined = {(name[2], name[3]) for name in state.escrows}
     for person in world.validators:
@@ -97,8 +98,8 @@ def honest_judges_keep_their_stake(world: World) -> None:
 
 
 def honest_workers_keep_their_stake(world: World) -> None:
-    """No honest worker lost stake or its standing, not even on a branch that was given up; what
-    was taken by a verdict that a jury overturned was given back.
+    """No honest worker lost stake or its status, not even on an abandoned branch; stake taken by an
+    overturned verdict was returned.
     """
     honest = {str(p.address) for p in world.workers if p.conduct == "honest"}
     state = world.chain.state
@@ -118,7 +119,7 @@ def honest_workers_keep_their_stake(world: World) -> None:
 
 
 def history_replays_to_the_state(world: World) -> None:
-    """The chain's state, and what everyone knows of it, follow from its blocks alone."""
+    """The chain's state, and every view of it, follow from its blocks alone."""
     live, again = world.chain.state, world.chain.replayed()
     for name, value in vars(live).items():
         assert vars(again)[name] == value, f"the contracts' {name} differs"
@@ -142,7 +143,7 @@ def same_view(fresh: ChainView, view: ChainView) -> None:
 
 
 async def slashes_have_evidence(world: World) -> None:
-    """Every worker's slash stands on a fraud record, whose file anybody judges to be that fraud."""
+    """Every worker's slash has a fraud record, and judging its file again gives the same fraud."""
     state = world.chain.state
     workers = {str(p.address) for p in world.workers}
     for name, escrow in state.escrows.items():
@@ -198,7 +199,8 @@ def _bytes(path: Any) -> bytes:
 
 
 def broken(world: World, names: Iterable[str]) -> World:
-    """Return a world in which the given workers count as honest: what must not pass for one."""
+    """Return a world in which the given workers count as honest, which must violate the
+    invariants."""
     chosen = set(names)
     people = [replace(p, conduct="honest") if p.name in chosen else p for p in world.workers]
     return replace(world, workers=people)

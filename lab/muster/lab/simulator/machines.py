@@ -1,4 +1,4 @@
-"""What the programs are given instead of relays, a decoder's process and a model."""
+"""Replacements for relays, the decoder's process and the model."""
 
 from __future__ import annotations
 
@@ -32,22 +32,20 @@ Hidden = tuple[npt.NDArray[np.uint16], npt.NDArray[np.float32]]
 
 @dataclass(slots=True)
 class SimulatedFetcher:
-    """Relays, and a node's disk: a policy takes its size over the bandwidth once, and sometimes
-    nobody has it.
-    """
+    """Relays, and a node's disk: fetching a policy takes time once, and sometimes fails."""
 
     rng: random.Random
-    """Decides."""
+    """Draws times and failures."""
     seconds: float
     """Mean seconds that a version takes."""
     failures: float
-    """Share of tries that no relay answers."""
+    """Share of fetches that no relay answers."""
 
     _held: set[PolicyVersion] = field(default_factory=set)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def fetch(self, _run_id: RunId, version: PolicyVersion, _root: Hash32) -> Path:
-        """Return where the policy is."""
+        """Return the policy's folder."""
         async with self._turn:
             if version not in self._held:
                 await asyncio.sleep(self.seconds * self.rng.expovariate(1.0))
@@ -67,7 +65,7 @@ class InlineDecoder:
 
 @lru_cache(4096)
 def _decoded(data: bytes, bounds: Bounds) -> tuple[Rollout, ...]:
-    # All that are called read the same file at about the same time.
+    # All called validators read the same file at about the same time.
     return tuple(decode_rollouts(data, bounds))
 
 
@@ -98,7 +96,7 @@ class SimulatedEngine:
         watch: Watch | None = None,
         due: int = 0,
     ) -> list[Completion]:
-        """Return completions with proofs; they take no time, whatever is due first."""
+        """Return completions with proofs; generating takes no virtual time here."""
         assert due >= 0
         made: list[Completion] = []
         for request in requests:
@@ -111,7 +109,7 @@ class SimulatedEngine:
     def examine(
         self, samples: Sequence[Sample], *, proof: ProofRecipe, temperature: float
     ) -> list[Examined]:
-        """Return what the policy shows of every sample."""
+        """Return the policy's examination of every sample."""
         computed = self.recompute([(s.prompt_tokens, s.completion_tokens) for s in samples])
         return examine_whole(
             samples, computed, eos=self.eos_token_ids, proof=proof, temperature=temperature
@@ -125,7 +123,7 @@ class SimulatedEngine:
         return build_proofs_many(hidden, chunk_tokens=proof.chunk_tokens, topk=proof.topk)
 
     def recompute(self, samples: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Recomputed]:
-        """Return what the policy computes of completions."""
+        """Return the policy's recomputation of completions."""
         return [self._recompute(prompt, completion) for prompt, completion in samples]
 
     def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
@@ -161,7 +159,7 @@ class SimulatedEngine:
 @lru_cache(1 << 17)
 def _step(seen: tuple[str, PolicyVersion | None, tuple[int, ...]]) -> Hidden:
     """Return a hidden state, bfloat16 as uint16, and float32 logits."""
-    # Remembered from the worker to its validators: 100 MB at most.
+    # Cached from the worker to its validators: at most 100 MB.
     size = SimulatedEngine.hidden_size
     whole = size + SimulatedEngine.vocab_size
     drawn = np.frombuffer(hashlib.shake_128(repr(seen).encode()).digest(4 * whole), "<u4")

@@ -1,7 +1,7 @@
 """One simulated network, from an empty chain to a report.
 
-The orchestrator, every worker and every validator are the production programs. `Scenario` says how
-many there are and what befalls them; `simulate` plays it and returns a `World` to look at:
+The orchestrator, every worker and every validator are the production programs. `Scenario` gives
+their number and the failures; `simulate` plays it and returns a `World` to examine:
 
     founding   money, stakes, seats and the run, in one transaction
     service    the orchestrator's services and background tasks
@@ -42,7 +42,7 @@ from muster.protocol.messages import Verdict
 from muster.tasks.toys import make_sort
 
 FAULTS_S = 120.0
-"""For how long faults that cases brought to light are waited for: they are punished one by one."""
+"""Seconds to wait until all faults found in cases are slashed, one by one."""
 
 
 def simulate(scenario: Scenario, look: Callable[[World], Coroutine[Any, Any, None]]) -> World:
@@ -64,7 +64,8 @@ def simulate(scenario: Scenario, look: Callable[[World], Coroutine[Any, Any, Non
 
 
 def _memory() -> str | None:
-    """Return a folder in memory where there is one: what is durable here dies with us anyway."""
+    """Return a folder in memory if there is one, since the simulation's files need not survive
+    it."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
@@ -95,7 +96,7 @@ class Stage:
     # ------------------------------------------------------------------- wiring
 
     def rng(self, *name: object) -> random.Random:
-        """Return the dice of one purpose: the same for the same seed."""
+        """Return the random generator of one purpose, derived from the seed."""
         return random.Random(repr((self.scenario.seed, *name)))
 
     def _key(self, name: str) -> bytes:
@@ -151,7 +152,7 @@ class Stage:
         await self._service.close()
 
     def _require_alive(self) -> None:
-        """Raise what a program ended with that it should have lived through."""
+        """Raise the error of a program that should not have ended."""
         people = [p.task for p in (*self.workers, *self.validators, *self.jurors) if p.task]
         for task in (*self._runners, *people):
             if task.done() and not task.cancelled():
@@ -182,7 +183,7 @@ class Stage:
             self.note(f"event {event.contract} {event.name} {_shown(event.args)}")
 
     async def _found(self) -> None:
-        """Found the run, publish its first policy, and tell everyone of it."""
+        """Found the run, publish its first policy, and update every view."""
         owner = address_of(self.keys["owner"])
         found = founding(
             owner, self.config, self.workers, self.validators, self.jurors, self.chain.fixed
@@ -202,7 +203,7 @@ class Stage:
         )
 
     async def _follow(self, endpoint: Endpoint, view: HistoryView) -> None:
-        """Keep a view current, and tell the nodes that share it."""
+        """Keep a view current, and notify the nodes that share it."""
         number = self.endpoints.index(endpoint)
         people = [p for p in (*self.workers, *self.validators) if p.endpoint == number]
         while True:
@@ -238,7 +239,7 @@ class Stage:
     # -------------------------------------------------------------------- the end
 
     async def _end(self) -> None:
-        """Stop the work, let what is under way be judged and become final, and pay it."""
+        """Stop the work, let pending work be judged and become final, and pay it."""
         self.is_over = True
         self.note("no more work")
         for person in self.workers:

@@ -50,7 +50,7 @@ class Nodes:
         self.judged: dict[str, tuple[int, float]] = {}
         """Submissions checked and seconds spent, by validator."""
         self.doing: Counter[str] = Counter()
-        """Looks at a worker, one a second, by what it did; "dead" without a process."""
+        """Samples of workers' activities, one a second; "dead" without a process."""
 
     def start(self) -> None:
         """Start everyone."""
@@ -62,13 +62,13 @@ class Nodes:
             self._start(person, self._worker(person))
 
     async def watch(self) -> None:
-        """Note every second what each worker does, while there is work."""
+        """Record every second what each worker does, while there is work."""
         while not self._stage.is_over:
             await asyncio.sleep(1.0)
             self.doing.update(p.loop.doing if p.loop else "dead" for p in self._stage.workers)
 
     def _start(self, person: Person, build: Callable[[], Any]) -> None:
-        """Run a program until it ends for good; each life is a new one."""
+        """Run a program with restarts until it ends for good; each restart makes a new object."""
 
         async def live() -> None:
             rng = self._stage.rng(person.name, "life")
@@ -92,12 +92,12 @@ class Nodes:
         KIND.set("harness")
 
     def _life(self, rng: random.Random) -> float | None:
-        # When the work is over, what is left to judge must find its judges.
+        # When the work is over, validators must stay for the remaining batches.
         mean = 0.0 if self._stage.is_over else self._stage.scenario.churn_s
         return max(rng.expovariate(1 / mean), 1.0) if mean else None
 
     def _retire(self, person: Person) -> None:
-        """Let go of what a process held."""
+        """Close a process's resources."""
         loop, person.loop = person.loop, None
         if loop is None:
             return
@@ -106,7 +106,7 @@ class Nodes:
             self._add_up(person.name, loop)
 
     def note_load(self) -> None:
-        """Add up what the validators that run have checked until now."""
+        """Add the work that running validators have checked so far."""
         for person in self._stage.validators:
             if person.loop is not None:
                 self._add_up(person.name, person.loop)
@@ -196,7 +196,7 @@ class Nodes:
         return build
 
     def _friends(self, validator: Person) -> frozenset[Address]:
-        """Return whose work a dishonest validator accepts, whatever it is."""
+        """Return the workers whose work a dishonest validator always accepts."""
         workers = self._stage.workers
         if validator.conduct == "accusing":
             return frozenset(p.address for p in workers[:-1])
@@ -235,11 +235,11 @@ class Nodes:
 # ---------------------------------------------------------------------- the bench
 
 PURCHASED = Ruling(Verdict.FRAUD, Reason.TOPLOC_MISMATCH)
-"""What a dishonest juror votes, whatever it sees."""
+"""The vote of every dishonest juror."""
 
 
 class SimulatedJudge:
-    """Judges a case with what the run's orchestrator shows."""
+    """Judges a case with the evidence that the run's orchestrator serves."""
 
     def __init__(
         self, api: SimulatedApi, view: HistoryView, rules: Rules, *, seconds: float, conduct: str
@@ -248,7 +248,7 @@ class SimulatedJudge:
         self._seconds, self._conduct = seconds, conduct
 
     async def judge(self, case: CaseView) -> tuple[Ruling, dict[str, Any]]:
-        """Return what it finds; raises ApiError while the orchestrator does not answer."""
+        """Return the ruling and details; raises ApiError while the orchestrator does not answer."""
         if self._conduct == "purchased":
             return PURCHASED, {}
         contents = await self._api.batch(case.batch_id)
@@ -267,8 +267,8 @@ class SimulatedJuror(JurorDuty):
     """A juror's program, which can be killed."""
 
     async def on_change(self, _events: object) -> None:
-        """Look at nothing: it looks by itself."""
+        """Do nothing: the juror's loop polls by itself."""
 
     def close(self) -> None:
-        """Let go of the journal."""
+        """Close the journal."""
         self.place.journal.close()

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from muster.lab.simulator.network import Stage
 
 SALT = 1
-"""What hides a claim until it is made; nobody in here tries to guess it."""
+"""Salt that hides a claim until it is made; nobody here tries to guess it."""
 
 
 class Owners:
-    """Watches the chain for everyone who works."""
+    """Watches the chain for all workers' owners."""
 
     def __init__(self, stage: Stage, desk: Desk) -> None:
         self._stage, self._desk = stage, desk
@@ -30,7 +30,7 @@ class Owners:
         self._done: set[str] = set()
 
     async def run(self) -> NoReturn:
-        """Dispute what is not accepted, until cancelled."""
+        """Dispute outcomes that are not Accepted, until cancelled."""
         while True:
             await asyncio.sleep(self._stage.scenario.poll_s)
             owners = {worker.worker_id: worker.address for worker in self._view.workers.values()}

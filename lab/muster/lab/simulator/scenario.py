@@ -1,4 +1,4 @@
-"""What is simulated: how many take part, how they behave, what befalls them, the run's rules."""
+"""Scenarios: participants, their behaviour, failures, and the run's rules."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimit
 RUN = RunId(1)
 TOKEN = 10**18
 MAX_SEATS = 88
-"""A run seats no more validators: the ledger keeps who signed a batch's outcomes in 88 bits."""
+"""Most seats of a run: the ledger stores the signers of a batch's outcomes in 88 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is simulated. Times are virtual seconds, shares are of all, rates are per node."""
+    """Parameters of a simulation. Times are virtual seconds, shares are of all, rates are per
+    node."""
 
     seed: int = 0
     """Same seed, same history."""
     workers: int = 8
     """Honest workers and cheats together."""
     validators: int = 4
-    """All stake; the first MAX_SEATS have seats, the others are told that they have none."""
+    """Number of validators. All stake; the first MAX_SEATS have seats, the others get none."""
     jurors: int = 4
     """On the network's bench."""
     purchased: int = 0
-    """How many of them vote that everything is a fraud."""
+    """Jurors that always vote for fraud."""
     quorum: int = 2
     """Validators that must agree."""
     duration_s: float = 300.0
-    """How long work is done; what is under way is then judged and paid."""
+    """Seconds of work; pending work is then judged and paid."""
     conduct: tuple[tuple[Conduct, int], ...] = ()
-    """How many workers are no honest ones."""
+    """Number of dishonest workers by kind."""
     judging: tuple[tuple[Judging, int], ...] = ()
-    """How many validators are no honest ones."""
+    """Number of dishonest validators by kind."""
     endpoints: int = 2
     """RPC endpoints that nodes are spread over; the orchestrator has its own."""
     block_s: float = 2.0
     """Seconds between blocks."""
     poll_s: float = 2.0
-    """Seconds between looks at the chain."""
+    """Seconds between two polls of the chain."""
     generate_s: float = 20.0
     """Mean seconds of generating a submission."""
     slow_share: float = 0.0
@@ -67,9 +68,10 @@ class Scenario:
     outage_s: float = 0.0
     """Mean time between two outages of a link or an endpoint; 0 for never."""
     is_silenced: bool = False
-    """Whether honest validators are cut off until an accusation stands: only so can it ever."""
+    """Whether honest validators are cut off until a false accusation is recorded; otherwise it
+    never would be."""
     has_disputes: bool = False
-    """Whether workers dispute what is not accepted, once each: honest ones and cheats alike."""
+    """Whether each worker, honest or not, disputes its first outcome that is not Accepted."""
     reorganise_s: float = 0.0
     """Mean time between two reorganisations; 0 for never."""
     reorganise_depth: int = 3
@@ -83,7 +85,7 @@ class Scenario:
     submissions_per_step: int = 8
     """Accepted submissions that a policy version takes."""
     train_s: float = 0.0
-    """Seconds of a training step, from its last submission to the version that it makes."""
+    """Seconds of a training step, from its last submission to its version's publication."""
     max_async_level: int = 2
     """How many versions old a rollout's policy may be."""
     outcome_deadline_s: int = 600
@@ -91,13 +93,13 @@ class Scenario:
     lease_s: int = 120
     """Seconds from lease to deadline."""
     retry_after_s: float = 5.0
-    """What a node is told to wait when there is no work."""
+    """Seconds that a node is told to wait when there is no work."""
     heartbeat_s: float = 30.0
-    """Seconds between signs of life."""
+    """Seconds between heartbeats."""
     batch_limit: int = 64
     """Most submissions in a batch."""
     commit_interval_s: float = 2.0
-    """Least seconds between two commitments."""
+    """Minimum seconds between two commitments."""
     checks_blocks: bool = True
     """Whether the contracts' books are audited after every block."""
 
@@ -137,7 +139,7 @@ assert len(ALPHABET) == EOS
 
 
 def fixed(scenario: Scenario) -> Fixed:
-    """Return what the simulated deployment fixes."""
+    """Return the constants of the simulated deployment."""
     return Fixed(
         required_stake=100 * TOKEN,
         required_validator_stake=500 * TOKEN,
@@ -161,6 +163,6 @@ def fixed(scenario: Scenario) -> Fixed:
 
 
 FUNDS = 10**9 * TOKEN
-"""What the run can pay."""
+"""Tokens that the run can pay."""
 FOUNDED = 6
-"""Blocks after which the run stands and is never reorganised away."""
+"""Blocks of the founding, which are never reorganised away."""

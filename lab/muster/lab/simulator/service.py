@@ -66,7 +66,7 @@ class Service:
         return run_orchestrator(services, self._stage.endpoints[0])
 
     async def uploads(self) -> dict[Hash32, float]:
-        """Return the virtual time at which each file came."""
+        """Return the virtual time of each file's upload."""
         assert self._database is not None
         [rows] = await self._database.search(_RECEIVED)
         return {Hash32(name): at - EPOCH for name, at in rows}

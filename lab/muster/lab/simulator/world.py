@@ -1,4 +1,4 @@
-"""Who takes part in a simulated network, and what is left of one that was played."""
+"""The participants of a simulated network, and its state after a simulation."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from muster.protocol.ids import Address, Hash32
 
 @dataclass
 class Person:
-    """A worker or a validator: its keys, its conduct, and what it is run from."""
+    """A worker, validator or juror: its keys, its conduct, and its running program."""
 
     name: str
-    """What the history calls it."""
+    """Name in the history."""
     key: bytes
     """Node key of a worker, signing key of a validator."""
     address: Address
@@ -37,25 +37,25 @@ class Person:
     loop: Any = None
     """The program, while it runs."""
     task: asyncio.Task[None] | None = None
-    """What runs it."""
+    """The task that runs it."""
     starts: int = 0
     """How often it was started."""
     end: str = ""
-    """What ended it for good."""
+    """The error that ended it for good."""
 
 
 @dataclass
 class World:
-    """A network that was played."""
+    """A network after its simulation."""
 
     scenario: Scenario
-    """What was asked for."""
+    """Parameters of the simulation."""
     chain: SimulatedChain
     """The chain."""
     services: Services
     """The orchestrator's services."""
     desk: Desk
-    """What reached it."""
+    """Requests that reached the orchestrator."""
     workers: list[Person]
     """Everyone who worked."""
     validators: list[Person]
@@ -63,7 +63,7 @@ class World:
     jurors: list[Person]
     """Everyone on the bench."""
     views: list[HistoryView]
-    """What each endpoint's followers know."""
+    """The view of each endpoint's followers."""
     rules: Rules
     """The run's documents."""
     history: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ class World:
     judged: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Submissions checked and seconds spent, by validator."""
     doing: Counter[str] = field(default_factory=Counter)
-    """Looks at a worker, one a second, by what it did."""
+    """Samples of workers' activities, one a second."""
     received_at: dict[Hash32, float] = field(default_factory=dict)
     """Virtual time of each upload, by file."""
     meter: Meter | None = None

@@ -1,4 +1,4 @@
-"""Which of the trainer's figures the dashboard draws, and what it says about them.
+"""The trainer's figures on the dashboard, with their captions.
 
 Names are those of docs/reference/metrics.md. Evaluations are drawn over the policy version that
 they measured, which is the training step that made it.
@@ -17,9 +17,9 @@ from muster.protocol.ids import Address
 from muster.protocol.recipe import Recipe
 
 IDLE_STEPS = 3
-"""Steps in a row without anything to train on after which the page says so."""
+"""After this many steps in a row without trained tokens the page shows a notice."""
 SHOWN_POINTS = 400
-"""Points of one series; a longer one is thinned."""
+"""Most points of one series; a longer one is thinned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Point:
     value: float
     """The figure."""
     low: float
-    """Lower end of its interval; the value itself without one."""
+    """Lower end of its interval; the value itself if it has none."""
     high: float
-    """Upper end."""
+    """Upper end of its interval; the value itself if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class Series:
     """A line, or measured dots."""
 
     label: str
-    """What it is."""
+    """Name in the legend."""
     points: list[Point]
     """By step, ascending."""
     is_dots: bool = False
-    """Whether it is single measurements with intervals."""
+    """Whether it is drawn as dots with intervals instead of a line."""
     gaps: tuple[int, ...] = ()
     """Steps at which there is no value: the line is not drawn across them."""
 
@@ -65,19 +65,19 @@ class Panel:
     key: str
     """Its id on the page."""
     title: str
-    """What it shows."""
+    """Heading."""
     unit: str
     """Unit of its values."""
     meaning: str
     """One sentence for people who see it for the first time."""
     empty: str
-    """What to say while there is nothing to draw."""
+    """Text shown while there is nothing to draw."""
     series: list[Series]
-    """What is drawn, the main one first."""
+    """The series, the main one first."""
     floor: float | None = None
-    """A value that the axis reaches down to."""
+    """Value that the vertical axis must reach below."""
     ceiling: float | None = None
-    """A value that it reaches up to."""
+    """Value that the vertical axis must reach above."""
     decimals: int = 3
     """Decimals of its values."""
 
@@ -88,7 +88,7 @@ class Panel:
 
     @property
     def latest(self) -> Point | None:
-        """The newest point of the main series that has one."""
+        """The newest point of the first series that has points."""
         return next((s.points[-1] for s in self.series if s.points), None)
 
     def format(self, value: float) -> str:
@@ -104,16 +104,16 @@ Columns = Callable[[str], dict[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Training steps at the end of a run so far in which nothing was trained on."""
+    """The latest training steps, if they trained on nothing."""
 
     steps: int
-    """How many in a row."""
+    """Number of such steps in a row."""
     reasons: list[tuple[str, int]]
-    """Why samples of the last of them were left out, the most frequent first."""
+    """Reasons why samples of the last step were left out, with counts, the most frequent first."""
 
 
 def idle(training: TrainingMetrics) -> Idle | None:
-    """Return the steps that learned nothing, once there are IDLE_STEPS of them in a row."""
+    """Return the steps that trained on nothing, once there are IDLE_STEPS in a row."""
     series = training.series("tokens")
     last = next((n for n, (_, tokens) in enumerate(reversed(series)) if tokens), len(series))
     if last < IDLE_STEPS:
@@ -128,7 +128,7 @@ def idle(training: TrainingMetrics) -> Idle | None:
 
 
 def panels(training: TrainingMetrics, recipe: Recipe) -> list[Panel]:
-    """Return the reward and the small multiples, of what the run has."""
+    """Return the reward chart and the small charts for which the run has figures."""
     columns = training.column
     shown = [_reward(columns, training.evaluators), *_multiples(columns)]
     if recipe.longest_budget >= 0:
@@ -175,7 +175,7 @@ def _part(columns: Columns, name: str) -> Panel:
 
 
 def _signed_by(evaluators: Mapping[int, Address]) -> str:
-    """Return who signed evaluations, and how many."""
+    """Return a sentence that says who signed how many evaluations."""
     signers = Counter(evaluators.values()).most_common()
     who = ", ".join(f"{address} ({count})" for address, count in signers)
     return f" Evaluations are signed by {who}." if who else ""
@@ -187,14 +187,14 @@ def _multiples(columns: Columns) -> list[Panel]:
     speed = {s: tokens[s] / seconds[s] for s in tokens if seconds.get(s, 0) > 0}
 
     def trained(values: dict[int, float], name: str = "step") -> Series:
-        """Return a figure of tokens, with gaps where none was trained on."""
+        """Return a per-token figure, with gaps at steps without trained tokens."""
         kept = {step: value for step, value in values.items() if step not in empty}
         return Series(name, _points(kept), gaps=_streaks(empty))
 
     return [
         Panel(
             "entropy", "Entropy", "nats / token",
-            "How undecided the policy is. A fall to nothing, or a turn upwards beside a growing "
+            "How undecided the policy is. A fall to zero, or a rise together with a growing "
             "gradient norm, comes before a collapse.",
             _AFTER_STEP, [trained(columns("entropy"))], floor=0.0,
         ),
@@ -205,13 +205,13 @@ def _multiples(columns: Columns) -> list[Panel]:
         ),
         Panel(
             "speed", "Trained tokens per second", "tokens / s",
-            "Completion tokens trained on, over the time the step took without waiting for work.",
+            "Trained completion tokens, divided by the step's time without waiting for work.",
             _AFTER_STEP, [trained(speed)], floor=0.0, decimals=0,
         ),
         Panel(
             "time", "Time of a step", "s",
-            "How long a step computed, and how long it had waited for its rollouts before: more "
-            "workers shorten the wait, a faster trainer the rest.",
+            "How long a step computed, and how long it waited for its rollouts: more workers "
+            "shorten the wait, a faster trainer the rest.",
             _AFTER_STEP,
             [
                 Series("training", _points(seconds)),
@@ -221,14 +221,14 @@ def _multiples(columns: Columns) -> list[Panel]:
         ),
         Panel(
             "mfu", "Model FLOPs utilisation", "share",
-            "Operations that the model needs, over what the trainer's machine could have done "
-            "while it trained.",
+            "Operations that the model needs, as a share of what the trainer's machine can do in "
+            "the same time.",
             _AFTER_STEP, [trained(columns("mfu"))], floor=0.0,
         ),
         Panel(
             "staleness", "Staleness", "versions",
-            "How many versions behind the policies were that sampled what was trained on: mean, "
-            "and largest.",
+            "How many versions old the policies were that sampled the trained rollouts: mean and "
+            "largest.",
             _AFTER_STEP,
             [
                 trained(columns("age_mean"), "mean"),
@@ -238,8 +238,8 @@ def _multiples(columns: Columns) -> list[Panel]:
         ),
         Panel(
             "mismatch", "Mismatch", "nats / token",
-            "Divergence of the policy from those that sampled, before the step: numbers that "
-            "differ between machines, and staleness, raise it.",
+            "Divergence of the policy from those that sampled, before the step: rounding that "
+            "differs between machines, and old policies, raise it.",
             _AFTER_STEP, [trained(columns("mismatch_kl"))], floor=0.0, decimals=5,
         ),
     ]  # fmt: skip
@@ -270,7 +270,7 @@ def _points(
 
 
 def _streaks(steps: set[int]) -> tuple[int, ...]:
-    """Return the first of each row of neighbouring steps."""
+    """Return the first step of each unbroken sequence."""
     return tuple(sorted(step for step in steps if step - 1 not in steps))
 
 
@@ -304,33 +304,33 @@ class Dot:
     low: float
     """Coordinate of the interval's lower end."""
     high: float
-    """Coordinate of its upper end."""
+    """Coordinate of the interval's upper end."""
     label: str
-    """What to say about it."""
+    """Text of its tooltip."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Everything the template draws."""
+    """A chart's geometry for the template."""
 
     width: int
-    """Of the box."""
+    """Width of the box."""
     height: int
-    """Of the box."""
+    """Height of the box."""
     left: float
-    """Where the plot begins."""
+    """Left edge of the plot."""
     right: float
-    """Where it ends."""
+    """Right edge of the plot."""
     bottom: float
-    """Its base."""
+    """Lower edge of the plot."""
     lines: list[tuple[int, str]]
     """Polylines: number of the series, and points."""
     dots: list[Dot]
     """Measured points."""
     x_ticks: list[Tick]
-    """Steps."""
+    """Ticks of the horizontal axis: steps."""
     y_ticks: list[Tick]
-    """Values."""
+    """Ticks of the vertical axis: values."""
 
 
 def draw(panel: Panel, width: int, height: int) -> Chart:
@@ -372,7 +372,7 @@ def draw(panel: Panel, width: int, height: int) -> Chart:
 
 
 def y_levels(panel: Panel, points: Sequence[Point]) -> list[float]:
-    """Return the marks of the vertical axis: they enclose every point and interval."""
+    """Return the ticks of the vertical axis, which enclose every point and interval."""
     low, high = min(p.low for p in points), max(p.high for p in points)
     if panel.floor is not None:
         low = min(low, panel.floor)
@@ -383,7 +383,7 @@ def y_levels(panel: Panel, points: Sequence[Point]) -> list[float]:
 
 def round_levels(low: float, high: float, count: int, *, whole: bool = False) -> list[float]:
     """Return about `count` round numbers from at or below `low` to at or above `high`."""
-    # Nothing finer than this is ever read off an axis.
+    # No axis needs finer steps than this.
     span = max(high - low, 1e-9 * max(abs(low), abs(high)), 1e-12)
     raw = span / count
     power = 10.0 ** math.floor(math.log10(raw))

@@ -1,7 +1,7 @@
-"""What the dashboard lists: submissions by cursor, and one from its lease to its money; workers.
+"""The dashboard's lists: submissions by cursor, the full history of one submission, workers.
 
-Lists without a verdict come from the database, in order of upload; those with one from the chain,
-in the order of judgement. Either way a page costs what it shows, however long the list is.
+Lists without a verdict filter come from the database, in order of upload; those with one come from
+the chain, in order of judgement. The cost of a page does not grow with the list.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from muster.protocol.messages import Reason, Ticket, Verdict
 PAGE = 50
 """Submissions of one page."""
 SCAN = 20_000
-"""Outcomes looked at for one page, at most."""
+"""Most outcomes examined for one page."""
 MAX_RECEIVED = 100
-"""Received files that a search by some digits looks at."""
+"""Most received files examined by a search for leading digits."""
 _FILE_HASH = submissions.c.file_hash
 _RECEIVED = Query(
     select(_FILE_HASH)
@@ -47,18 +47,18 @@ _RECEIVED = Query(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which submissions to list."""
+    """Filter and page of a list of submissions."""
 
     worker: Address | None = None
-    """Those of one worker."""
+    """Only those of this worker."""
     verdict: Verdict | None = None
-    """Those with this standing verdict."""
+    """Only those with this standing verdict."""
     step: int | None = None
-    """Those of one rollout step."""
+    """Only those of this rollout step."""
     before: int | None = None
-    """Cursor: those before this upload, or before this outcome when a verdict is asked for."""
+    """Cursor: only those before this upload or, with a verdict filter, before this outcome."""
     limit: int = PAGE
-    """How many."""
+    """Most submissions of the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +75,18 @@ class SubmissionLine:
     policy_version: int
     """The policy it names."""
     rollouts: int
-    """Samples it claims, or was found to hold."""
+    """Samples that it claims, or that validators counted."""
     units: int
-    """Units it claims, or was found to hold."""
+    """Units that it claims, or that validators counted."""
     received_at: int | None
-    """Chain time of the upload; None when it came past this orchestrator."""
+    """Chain time of the upload; None when it did not come through this orchestrator."""
     state: str
     """Received, committed or judged."""
     batch_id: int | None
     verdict: Verdict | None
-    """The verdict that stands."""
+    """The verdict after disputes."""
     reason: Reason | None
-    """Why, when it is not Accepted."""
+    """Reason of a verdict other than Accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,10 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class SubmissionDetail:
-    """Everything known of one submission."""
+    """Everything known about one submission."""
 
     line: SubmissionLine
-    """What lists show."""
+    """The submission's line in lists."""
     position: int | None
     """Its place in the batch."""
     size_bytes: int | None
@@ -117,11 +117,11 @@ class SubmissionDetail:
     signers: list[Address]
     """Validators whose signatures were posted."""
     final_at: int | None
-    """When nobody can challenge the outcome any more."""
+    """Chain time from which nobody can challenge the outcome."""
     price_wei: int
-    """What its units are worth if it is accepted."""
+    """Price of its units if it is accepted."""
     is_paid: bool | None
-    """Whether its slot was paid; None when it cannot be yet."""
+    """Whether its slot was paid; None while it cannot be paid yet."""
 
 
 async def list_submissions(services: Services, wanted: Wanted) -> Listing:
@@ -170,7 +170,7 @@ async def find_submission(services: Services, file_hash: Hash32) -> SubmissionDe
     batch = None if line.batch_id is None else services.projection.batch(line.batch_id)
     position = outcome.position if outcome else row.position if row else None
     for own, submission in batch.split_off.items() if batch else ():
-        # Its worker took it out of a batch that nobody judged.
+        # Its worker withdrew it from a batch that nobody judged.
         if submission.file_hash == file_hash:
             batch, position = services.projection.batch(own), 0
     return SubmissionDetail(
@@ -190,14 +190,14 @@ async def find_submission(services: Services, file_hash: Hash32) -> SubmissionDe
 
 
 async def received_files(services: Services, digits: str) -> list[Hash32]:
-    """Return the received files whose hashes begin with these digits; a few are enough."""
+    """Return some received files whose hashes begin with these digits."""
     first, last = (Hash32(bytes.fromhex(digits.ljust(64, fill))) for fill in "0f")
     [rows] = await services.database.search(_RECEIVED(first=first, last=last, limit=MAX_RECEIVED))
     return [Hash32(found) for (found,) in rows]
 
 
 async def lines_at(services: Services, places: Sequence[SubmissionPlace]) -> list[SubmissionLine]:
-    """Return the submissions at some places; those without outcome from the database."""
+    """Return the submissions at these places; those without an outcome come from the database."""
     lines = []
     for place in places[:PAGE]:
         batch = place.batch
@@ -213,8 +213,7 @@ async def lines_at(services: Services, places: Sequence[SubmissionPlace]) -> lis
 
 
 def _signers(services: Services, batch: BatchView | None) -> list[Address]:
-    seats = services.projection.run.seats
-    return [v for v, bit in seats.items() if batch is not None and batch.signers & bit]
+    return [] if batch is None else batch.signed_by(services.projection.run.seats)
 
 
 async def _is_paid(services: Services, line: SubmissionLine) -> bool | None:
@@ -267,7 +266,7 @@ WORKERS_PAGE = 100
 SHOWN_PAYMENTS = 50
 """Latest payments of one worker's page."""
 STATES = tuple(state.value for state in WorkerState)
-"""What workers can be filtered by."""
+"""States by which workers can be filtered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +276,7 @@ class RankingKey:
     title: str
     """Its name."""
     key: Callable[[Services, MemberView], int]
-    """Ranks the largest first."""
+    """Sort key; the largest comes first."""
 
 
 def _tally(services: Services, worker: MemberView) -> VerdictTally:
@@ -301,7 +300,7 @@ ORDERS: dict[str, RankingKey] = {
     "seen": RankingKey("last seen", _seen_at),
     "joined": RankingKey("newest", lambda _, w: w.worker_id),
 }
-"""What workers can be ranked by."""
+"""The orders of the ranking, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +308,7 @@ class Ranking:
     """A page of workers."""
 
     lines: list[WorkerStatus]
-    """In order."""
+    """The workers in order."""
     first: int
     """Rank of the first of them, from 0."""
     total: int
@@ -319,7 +318,7 @@ class Ranking:
 
     @property
     def after(self) -> int | None:
-        """Rank with which the next page begins; None at the end."""
+        """Rank at which the next page begins; None at the end."""
         end = self.first + len(self.lines)
         return end if end < self.total else None
 
@@ -329,15 +328,15 @@ class WorkerDetail:
     """One worker."""
 
     status: WorkerStatus
-    """What the ranking shows."""
+    """The worker's line in the ranking."""
     view: MemberView
-    """What the chain says."""
+    """The worker's data on chain."""
     software: str | None
-    """What it says it runs."""
+    """Software that the node reports."""
     reasons: list[tuple[Reason, int]]
-    """Why submissions of it were not accepted, the most frequent first."""
+    """Reasons why its submissions were not accepted, with counts, the most frequent first."""
     loss: Loss | None
-    """What its stake lost; None when it was never slashed."""
+    """Loss of its stake; None when it was never slashed."""
     payments: list[PaymentView]
     """Payments by this run, latest first."""
 
@@ -345,7 +344,7 @@ class WorkerDetail:
 def rank_workers(
     services: Services, *, order: str, state: str | None, first: int, limit: int = WORKERS_PAGE
 ) -> Ranking:
-    """Return a page of workers; ties go to whoever registered first."""
+    """Return a page of workers; on ties the earlier registration comes first."""
     everyone = services.projection.run.members.values()
     key = ORDERS[order].key
     states = {w.worker_id: services.lives.state(w).value for w in everyone}

@@ -19,13 +19,13 @@ from muster.protocol.ids import Address, RunId
 
 @dataclass(frozen=True, slots=True)
 class ValidatorLine:
-    """One seat."""
+    """One validator seat."""
 
     address: Address
     is_seated: bool
     """Whether it holds the seat now."""
     is_absent: bool
-    """Whether it let the time of a call pass and was not heard of since."""
+    """Whether it missed the deadline of a call and has been silent since."""
     batches: int
     """Posted outcomes that carry its signature."""
     latest_at: int | None
@@ -35,17 +35,17 @@ class ValidatorLine:
     stake_wei: int
     """Its active stake."""
     watched: Watched | None
-    """How its proofs of checking came out lately; None when it has no seat."""
+    """Recent results of its proofs of checking; None when it has no seat."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionLine:
-    """How many nodes say they have a policy version loaded."""
+    """How many nodes report that they have loaded a policy version."""
 
     version: int | None
-    """The version; None for nodes that have none."""
+    """The version; None for nodes that have loaded none."""
     nodes: int
-    """Nodes alive."""
+    """Number of live nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +58,29 @@ class NetworkHealth:
     read_ago_s: float | None
     """Seconds since the chain's endpoint answered."""
     chain_error: str | None
-    """What it failed with since."""
+    """Error of the chain's endpoint since then; None if it answered."""
     events_block: int | None
     """Block of the newest event."""
     contradictions: int
-    """Events that do not follow from those before them."""
+    """Number of events that contradict earlier events."""
     pending_transactions: int | None
-    """Sent and not mined; None when the sender cannot say."""
+    """Transactions that were sent and not mined; None when unknown."""
     open_leases: int
     """Tickets that wait for their submission."""
     waiting: int
-    """Submissions received and in no batch."""
+    """Received submissions that are in no batch."""
     uncommitted: int
-    """Batches composed and not on chain."""
+    """Composed batches that are not on chain."""
     unjudged: int
     """Batches on chain without outcomes."""
     oldest_unjudged_at: int | None
-    """When the oldest of them was committed."""
+    """Time at which the oldest such batch was committed."""
     alive: int
-    """Nodes heard of lately."""
+    """Nodes with a recent heartbeat."""
     nodes: int
-    """Nodes ever heard of."""
+    """Nodes that ever sent a heartbeat."""
     listeners: int
-    """Open streams."""
+    """Open event streams."""
     validators: list[ValidatorLine]
     """By seat."""
     versions: list[VersionLine]
@@ -92,7 +92,7 @@ class NetworkHealth:
 
 
 async def read_health(services: Services, relays: list[RelayStatus]) -> NetworkHealth:
-    """Return how the network does."""
+    """Return the network's health."""
     projection, health = services.projection, services.chain_health
     open_leases, waiting = await count_queues(services.database, services.chain_clock.now())
     unjudged = projection.unjudged
@@ -147,11 +147,11 @@ def _versions(counts: Counter[int | None]) -> list[VersionLine]:
 
 
 FRESH_S = 5.0
-"""An answer is used for this long."""
+"""Seconds for which an answer is cached."""
 TIMEOUT_S = 1.0
-"""A relay that takes longer does not answer."""
+"""Deadline in seconds for a relay's answer."""
 MAX_ANSWER_BYTES = 64 * 1024
-"""Longest answer that is read."""
+"""Most bytes that are read of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class RelayStatus:
     """One server of policy weights."""
 
     url: str
-    """Where it serves."""
+    """URL of the server."""
     role: str
     """Origin or relay."""
     newest: int | None
@@ -167,13 +167,13 @@ class RelayStatus:
     held: int
     """Versions it offers."""
     problem: str | None
-    """Why nothing is known of it."""
+    """Why its versions are unknown; None if they are known."""
 
 
 class RelayWatch:
     """Asks the origin and the relays of the settings which versions they hold.
 
-    It asks at most every few seconds and only while somebody looks.
+    It asks at most every few seconds, and only while somebody views the page.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class RelayWatch:
         self._latest: list[RelayStatus] = []
 
     async def latest(self) -> list[RelayStatus]:
-        """Return what every server said a few seconds ago at most."""
+        """Return every server's answer, at most a few seconds old."""
         async with self._asking:
             if self._monotonic() - self._asked_at > FRESH_S:
                 self._latest = await self._ask_all()
@@ -220,7 +220,8 @@ class RelayWatch:
         return RelayStatus(url, role, max(versions, default=None), len(versions), None)
 
     async def _versions(self, http: httpx.AsyncClient, url: str) -> list[int]:
-        """Return the versions a server lists; raises ValueError when it answers nonsense."""
+        """Return the versions that a server lists; raises ValueError when the answer is
+        malformed."""
         path = f"{url.rstrip('/')}/v1/{self._run_id}/versions"
         async with http.stream("GET", path) as response:
             response.raise_for_status()

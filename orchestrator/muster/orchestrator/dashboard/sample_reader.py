@@ -1,9 +1,9 @@
-"""Reads a submission file for people: a process of its own, because the file is a stranger's.
+"""Reads a submission file for display, in its own process, because the file is a stranger's.
 
     python -m muster.orchestrator.dashboard.sample_reader FILE [TOKENIZER]
 
-prints one JSON array of samples. The Parquet library aborts on some damaged files and a tokenizer
-has never seen these tokens: whatever goes wrong ends this process alone.
+prints one JSON array of samples. The Parquet library aborts on some damaged files, and the tokens
+may be unknown to the tokenizer: a crash ends only this process.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from muster.protocol.errors import EncodingError
 from muster.protocol.rollouts import Rollout, decode_rollouts
 
 GROUPS = 4
-"""Groups shown of a file."""
+"""Most groups shown of a file."""
 PER_GROUP = 2
-"""Samples shown of each: the best, and the worst if it differs."""
+"""Samples shown of each group: the best, and the worst if it differs."""
 MAX_CHARACTERS = 4_000
 """Longest text shown."""
 MAX_TOKENS = 4_096
-"""Tokens turned into text, at most."""
+"""Most tokens that are decoded to text."""
 MEMORY_BYTES = 4 << 30
 """Address space of the process."""
 
@@ -77,7 +77,7 @@ def _decoder(path: str | None) -> Decode:
     except ImportError:
         return lambda _tokens: None
     tokenizer = Tokenizer.from_file(path)
-    # Special tokens stay: where a completion ends is part of what was sampled.
+    # Special tokens are kept: the end of a completion is part of the sample.
     return lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=False))
 
 

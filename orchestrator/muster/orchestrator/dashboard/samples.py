@@ -1,11 +1,11 @@
 """Samples to read: prompts, completions and rewards of judged submissions.
 
-Files are read in a process of their own (`sample_reader.py`), one at a time, only when somebody
-looks, and never before their verdict: until then a file is nobody's to read.
+Files are read in a separate process (`sample_reader.py`), one at a time, only when somebody views
+the page, and never before their verdict: until then a file is not public.
 
-Texts need the policy's tokenizer, given or from relays. Every version that the trainer publishes
-has the base model's tokenizer.json. It is believed when it is what the manifest says whose root is
-on chain, like everything that workers load.
+Texts need the policy's tokenizer, from the settings or from relays. Every published version has the
+base model's tokenizer.json. As with everything that workers load, it must match the manifest whose
+root is on chain.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from muster.shardcast.manifest import FULL, MAX_MANIFEST_BYTES, Manifest
 logger = logging.getLogger(__name__)
 
 DEADLINE_S = 10.0
-"""A file that takes longer is not shown."""
+"""Deadline in seconds for reading a file."""
 MAX_OUTPUT_BYTES = 1 << 20
-"""Longest answer of the reading process."""
+"""Most bytes of the reading process's output."""
 MAX_WAITING = 4
-"""Requests that may wait for a file; more are told to come back."""
+"""Most requests that wait for a file; further ones are told to retry."""
 KEPT = 64
-"""Files whose samples are remembered."""
+"""Files whose samples are cached."""
 SHOWN_FILES = 3
 """Latest accepted submissions on the page of samples."""
 
@@ -52,20 +52,20 @@ class ShownSample:
     """One completion."""
 
     problem_id: str
-    """The problem, as the task set names it."""
+    """Id of the problem in the task set."""
     group: int
-    """Its place in the submission."""
+    """Index of the group in the submission."""
     sample: int
-    """Its place in the group."""
+    """Index of the sample in the group."""
     reward: float
     """Score of the task's verifier."""
     target_length: int
-    """Length budget in tokens, -1 without one."""
+    """Length budget in tokens; -1 if there is none."""
     length: int
-    """Completion tokens."""
+    """Number of completion tokens."""
     prompt: str
     completion: str
-    """The completion, with the tokens that end it."""
+    """The completion, with its end tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class FileSamples:
     step: int
     """Rollout step."""
     policy_version: int
-    """The policy that sampled."""
+    """Version of the policy that sampled."""
     samples: list[ShownSample]
     """The best and worst of some groups; empty when the file cannot be shown."""
 
@@ -101,7 +101,7 @@ class SampleCache:
 
     @property
     def has_text(self) -> bool:
-        """Whether samples are shown as text, not as token ids."""
+        """Whether samples are shown as text instead of token ids."""
         return self._tokenizer.path is not None
 
     async def latest(self) -> list[FileSamples]:
@@ -148,7 +148,7 @@ class SampleCache:
             output = await _run(arguments)
             samples = [ShownSample(**each) for each in json.loads(output)]
         except (TimeoutError, OSError, ValueError, TypeError) as error:
-            logger.warning("a file is not shown", extra={"file": path.name, "error": repr(error)})
+            logger.warning("cannot show a file", extra={"file": path.name, "error": repr(error)})
             samples = []
         self._known[file_hash] = samples
         while len(self._known) > KEPT:
@@ -186,20 +186,20 @@ async def _run(arguments: list[str]) -> bytes:
 
 NAME = "tokenizer.json"
 MAX_BYTES = 64 << 20
-"""A larger tokenizer is not fetched."""
+"""Largest tokenizer that is fetched."""
 ASKED_VERSIONS = 5
-"""Newest versions that each server is asked for; relays keep no more."""
+"""Number of newest versions that each server is asked for; relays keep no more."""
 TIMEOUT_S = 5.0
-"""Longest that somebody who looks waits for it."""
+"""Longest time in seconds that a page waits for it."""
 RETRY_S = 30.0
 """Time between two attempts."""
 
 Roots = Callable[[], Mapping[PolicyVersion, Hash32]]
-"""Roots of the run's manifests, as the chain has them."""
+"""Returns the roots of the run's manifests on chain."""
 
 
 class RunTokenizer:
-    """Knows the tokenizer's file; asks origin and relays when somebody looks and none is given."""
+    """Finds the tokenizer's file: the given one, or on demand from origin and relays."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class RunTokenizer:
         """The file; None while none is known."""
 
     async def find(self) -> Path | None:
-        """Return the file, fetched if need be; None when nobody delivers it."""
+        """Return the file, fetched if necessary; None when no server delivers it."""
         async with self._asking:
             if self.path is None and self._servers and self._monotonic() - self._asked_at > RETRY_S:
                 self._asked_at = self._monotonic()
@@ -237,7 +237,7 @@ class RunTokenizer:
         except TimeoutError:
             data = None
         if data is None:
-            logger.info("no relay delivers the tokenizer", extra={"servers": len(self._servers)})
+            logger.info("no relay has the tokenizer", extra={"servers": len(self._servers)})
             return
         folder = tempfile.mkdtemp(prefix="muster-tokenizer-")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
@@ -258,7 +258,8 @@ class RunTokenizer:
     async def _read(
         self, http: httpx.AsyncClient, url: str, version: PolicyVersion, root: Hash32
     ) -> bytes:
-        """Return the file of a version; raises EncodingError when a server lies or has none."""
+        """Return the file of a version; raises EncodingError when the server's answer is wrong or
+        missing."""
         path = f"{url}/v1/{self._run_id}/{version}/manifest"
         manifest = await _get(http, path, MAX_MANIFEST_BYTES)
         if keccak(manifest) != root:
@@ -271,7 +272,7 @@ class RunTokenizer:
         for digest in files[0].chunks:
             chunk = await _get(http, f"{url}/v1/chunks/{digest.hex()}", parsed.chunk_bytes)
             if blake3(chunk).digest() != digest:
-                raise EncodingError("a chunk has other bytes than its hash says")
+                raise EncodingError("a chunk does not match its hash")
             data += chunk
         return bytes(data)
 

@@ -1,4 +1,4 @@
-"""The run's status, as the dashboard and `/v1/status` show it."""
+"""The run's status: all of `/v1/status`, and on every page, which adds its own (`routes.py`)."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SHOWN_SUBMISSIONS = 20
 SHOWN_SLASHES = 20
 SHOWN_POINTS = 500
 MAX_AGE_S = 0.2
-"""Statuses are built at most this often, however many ask."""
+"""A status is reused for this many seconds, however many clients ask."""
 
 
 def reason_name(code: int) -> str:
-    """Return a reason's name; its number when this version does not know it."""
+    """Return a reason's name; its number when the name is unknown to this version."""
     return Reason(code).name.lower() if code in set(Reason) else str(code)
 
 
@@ -59,7 +59,7 @@ class StatusBuilder:
         self._latest: tuple[float, RunStatus | None] = (0.0, None)
 
     async def latest(self) -> RunStatus:
-        """Return a status that is at most MAX_AGE_S old: for everybody who asks."""
+        """Return a shared status that is at most MAX_AGE_S old."""
         async with self._building:
             built_at, status = self._latest
             if status is None or self.monotonic() - built_at > MAX_AGE_S:
@@ -125,7 +125,8 @@ class StatusBuilder:
         return {"slashing_paused_until": last.until, "slashing_paused_for": f"{last.cause}{reason}"}
 
     def step(self) -> Step:
-        """Return the training step that is being collected, the last one at the end."""
+        """Return the training step whose submissions are being collected; the last one at the
+        end."""
         step, steps = self.projection.progress.step, self.recipe.training.steps
         return Step(min(step, steps)) if steps else step
 

@@ -1,4 +1,4 @@
-"""The trainer's figures, by step: what the reward curve is drawn from, and nothing else."""
+"""The trainer's figures by step, kept only for display."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from muster.orchestrator.intake.files import FileStore
 from muster.protocol.ids import Address
 
 SIGNED_BY = "eval_by"
-"""What the signer of an evaluation is kept as, beside its figures."""
+"""Name under which the signer of an evaluation is stored beside its figures."""
 
 _NEWER = Query(
     select(metrics.c.step, metrics.c.figures, metrics.c.revision)
@@ -30,12 +30,12 @@ _KEEP = latest_row(metrics)
 
 
 def keep_figures(step: int, figures: Mapping[str, float | str], revision: int) -> Statement:
-    """Write a step's figures down, in place of earlier ones."""
+    """Return the statement that stores a step's figures and replaces earlier ones."""
     return _KEEP(step=step, figures=json.dumps(figures), revision=revision)
 
 
 class TrainingMetrics:
-    """Figures per step; the same step's are merged."""
+    """Figures per step; several reports of a step are merged."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class TrainingMetrics:
         on_figures: Callable[[int, Mapping[str, float]], None],
         on_received: Callable[[], None],
     ) -> None:
-        """`on_figures` is told of every step's figures, those read at start included."""
+        """`on_figures` is called with every step's figures, also those read at the start."""
         self._database = database
         self._files = files
         self._on_figures = on_figures
@@ -53,12 +53,13 @@ class TrainingMetrics:
         self._figures: dict[int, dict[str, float]] = {}
         self._revision = -1
         self.evaluators: dict[int, Address] = {}
-        """Who signed the evaluation of a version."""
+        """Signer of each version's evaluation."""
         self.reports = 0
-        """Reports received since the start: what is made of figures is stale when it changed."""
+        """Reports received since the start; results computed from figures are stale when it
+        changes."""
 
     async def load(self) -> None:
-        """Read what was reported before the start, or to other replicas since the last time."""
+        """Read figures reported before the start, or to other replicas since the last call."""
         [rows] = await self._database.search(_NEWER(revision=self._revision))
         for step, figures, revision in rows:
             self._take(step, json.loads(figures), revision)
@@ -68,7 +69,7 @@ class TrainingMetrics:
     async def report(
         self, step: int, figures: Mapping[str, float], *, signer: Address | None = None
     ) -> None:
-        """Keep the figures of a step; of an evaluation, also who signed it."""
+        """Store the figures of a step; for an evaluation, also its signer."""
         reported: dict[str, float | str] = dict(figures)
         if signer is not None and "eval_reward" in figures:
             reported[SIGNED_BY] = signer
@@ -81,7 +82,7 @@ class TrainingMetrics:
         self._on_received()
 
     def column(self, name: str) -> dict[int, float]:
-        """Return one figure by step, in no order."""
+        """Return one figure by step, unordered."""
         return {s: f[name] for s, f in self._figures.items() if name in f}
 
     def at(self, step: int) -> Mapping[str, float]:

@@ -1,17 +1,17 @@
 """The orchestrator's database: a SQLite file by default, PostgreSQL where replicas share one.
 
-It is an index over the chain and the files folder and holds nothing that cannot be rebuilt or done
-without; see `muster.orchestrator.intake.rebuild`. It is asked in statements that both understand
-(`query.py`), about what is committed; changes are transactions:
+It is an index over the chain and the files folder. Everything in it can be rebuilt or lost without
+harm; see `muster.orchestrator.intake.rebuild`. Statements work on both databases (`query.py`).
+Reads see committed data; changes are transactions:
 
-    ask          a few rows, by an index
-    search       what may be many rows: it makes nobody wait
+    ask          reads a few rows, by an index
+    search       reads possibly many rows, without delaying other requests
     transaction  statements that are committed together on exit. Exclusive ones take turns, in all
-                 replicas; others rely on the tables' constraints. Quick ones, in which nobody waits
-                 for a file, do not wait for others to end. `lock_ms` says how long one waits for a
+                 replicas; others rely on the tables' constraints. Quick ones, which do not wait
+                 for files, need not wait for others to end. `lock_ms` is the longest wait for a
                  row that another replica holds.
 
-A database that fails is a StorageError, a row that it does not take a RowError.
+A failed database raises StorageError, a refused row RowError.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def open_database(place: Path | str) -> Database:
     """Open or create a SQLite file, or connect to a `postgresql://` URL; create the tables.
 
     Raises StorageError when it is corrupt, from another release, or cannot be written; ConfigError
-    when the URL is none.
+    when the URL is malformed.
     """
     database: Database
     database = PostgresDatabase(str(place)) if is_url(place) else SqliteDatabase(Path(place))
@@ -51,4 +51,6 @@ async def _create_tables(database: Database) -> None:
         if not versions:
             await asked.ask(*creation(database.dialect))
         elif versions[0] != (VERSION,):
-            raise unusable(database.place, StorageError("another release made its tables"))
+            raise unusable(
+                database.place, StorageError("another release of muster made its tables")
+            )

@@ -1,10 +1,11 @@
 """Group commit: rows of many requests share one transaction.
 
 A signed request must not be answered before its nonce is on disk. One transaction per request would
-bound the process to a few hundred per second; one for all that wait at the same moment does not.
+limit the process to a few hundred requests per second; one transaction for all that wait at the
+same moment does not.
 
-Rows that the database does not take are looked for in halves, and only they are refused. Their
-caller is refused for a while: looking for its rows made the others wait.
+When the database refuses rows, a binary search finds them, and only they are refused. Their caller
+is then refused for a while, because the search delayed the others.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from typing import Generic, TypeVar
 
 from muster.orchestrator.db import Database
 from muster.orchestrator.db.query import RowError, Statement
-from muster.protocol.errors import StorageError
+from muster.protocol.errors import StorageError, StorageFailed
 
 logger = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""Pause after a shared database was away twice in a row."""
+"""Pause in seconds after a database failed twice in a row, and may work again."""
 MOST_TOGETHER = 1000
-"""Requests in one transaction: so many wait, at most, while a row is looked for."""
+"""Most requests in one transaction, which may all wait during a binary search."""
 LOCK_MS = 250
-"""How long a transaction waits for a row that another replica holds: one commit takes far less."""
+"""Milliseconds that a transaction waits for a row locked by another replica; a commit takes far
+less."""
 REST_S = 5.0
-"""For how long a caller is refused after its rows were not taken."""
+"""Seconds for which a caller is refused after the database refused its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class _Request:
     writes: tuple[Statement, ...]
     """The rows."""
     done: asyncio.Future[bool]
-    """Whether the first of them was new."""
+    """Result: whether the first row was new."""
 
 
 class GroupCommit:
@@ -67,14 +69,15 @@ class GroupCommit:
         return len(self._waiting) >= self._max_waiting
 
     def rest_s(self, caller: str) -> float:
-        """Return for how long a caller is refused, because its rows were not taken; mostly 0."""
+        """Return the seconds for which a caller is still refused because of refused rows; usually
+        0."""
         return max(0.0, self._rests_until.get(caller, 0.0) - self._clock())
 
     async def add(self, *writes: Statement, caller: str) -> bool:
         """Write rows if the first of them is new; return whether it was, once it is on disk.
 
-        Its statement does nothing where its key exists, and returns something where it does not.
-        Raises StorageError when it may not be, RowError when the database does not take the rows.
+        The first statement returns a row if its key is new, and does nothing if it exists. Raises
+        StorageError when the rows may not be on disk, RowError when the database refuses them.
         """
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Request(caller, writes, done))
@@ -82,9 +85,9 @@ class GroupCommit:
         return await done
 
     async def run(self) -> None:
-        """Commit what waits, again and again, until cancelled.
+        """Commit waiting requests until cancelled.
 
-        Raises StorageError when the database fails that is this process's own.
+        Raises StorageError when the database fails and is not shared, unless its disk is full.
         """
         try:
             while True:
@@ -96,32 +99,35 @@ class GroupCommit:
             _fail(self._waiting, StorageError("the orchestrator is stopping"))
 
     async def _serve(self) -> None:
-        """Commit those who wait, those whose rows are taken; the others are told."""
+        """Commit the waiting requests; those whose rows are refused get an error."""
         group: list[_Request] = []
         try:
             await in_halves(group, self._commit, self._refuse)
             self._is_away = False
-        # Cancelled, too, it leaves nobody waiting for an answer that will never come.
+        # Even when cancelled, it must not leave a request waiting forever.
         except BaseException as error:
             if not group:
                 group, self._waiting = self._waiting, []
-            reason = StorageError("the database did not take the request")
+            reason = StorageError("the database did not store the request")
             _fail(group, error if isinstance(error, StorageError) else reason)
-            if not (self._database.is_shared and isinstance(error, StorageError)):
+            survived = StorageError if self._database.is_shared else StorageFailed
+            if not isinstance(error, survived):
                 raise
-            logger.warning("the database is away", extra={"error": str(error)})
+            logger.warning("the database stores no requests", extra={"error": str(error)})
             if self._is_away:
                 await asyncio.sleep(RETRY_S)
             self._is_away = True
 
     async def _commit(self, group: list[_Request]) -> None:
-        """Commit requests together, and answer them; an empty list is filled with who waits."""
+        """Commit requests together, and answer them; an empty list is first filled with waiting
+        requests."""
         is_next = not group
         async with self._database.transaction(
             is_exclusive=False, is_quick=True, lock_ms=LOCK_MS
         ) as asked:
             if is_next:
-                # Only now, in its turn: requests that came meanwhile come along.
+                # Filled only now, when its turn has come, to include requests that arrived
+                # meanwhile.
                 group += self._take()
             going = [each for each in group if not self._is_resting(each)]
             found = await asked.ask(*(each.writes[0] for each in going))
@@ -132,17 +138,21 @@ class GroupCommit:
                 each.done.set_result(bool(rows))
 
     def _take(self) -> list[_Request]:
-        """Take who waits; two replicas write in the same order and never wait for each other."""
+        """Take the waiting requests, in an order that keeps two replicas from deadlocking."""
         taken, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
         if not self._database.is_shared:
             return taken
         return sorted(taken, key=lambda each: repr(each.writes[0].values))
 
     def _is_resting(self, request: _Request) -> bool:
-        """Tell, and refuse, a request of a caller whose rows were not taken a moment ago."""
+        """Refuse a request if its caller's rows were refused a moment ago; return whether it
+        was."""
         rest_s = self.rest_s(request.caller)
         if rest_s:
-            _fail([request], RowError("other rows of this caller were refused", is_busy=True))
+            _fail(
+                [request],
+                RowError("the database refused this caller's rows a moment ago", is_busy=True),
+            )
         return rest_s > 0
 
     def _refuse(self, request: _Request, error: RowError) -> None:
@@ -150,7 +160,7 @@ class GroupCommit:
         self._rests_until = {who: at for who, at in self._rests_until.items() if at > now}
         self._rests_until[request.caller] = now + REST_S
         logger.warning(
-            "the database did not take a request",
+            "the database refused a request",
             extra={"caller": request.caller, "error": str(error)},
         )
         _fail([request], error)
@@ -171,11 +181,11 @@ async def in_halves(
     serve: Callable[[list[T]], Awaitable[None]],
     refuse: Callable[[T, RowError], None],
 ) -> None:
-    """Serve a group; where the database does not take it, halves of it, then halves of those.
+    """Serve a group; if the database refuses it, serve its halves, then their halves.
 
-    An item that fails alone is refused. The first culprit is found before the next is looked for,
-    which may be of the same caller. A failure that takes a time limit is looked for in the wider
-    parts first, so that most of a group waits for one limit.
+    An item that fails alone is refused. The first failing item is found before the search for the
+    next, which may be of the same caller. If a failure means waiting for a timeout, larger parts
+    are tried first, so that most of a group waits for only one timeout.
     """
     parts = deque([group])
     while parts:
@@ -194,21 +204,21 @@ async def in_halves(
 class GroupedCalls(Generic[T, R]):
     """Serves all callers that wait at the same moment as one group, one group after the other.
 
-    It is for work that costs as much for one as for many. A caller whose rows the database does not
-    take fails the group's work; it is done again in halves, until that caller is alone.
+    It is for work that costs as much for one as for many. If the database refuses a caller's rows,
+    the whole group fails; it is then served in halves until that caller is alone.
     """
 
     def __init__(self, serve: Callable[[Sequence[T]], Awaitable[Sequence[R | Exception]]]) -> None:
-        """`serve` returns an answer, or what to raise, for each of a group in order."""
+        """`serve` returns an answer or an exception for each item of a group, in order."""
         self._serve = serve
         self._waiting: list[tuple[T, asyncio.Future[R]]] = []
         self._turn = asyncio.Lock()
 
     async def join(self, item: T) -> R:
-        """Return the answer for one."""
+        """Return the answer for one item."""
         done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, done))
-        # Tasks that the same event woke come along.
+        # Let other tasks woken by the same event join the group.
         await asyncio.sleep(0)
         async with self._turn:
             if not done.done():
@@ -219,7 +229,7 @@ class GroupedCalls(Generic[T, R]):
     async def _answer(self, group: list[tuple[T, asyncio.Future[R]]]) -> None:
         try:
             await in_halves(group, self._serve_part, _refuse)
-        except Exception as error:  # each that is left of the group raises it
+        except Exception as error:  # raised by every unanswered item of the group
             _settle(group, [error] * len(group))
         except BaseException:
             _settle(group, [StorageError("the orchestrator is stopping")] * len(group))

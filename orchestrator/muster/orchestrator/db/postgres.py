@@ -1,4 +1,4 @@
-"""A PostgreSQL database, which replicas share; what is asked together takes one round trip."""
+"""A PostgreSQL database, which replicas share; statements sent together take one round trip."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     import psycopg
 
 WRITER_LOCK, LEADER_LOCK = 0x6D7573_74_02, 0x6D7573_74_03
-"""Advisory locks: held per exclusive transaction, and by the leader."""
+"""Advisory locks: one per exclusive transaction, one of the leader."""
 QUICK_CONNECTIONS, SLOW_CONNECTIONS = 4, 8
-"""Connections that one process keeps: for what is answered at once, and for what reads many rows or
-waits for files. More wait for one.
+"""Connections of one process: for quick statements, and for those that read many rows or wait for
+files. Further statements wait for a free connection.
 """
 STATEMENT_TIMEOUT_S = 30
-"""How long a statement may take, waiting for locks included."""
+"""Deadline in seconds for a statement, including the wait for locks."""
 _LOCK = Query(select(func.pg_advisory_xact_lock(bindparam("key"))))(key=WRITER_LOCK)
 
 
@@ -42,7 +42,7 @@ class PostgresDatabase:
     dialect = "postgresql"
 
     def __init__(self, url: str) -> None:
-        """Raises ConfigError when the URL is none, or the driver is not installed."""
+        """Raises ConfigError when the URL is malformed, or the driver is not installed."""
         try:
             from psycopg import ProgrammingError
             from psycopg.conninfo import conninfo_to_dict
@@ -63,10 +63,10 @@ class PostgresDatabase:
         self._slow = _Connections(url, SLOW_CONNECTIONS)
 
     async def check(self) -> None:
-        """Do nothing: the server looks after its files."""
+        """Do nothing: the server checks its own files."""
 
     async def ask(self, *statements: Statement) -> list[Rows]:
-        """Run statements that read a few rows, each on what is committed when it starts."""
+        """Run statements that read a few rows; each sees the data committed at its start."""
         return await self._quick.ask(statements)
 
     async def search(self, *statements: Statement) -> list[Rows]:
@@ -77,7 +77,7 @@ class PostgresDatabase:
     async def transaction(
         self, *, is_exclusive: bool = True, is_quick: bool = False, lock_ms: int | None = None
     ) -> AsyncIterator[Queryable]:
-        """Yield a transaction; it starts, and takes the lock, with what is asked first."""
+        """Yield a transaction; its first statement starts it and takes the lock."""
         connections = self._quick if is_quick else self._slow
         async with (
             connections.borrowed() as connection,
@@ -92,10 +92,10 @@ class PostgresDatabase:
             yield asked
 
     async def checkpoint(self) -> None:
-        """Do nothing: the server looks after its log."""
+        """Do nothing: the server manages its own log."""
 
     async def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the idle connections."""
         await self._quick.close()
         await self._slow.close()
 
@@ -130,7 +130,7 @@ class _Connections:
     async def _take_back(
         self, connection: psycopg.AsyncConnection[Any] | None, error: BaseException
     ) -> None:
-        """Keep a connection on which only a row failed; close every other."""
+        """Keep a connection if only a row was refused; else close it."""
         from psycopg.pq import TransactionStatus
 
         if connection is not None:
@@ -138,10 +138,10 @@ class _Connections:
             if isinstance(error, RowError) and is_idle:
                 self._idle.append(connection)
                 return
-            # The server ends its transaction with the connection.
+            # Closing the connection also ends its transaction.
             await connection.close()
         if isinstance(error, StorageError) and not isinstance(error, RowError):
-            # A server that was away has left none of the others open either.
+            # If the server was unreachable, all other idle connections are broken too.
             await self.close()
 
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
@@ -165,7 +165,7 @@ class _Pipeline:
         self._url = url
 
     async def ask(self, *statements: Statement) -> list[Rows]:
-        """Send statements, then wait for the rows of all; without rows, for nothing yet."""
+        """Send statements, then wait for their rows; if none returns rows, do not wait."""
         cursors = [await self.send(statement) for statement in statements]
         return [
             await cursor.fetchall() if each.sql.has_rows else []
@@ -173,7 +173,7 @@ class _Pipeline:
         ]
 
     async def send(self, statement: Statement) -> psycopg.AsyncCursor[Any]:
-        """Send a statement with whatever is asked next."""
+        """Queue a statement, to be sent with the next `ask`."""
         try:
             return await self._connection.execute(statement.sql.postgresql, statement.values)
         except UNHOLDABLE as error:

@@ -1,8 +1,8 @@
 """A SQLite file, owned by one process.
 
-SQLite has one writer at a time, so all who write queue for one lock, which waits without blocking a
-thread. Statements run on the event loop: no writer syncs or checkpoints, so one copies a few pages,
-which takes less time than waking a thread for it. Only what may read many rows runs in a thread.
+SQLite has one writer at a time, so all writers queue for one lock, which does not block a thread.
+Statements run on the event loop: writers do not sync or checkpoint, so a write copies a few pages,
+which is faster than waking a thread. Only statements that may read many rows run in a thread.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from muster.orchestrator.db.query import (
 from muster.protocol.errors import StorageError
 
 LOG_BYTES = 8 << 20
-"""Length from which the log is moved into the file."""
+"""Length of the write-ahead log from which it is checkpointed into the file."""
 _CACHE_KIB = 512
-"""What each connection keeps of the file in memory; SQLite's own choice is 2 MB.
+"""Page cache of each connection in KiB; SQLite's default is 2 MB.
 
-The operating system keeps the file, too: pages over 1,000,000 submissions take as long with either.
+The operating system caches the file too: pages over 1,000,000 submissions take equally long with
+either size.
 """
 _CHECKPOINT = plain("PRAGMA wal_checkpoint(PASSIVE)")
 _CHECK = plain("PRAGMA quick_check(1)")
@@ -42,7 +43,8 @@ class SqliteDatabase:
     dialect = "sqlite"
 
     def __init__(self, path: Path) -> None:
-        """Raises StorageError when the file is corrupt, none of SQLite's, or cannot be made."""
+        """Raises StorageError when the file is corrupt, not an SQLite file, or cannot be
+        created."""
         self.place = path
         self._writing = asyncio.Lock()
         self._idle: list[_Connection] = []
@@ -81,7 +83,7 @@ class SqliteDatabase:
     async def transaction(
         self, *, is_exclusive: bool = True, is_quick: bool = False, lock_ms: int | None = None
     ) -> AsyncIterator[Queryable]:
-        """Yield the connection that writes, when it is this one's turn."""
+        """Wait for this writer's turn and yield the writing connection."""
         del is_exclusive, is_quick, lock_ms
         async with self._writing:
             self._writer.run("BEGIN IMMEDIATE")
@@ -93,11 +95,11 @@ class SqliteDatabase:
                 raise
 
     async def checkpoint(self) -> None:
-        """Move what was logged into the file once the log is long; in a thread."""
+        """Checkpoint the log into the file once it is long; in a thread."""
         if _log_bytes(self.place) > LOG_BYTES:
             await self.search(_CHECKPOINT)
-            # Writers went on. Without them the little that is left goes too, and the log starts
-            # over with the next of them.
+            # Writers continued meanwhile. Now, with writers locked out, the small rest is moved
+            # too, and the next write restarts the log.
             async with self._writing:
                 await self.search(_CHECKPOINT)
 
@@ -110,13 +112,13 @@ class SqliteDatabase:
 class _Connection:
     def __init__(self, path: Path) -> None:
         self._path = path
-        # One thread at a time uses it, not always the same.
+        # One thread at a time uses the connection, but not always the same thread.
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         for pragma in (
-            # Loses the newest commits when the power fails, never on a crash of the process; the
-            # files folder, which is synced, is what those are rebuilt from.
+            # The newest commits are lost on a power failure, but not on a crash of the process.
+            # They are rebuilt from the files folder, which is synced.
             "synchronous=NORMAL",
-            # `checkpoint` comes first, except before anything runs in the background.
+            # `checkpoint` runs before SQLite reaches this limit, except during the start.
             "wal_autocheckpoint=16384",
             "foreign_keys=ON",
             f"cache_size=-{_CACHE_KIB}",
@@ -128,7 +130,7 @@ class _Connection:
         return self.run_all(statements)
 
     def run_all(self, statements: tuple[Statement, ...]) -> list[Rows]:
-        """Do the same."""
+        """Run statements in order; return the rows of each; blocking."""
         return [self.run(each.sql.sqlite, each.values) for each in statements]
 
     def run(self, sql: str, values: Mapping[str, object] | None = None) -> Rows:
@@ -139,7 +141,7 @@ class _Connection:
             raise failure(self._path, error) from error
 
     def roll_back(self) -> None:
-        """End a transaction that failed, unless it is over."""
+        """Roll back a failed transaction, unless it has ended."""
         if self._connection.in_transaction:
             self._connection.rollback()
 

@@ -1,6 +1,6 @@
-"""The statements of several services. Those of one service stand beside it.
+"""The statements that several services share. Statements of one service are in its module.
 
-An index alone answers those of leases and uploads.
+Those of leases and uploads read only an index.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from sqlalchemy import (
     BindParameter,
     ColumnElement,
     bindparam,
+    delete,
     false,
     func,
     literal_column,
+    null,
     select,
     true,
     update,
@@ -51,19 +53,19 @@ class SubmissionRow:
     """The signed claim, JSON."""
     signature: bytes
     ticket: str
-    """JSON."""
+    """The ticket, JSON."""
     ticket_signature: bytes
     received_at: int
     """Chain time at which the upload was complete."""
     size_bytes: int
     batch_root: Hash32 | None
-    """The batch it was put into."""
+    """Root of its batch; None while it is in none."""
     position: int | None
     """Its place in that batch."""
 
     @property
     def claim(self) -> Submission:
-        """What the node signed."""
+        """The submission that the node signed."""
         return Submission.from_json(json.loads(self.submission))
 
 
@@ -77,7 +79,7 @@ _IS_DUE_LATER = leases.c.deadline >= bindparam("now")
 _IS_FRESH = leases.c.policy_version >= bindparam("oldest")
 
 by_file = Query(_SUBMISSION.where(_OF_FILE))
-"""The submission with a `file_hash`: SubmissionRows, as from all that follow."""
+"""The submission with a `file_hash`. This statement and the next ones return SubmissionRows."""
 by_leaf = Query(_SUBMISSION.where(submissions.c.leaf == bindparam("leaf")))
 """The submission with a `leaf`."""
 in_batch = Query(_SUBMISSION.where(_IN_BATCH).order_by(submissions.c.position))
@@ -99,7 +101,8 @@ def latest_submissions(
     step: int | None = None,
     before: int | None = None,
 ) -> Statement:
-    """The latest submissions, of one worker, one step, and received `before` that number."""
+    """The latest submissions, optionally of one worker, of one step, or with numbers below
+    `before`."""
     given = {"worker": worker, "step": step, "before": before}
     filters = {name: value for name, value in given.items() if value is not None}
     return _latest(tuple(filters))(limit=limit, **filters)
@@ -118,15 +121,15 @@ def _latest(filters: tuple[str, ...]) -> Query:
 
 _count_leases = select(func.count()).select_from(leases)
 open_leases = Query(_count_leases.where(IS_UNFILLED, _IS_DUE_LATER, _IS_FRESH))
-"""How many tickets wait for their submission, of policies from `oldest` on."""
+"""Number of tickets that wait for their submission, of policy versions from `oldest` on."""
 unfilled = Query(_count_leases.where(IS_UNFILLED, _IS_DUE_LATER))
-"""How many tickets wait for their submission, of whatever policy."""
+"""Number of tickets that wait for their submission, of any policy version."""
 holders = Query(
     select(leases.c.worker, func.count())
     .where(IS_UNFILLED, _IS_DUE_LATER, _IS_FRESH)
     .group_by(leases.c.worker)
 )
-"""The workers that hold the tickets of `open_leases`, and how many each."""
+"""The workers that hold the tickets of `open_leases`, with their numbers."""
 unfilled_leases = Query(
     select(
         *(leases.c.step, leases.c.index, leases.c.deadline, leases.c.policy_version),
@@ -140,6 +143,8 @@ unfilled_leases = Query(
     .order_by(leases.c.id)
 )
 """A `worker`'s tickets that wait for their submission and are due at `since` or later."""
+due_tickets = Query(select(leases.c.ticket).where(IS_UNFILLED, _IS_DUE_LATER, _IS_FRESH))
+"""The tickets of `open_leases`, as JSON text."""
 last_tickets = Query(
     select(
         *(leases.c.step, leases.c.index, leases.c.deadline),
@@ -157,7 +162,7 @@ last_tickets = Query(
     .order_by(leases.c.deadline.desc(), leases.c.id.desc())
     .limit(bindparam("limit"))
 )
-"""A `worker`'s last tickets, newest first: slots, when they were due and filled, and by what."""
+"""A `worker`'s last tickets, newest first: slot, deadline, upload time and file."""
 slots = Query(
     select(leases.c.step, leases.c.index)
     .where(leases.c.worker == bindparam("worker"), leases.c.step >= bindparam("since"))
@@ -169,15 +174,15 @@ slots = Query(
 )
 """The steps and numbers of a `worker`'s slots, of steps from `since` on."""
 hardware_report = Query(select(hardware.c.report).where(hardware.c.node == bindparam("node")))
-"""What a `node` said that its machine has."""
+"""A `node`'s report about its machine."""
 
 _count_waiting = select(func.count()).select_from(submissions).where(IS_WAITING)
 waiting_submissions = Query(_count_waiting)
-"""How many submissions are in no batch."""
+"""Number of submissions that are in no batch."""
 waiting_workers = Query(
     select(submissions.c.worker, func.count()).where(IS_WAITING).group_by(submissions.c.worker)
 )
-"""The workers whose submissions are in no batch, and how many each."""
+"""The workers with submissions in no batch, and the number of these."""
 waiting_units = Query(
     select(func.sum(submissions.c.units)).where(
         submissions.c.worker == bindparam("worker"), IS_WAITING
@@ -190,7 +195,7 @@ received_submissions = Query(
         + _count_waiting.scalar_subquery()
     )
 )
-"""How many submissions were received; batches know their sizes, so few rows are read."""
+"""Number of received submissions; it adds up the sizes of batches, so few rows are read."""
 units_in_batch = Query(
     select(submissions.c.worker, func.sum(submissions.c.units))
     .where(_IN_BATCH)
@@ -203,7 +208,7 @@ first_waiting = Query(
     .order_by(submissions.c.sequence)
     .limit(bindparam("limit"))
 )
-"""The claims that wait longest for a batch, as JSON text."""
+"""The submissions that have waited longest for a batch, as JSON text."""
 
 _BATCH = select(batches.c.root, batches.c.count, batches.c.units)
 all_batches = Query(_BATCH)
@@ -213,11 +218,11 @@ open_batches = Query(_BATCH.where(~batches.c.is_judged))
 judge_batch = Query(
     update(batches).where(batches.c.root == bindparam("root")).values(is_judged=true())
 )
-"""Write down that the outcomes of the batch with a `root` are on chain."""
+"""Mark the outcomes of the batch with a `root` as on chain."""
 set_unfunded = Query(update(identity).values(is_unfunded=bindparam("is_unfunded")))
-"""Write down whether the run could pay for the batch that was to be committed last."""
+"""Store whether the run could not pay for the last batch to commit."""
 is_unfunded = Query(select(identity.c.is_unfunded))
-"""Whether the run could not pay for the batch that was to be committed last."""
+"""Whether the run could not pay for the last batch to commit."""
 
 _new_lease = Query(
     new_row(leases, *(c.name for c in leases.c if c.name not in ("id", "is_filled")))
@@ -230,6 +235,7 @@ _slot_of_file = Query(
 )
 _ticket = Query(select(leases.c.ticket, leases.c.signature).where(*_LEASE_OF_SLOT))
 _fill = Query(update(leases).where(*_LEASE_OF_SLOT).values(is_filled=true()))
+_close = Query(update(leases).where(*_LEASE_OF_SLOT).values(policy_version=bindparam("never")))
 _SUBMITTED = [
     *("file_hash", "worker", "step", "index", "units", "leaf", "submission", "signature"),
     *("ticket", "ticket_signature", "received_at", "size_bytes"),
@@ -237,7 +243,7 @@ _SUBMITTED = [
 
 
 def new_lease(node: Address, ticket: Ticket, text: str, signature: bytes) -> Statement:
-    """Write a ticket down; `text` is its JSON form."""
+    """Store a ticket; `text` is its JSON form."""
     return _new_lease(
         node=node,
         worker=ticket.worker,
@@ -250,23 +256,29 @@ def new_lease(node: Address, ticket: Ticket, text: str, signature: bytes) -> Sta
     )
 
 
+def close_lease(ticket: Ticket) -> Statement:
+    """Let no step train on a ticket: it uses no capacity, and is not given out again."""
+    slot = {"worker": ticket.worker, "step": ticket.step, "index": ticket.index}
+    return _close(**slot, never=-(1 << 31))
+
+
 def claim_in_slot(claim: Submission) -> Statement:
-    """The claim, as JSON text, that a submission's slot has."""
+    """The submission stored for the same slot, as JSON text."""
     return _claim_in_slot(worker=claim.worker, step=claim.step, index=claim.index)
 
 
 def slot_of_file(claim: Submission) -> Statement:
-    """The slot that has a submission's file."""
+    """The slot whose submission has the same file."""
     return _slot_of_file(file_hash=claim.file_hash)
 
 
 def ticket_for(claim: Submission) -> Statement:
-    """The ticket that a submission fills, as JSON text, with its signature."""
+    """The ticket of a submission, as JSON text, with its signature."""
     return _ticket(worker=claim.worker, step=claim.step, index=claim.index)
 
 
 def fill(claim: Submission) -> Statement:
-    """Write down that a submission's ticket waits no more."""
+    """Mark a submission's ticket as filled."""
     return _fill(worker=claim.worker, step=claim.step, index=claim.index)
 
 
@@ -279,11 +291,11 @@ _new_submission, _numbered_submission = _taking(*_SUBMITTED), _taking("sequence"
 
 
 def new_submission(entry: BatchEntry, size_bytes: int, sequence: int | None = None) -> Statement:
-    """Write a submission down, unless its slot or its file is taken; answers its number, the next
-    one if none is given.
+    """Store a submission, unless its slot or its file is taken; returns its number, by default the
+    next one.
     """
     claim, ticket = entry.submission, entry.ticket
-    assert ticket is not None  # who has none commits its work itself
+    assert ticket is not None  # a worker without a ticket commits its work itself
     row: dict[str, object] = {
         "file_hash": claim.file_hash,
         "worker": claim.worker,
@@ -313,8 +325,8 @@ continue_numbers = Query(
         )
     )
 )
-"""Let PostgreSQL number the next submission after those that were written with their numbers;
-SQLite counts from the highest there is.
+"""Let PostgreSQL's sequence continue after rows that were inserted with explicit numbers. SQLite
+continues from the highest number by itself.
 """
 _new_batch = Query(new_row(batches, "root", "count", "units").values(is_judged=false()))
 _put_into_batch = Query(
@@ -325,19 +337,35 @@ _put_into_batch = Query(
 
 
 def new_batch(root: Hash32, *, count: int, units: int) -> Statement:
-    """Write a composition down."""
+    """Store a composition."""
     return _new_batch(root=root, count=count, units=units)
 
 
+_empty_batch = Query(
+    update(submissions).where(_IN_BATCH).values(batch_root=null(), position=null())
+)
+_forget_batch = Query(delete(batches).where(batches.c.root == bindparam("root")))
+_forget_submission = Query(delete(submissions).where(_OF_FILE))
+
+
+def undo_batch(root: Hash32, *, without: Sequence[Hash32]) -> list[Statement]:
+    """Let a composition's submissions wait again, and delete those with the files `without`."""
+    return [
+        _empty_batch(root=root),
+        _forget_batch(root=root),
+        *(_forget_submission(file_hash=each) for each in without),
+    ]
+
+
 def put_into_batch(claim: Submission, root: Hash32, position: int) -> Statement:
-    """Write down a submission's place in a batch."""
+    """Store a submission's place in a batch."""
     return _put_into_batch(file_hash=claim.file_hash, batch_root=root, position=position)
 
 
 # The outcomes that validators handed in, by batch.
 
 _LONGEST = 512
-"""Batches in one statement: SQLite limits its variables."""
+"""Most batches in one statement: SQLite limits the number of variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,11 +378,11 @@ class OutcomesRow:
     """The packed records."""
     signature: bytes
     received_at: int
-    """Chain time at which they were received; 0 when that was lost with a database."""
+    """Chain time of their arrival; 0 when it was lost with a database."""
     batch_root: Hash32
 
     def is_of(self, batch: BatchView) -> bool:
-        """Return whether they are of this batch, not of one that a reorganisation replaced."""
+        """Return whether they belong to this batch, not to one that a reorganisation replaced."""
         return self.batch_root == batch.root
 
 
@@ -365,7 +393,7 @@ _KEEP = latest_row(outcomes)
 
 
 def keep(row: OutcomesRow) -> Statement:
-    """Write a validator's outcomes down, in place of earlier ones."""
+    """Store a validator's outcomes and replace earlier ones."""
     return _KEEP(**asdict(row))
 
 
@@ -388,9 +416,10 @@ async def outcomes_of(database: Database, batches: Sequence[BatchView]) -> list[
 
 
 def _padded(ids: Sequence[int]) -> list[int]:
-    """Return ids, the last one repeated up to a power of two.
+    """Return ids, padded with the last one to a power of two.
 
-    A list of another length is another statement, and every connection keeps the newest hundred.
+    Each length of the list makes another statement, and a connection caches only the newest
+    hundred.
     """
     length = 1 << (len(ids) - 1).bit_length()
     return [*ids, *[ids[-1]] * (length - len(ids))]

@@ -1,7 +1,7 @@
 """The tables. Hashes and signatures are bytes, addresses checksummed text, times Unix seconds.
 
-They are created in an empty database and never changed: the database is rebuilt from the chain and
-the files folder, so a release with other tables asks for an empty one (`VERSION`).
+They are created in an empty database and never migrated: a release with other tables (`VERSION`)
+needs an empty database, which is rebuilt from the chain and the files folder.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from muster.orchestrator.db.query import DIALECTS, Statement, plain
 
-VERSION = 2
-"""Goes up with every change of a table."""
+VERSION = 3
+"""Version of the tables; increases with every change."""
 metadata = MetaData()
 
 _NUMBER = BigInteger().with_variant(Integer(), "sqlite")
@@ -52,20 +52,22 @@ def _flag(name: str) -> Column[Any]:
     return _column(name, Boolean(), server_default=false())
 
 
-# Whose database this is: one row. Requests signed before `created_at`, the wall clock at creation,
-# are refused: their nonces may be forgotten. `is_unfunded` says whether the run could not pay for
-# the batch that was to be committed last.
+# The owner of this database: one row. `deploy_hash` is the hash of the block in which the contracts
+# were deployed: a local chain that starts anew has the same ids and addresses. Requests signed
+# before `created_at`, the wall clock at creation, are refused: their nonces may be lost.
+# `is_unfunded` says whether the run could not pay for the last batch to commit.
 identity = Table(
     "identity",
     metadata,
     _key("run_id", _NUMBER),
     _column("chain_id", _NUMBER),
     _column("ledger", Text),
+    _column("deploy_hash", LargeBinary),
     _column("created_at", _NUMBER),
     _flag("is_unfunded"),
 )
 
-# Tickets that were given out, in order of `id`. `ticket` is its JSON form, `deadline` the chain
+# Tickets that were given out, in order of `id`. `ticket` is the JSON form, `deadline` the chain
 # time after which an upload is late.
 leases = Table(
     "leases",
@@ -119,7 +121,7 @@ submissions = Table(
 )
 
 # A validator's signed outcomes of a batch. `received_at` is chain time, 0 when it was lost with a
-# database; `batch_root` tells batches apart whose number a reorganisation gave away.
+# database; `batch_root` distinguishes batches that got the same number after a reorganisation.
 outcomes = Table(
     "outcomes",
     metadata,
@@ -131,8 +133,8 @@ outcomes = Table(
     _column("batch_root", LargeBinary),
 )
 
-# What somebody signed beside something else, of which it may sign one. `tag` is the slot as
-# `step << 32 | index`, or the batch; `signed` is JSON.
+# Second signatures by someone who may sign only once. `tag` is the slot as `step << 32 | index`, or
+# the batch; `signed` is JSON.
 doubles = Table(
     "doubles",
     metadata,
@@ -142,7 +144,7 @@ doubles = Table(
     _column("signed", Text),
 )
 
-# Nonces that were used; remembered for NONCE_LIFE_S.
+# Used nonces, kept for NONCE_LIFE_S.
 nonces = Table(
     "nonces",
     metadata,
@@ -151,7 +153,7 @@ nonces = Table(
     _column("seen_at", _NUMBER),
 )
 
-# The latest sign of life of every node, in its own words.
+# The latest heartbeat of every node, as the node reported it.
 heartbeats = Table(
     "heartbeats",
     metadata,
@@ -163,7 +165,7 @@ heartbeats = Table(
     _column("count", _NUMBER),
 )
 
-# What a node last said its machine has: JSON, signed, with the report's EIP-712 struct hash.
+# A node's last signed report about its machine: JSON, with its EIP-712 struct hash.
 hardware = Table(
     "hardware",
     metadata,
@@ -173,8 +175,8 @@ hardware = Table(
     _column("report_hash", LargeBinary),
 )
 
-# A validator's proof that it recomputed a batch: what it committed to with its outcomes, and its
-# packed fingerprints once it has shown them. Times are wall clock.
+# A validator's proof that it recomputed a batch: the commitment sent with its outcomes, and the
+# packed fingerprints once revealed. Times are wall clock.
 checkings = Table(
     "checkings",
     metadata,
@@ -189,8 +191,8 @@ checkings = Table(
     Column("revealed_at", _NUMBER),
 )
 
-# What one validator found about another's fingerprints of a batch: submissions compared, and those
-# whose fingerprints come from no recomputation.
+# One validator's report on another's fingerprints of a batch: the number of submissions compared,
+# and of those whose fingerprints come from no recomputation.
 check_reports = Table(
     "check_reports",
     metadata,
@@ -213,7 +215,8 @@ metrics = Table(
 )
 
 IS_UNFILLED, IS_WAITING = ~leases.c.is_filled, submissions.c.batch_root.is_(None)
-"""Statements say it with these, too, or SQLite does not see that an index answers them."""
+"""Conditions of partial indexes. Statements use these very expressions, or SQLite would not use the
+indexes."""
 INDEXES = (
     Index("ix_leases_deadline", leases.c.deadline),
     Index("ix_leases_worker_deadline", leases.c.worker, leases.c.deadline),
@@ -239,16 +242,16 @@ INDEXES = (
     Index("ix_nonces_seen_at", nonces.c.seen_at),
     Index("ix_metrics_revision", metrics.c.revision),
 )
-"""In the order in which they are made: of two that answer as well, SQLite takes the later one."""
+"""The order of creation matters: of two equally good indexes SQLite uses the later one."""
 SCHEMA_VERSION = (
     plain("CREATE TABLE IF NOT EXISTS schema_version (number INTEGER)"),
     plain("SELECT number FROM schema_version"),
 )
-"""Asks which tables a database has; answers no row when it has none."""
+"""Create the version table if necessary and read it; an empty database returns no row."""
 
 
 def creation(kind: str) -> list[Statement]:
-    """Return what makes the tables of an empty database of one of the `DIALECTS`."""
+    """Return the statements that create the tables in one of the `DIALECTS`."""
     dialect = DIALECTS[kind]
     made = [str(CreateTable(table).compile(dialect=dialect)) for table in metadata.sorted_tables]
     made += [str(CreateIndex(index).compile(dialect=dialect)) for index in INDEXES]

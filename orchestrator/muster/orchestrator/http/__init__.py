@@ -1,1 +1,1 @@
-"""Requests: who may ask, how much, and what is answered. Nothing is decided here."""
+"""HTTP: authentication, quotas, requests and answers. The decisions are made in other packages."""

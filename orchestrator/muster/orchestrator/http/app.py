@@ -1,5 +1,5 @@
-"""The web application: its routes, the short way to those that nodes ask all the time, and around
-them all the guard: quotas per network address, figures of requests, safe headers.
+"""The web application: its routes, a fast path for the most frequent ones, and a guard around all
+of them: quotas per network address, metrics of requests, security headers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from muster.orchestrator.dashboard import pages
+from muster.orchestrator.dashboard import routes
 from muster.orchestrator.http import nodes, public, validators
 from muster.orchestrator.http.crowd import subnet_of
 from muster.orchestrator.http.errors import (
@@ -41,22 +41,22 @@ _ABOUT: dict[str, Any] = {
 }
 
 _ENDLESS = frozenset({"/live", "/v1/events"})
-"""Streams: their heads are answered with their bodies only."""
+"""Event streams, for which HEAD requests are not supported."""
 
 
 class Application(FastAPI):
-    """The routes, behind the guard and with the most frequent ones in front of the framework."""
+    """The application: the guard, then the fast routes, then the framework's routes."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(**_ABOUT, docs_url=None, redoc_url=None)
         self.state.services = services
-        self.state.dashboard = pages.Dashboard(services)
+        self.state.dashboard = routes.Dashboard(services)
         self._entrance = RequestGuard(
             FastRoutes(super().__call__, services), quotas=services.quotas
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; one for the head alone as one for the whole, less its body."""
+        """Answer a request; HEAD is answered like GET without the body."""
         if scope["type"] == "http" and scope["method"] == "HEAD" and scope["path"] not in _ENDLESS:
             scope, send = {**scope, "method": "GET"}, _without_body(send)
         await self._entrance(scope, receive, send)
@@ -75,29 +75,29 @@ def create_app(services: Services) -> FastAPI:
     """Return the application over loaded services."""
     app = Application(services)
     add_error_handlers(app)
-    app.add_exception_handler(pages.NotAnswered, pages.show_problem)
-    app.add_exception_handler(HTTPException, pages.show_missing)
+    app.add_exception_handler(routes.NotAnswered, routes.show_problem)
+    app.add_exception_handler(HTTPException, routes.show_missing)
     _add_routes(app)
     return app
 
 
 def openapi_document() -> dict[str, Any]:
-    """Return the OpenAPI document of every orchestrator; nothing needs to be loaded for it."""
+    """Return the OpenAPI document, without loading any services."""
     app = FastAPI(**_ABOUT)
     _add_routes(app)
     return app.openapi()
 
 
 def _add_routes(app: FastAPI) -> None:
-    for routes in (nodes, validators, public, pages):
-        app.include_router(routes.router)
+    for part in (nodes, validators, public, routes):
+        app.include_router(part.router)
     document_routes(app)
 
 
 Endpoint = Callable[[Request, Services], Awaitable[Response]]
 
 _MOST_DIGITS = 10
-"""A number in a path that has more is left to the framework to refuse."""
+"""Most digits of a number in a fast route's path; the framework refuses longer ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +116,11 @@ _UPLOAD = "/v1/submissions/{run_id}/{step}/{index}"
 
 
 class FastRoutes:
-    """What nodes ask all the time, answered in front of the framework.
+    """The most frequent requests of nodes, answered before the framework is reached.
 
-    Matching routes, resolving dependencies, exit stacks and telemetry take longer than a heartbeat.
-    The routes stand in the framework too: for its document, and for whatever is not exactly one of
-    them.
+    The framework's routing, dependencies, exit stacks and telemetry take longer than a heartbeat
+    itself. The same routes are also in the framework, for its document and for requests that do not
+    match exactly.
     """
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
@@ -128,7 +128,7 @@ class FastRoutes:
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that is of these, and hand on every other."""
+        """Answer a request of a fast route, and pass on every other."""
         route = _route_of(scope)
         if route is None:
             await self._app(scope, receive, send)
@@ -190,7 +190,7 @@ class RequestGuard:
         self._quotas = quotas
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, unless its sender is too fast; charge what it cost."""
+        """Pass a request on, unless its sender is over quota; charge its cost."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -251,6 +251,7 @@ def _count(route: str, status: int, started: float) -> None:
 
 @lru_cache(maxsize=1024)
 def _figures(route: str, status: int) -> tuple[Counter, Histogram]:
-    """Return what counts and times requests of one kind: finding them takes a lock each."""
+    """Return counter and histogram of one kind of request; cached, because each look-up takes a
+    lock."""
     labels = {"route": route, "status": str(status)}
     return REQUESTS.labels(**labels), REQUEST_SECONDS.labels(route=route)

@@ -1,12 +1,12 @@
-"""Limits of connections: their number, the length and time of headers, and readers that never read.
+"""Limits of connections: their number, size and deadline of headers, and peers that never read.
 
-Everything here happens before a request exists, or below it: uvicorn itself waits for headers and
-for a reader without a limit, and counts no connections of one address, so that one machine with a
-few thousand silent sockets would keep everybody else out.
+These limits apply below the level of requests. uvicorn itself waits without a limit for headers and
+for slow readers, and does not limit the connections of one address, so one machine with a few
+thousand silent sockets would keep everybody else out.
 
-A full server refuses nobody: it closes a connection whose peer it waits for. Connections of
-strangers, counted by address, are closed before those of members, who signed a request with a role
-in the run.
+A full server does not refuse a new connection: it closes one that is waiting for its peer.
+Connections of strangers, counted by address, are closed before those of members, which have carried
+a signed request of someone with a role in the run.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from muster.orchestrator.settings import OrchestratorSettings
 logger = logging.getLogger(__name__)
 
 RETRY_S = 5
-"""Seconds that a peer is told to wait when its connection is one too many."""
+"""`Retry-After` in seconds for a refused connection."""
 LINGER_S = 2.0
-"""How long the rest of a body is thrown away whose request was answered already."""
+"""Seconds for which the rest of a body is discarded after its request was answered."""
 MEMBERS_SHARE = 0.75
-"""Part of all connections that members may keep from strangers."""
+"""Share of all connections that members may hold."""
 MOST_PER_SIGNER = 16
-"""Connections of one signer that are a member's."""
+"""Most connections of one signer that count as a member's."""
 MOST_PIPELINED = 8
-"""Requests that may wait on one connection for the answer to an earlier one."""
+"""Most pipelined requests of one connection."""
 SPARE_FILES = 200
-"""Open files that are no connections."""
+"""Open files reserved for purposes other than connections."""
 
 
 class Counted(NamedTuple):
-    """Where a connection is counted."""
+    """The crowd and the path in which a connection is counted."""
 
     crowd: Crowd[GuardedProtocol]
     path: tuple[str, ...]
@@ -55,15 +55,16 @@ class ConnectionCounts:
     most: int
     """Most open connections."""
     most_per_host: int
-    """Most of one network address whose signer is not known."""
+    """Most connections of one network address without a known signer."""
     proxies: Proxies
-    """Addresses whose connections carry many people: none is closed for another."""
+    """Addresses of reverse proxies, whose connections serve many clients and are not closed for
+    others."""
     proxied: Crowd[GuardedProtocol] = field(default_factory=Crowd)
     """Connections of proxies, by address."""
     strangers: Crowd[GuardedProtocol] = field(default_factory=Crowd)
     """Connections without a signed request, by network and address."""
     members: Crowd[GuardedProtocol] = field(default_factory=Crowd)
-    """Connections with one, by signer."""
+    """Connections with a signed request, by signer."""
 
     def __len__(self) -> int:
         return len(self.proxied) + len(self.strangers) + len(self.members)
@@ -75,20 +76,20 @@ class ConnectionCounts:
         neighbours = self.strangers.part(*path)
         is_crowded = not is_proxied and len(neighbours) >= self.most_per_host
         if is_crowded and not _dismiss_from(neighbours):
-            return 429, "too many connections of your address are open"
+            return 429, "your address has too many connections open"
         if len(self) >= self.most and not self._make_room():
             return 503, "too many connections are open"
         self._count(guest, self.proxied if is_proxied else self.strangers, *path)
         return None
 
     def leave(self, guest: GuardedProtocol) -> None:
-        """Count a connection no more."""
+        """Stop counting a connection."""
         if guest.counted is not None:
             guest.counted.crowd.remove(guest, *guest.counted.path)
             guest.counted = None
 
     def touch(self, guest: GuardedProtocol) -> None:
-        """Note that a connection was of use."""
+        """Note activity on a connection."""
         if guest.counted is not None:
             guest.counted.crowd.touch(guest, *guest.counted.path)
 
@@ -117,7 +118,7 @@ class ConnectionCounts:
 
 
 def _dismiss_from(crowd: Crowd[GuardedProtocol]) -> bool:
-    """Close the first connection in turn that owes us something; returns whether there was one."""
+    """Close the first connection that is waiting for its peer; return whether there was one."""
     guest = next((guest for guest in crowd if guest.is_waited_for), None)
     if guest is not None:
         guest.dismiss()
@@ -125,7 +126,7 @@ def _dismiss_from(crowd: Crowd[GuardedProtocol]) -> bool:
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, closing connections that cost more than they may."""
+    """uvicorn's protocol with limits: it closes connections that exceed them."""
 
     counts: ConnectionCounts
     header_timeout_s = 15.0
@@ -138,17 +139,18 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether it is the peer's turn: to ask, to go on with a body, or to read its answer."""
+        """Whether it is the peer's turn: to send a request or the rest of a body, or to read an
+        answer."""
         is_answered = self.cycle is None or self.cycle.response_complete
         return is_answered or self._is_in_body or self._unread is not None
 
     def dismiss(self) -> None:
-        """Close the connection for the sake of another."""
+        """Close the connection to make room for another."""
         self.counts.leave(self)
         self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for a request, if there is room for another connection."""
+        """Start the deadline for a request, if there is room for the connection."""
         super().connection_made(transport)
         problem = self.counts.enter(self, self.client[0] if self.client else "local")
         if problem is None:
@@ -157,10 +159,10 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(*problem, code="too_many_connections", retry=True)
 
     def data_received(self, data: bytes) -> None:
-        """Take in bytes; while they are no complete headers yet, the deadline stands."""
+        """Receive bytes; the deadline runs until the headers are complete."""
         if self.transport.is_closing():
             return
-        # Bytes that follow a body in the same piece are not counted: they are few, or more come.
+        # Bytes after a body in the same chunk are not counted: they are few, or more chunks follow.
         self._head_bytes += 0 if self._is_in_body else len(data)
         super().data_received(data)
         if self._is_in_body or self.transport.is_closing():
@@ -176,7 +178,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.scope[NOTE_SIGNER_KEY] = self._note_signer  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
-        """Wait no longer: the rest has its own limits."""
+        """Stop the deadline: the body has its own limits."""
         if self.transport.is_closing():
             return
         if len(self.pipeline) >= MOST_PIPELINED:
@@ -187,15 +189,15 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Expect headers again."""
+        """Expect the headers of the next request."""
         self._is_in_body = False
         self._stop_waiting()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request; what is left of this one's body only for a moment.
+        """Wait for the next request; if this one's body is incomplete, only for a moment.
 
-        Closed at once, the peer might not read why its body is not wanted.
+        If the connection were closed at once, the peer might not read why its body was refused.
         """
         super().on_response_complete()
         self.counts.touch(self)
@@ -203,17 +205,17 @@ class GuardedProtocol(HttpToolsProtocol):
             self._deadline = self.loop.call_later(LINGER_S, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, in the form of every error."""
+        """Refuse malformed HTTP with the usual error body."""
         self._refuse(400, msg, code="malformed_request")
 
     def pause_writing(self) -> None:
-        """Give a peer that does not read its answer some time to."""
+        """Start the deadline for a peer that does not read its answer."""
         super().pause_writing()
         if self._unread is None:
             self._unread = self.loop.call_later(self.read_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on: it reads."""
+        """Stop the deadline: the peer reads."""
         self._stop_unread()
         super().resume_writing()
 
@@ -265,9 +267,9 @@ def protocol_of(settings: OrchestratorSettings) -> type[GuardedProtocol]:
 
 
 def _most_sockets(wanted: int) -> int:
-    """Return how many connections the system lets this process have, after asking it for more.
+    """Return how many connections the system allows this process, after raising its limit.
 
-    A process without a file to spare accepts nobody for a second, and nobody leaves for that.
+    A process without spare file descriptors accepts no connection for a second, and closes none.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted + SPARE_FILES:

@@ -1,8 +1,8 @@
-"""Members of groups, and the order in which they have to leave: the largest group gives way first.
+"""Groups of members, and their order of eviction: the largest group loses a member first.
 
-A fixed limit per address can be filled by as many addresses as it takes. Here nobody is refused
-while another has more: the member that was quiet for longest leaves, of the largest part of the
-largest group. Connections and event streams are closed in this order.
+An attacker with many addresses gets around a fixed limit per address. Here nobody is refused while
+another group has more members: the member that was inactive longest is evicted, from the largest
+part of the largest group. Connections and event streams are closed in this order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Crowd(Generic[T]):
-    """A tree of groups; a path, such as (network, address), names where a member is."""
+    """A tree of groups; a path, such as (network, address), names a member's group."""
 
     def __init__(self) -> None:
         self._members: dict[T, None] = {}
@@ -30,7 +30,7 @@ class Crowd(Generic[T]):
         return self._size
 
     def __iter__(self) -> Iterator[T]:
-        """Yield members in the order in which they have to leave; not while it changes."""
+        """Yield members in order of eviction; the tree must not change meanwhile."""
         yield from self._members
         for size in sorted(self._by_size, reverse=True):
             for name in self._by_size[size]:
@@ -44,7 +44,7 @@ class Crowd(Generic[T]):
         return found
 
     def add(self, member: T, *path: str) -> None:
-        """Add a member, as the last to leave of its part."""
+        """Add a member, as the last of its part to be evicted."""
         self._change(member, path, by=1)
 
     def remove(self, member: T, *path: str) -> None:
@@ -52,7 +52,7 @@ class Crowd(Generic[T]):
         self._change(member, path, by=-1)
 
     def touch(self, member: T, *path: str) -> None:
-        """Note that a member was heard of: it leaves after its equals."""
+        """Note a member's activity, which moves it to the end of its part."""
         part = self
         for name in path:
             equals, part = part._by_size[len(part._parts[name])], part._parts[name]
@@ -88,9 +88,9 @@ _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @lru_cache(maxsize=4096)
 def subnet_of(host: str) -> str:
-    """Return what stands for one machine: an IPv4 address, or the /64 of an IPv6 one.
+    """Return the key of one machine: an IPv4 address, or the /64 of an IPv6 address.
 
-    Whoever has one IPv6 address has all of its /64, and could use a new one for every request.
+    The owner of an IPv6 address usually has its whole /64, and could use a new address per request.
     """
     try:
         address = ipaddress.ip_address(host)
@@ -105,9 +105,9 @@ def subnet_of(host: str) -> str:
 
 @lru_cache(maxsize=4096)
 def place_of(host: str) -> tuple[str, str]:
-    """Return the network that an address belongs to, and the address, both as limits see them.
+    """Return the network and the machine of an address, as limits count them.
 
-    Networks are what is rented as one piece: a /24 of IPv4 addresses, a /48 of IPv6 ones.
+    A network is a block that is usually rented as a whole: an IPv4 /24 or an IPv6 /48.
     """
     machine = subnet_of(host)
     try:
@@ -119,7 +119,7 @@ def place_of(host: str) -> tuple[str, str]:
 
 
 class Proxies:
-    """The addresses of trusted reverse proxies, as in the settings: single ones and networks."""
+    """The addresses and networks of trusted reverse proxies, from the settings."""
 
     def __init__(self, text: str) -> None:
         """Raises ConfigError for anything else than addresses and networks."""

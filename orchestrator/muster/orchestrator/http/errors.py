@@ -1,4 +1,4 @@
-"""Every reason for which a request is refused, and the documented form of refusals and failures.
+"""All error codes of refused requests, and the documented form of errors.
 
 The 401 codes of signed requests are in `muster.api.signing`.
 """
@@ -15,9 +15,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from muster.orchestrator.db.query import RowError
-from muster.protocol.errors import ApiError, EncodingError, StorageError
+from muster.protocol.errors import ApiError, EncodingError, StorageError, StorageFailed
 
 logger = logging.getLogger(__name__)
+
+CANNOT_WRITE = "the orchestrator cannot write to its disk"
+"""Message of `storage_failed`."""
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -28,7 +31,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def failure_response(request: Request, error: Exception) -> Response:
-    """Return what the handlers answer to an error."""
+    """Return the response to an error."""
     for kind, handler in _HANDLERS.items():
         if isinstance(error, kind):
             return handler(request, error)
@@ -65,12 +68,17 @@ def _on_encoding_error(_request: Request, error: Exception) -> Response:
 
 
 def _on_storage_error(request: Request, error: Exception) -> Response:
-    # The answer names no place: that is for the log.
+    # The answer does not name the database; the log does.
     logger.error(
-        "a request could not be kept", extra={"path": request.url.path, "error": str(error)}
+        "the database did not store a request",
+        extra={"path": request.url.path, "error": str(error)},
     )
     if isinstance(error, RowError) and not error.is_busy:
-        return error_response(422, "not_storable", "the database cannot hold what the request says")
+        return error_response(
+            422, "not_storable", "the database cannot store a value of the request"
+        )
+    if isinstance(error, StorageFailed):
+        return error_response(507, "storage_failed", CANNOT_WRITE)
     return error_response(503, "database_away", "the orchestrator's database does not answer")
 
 
@@ -148,7 +156,7 @@ CODES = {
 
 
 class TooMany(ApiError):
-    """A caller that is too fast; `retry_after_s` says when the next request may come."""
+    """A caller over its rate limit; `retry_after_s` is the pause before its next request."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(
@@ -165,7 +173,7 @@ def refuse(code: str, message: str, hint: str | None = None) -> ApiError:
 
 
 def unknown_batch(batch_id: int, *, read_to: int | None) -> ApiError:
-    """Return the error for a batch that no run of this orchestrator has, as far as it has read."""
+    """Return the error for a batch that is unknown in the chain as far as it was read."""
     return refuse(
         "batch_unknown",
         f"batch {batch_id} is not one of this orchestrator's",

@@ -1,4 +1,4 @@
-"""The status feed: hands every listener the newest status, in bounded memory."""
+"""The status feed: sends every listener the newest status, in bounded memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Notice:
     """One status on its way to a listener."""
 
     event_id: str
-    """Names it in this process: a listener that comes back says what it saw last."""
+    """Id within this process; a listener that reconnects sends the last one it saw."""
     status: str
     """The status as JSON."""
 
@@ -25,15 +25,16 @@ class Notice:
 class _Listener:
     place: tuple[str, str]
     is_told: asyncio.Event = field(default_factory=asyncio.Event)
-    """Something is new, or the stream ends."""
+    """Set when there is a new status, or the stream ends."""
     is_ended: bool = False
 
 
 class StatusFeed:
-    """The newest status and who listens. A slow listener skips to the newest; none is queued.
+    """The newest status and its listeners. A slow listener skips to the newest status; nothing is
+    queued.
 
-    When all places are taken, the oldest stream ends of the network and address that has most: its
-    listener comes back, and no number of others keeps somebody out who has none.
+    When all places are taken, the oldest stream of the network and address with most streams ends.
+    Its listener may reconnect, and an address without streams always gets a place.
     """
 
     def __init__(
@@ -50,16 +51,16 @@ class StatusFeed:
 
     @property
     def listeners(self) -> int:
-        """How many listen now."""
+        """Number of current listeners."""
         return len(self._listeners)
 
     @property
     def event_id(self) -> str:
-        """The newest status's name."""
+        """Id of the newest status."""
         return f"{self._process}-{self._published}"
 
     def publish(self, status: str) -> None:
-        """Hand a status to everybody, unless it is the one they have."""
+        """Send a status to all listeners, unless it equals the last one."""
         if status == self._latest:
             return
         self._latest = status
@@ -74,22 +75,27 @@ class StatusFeed:
             self._end(listener)
 
     def require_room(self, host: str = "") -> None:
-        """Refuse a listener beyond the limit of its address, or who would have to give way."""
+        """Refuse a listener beyond the limit of its address, or one that would be evicted
+        itself."""
         place = place_of(host)
         own = len(self._listeners.part(*place))
         if own >= self._max_per_host:
-            raise refuse("too_many_streams", f"{own} streams of your address are open")
+            raise refuse(
+                "too_many_streams", f"your address has {own} streams open, which is the limit"
+            )
         if self.listeners >= self._max_listeners:
             first = next(iter(self._listeners), None)
             if first is None or own >= len(self._listeners.part(*first.place)):
-                raise refuse("too_many_listeners", f"{self.listeners} streams are open already")
+                raise refuse(
+                    "too_many_listeners", f"{self.listeners} streams are open, which is the limit"
+                )
 
     async def listen(
         self, first: str, last_seen: str | None = None, host: str = ""
     ) -> AsyncGenerator[Notice | None, None]:
-        """Yield `first`, then each newer status; None now and then, to keep a connection alive.
+        """Yield `first`, then each newer status; None at intervals, to keep the connection alive.
 
-        A listener whose `last_seen` is the newest status waits for the next one at once.
+        If `last_seen` is the newest status, `first` is skipped.
         """
         listener = _Listener(place_of(host))
         self._make_room()
@@ -99,7 +105,7 @@ class StatusFeed:
             if last_seen != self.event_id:
                 yield Notice(self.event_id, first)
             while not (listener.is_ended or self._is_closed):
-                # A status published while the listener was busy is due at once.
+                # A status published while the listener was busy is sent at once.
                 if seen == self._published and not await self._is_told_soon(listener):
                     yield None
                     continue

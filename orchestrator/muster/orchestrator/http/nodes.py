@@ -1,4 +1,4 @@
-"""What nodes ask: heartbeats, leases, uploads, and what became of those."""
+"""Routes for nodes: heartbeats, leases, uploads, and the state of submissions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ router = APIRouter(prefix="/v1")
 
 @router.post("/heartbeat", response_model=HeartbeatAnswer)
 async def heartbeat(request: Request, services: ServicesDep) -> Response:
-    """Note a sign of life."""
+    """Store a heartbeat."""
     headers, worker, body = await node_json(request, services, HeartbeatBody)
     require_run(services, body.run_id)
     version = None if body.policy_version is None else PolicyVersion(body.policy_version)
@@ -55,8 +55,8 @@ async def heartbeat(request: Request, services: ServicesDep) -> Response:
 
 @router.post("/leases", response_model=Lease, responses={204: {"description": "No work now."}})
 async def lease(request: Request, services: ServicesDep) -> Response:
-    """Return an open ticket that the node does not hold, or the next one; if there is work but none
-    for it, why.
+    """Return an open ticket that the node does not hold, or the next one. If there is work but none
+    for this node, return the reason.
     """
     headers, worker, body = await node_json(request, services, LeaseBody)
     require_run(services, body.run_id)
@@ -80,7 +80,7 @@ async def lease(request: Request, services: ServicesDep) -> Response:
 async def upload(
     run_id: int, step: int, index: int, request: Request, services: ServicesDep
 ) -> Response:
-    """Take in a submission's file; the same one again is harmless."""
+    """Receive a submission's file; repeating the upload is harmless."""
     require_run(services, run_id)
     require_size(request, MAX_FILE_BYTES)
     submission, signature = _claim(request)
@@ -89,7 +89,7 @@ async def upload(
     )
     await services.nonces.keep(headers)
     if (submission.run_id, submission.step, submission.index) != (run_id, step, index):
-        raise refuse("bad_submission", "the path names another slot than the submission")
+        raise refuse("bad_submission", "the path's run, step and index are not the submission's")
     admitted = await services.intake.admit(worker, submission, signature)
     if not isinstance(admitted, AlreadyHeld):
         room = services.quotas.uploads
@@ -103,25 +103,29 @@ async def upload(
 
 @router.get("/submissions/{file_hash}", response_model_exclude_none=False)
 async def submission_state(file_hash: str, services: ServicesDep) -> SubmissionState:
-    """Return how far a submission has come."""
+    """Return the state of a submission."""
     return await state_of(to_hash32(file_hash), services.database, services.projection)
 
 
 def _claim(request: Request) -> tuple[Submission, bytes]:
     text = request.headers.get(SUBMISSION_HEADER, "")
     if len(text) > MAX_HEADER_JSON_BYTES:
-        raise refuse("bad_submission", f"the {SUBMISSION_HEADER} header is too long")
+        raise refuse(
+            "bad_submission",
+            f"the {SUBMISSION_HEADER} header is above {MAX_HEADER_JSON_BYTES} bytes",
+        )
     try:
         submission = Submission.from_json(json.loads(text))
         return submission, signature_bytes(request.headers.get(SUBMISSION_SIGNATURE_HEADER, ""))
     except (ProtocolError, ValueError, RecursionError) as error:
-        raise refuse("bad_submission", f"the submission headers do not parse: {error}") from error
+        raise refuse("bad_submission", f"the submission's headers are invalid: {error}") from error
 
 
 async def state_of(
     file_hash: Hash32, database: Database, projection: Projection
 ) -> SubmissionState:
-    """Return a submission's state; an outcome is known even if the file never came through here."""
+    """Return a submission's state; its outcome is known even if the file was never uploaded
+    here."""
     judged = projection.judged(file_hash)
     if judged is not None:
         return SubmissionState(

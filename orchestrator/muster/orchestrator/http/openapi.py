@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI knows of the routes, completed from `muster.api.routes`.
+"""The OpenAPI document: FastAPI's own, completed from `muster.api.routes`.
 
 Bodies are read against limits and signatures before they are parsed, so FastAPI sees neither them
 nor the headers of signed requests; both are added here, with examples and the one form of errors.
@@ -48,7 +48,7 @@ _CLAIM = (
 
 
 def document_routes(app: FastAPI) -> None:
-    """Let an application answer the completed document."""
+    """Let an application serve the completed document."""
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
 
 
@@ -112,7 +112,7 @@ def _body(route: Route) -> dict[str, Any]:
 
 
 def _answer(answer: RouteAnswer) -> dict[str, Any]:
-    described: dict[str, Any] = {"description": _DESCRIPTIONS.get(answer.status, "As asked for.")}
+    described: dict[str, Any] = {"description": _DESCRIPTIONS.get(answer.status, "The answer.")}
     if answer.media is not None:
         schema = {"type": "object"} if answer.media == JSON else {"type": "string"}
         if answer.kind is not None:
@@ -126,8 +126,8 @@ def _reference(kind: type[BaseModel]) -> dict[str, str]:
 
 
 _DESCRIPTIONS = {
-    202: "Taken in.",
-    204: "Nothing to say; of a lease: no work now, see `retry-after`.",
-    206: "The part that was asked for.",
-    307: "Where it may be fetched for some minutes.",
+    202: "Stored.",
+    204: "No content; for a lease: no work now, see `retry-after`.",
+    206: "The requested range.",
+    307: "URL of the file, valid for some minutes.",
 }

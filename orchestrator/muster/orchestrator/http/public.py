@@ -1,4 +1,4 @@
-"""What anybody asks: the run, its documents and status; and the figures of trainer and process."""
+"""Public routes: the run, its documents and status, and the figures of trainer and process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ router = APIRouter()
 
 @router.get("/v1/runs/{run_id}")
 async def run_info(run_id: int, services: ServicesDep) -> RunInfo:
-    """Return what a newcomer needs to take part."""
+    """Return the data that a newcomer needs to take part."""
     require_run(services, run_id)
     run = services.projection.run
     return RunInfo(
@@ -46,7 +46,7 @@ async def run_info(run_id: int, services: ServicesDep) -> RunInfo:
 
 @router.get("/v1/network")
 async def network(services: ServicesDep) -> SignedNetwork:
-    """Return where the run's network is, signed: what `muster join` reads."""
+    """Return the run's signed network document, which `muster join` reads."""
     settings, deployment = services.settings, services.chain.deployment
     page = NetworkPage(
         run_id=services.run_id,
@@ -69,7 +69,7 @@ async def step(run_id: int, services: ServicesDep) -> PlainTextResponse:
 
 @router.get("/v1/documents/{document_hash}")
 async def document(document_hash: str, services: ServicesDep) -> Response:
-    """Return a pinned document or a pause's evidence, or the range of it that is asked for."""
+    """Return a pinned document or a pause's evidence, or the requested range of it."""
     name = to_hash32(document_hash)
     data = services.documents.get(name) or services.breaker.document(name)
     if data is None:
@@ -88,7 +88,7 @@ async def status(services: ServicesDep) -> Response:
 
 @router.get("/v1/events")
 async def events(request: Request, services: ServicesDep) -> StreamingResponse:
-    """Stream the status whenever it changes; goes on after `Last-Event-ID`."""
+    """Stream the status whenever it changes; resumes after `Last-Event-ID`."""
     host = host_of(request)
     services.feed.require_room(host)
     first = to_json(await services.status.latest())
@@ -111,7 +111,7 @@ async def _stream(
 
 @router.post("/v1/metrics", status_code=204)
 async def report(request: Request, services: ServicesDep) -> Response:
-    """Keep the figures of a step."""
+    """Store the figures of a step."""
     role = services.identities.require_trainer
     headers, body = await seat_json(request, services, role, MetricsBody)
     await services.nonces.keep(headers)
@@ -121,7 +121,7 @@ async def report(request: Request, services: ServicesDep) -> Response:
 
 @router.post("/v1/evaluations", status_code=204)
 async def report_evaluation(request: Request, services: ServicesDep) -> Response:
-    """Keep the figures of a version on held-out problems, and who signed them."""
+    """Store the figures of a version on held-out problems, and their signer."""
     role = services.identities.require_evaluator
     headers, body = await seat_json(request, services, role, EvaluationBody)
     require_run(services, body.run_id)
@@ -136,7 +136,7 @@ async def report_evaluation(request: Request, services: ServicesDep) -> Response
 
 @router.get("/metrics", include_in_schema=False)
 async def prometheus(services: ServicesDep) -> Response:
-    """Return the process's figures in Prometheus' text form."""
+    """Return the process's metrics in Prometheus' text format."""
     await services.gauges.refresh(services)
     return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
 

@@ -1,4 +1,4 @@
-"""Token buckets per key, in bounded memory, and the room that bodies share."""
+"""Token buckets per key in bounded memory, and shared space for arriving bodies."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from muster.orchestrator.settings import OrchestratorSettings
 
 BURST_S = 8.0
-"""So many seconds' worth of bytes may be sent at once: the largest file, at the default rate."""
+"""Burst of bytes, in seconds at the sustained rate: at the default rate it fits the largest
+file."""
 
 NODE_BODY_BYTES = 16 << 20
-"""Memory for the bodies of nodes' messages on their way in."""
+"""Memory for arriving messages of nodes."""
 SEAT_BODY_BYTES = 48 << 20
-"""Memory for those of validators and the trainer: six of the largest."""
+"""Memory for arriving messages of validators and the trainer: six of the largest."""
 UPLOAD_BYTES = 4 << 30
-"""Disk for files on their way in: 64 of the largest."""
+"""Disk space for arriving files: 64 of the largest."""
 
 
 class RateLimit:
@@ -40,18 +41,18 @@ class RateLimit:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_s(self, key: str) -> float:
-        """Take a token and return 0, or return how long until the key has one."""
+        """Take a token and return 0, or return the seconds until the key has one."""
         tokens = self._filled(key)
         passes = tokens >= 1
         self._keep(key, tokens - passes)
         return 0.0 if passes else (1 - tokens) / self._rate
 
     def charge(self, key: str, cost: float) -> None:
-        """Take tokens for what has happened already; a key may owe."""
+        """Take tokens for a cost that already occurred; the key may go into debt."""
         self._keep(key, self._filled(key) - cost)
 
     def debt_s(self, key: str) -> float:
-        """Return how long a key has to wait until it owes nothing."""
+        """Return the seconds until a key is out of debt."""
         return max(0.0, -self._filled(key) / self._rate)
 
     def _filled(self, key: str) -> float:
@@ -63,38 +64,39 @@ class RateLimit:
         self._buckets[key] = (tokens, self._monotonic())
         self._buckets.move_to_end(key)
         if len(self._buckets) > self._max_keys:
-            # The key that was quiet for longest has the fullest bucket, so least is forgotten.
+            # The key that was inactive longest has the fullest bucket, so forgetting it loses
+            # least.
             self._buckets.popitem(last=False)
 
 
 @dataclass(eq=False, slots=True)
 class Arrival:
-    """A body on its way in."""
+    """An arriving body."""
 
     signer: str
     size: int = 0
-    """Bytes that have come."""
+    """Bytes received so far."""
     is_dropped: bool = False
-    """It lost its place: nobody waits for the rest."""
+    """Whether it lost its space, so that the rest is not awaited."""
     waiting: asyncio.Timeout | None = None
-    """Set while its reader waits for a part."""
+    """Deadline of the current read; set while the reader waits for a chunk."""
 
     def drop(self) -> None:
-        """Wait for it no longer."""
+        """Stop waiting for the body."""
         self.is_dropped = True
         if self.waiting is not None:
             self.waiting.reschedule(0.0)
 
 
 class BodyRoom:
-    """Bytes that the bodies on their way in share.
+    """Space that arriving bodies share.
 
-    When there is no room left, the signer whose bodies take most of it loses the oldest of them. A
-    body that is slow or never ends thus takes room from its own signer alone.
+    When it is full, the signer whose bodies take most of it loses its oldest body. A slow or
+    endless body thus takes space from its own signer only.
     """
 
     def __init__(self, most: int, *, most_bodies: int = 16) -> None:
-        """`most_bodies` of one signer may be on their way at once."""
+        """At most `most_bodies` bodies of one signer may arrive at once."""
         self._most = most
         self._most_bodies = most_bodies
         self._by_signer: dict[str, list[Arrival]] = {}
@@ -102,7 +104,7 @@ class BodyRoom:
 
     @contextmanager
     def arrival(self, signer: str) -> Iterator[Arrival]:
-        """Give a body of this signer a place until it is done with."""
+        """Reserve a place for a body of this signer until the block ends."""
         bodies = self._by_signer.setdefault(signer, [])
         arrival = Arrival(signer)
         bodies.append(arrival)
@@ -114,7 +116,7 @@ class BodyRoom:
             self._leave(arrival)
 
     def take(self, arrival: Arrival, size: int) -> None:
-        """Give a body so many bytes more, or drop it."""
+        """Give a body `size` more bytes of space, or drop it."""
         if arrival.is_dropped:
             return
         arrival.size += size
@@ -138,22 +140,22 @@ class BodyRoom:
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """What one network address and one signer may ask for."""
+    """Limits per network address and per signer."""
 
     host_requests: RateLimit
-    """Requests of one address."""
+    """Requests per address."""
     host_bytes: RateLimit
-    """Bytes of bodies and answers of one address; charged afterwards, and owed."""
+    """Bytes of bodies and answers per address; charged afterwards, so there may be debt."""
     signer_requests: RateLimit
-    """Signed requests of one signer."""
+    """Signed requests per signer."""
     signer_bytes: RateLimit
-    """Bytes of one signer; charged afterwards, and owed."""
+    """Bytes per signer; charged afterwards, so there may be debt."""
     node_bodies: BodyRoom
-    """Messages of nodes that are arriving."""
+    """Space for arriving messages of nodes."""
     seat_bodies: BodyRoom
-    """Messages of validators and the trainer that are arriving: no worker can fill it."""
+    """Space for arriving messages of validators and the trainer; workers cannot fill it."""
     uploads: BodyRoom
-    """Files that are arriving, on disk."""
+    """Disk space for arriving files."""
 
     @classmethod
     def of(cls, rates: OrchestratorSettings) -> Quotas:

@@ -1,9 +1,8 @@
-"""What every route needs: the services, the verified signer, and bounded bodies.
+"""Shared by all routes: the services, the verified signer, and bounded bodies.
 
 A signer without a role in the run is refused before a byte of its body is read. A body is then read
-chunk by chunk against its limit, its deadline and its signer's room, and must have the hash that
-was signed. The identity of a caller is the address that the signature recovers to, never a field
-of a body.
+in chunks, within its size limit, its deadline and its signer's space, and must have the signed
+hash. The identity of a caller is the address recovered from the signature, never a field of a body.
 """
 
 from __future__ import annotations
@@ -30,17 +29,18 @@ from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, Hash32, RunId
 
 SIGNER_KEY = "muster.signer"
-"""Where the scope of a request says who signed it, once that is verified."""
+"""Key of the verified signer in the ASGI scope of a request."""
 
 NOTE_SIGNER_KEY = "muster.note_signer"
-"""Where the scope of a request has what its connection wants to be told of its signer."""
+"""Key of a callback in the ASGI scope, by which the connection learns the signer."""
 
 B = TypeVar("B", bound=Body)
 R = TypeVar("R")
 
 
 async def services_of(request: Request) -> Services:
-    """Return the services of the application. Not a plain function: those run in a thread each."""
+    """Return the services of the application. Async, because FastAPI runs plain functions in
+    threads."""
     services: Services = request.app.state.services
     return services
 
@@ -55,10 +55,10 @@ def verify(
     *,
     body_hash: Hash32 | None = EMPTY_BODY_HASH,
 ) -> tuple[SignedHeaders, R]:
-    """Return the verified headers of a signed request, whose nonce is taken, and what `role` says
-    of the signer, which refuses those who have none.
+    """Verify a signed request and use its nonce; return its headers and the result of `role`, which
+    refuses signers without the role.
 
-    The headers must state `body_hash`; with None, the caller compares it with the body.
+    The headers must contain `body_hash`; if it is None, the caller compares the hash with the body.
     """
     scope = request.scope
     path = scope["raw_path"].decode("ascii", "replace")
@@ -87,7 +87,7 @@ def verify(
 
 
 def host_of(request: Request) -> str:
-    """Return what quotas know a caller's machine by."""
+    """Return the key of a caller's machine for quotas."""
     return subnet_of(request.client.host if request.client else "local")
 
 
@@ -101,9 +101,9 @@ def require_run(services: Services, run_id: int) -> RunId:
 async def body_chunks(
     request: Request, services: Services, room: BodyRoom, signer: Address
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the body as it arrives; refuses one that takes too long, breaks off or has to give way.
+    """Yield the body as it arrives; refuses one that is too slow, incomplete, or lost its space.
 
-    Close it when it is not read to its end: its room is taken until then.
+    Close the generator if it is not read to its end, to free its space.
     """
     until = asyncio.get_running_loop().time() + services.settings.body_timeout_s
     is_whole = False
@@ -122,14 +122,14 @@ async def body_chunks(
             chunk, is_whole = message.get("body", b""), not message.get("more_body", False)
             room.take(arrival, len(chunk))
             if arrival.is_dropped:
-                raise refuse("overloaded", "too many bodies of this signer are arriving at once")
+                raise refuse("overloaded", "this signer has too many uploads at once")
             yield chunk
 
 
 async def read_body(
     request: Request, services: Services, headers: SignedHeaders, *, room: BodyRoom, max_bytes: int
 ) -> bytes:
-    """Return the body; refuses one above the limit, at the latest when that many bytes came."""
+    """Return the body; refuses one above the limit as soon as that is known."""
     require_size(request, max_bytes)
     parts, size = [], 0
     async with aclosing(body_chunks(request, services, room, headers.address)) as chunks:
@@ -184,4 +184,4 @@ def _parse(kind: type[B], body: bytes) -> B:
 
 
 def _other_body() -> ApiError:
-    return refuse("body_hash_mismatch", "the body is not the one whose hash was signed")
+    return refuse("body_hash_mismatch", "the body does not match the signed hash")

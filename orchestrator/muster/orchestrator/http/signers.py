@@ -1,8 +1,8 @@
-"""Signed requests: each is used once, by a signer who may.
+"""Signed requests: each is valid once, and its signer needs a role.
 
-A nonce is taken in memory at once and is on disk before the request is answered; between replicas
-the database decides. Nonces outlive the requests they belong to, see `muster.api.signing`. Roles
-are those of the chain: nodes of active workers, validators, the trainer.
+A nonce is marked as used in memory at once, and on disk before the request is answered; between
+replicas the database decides. Nonces are kept longer than their requests are valid, see
+`muster.api.signing`. Roles come from the chain: nodes of active workers, validators, the trainer.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _DELETE = Query(
 )
 
 _SPAN_S = 60
-"""Nonces are forgotten together with those of the same so many seconds."""
+"""Nonces are grouped by spans of this many seconds, and forgotten a span at a time."""
 _PURGED_ROWS = 2_000
-"""Rows deleted at a time: requests wait that long to be written."""
+"""Rows deleted at a time; the writes of requests wait meanwhile."""
 
 
 class NonceStore:
@@ -60,22 +60,22 @@ class NonceStore:
         self._group = group
         self._clock = clock
         self.valid_from = 0
-        """Wall clock: the nonces of earlier requests may be forgotten."""
-        # 100 bytes per nonce: they are most of what a busy process holds.
+        """Wall clock; requests signed earlier are refused, because their nonces may be lost."""
+        # 100 bytes per nonce: most of a busy process's memory.
         self._spans: deque[tuple[int, dict[bytes, int]]] = deque()
 
     async def load(self) -> None:
-        """Read the nonces that still count, and forget the others."""
+        """Load the nonces that are still needed, and delete the others."""
         await self.purge()
         [rows] = await self._database.search(_ALL)
         for signer, nonce, seen_at in rows:
             self._remember(_key(signer, nonce), seen_at)
 
     def take(self, headers: SignedHeaders) -> None:
-        """Use a verified request's nonce, before anything else is done about the request.
+        """Mark a verified request's nonce as used, before anything else is done.
 
         Refuses a nonce that this signer used before, and requests older than the database, whose
-        nonces nobody remembers. Call it only for signers with a role: strangers must not fill the
+        nonces are unknown. Call it only for signers with a role: strangers must not fill the
         memory.
         """
         now, key = int(self._clock()), _key(headers.address, headers.nonce)
@@ -91,15 +91,15 @@ class NonceStore:
         self._remember(key, now)
 
     async def keep(self, headers: SignedHeaders, *writes: Statement) -> None:
-        """Write a taken nonce down, and the caller's rows in the same transaction."""
+        """Store a used nonce, and the caller's rows in the same transaction."""
         signer = headers.address
         row = _KEEP(signer=signer, nonce=headers.nonce, seen_at=int(self._clock()))
         if not await self._group.add(row, *writes, caller=signer):
-            # Another replica had it.
+            # Another replica has seen the nonce.
             raise _reused()
 
     async def purge(self) -> None:
-        """Delete rows that no longer count, a few at a time."""
+        """Delete expired rows, a few at a time."""
         oldest = int(self._clock()) - NONCE_LIFE_S
         deleted = _PURGED_ROWS
         while deleted == _PURGED_ROWS:
@@ -129,14 +129,14 @@ def _reused() -> ApiError:
 
 
 _HINTS = {
-    "jailed": "wait for the jail time to end and restore the stake, then muster worker rejoin",
-    "banned": "a fraud verdict excluded this worker from this run for good; see `muster audit`",
+    "jailed": "wait until the jail time ends, restore the stake, then run muster worker rejoin",
+    "banned": "a fraud verdict excluded this worker from this run for ever; see `muster audit`",
     "exiting": "this worker is leaving the run",
 }
 
 
 class Identities:
-    """Roles as the chain grants them now."""
+    """The current roles on chain."""
 
     def __init__(self, projection: Projection, *, evaluators: Sequence[Address] = ()) -> None:
         """`evaluators` may report evaluations besides the run's owner and trainer."""
@@ -144,7 +144,7 @@ class Identities:
         self._evaluators = evaluators
 
     def active_worker(self, node: Address) -> MemberView:
-        """Return the worker a node serves; refuses unknown nodes and inactive workers."""
+        """Return the worker of a node; refuses unknown nodes and inactive workers."""
         run = self._projection.run
         named = self._projection.view.worker_by_node.get(node)
         worker = None if named is None else run.members.get(named.address)
@@ -152,7 +152,7 @@ class Identities:
             raise refuse(
                 "worker_not_active",
                 f"{node} is not the node of a worker of run {run.run_id}",
-                f"join it first: muster stake --run {run.run_id}",
+                f"join the run first: muster stake --run {run.run_id}",
             )
         status = worker.status.lower()
         if status != "active":
@@ -164,7 +164,7 @@ class Identities:
     def require_validator(self, signer: Address) -> None:
         """Refuse anyone but the run's current validators."""
         if signer not in self._projection.run.validators:
-            raise refuse("not_a_validator", f"{signer} does not validate for this run")
+            raise refuse("not_a_validator", f"{signer} is not a validator of this run")
 
     def require_trainer(self, signer: Address) -> None:
         """Refuse anyone but the run's trainer."""
@@ -177,8 +177,8 @@ class Identities:
         if signer not in (run.owner, run.config.trainer, *self._evaluators):
             raise refuse(
                 "not_an_evaluator",
-                f"{signer} is neither the owner of run {run.run_id} nor a named evaluator",
-                "the owner may name it: muster orchestrator run --evaluator ADDRESS",
+                f"{signer} is not owner, trainer or evaluator of run {run.run_id}",
+                "add the account: muster orchestrator run --evaluator ADDRESS",
             )
 
     def require_reader(self, signer: Address) -> None:

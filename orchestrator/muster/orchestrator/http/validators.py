@@ -1,4 +1,4 @@
-"""What those who judge and train ask: batches, outcomes, proofs of checking, and files."""
+"""Routes for validators, jurors and the trainer: batches, outcomes, proofs of checking, files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from muster.protocol.ids import to_hash32
 router = APIRouter(prefix="/v1")
 
 MAX_LISTED = 1000
-"""Batch ids in one answer; the next ones are asked for with `after`."""
+"""Most batch ids in one answer; `after` gets the next ones."""
 
 
 @router.get("/batches")
@@ -42,8 +42,8 @@ async def committed(
     state: Literal["committed"],
     after: Annotated[int, Query(ge=0)] = 0,
 ) -> CommittedBatches:
-    """Return the ids above `after` of batches whose outcomes are due, ascending, and beside each
-    how many validators are called for it.
+    """Return the ids above `after` of batches whose outcomes are due, ascending, each with the
+    number of validators called for it.
     """
     assert state
     headers, _ = verify(request, services, services.identities.require_validator)
@@ -66,7 +66,7 @@ async def batch(batch_id: int, services: ServicesDep) -> Response:
 
 @router.post("/batches/{batch_id}/outcomes", status_code=202)
 async def post_outcomes(batch_id: int, request: Request, services: ServicesDep) -> OutcomesTaken:
-    """Take a validator's signed outcomes; the same ones again are harmless."""
+    """Receive a validator's signed outcomes; repeating them is harmless."""
     role = services.identities.require_validator
     headers, body = await seat_json(
         request, services, role, OutcomesBody, max_bytes=MAX_RECORDS_BYTES
@@ -79,7 +79,7 @@ async def post_outcomes(batch_id: int, request: Request, services: ServicesDep) 
 
 @router.get("/checking")
 async def summary(services: ServicesDep) -> WatchedValidators:
-    """Return how every validator's proofs of checking came out lately."""
+    """Return the recent results of every validator's proofs of checking."""
     return WatchedValidators(validators=await services.checking.summary())
 
 
@@ -92,7 +92,7 @@ async def checking(batch_id: int, services: ServicesDep) -> Response:
 
 @router.post("/batches/{batch_id}/checking", status_code=202)
 async def commit(batch_id: int, request: Request, services: ServicesDep) -> OutcomesTaken:
-    """Take a validator's commitment, before the outcomes are on chain."""
+    """Receive a validator's commitment, before the outcomes are on chain."""
     role = services.identities.require_validator
     headers, body = await seat_json(request, services, role, CheckingBody)
     await services.nonces.keep(headers)
@@ -103,7 +103,7 @@ async def commit(batch_id: int, request: Request, services: ServicesDep) -> Outc
 
 @router.post("/batches/{batch_id}/fingerprints", status_code=202)
 async def reveal(batch_id: int, request: Request, services: ServicesDep) -> OutcomesTaken:
-    """Take the fingerprints that a validator committed to, once the outcomes are on chain."""
+    """Receive the fingerprints of a validator's commitment, once the outcomes are on chain."""
     role = services.identities.require_validator
     headers, body = await seat_json(
         request, services, role, FingerprintsBody, max_bytes=MAX_FINGERPRINTS_BODY_BYTES
@@ -115,7 +115,7 @@ async def reveal(batch_id: int, request: Request, services: ServicesDep) -> Outc
 
 @router.post("/batches/{batch_id}/reports", status_code=202)
 async def report(batch_id: int, request: Request, services: ServicesDep) -> OutcomesTaken:
-    """Take what a validator found about another's fingerprints."""
+    """Receive a validator's report on another's fingerprints."""
     role = services.identities.require_validator
     headers, body = await seat_json(request, services, role, ReportBody)
     await services.nonces.keep(headers)
@@ -135,12 +135,12 @@ async def report(batch_id: int, request: Request, services: ServicesDep) -> Outc
 async def file(
     file_hash: str, request: Request, services: ServicesDep
 ) -> FileResponse | RedirectResponse:
-    """Return a submission's file, or where it may be fetched for some minutes."""
+    """Return a submission's file, or redirect to a URL that works for some minutes."""
     headers, _ = verify(request, services, services.identities.require_reader)
     await services.nonces.keep(headers)
     place = await services.files.find(to_hash32(file_hash))
     if place is None:
-        raise refuse("file_unknown", "no file with this hash is held")
+        raise refuse("file_unknown", "this orchestrator has no file with this hash")
     if isinstance(place, str):
         return RedirectResponse(place, headers={"cache-control": "no-store"})
     return FileResponse(place, media_type="application/vnd.apache.parquet")

@@ -1,8 +1,9 @@
 """Batches: which submissions go into one root, in which order, and its commitment on chain.
 
-The composition is on disk before the transaction is sent, and its root names the transaction in
-the sender's journal. A composition without a commitment on chain is committed (again), which sends
-nothing a second time; so a crash at any point neither loses, repeats nor reorders a submission.
+The composition is on disk before the transaction is sent, and its root names the transaction in the
+sender's journal. A composition that is not on chain is committed again after a restart; the journal
+keeps the transaction from being sent twice. So a crash at any point neither loses, repeats nor
+reorders a submission.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from muster.protocol.messages import Submission, Ticket
 logger = logging.getLogger(__name__)
 
 CHECKED_BY = 0.5
-"""Part of the outcome deadline in which a batch must be checked at the speed that was seen."""
+"""Share of the outcome deadline within which a batch must be checked, at the measured speed."""
 
 
 @dataclass(slots=True)
@@ -41,13 +42,13 @@ class Composition:
     root: Hash32
     """Merkle root over its submissions."""
     count: int
-    """Submissions."""
+    """Number of submissions."""
     units: int
-    """Units they claim."""
+    """Units that the submissions claim."""
     not_before: float = 0.0
-    """Monotonic time before which it is not tried again."""
+    """Monotonic time before which the commitment is not retried."""
     mined_in: int | None = None
-    """The block its commitment was seen in; none again when that block was read without it."""
+    """The block of its commitment; None again when that block was read without the commitment."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -58,6 +59,8 @@ class Batching:
     files: FileStore
     chain: ChainPort
     projection: Projection
+    max_units: int
+    """Most units that one submission can be worth."""
     batch_limit: int
     outcome_deadline_s: int
     now: Callable[[], int]
@@ -66,15 +69,15 @@ class Batching:
     def __post_init__(self) -> None:
         self._uncommitted: dict[Hash32, Composition] = {}
         self.is_unfunded = False
-        """Whether the run could not pay for the batch that was to be committed last."""
+        """Whether the run could not pay for the last batch to commit."""
 
     async def load(self) -> None:
-        """Find the compositions that are not on chain: at start, after a reorg, or when this
-        replica becomes the one that commits.
+        """Find the compositions that are not on chain: at the start, after a reorg, or when this
+        replica becomes the leader.
         """
         [rows] = await self.database.search(statements.all_batches())
         found = {Hash32(root): Composition(Hash32(root), *size) for root, *size in rows}
-        # Compositions made while the database answers are kept, too, and come last.
+        # Compositions made during this query are kept too, and come last.
         for root, composition in self._uncommitted.items():
             found.setdefault(root, composition)
         self._uncommitted = found
@@ -86,22 +89,22 @@ class Batching:
         return list(self._uncommitted)
 
     def sync(self, head: int) -> None:
-        """Take note of which compositions are on chain now that it is read up to a block."""
+        """Remove compositions that are on chain, after the chain was read up to a block."""
         self._drop_committed()
         for composition in self._uncommitted.values():
             if composition.mined_in is not None and composition.mined_in <= head:
-                # A reorganisation took it back before it was ever read, so nothing told of it.
+                # A reorganisation removed the commitment before it was read, so there was no event.
                 composition.mined_in = None
 
     def questions(self) -> list[Statement]:
-        """Return what to ask of the database before leasing: what other replicas, if there can be
-        any, told this one. The answers are for `take_note`.
+        """Return the queries to run before leasing, which read the news of other replicas if there
+        can be any. Pass the answers to `take_note`.
         """
         shared = self.database.is_shared
         return [statements.open_batches(), statements.is_unfunded()] if shared else []
 
     def take_note(self, answers: Sequence[Rows]) -> None:
-        """Take note of what another replica composed, and whether the run could pay."""
+        """Note the compositions of other replicas, and whether the run could pay."""
         if not answers:
             return
         batches, [(is_unfunded,)] = answers
@@ -112,7 +115,7 @@ class Batching:
         self.is_unfunded = bool(is_unfunded)
 
     async def share(self) -> None:
-        """Tell other replicas, if there can be any, what they must know to lease."""
+        """Store what other replicas, if there can be any, need to know to lease."""
         if not self.database.is_shared:
             return
         batches, [(told,)] = await self.database.ask(*self.questions())
@@ -127,10 +130,10 @@ class Batching:
             )
 
     def outstanding(self, waiting: int) -> int:
-        """Return how many submissions are received or committed, and not judged, when `waiting` of
-        them are in no batch.
+        """Return the number of submissions that are received or committed but not judged; `waiting`
+        of them are in no batch.
 
-        Committed batches that are due count no more, so that silent validators do
+        Committed batches whose outcomes are overdue are not counted, so that silent validators do
         not stop the run.
         """
         composed = sum(c.count for c in self._uncommitted.values())
@@ -139,7 +142,7 @@ class Batching:
         return waiting + composed + committed
 
     async def next(self) -> Composition | None:
-        """Return the batch to commit now: one that is not on chain yet, or a fresh one."""
+        """Return the batch to commit now: an earlier one that is not on chain yet, or a new one."""
         for first in self._uncommitted.values():
             # One at a time, so that batches reach the chain in upload order.
             if first.mined_in is None:
@@ -147,7 +150,7 @@ class Batching:
         return await self._compose()
 
     async def commit(self, composition: Composition) -> int:
-        """Commit a batch on chain, once however often it is asked for; returns its id."""
+        """Commit a batch on chain and return its id; repeated calls commit it once."""
         run_id, root = self.projection.run_id, composition.root
         chain = self.chain.once(f"commit run {run_id} root {hex0x(root)}")
         batch_id, mined = await chain.ledger.commit_batch(
@@ -161,8 +164,36 @@ class Batching:
         """Try a failed commitment again after a pause."""
         composition.not_before = self.monotonic() + pause_s
 
+    async def take_apart(self, composition: Composition) -> bool:
+        """Let the submissions of a batch that the contract refused wait again, without those that
+        claim no units, or more than a submission can be worth. Return whether there were any.
+
+        Intake refuses such claims; an earlier release may have kept some.
+        """
+        root = composition.root
+        [rows] = await self.database.search(statements.in_batch(root=root))
+        impossible = [
+            row.file_hash
+            for row in (SubmissionRow(*each) for each in rows)
+            if not 1 <= row.claim.units <= self.max_units
+        ]
+        # Another replica may have taken it apart before: then it has no submissions.
+        if rows and not impossible:
+            return False
+        async with self.database.transaction() as asked:
+            await asked.ask(*statements.undo_batch(root, without=impossible))
+        self._uncommitted.pop(root, None)
+        self.is_unfunded = False
+        for file_hash in impossible:
+            await self.files.drop(file_hash)
+            logger.warning(
+                "a submission was removed: it claims units that no submission can be worth",
+                extra={"file": file_hash.hex()},
+            )
+        return True
+
     async def contents(self, batch: BatchView) -> BatchContents | None:
-        """Return a batch's submissions in order; none when they are not known here."""
+        """Return a batch's submissions in order; None when they are not known here."""
         [rows] = await self.database.search(statements.in_batch(root=batch.root))
         entries = [_entry(SubmissionRow(*row)) for row in rows]
         if not entries and batch.work is not None:
@@ -174,7 +205,7 @@ class Batching:
         )
 
     async def work(self, leaf: Hash32) -> BatchEntry | None:
-        """Return a submission with its proofs, by its leaf; none when it is not known here."""
+        """Return a submission with its proofs, by its leaf; None when it is not known here."""
         batch = self.projection.batch_with_root(leaf)
         if batch is not None and batch.work is not None:
             return _direct_entry(batch, batch.work)
@@ -182,7 +213,7 @@ class Batching:
         return _entry(SubmissionRow(*rows[0])) if rows else None
 
     async def evidence(self, batch_id: int, position: int) -> tuple[Submission, bytes] | None:
-        """Return a batch's submission with the node's signature; none when it is not held."""
+        """Return a batch's submission with the node's signature; None when it is not held."""
         batch = self.projection.batch(batch_id)
         contents = None if batch is None else await self.contents(batch)
         if contents is None:
@@ -199,7 +230,7 @@ class Batching:
         submissions = await self._waiting()
         direct = [s for s in submissions if self.projection.batch_with_root(s.leaf())]
         if direct:
-            # Their workers committed them without us; a batch of one has its leaf as root.
+            # Workers may commit such work directly; the root of a batch of one is its leaf.
             for submission in direct:
                 await self._keep(submission.leaf(), [submission])
             submissions = await self._waiting()
@@ -217,8 +248,8 @@ class Batching:
         return found[: self._checkable(found)]
 
     def _checkable(self, submissions: Sequence[Submission]) -> int:
-        """Return how many of the first submissions validators check in a part of the deadline, at
-        the speed of the newest batches; one at least, and all while nothing was judged.
+        """Return how many of the first submissions validators can check in `CHECKED_BY` of the
+        deadline, at the speed of the newest batches. At least one; all while nothing was judged.
         """
         per_s = self.projection.judged_units_per_s()
         if not per_s:
@@ -240,7 +271,8 @@ class Batching:
 
 
 def composition_rows(root: Hash32, submissions: Sequence[Submission]) -> list[Statement]:
-    """Return what records a composition: the batch, and each submission's place in it."""
+    """Return the statements that store a composition: the batch, and each submission's place in
+    it."""
     units = sum(s.units for s in submissions)
     batch = statements.new_batch(root, count=len(submissions), units=units)
     places = (statements.put_into_batch(s, root, i) for i, s in enumerate(submissions))

@@ -1,7 +1,7 @@
-"""Where kept files lie: a local folder, or a bucket of S3-compatible storage.
+"""Storage of kept files: a local folder, or a bucket of S3-compatible storage.
 
-A name stands for complete content, which outlives the process once a write has returned. No name
-comes from a peer; they are hashes and addresses already parsed.
+A name always has complete content, which is durable once the write has returned. Names never come
+from a peer as text; they are made of parsed hashes and addresses.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from muster.lifecycle import sync_path
-from muster.protocol.errors import ConfigError, StorageError
+from muster.protocol.errors import ConfigError, StorageFailed
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
 TEMPORARY = ".part"
-"""Ends the names of files that are being written."""
+"""Suffix of files that are being written."""
 LEFTOVER_S = 600
-"""Age from which such a file is what an interrupted process left behind."""
+"""Age in seconds from which such a file is the leftover of an interrupted process."""
 URL_LIFE_S = 300
-"""How long a presigned URL works."""
+"""Seconds for which a presigned URL works."""
 
 
 class LocalBlobs:
     """A folder: written to a temporary file in the same folder, synced, then renamed.
 
-    Writes raise OSError when they did not happen.
+    Failed writes raise OSError.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     async def take(self, name: str, path: Path, sidecar: str, data: bytes) -> None:
-        """Keep a file that is complete on the local disk, which may be moved, and then its sidecar,
-        which nobody sees without it.
+        """Keep a complete local file, which may be moved, then write its sidecar, so that a sidecar
+        never exists without its file.
         """
 
         def move() -> None:
@@ -52,9 +52,9 @@ class LocalBlobs:
         await asyncio.to_thread(move)
 
     async def put(self, contents: Mapping[str, bytes]) -> None:
-        """Keep bytes by name, in place of any earlier ones.
+        """Keep bytes by name, and replace earlier ones.
 
-        Their disk is waited for once for all, their folders once each.
+        All files are synced together, and each folder once.
         """
         places = {self._folder / name: data for name, data in contents.items()}
         writes = (asyncio.to_thread(self._write, path, data) for path, data in places.items())
@@ -72,7 +72,7 @@ class LocalBlobs:
         await asyncio.to_thread(write)
 
     async def find(self, name: str) -> Path | str | None:
-        """Return where a reader gets it: a local path, or a URL for some time; None if nowhere."""
+        """Return a local path or a temporary URL for readers; None if the name does not exist."""
         path = self._folder / name
         return path if path.is_file() else None
 
@@ -81,7 +81,7 @@ class LocalBlobs:
         await asyncio.to_thread(shutil.copyfile, self._folder / name, path)
 
     async def delete(self, name: str) -> None:
-        """Forget a name; one that is not there is fine."""
+        """Delete a name; a missing name is no error."""
         await asyncio.to_thread((self._folder / name).unlink, missing_ok=True)
 
     def read_folder(self, folder: str) -> Iterator[tuple[str, bytes]]:
@@ -107,14 +107,14 @@ class LocalBlobs:
 
 
 class S3Blobs:
-    """A bucket, or a prefix in one: the same, and readers are sent to it with presigned URLs.
+    """A bucket, or a prefix in one, with the interface of LocalBlobs; readers get presigned URLs.
 
     Keys, region and endpoint come from the environment (`AWS_ACCESS_KEY_ID`,
     `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL`).
     """
 
     def __init__(self, url: str) -> None:
-        """Raises ConfigError when the URL is none, or the driver is not installed."""
+        """Raises ConfigError when the URL is malformed, or the driver is not installed."""
         self._url = url
         self._store = _connect(url)
 
@@ -128,7 +128,7 @@ class S3Blobs:
         await asyncio.gather(*(self._put(name, data) for name, data in contents.items()))
 
     async def append(self, name: str, line: str) -> None:
-        """Upload an object of its own: objects cannot grow."""
+        """Upload a separate object, because objects cannot be appended to."""
         await self._put(f"{name}/{time.time_ns():020d}-{os.getpid()}", line.encode())
 
     async def find(self, name: str) -> Path | str | None:
@@ -173,7 +173,7 @@ class S3Blobs:
                 yield name, self._read(name)
 
     def lines(self, name: str) -> list[str]:
-        """Return what was appended."""
+        """Return the appended lines."""
         return [self._read(each).decode() for each in self._names(name)]
 
     async def _put(self, name: str, data: bytes | Path) -> None:
@@ -201,8 +201,8 @@ class S3Blobs:
         except (obstore.exceptions.BaseError, OSError) as error:
             raise self._unusable(error) from error
 
-    def _unusable(self, error: Exception) -> StorageError:
-        return StorageError(
+    def _unusable(self, error: Exception) -> StorageFailed:
+        return StorageFailed(
             f"the storage {self._url} is unusable: {_line(error)}",
             hint="check the bucket, and AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and "
             "AWS_ENDPOINT_URL in the environment",
@@ -229,7 +229,7 @@ def _connect(url: str) -> S3Store:
 
 
 def sync(file: Any) -> None:
-    """Return once what was written to a file is on disk."""
+    """Flush a file to disk."""
     file.flush()
     os.fsync(file.fileno())
 

@@ -1,12 +1,12 @@
-"""Kept files: submission files, and beside them what the database is rebuilt from.
+"""Kept files: submission files, and beside them the sources for rebuilding the database.
 
 <sha256>.parquet, <sha256>.json          a file; its submission, signatures and ticket
 batches/<root>.json                      a batch's file hashes in order, before it is committed
 outcomes/<batch id>-<validator>.json     a validator's signed outcomes
-doubles/<offence>-<owner>-<tag>.json     what somebody signed beside something else
+doubles/<offence>-<owner>-<tag>.json     second signatures by someone who may sign once
 metrics.jsonl                            the trainer's figures
-transactions.sqlite3                     what was sent to the chain: its sender owns it, and it
-                                         is in the folder even if the files are in a bucket
+transactions.sqlite3                     journal of sent transactions, owned by their sender; in
+                                         the folder even if the files are in a bucket
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -26,9 +26,9 @@ from typing import IO, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from muster.api.answers import AccountAddress, BatchEntry, HexBytes, HexHash, HexSignature
-from muster.orchestrator.http.errors import refuse
+from muster.orchestrator.http.errors import CANNOT_WRITE, refuse
 from muster.orchestrator.intake.blobs import LEFTOVER_S, TEMPORARY, Blobs, LocalBlobs, sync
-from muster.protocol.errors import StorageError
+from muster.protocol.errors import StorageError, StorageFailed, is_disk_failure
 from muster.protocol.ids import Hash32
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,8 @@ class StoredBatch(_Stored):
     file_hashes: list[HexHash]
     """The submissions, in batch order."""
     composed_ns: int
-    """Wall clock in nanoseconds: of two that overlap, only the later can have been sent."""
+    """Wall clock in nanoseconds; of two compositions that overlap, only the later can have been
+    sent."""
 
 
 class StoredOutcomes(_Stored):
@@ -66,9 +67,9 @@ class StoredOutcomes(_Stored):
 
     batch_id: int
     root: HexHash
-    """The batch's root: numbers are reused when a local chain starts over."""
+    """The batch's root, because batch ids are reused when a local chain starts over."""
     validator: AccountAddress
-    """Who signed."""
+    """The validator that signed."""
     records: HexBytes
     """The packed records."""
     signature: HexSignature
@@ -76,10 +77,10 @@ class StoredOutcomes(_Stored):
 
 
 class StoredDouble(_Stored):
-    """What somebody signed beside something else, of which it may sign one."""
+    """Second signatures by someone who may sign only once."""
 
     offence: str
-    """Two submissions, or two outcomes, by the contracts' name."""
+    """Name of the offence in the contracts: two submissions, or two outcomes."""
     owner: AccountAddress
     """The worker or the validator."""
     tag: int
@@ -103,7 +104,7 @@ class CompleteUpload:
 
 
 class _Arriving:
-    """An upload in progress: its methods wait for the disk, so they run in threads."""
+    """An upload in progress. Its methods block on the disk, so they run in threads."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -112,7 +113,7 @@ class _Arriving:
         self.size_bytes = 0
 
     def write(self, data: bytes | bytearray) -> None:
-        """Write on."""
+        """Append bytes."""
         if self._file is None:
             self._file = NamedTemporaryFile(dir=self._folder, suffix=TEMPORARY, delete=False)  # noqa: SIM115
         self._digest.update(data)
@@ -120,7 +121,7 @@ class _Arriving:
         self.size_bytes += len(data)
 
     def finish(self, data: bytes | bytearray) -> CompleteUpload:
-        """Write the rest, and return the file once it is on disk."""
+        """Write the last bytes, and return the file once it is on disk."""
         self.write(data)
         assert self._file is not None
         with self._file as file:
@@ -128,22 +129,22 @@ class _Arriving:
         return CompleteUpload(Path(file.name), Hash32(self._digest.digest()), self.size_bytes)
 
     def discard(self) -> None:
-        """Remove what is not complete."""
+        """Remove the incomplete file."""
         if self._file is not None:
             self._file.close()
             Path(self._file.name).unlink(missing_ok=True)
 
 
 class FileStore:
-    """Kept files, by meaning instead of by name."""
+    """Kept files, addressed by meaning instead of by name."""
 
     def __init__(self, folder: Path, blobs: Blobs | None = None) -> None:
-        """Keep files elsewhere if `blobs` says so; the folder then holds uploads in progress."""
+        """Keep files in `blobs` if given; the folder then holds only uploads in progress."""
         self._folder = folder
         self._blobs = blobs or LocalBlobs(folder)
 
     def open(self) -> None:
-        """Create the folder and clear what interrupted uploads left behind."""
+        """Create the folder and remove the leftovers of interrupted uploads."""
         try:
             kinds = (_BATCHES, _OUTCOMES, _DOUBLES)
             for folder in (self._folder, *(self._folder / kind for kind in kinds)):
@@ -151,18 +152,18 @@ class FileStore:
                 for leftover in folder.glob(f"*{TEMPORARY}"):
                     _unlink_old(leftover)
         except OSError as error:
-            raise StorageError(
+            raise (StorageFailed if is_disk_failure(error) else StorageError)(
                 f"the files folder {self._folder} is unusable: {error.strerror}",
-                hint="give a folder that this user may write with --files",
+                hint="choose a folder that this user may write to with --files",
             ) from error
 
     async def find(self, file_hash: Hash32) -> Path | str | None:
-        """Return where a reader gets a kept file: a path, or a URL for some minutes."""
+        """Return a path, or a temporary URL, at which readers get a kept file."""
         return await self._blobs.find(_parquet(file_hash))
 
     @asynccontextmanager
     async def on_disk(self, file_hash: Hash32) -> AsyncIterator[Path | None]:
-        """Yield the path of a kept file, fetched for the time being if it is elsewhere."""
+        """Yield the path of a kept file, or of a temporary copy if it is in a bucket."""
         place = await self.find(file_hash)
         if not isinstance(place, str):
             yield place
@@ -175,7 +176,7 @@ class FileStore:
         """Write a stream to a temporary file; refuses more than `max_bytes` while streaming."""
         arriving, waiting = _Arriving(self._folder), bytearray()
         try:
-            with _reporting_disk():
+            with reporting_disk():
                 async for part in stream:
                     if arriving.size_bytes + len(waiting) + len(part) > max_bytes:
                         raise refuse("body_too_large", f"the file exceeds {max_bytes} bytes")
@@ -193,9 +194,9 @@ class FileStore:
         received.path.unlink(missing_ok=True)
 
     async def keep(self, uploads: Sequence[tuple[CompleteUpload, StoredSubmission]]) -> None:
-        """Keep uploads with their submissions; the sidecars come last and make them count."""
-        with _reporting_disk():
-            # At the same time, so that they wait for the disk together.
+        """Keep uploads with their submissions; an upload counts once its sidecar is written."""
+        with reporting_disk():
+            # In parallel, so that they share the wait for the disk.
             await asyncio.gather(*(self._keep(*upload) for upload in uploads))
 
     async def _keep(self, received: CompleteUpload, stored: StoredSubmission) -> None:
@@ -203,8 +204,8 @@ class FileStore:
         await self._blobs.take(name, received.path, sidecar, stored.model_dump_json().encode())
 
     async def drop(self, file_hash: Hash32) -> None:
-        """Delete a file that nobody needs any more; its submission stays known."""
-        with _reporting_disk():
+        """Delete a file that nobody needs any more; its submission is kept."""
+        with reporting_disk():
             await self._blobs.delete(_parquet(file_hash))
 
     async def keep_batch(self, stored: StoredBatch) -> None:
@@ -216,12 +217,12 @@ class FileStore:
         await self._put(f"{_OUTCOMES}/{stored.batch_id}-{stored.validator}.json", stored)
 
     async def keep_double(self, stored: StoredDouble) -> None:
-        """Keep what somebody signed twice."""
+        """Keep a second signature."""
         await self._put(f"{_DOUBLES}/{stored.offence}-{stored.owner}-{stored.tag}.json", stored)
 
     async def keep_metrics(self, step: int, figures: dict[str, float | str]) -> None:
         """Append the figures of one step."""
-        with _reporting_disk():
+        with reporting_disk():
             await self._blobs.append(_METRICS, json.dumps({"step": step, "figures": figures}))
 
     def submissions(self) -> Iterator[StoredSubmission]:
@@ -238,11 +239,11 @@ class FileStore:
         return self._parse_all(StoredOutcomes, _OUTCOMES)
 
     def doubles(self) -> Iterator[StoredDouble]:
-        """Yield everything that was signed twice."""
+        """Yield all second signatures."""
         return self._parse_all(StoredDouble, _DOUBLES)
 
     def metrics(self) -> Iterator[tuple[int, dict[str, float | str]]]:
-        """Yield the trainer's figures in the order reported; stops at a torn last line."""
+        """Yield the trainer's figures in the order reported; stops at an incomplete last line."""
         for line in self._blobs.lines(_METRICS):
             try:
                 entry: dict[str, Any] = json.loads(line)
@@ -251,7 +252,7 @@ class FileStore:
                 return
 
     async def _put(self, name: str, model: BaseModel) -> None:
-        with _reporting_disk():
+        with reporting_disk():
             await self._blobs.put({name: model.model_dump_json().encode()})
 
     def _parse_all(self, kind: type[M], folder: str) -> Iterator[M]:
@@ -260,9 +261,7 @@ class FileStore:
                 yield kind.model_validate_json(data)
             except ValidationError as error:
                 problem = error.errors()[0]["msg"]
-                logger.warning(
-                    "a file is ignored: it is corrupt", extra={"path": name, "problem": problem}
-                )
+                logger.warning("corrupt file ignored", extra={"path": name, "problem": problem})
 
 
 def _parquet(file_hash: Hash32) -> str:
@@ -270,18 +269,19 @@ def _parquet(file_hash: Hash32) -> str:
 
 
 def _unlink_old(leftover: Path) -> None:
-    # A young one may be an upload that another replica is taking in.
-    if leftover.stat().st_mtime < time.time() - LEFTOVER_S:
-        leftover.unlink(missing_ok=True)
+    # A recent one may be an upload in progress at another replica, which may also end it now.
+    with suppress(FileNotFoundError):
+        if leftover.stat().st_mtime < time.time() - LEFTOVER_S:
+            leftover.unlink()
 
 
-class _reporting_disk:
-    """Turns a failing disk into a refusal; the peer may try again once there is room."""
+class reporting_disk:
+    """Turns a disk error into a refusal; the peer may retry once there is space."""
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, _type: object, error: BaseException | None, _tb: object) -> None:
         if isinstance(error, OSError) and not isinstance(error, StorageError):
-            logger.error("files cannot be kept", extra={"error": str(error)})
-            raise refuse("storage_failed", "the orchestrator's disk cannot be written") from error
+            logger.error("cannot write files", extra={"error": str(error)})
+            raise refuse("storage_failed", CANNOT_WRITE) from error

@@ -1,7 +1,7 @@
 """Intake: checks a submission at the door and keeps its file. Never parses the file.
 
-Step 6 of one rollout. A slot takes one submission: the same again is harmless, another is refused,
-and its signature kept: see `doubles`.
+Step 6 of one rollout. A slot accepts one submission. Repeating it is harmless; another one is
+refused, and its signature is kept as evidence, see `doubles`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from muster.protocol.messages import Submission, Ticket
 logger = logging.getLogger(__name__)
 
 MAX_ROLLOUTS = (1 << 16) - 1
-"""The most that an outcome record can count."""
-MAX_UNITS = (1 << 32) - 1
-"""The most that an outcome record can count."""
+"""Most rollouts that an outcome record can count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class Admitted:
     """A submission that may be uploaded."""
 
     submission: Submission
-    """The claim."""
+    """The signed claim."""
     signature: bytes
     """EIP-712 `Submission` by the node."""
     ticket: Ticket
@@ -49,15 +47,15 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An upload that is complete, on its way into the database."""
+    """A complete upload that is not in the database yet."""
 
     entry: BatchEntry
-    """What it is."""
+    """The submission with its ticket and signatures."""
     received: CompleteUpload
-    """Its file."""
+    """The uploaded file."""
 
     def kept(self, sequence: int) -> tuple[CompleteUpload, StoredSubmission]:
-        """Return what to keep of it."""
+        """Return the file and the sidecar to keep."""
         size_bytes = self.received.size_bytes
         stored = StoredSubmission(**dict(self.entry), sequence=sequence, size_bytes=size_bytes)
         return self.received, stored
@@ -65,18 +63,20 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class AlreadyHeld:
-    """The very same submission was received before."""
+    """The same submission was received before."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Intake:
-    """Takes uploads into the files folder and the database."""
+    """Receives uploads into the files folder and the database."""
 
     database: Database
     files: FileStore
     projection: Projection
     domain: Domain
     doubles: Doubles
+    max_units: int
+    """Most units that one submission can be worth."""
     now: Callable[[], int]
     on_received: Callable[[], None]
 
@@ -86,7 +86,7 @@ class Intake:
     async def admit(
         self, worker: MemberView, submission: Submission, signature: bytes
     ) -> Admitted | AlreadyHeld:
-        """Decide, before a byte of the file is read, whether it may be uploaded."""
+        """Decide whether a submission may be uploaded, before a byte of its file is read."""
         self._check_claim(worker, submission, signature)
         in_slot, of_file, tickets = await self.database.ask(
             statements.claim_in_slot(submission),
@@ -98,8 +98,8 @@ class Intake:
         if not tickets:
             raise refuse(
                 "ticket_unknown",
-                f"no ticket was given out for step {submission.step}, index {submission.index}",
-                "ask for a lease, then work on its ticket",
+                f"there is no ticket for step {submission.step}, index {submission.index}",
+                "request a lease, then work on its ticket",
             )
         [(ticket_json, ticket_signature)] = tickets
         ticket = Ticket.from_json(json.loads(ticket_json))
@@ -107,13 +107,13 @@ class Intake:
         if submission.policy_version != ticket.policy_version:
             raise refuse(
                 "bad_submission",
-                f"the ticket asks for policy version {ticket.policy_version}, "
-                f"the submission names {submission.policy_version}",
+                f"the ticket is for policy version {ticket.policy_version}, "
+                f"the submission for {submission.policy_version}",
             )
         return Admitted(submission, signature, ticket, ticket_signature)
 
     async def store(self, admitted: Admitted, stream: AsyncIterator[bytes]) -> None:
-        """Take in the file of an admitted submission; returns when it is safely on disk."""
+        """Receive the file of an admitted submission; returns when it is durable."""
         received = await self.files.receive(stream, max_bytes=MAX_FILE_BYTES)
         try:
             if received.file_hash != admitted.submission.file_hash:
@@ -145,14 +145,15 @@ class Intake:
         )
 
     async def _take_in(self, uploads: Sequence[Upload]) -> list[ApiError | None]:
-        """Keep uploads and write them down, in one transaction; returns why some were refused."""
+        """Keep uploads and store them in one transaction; returns an error for each refused one."""
         async with self.database.transaction(is_exclusive=False) as asked:
-            # In a shared database, whoever else wants the slot waits here until this is decided.
+            # In a shared database, another replica that wants the slot waits here for this
+            # transaction.
             numbers = await asked.ask(
                 *(statements.new_submission(u.entry, u.received.size_bytes) for u in uploads)
             )
             placed = [(u, rows[0][0]) for u, rows in zip(uploads, numbers, strict=True) if rows]
-            # Before rows are committed: a row stands for a file that is safely on disk.
+            # Files first: a committed row promises that its file is durable.
             await self.files.keep([upload.kept(number) for upload, number in placed])
             await asked.ask(*(statements.fill(u.entry.submission) for u, _ in placed))
         return [
@@ -161,14 +162,17 @@ class Intake:
         ]
 
     async def _refusal(self, entry: BatchEntry) -> ApiError | None:
-        """Return why an upload found its place taken, or None if it was by the very same."""
+        """Return why an upload's slot or file is taken; None if it is taken by the same
+        submission."""
         submission = entry.submission
         in_slot, of_file = await self.database.ask(
             statements.claim_in_slot(submission), statements.slot_of_file(submission)
         )
         try:
             if not await self._is_held(submission, entry.signature, in_slot, of_file):
-                raise StorageError("the database took an upload's place and does not know by which")
+                raise StorageError(
+                    "an upload's slot is taken, but the database has no submission in it"
+                )
         except ApiError as refusal:
             return refusal
         return None
@@ -176,8 +180,8 @@ class Intake:
     async def _is_held(
         self, submission: Submission, signature: bytes, in_slot: Rows, of_file: Rows
     ) -> bool:
-        """Return whether the very same submission is kept, given the claim in its slot and the slot
-        of its file; refuses one of which either is taken.
+        """Return whether the same submission is kept, given the claim in its slot and the slot of
+        its file. Refuses a submission whose slot or file is taken by another.
         """
         for (claim,) in in_slot:
             if Submission.from_json(json.loads(claim)) == submission:
@@ -190,12 +194,12 @@ class Intake:
             raise refuse(
                 "slot_taken",
                 f"step {submission.step}, index {submission.index} already has another submission",
-                "one submission per slot; ask for a new lease",
+                "upload one submission per slot; request a new lease",
             )
-        # The same upload, repeated, may have come in since the slot was looked at.
+        # A repetition of the same upload may have completed since the slot was read.
         if not of_file or of_file[0] == (submission.worker, submission.step, submission.index):
             return bool(of_file)
-        raise refuse("file_taken", "another slot already holds this very file")
+        raise refuse("file_taken", "another slot already holds the same file")
 
     def _check_claim(self, worker: MemberView, submission: Submission, signature: bytes) -> None:
         if submission.run_id != self.projection.run_id:
@@ -204,10 +208,15 @@ class Intake:
             raise refuse(
                 "bad_submission", f"the node serves {worker.address}, not {submission.worker}"
             )
-        if not 1 <= submission.rollouts <= MAX_ROLLOUTS or submission.units > MAX_UNITS:
+        # The contract refuses a batch of no units, and one whose units the run cannot pay for: this
+        # claim would stop the work of others.
+        if not (
+            1 <= submission.rollouts <= MAX_ROLLOUTS and 1 <= submission.units <= self.max_units
+        ):
             raise refuse(
                 "bad_submission",
-                f"{submission.rollouts} rollouts or {submission.units} units are out of range",
+                f"{submission.rollouts} rollouts (1 to {MAX_ROLLOUTS}) or {submission.units} units "
+                f"(1 to {self.max_units}) are out of range",
             )
         if signer_of(self.domain, submission, signature) != worker.node:
             raise refuse(
@@ -218,10 +227,11 @@ class Intake:
 
     def _check_deadline(self, submission: Submission, ticket: Ticket) -> None:
         late_s = self.now() - ticket.deadline
-        # Work that its worker committed directly is judged by that; its file may follow.
+        # A worker may commit work directly, which is judged as such; its file may be uploaded
+        # later.
         if late_s > 0 and self.projection.batch_with_root(submission.leaf()) is None:
             raise refuse(
                 "lease_expired",
                 f"the ticket's deadline passed {late_s} s ago",
-                "ask for a new lease; its slot is another one",
+                "request a new lease; it is for another slot",
             )

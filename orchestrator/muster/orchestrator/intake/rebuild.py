@@ -1,14 +1,13 @@
-"""Rebuilds an empty database from the files folder and the chain, and refuses somebody else's.
+"""Rebuilds an empty database from the files folder and the chain; refuses one of another run.
 
 Submissions, signatures and tickets come from the sidecars, compositions from the batches folder. Of
-compositions that share a submission the committed one counts, else the latest. Open leases are lost
-with the database: their nodes ask again. The doubles folder has the second signatures; the chain
-says which of them were reported.
+compositions that share a submission the committed one counts, or else the latest. Open leases are
+lost with the database; their nodes request new ones. Second signatures come from the doubles
+folder; the chain says which of them were reported.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable
 
@@ -16,9 +15,9 @@ from sqlalchemy import select
 
 from muster.orchestrator.dashboard.training import keep_figures
 from muster.orchestrator.db import Database, statements
-from muster.orchestrator.db.query import Query, Queryable, Statement, new_row
+from muster.orchestrator.db.query import Query, Queryable, new_row
 from muster.orchestrator.db.statements import OutcomesRow, keep
-from muster.orchestrator.db.tables import identity, leases, submissions
+from muster.orchestrator.db.tables import identity, submissions
 from muster.orchestrator.intake.batching import composition_rows
 from muster.orchestrator.intake.files import FileStore, StoredBatch, StoredSubmission
 from muster.orchestrator.outcomes.doubles import keep_double
@@ -26,44 +25,38 @@ from muster.orchestrator.projection import Projection
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Hash32
 from muster.protocol.merkle import merkle_root
-from muster.protocol.messages import Submission, Ticket
+from muster.protocol.messages import Submission
 
 logger = logging.getLogger(__name__)
 
-_IDENTITY = Query(
-    select(identity.c.created_at, identity.c.run_id, identity.c.chain_id, identity.c.ledger)
-)()
-_FIRST_TICKET = Query(select(leases.c.ticket).order_by(leases.c.id).limit(1))()
+_OWNER = ("run_id", "chain_id", "ledger", "deploy_hash")
+_IDENTITY = Query(select(identity.c.created_at, *(identity.c[name] for name in _OWNER)))()
 _ANY = Query(select(submissions.c.sequence).limit(1))()
-_CLAIM = Query(new_row(identity, "run_id", "chain_id", "ledger", "created_at"))
+_CLAIM = Query(new_row(identity, *_OWNER, "created_at"))
 TOGETHER = 1000
-"""Submissions that are written in one round trip."""
+"""Submissions inserted in one round trip."""
 
 
 async def claim_database(
-    database: Database, projection: Projection, *, chain_id: int, ledger: str, now: int
+    database: Database, *, run_id: int, chain_id: int, ledger: str, deploy_hash: Hash32, now: int
 ) -> int:
-    """Make a database this run's; return when it was created, now if it is new.
+    """Mark a database as this run's; return its time of creation, which is `now` if it is new.
 
     Raises StorageError when it belongs to another run, chain or deployment.
     """
-    wanted = (projection.run_id, chain_id, ledger)
+    wanted = (run_id, chain_id, ledger, deploy_hash)
     async with database.transaction() as asked:
-        held, tickets = await asked.ask(_IDENTITY, _FIRST_TICKET)
+        [held] = await asked.ask(_IDENTITY)
         if not held:
-            await asked.ask(_claim(*wanted, now))
+            owner = dict(zip(_OWNER, wanted, strict=True))
+            await asked.ask(_CLAIM(**owner, created_at=now))
             return now
     created_at, *found = held[0]
-    if tuple(found) != wanted:
+    if tuple(found[:3]) != wanted[:3]:
         raise _foreign(f"it belongs to run {found[0]} on chain {found[1]}")
-    for (ticket,) in tickets:
-        if not _is_anchored(Ticket.from_json(json.loads(ticket)), projection):
-            raise _foreign("its tickets name blocks that this chain does not have")
+    if tuple(found) != wanted:
+        raise _foreign("this chain has another block where its contracts were deployed")
     return int(created_at)
-
-
-def _claim(run_id: int, chain_id: int, ledger: str, created_at: int) -> Statement:
-    return _CLAIM(run_id=run_id, chain_id=chain_id, ledger=ledger, created_at=created_at)
 
 
 async def rebuild(database: Database, files: FileStore, projection: Projection) -> int:
@@ -103,7 +96,10 @@ async def _restore_submissions(
         submission = stored.submission
         slot = (submission.worker, submission.step, submission.index)
         if slot in slots or not _belongs(stored, projection):
-            logger.warning("a submission is ignored", extra={"file": submission.file_hash.hex()})
+            logger.warning(
+                "stored submission ignored: wrong run, or a second one for its slot",
+                extra={"file": submission.file_hash.hex()},
+            )
             continue
         slots[slot] = stored
     in_order = sorted(slots.values(), key=lambda s: s.sequence)
@@ -134,7 +130,10 @@ async def _restore_batches(
         if not is_whole or placed.intersection(batch.file_hashes):
             continue
         if merkle_root([s.leaf() for s in members]) != batch.root:
-            logger.warning("a composition is ignored", extra={"root": batch.root.hex()})
+            logger.warning(
+                "stored batch ignored: its submissions do not give its root",
+                extra={"root": batch.root.hex()},
+            )
             continue
         placed.update(batch.file_hashes)
         await asked.ask(*composition_rows(batch.root, members))
@@ -164,20 +163,12 @@ def _belongs(stored: StoredSubmission, projection: Projection) -> bool:
         ticket is not None
         and stored.ticket_signature is not None
         and stored.submission.run_id == projection.run_id
-        and _is_anchored(ticket, projection)
+        and projection.is_anchored(ticket)
     )
-
-
-def _is_anchored(ticket: Ticket, projection: Projection) -> bool:
-    checkpoint = projection.run.checkpoints.get(ticket.policy_version)
-    member = projection.run.members.get(ticket.worker)
-    if checkpoint is None or member is None:
-        return False
-    return member.beacon_under(checkpoint) == ticket.beacon
 
 
 def _foreign(reason: str) -> StorageError:
     return StorageError(
-        f"the database is not this run's: {reason}",
-        hint="give another --database and --files, or delete both",
+        f"the database is of another run: {reason}",
+        hint="choose another --database, or delete it: the chain and the files folder rebuild it",
     )

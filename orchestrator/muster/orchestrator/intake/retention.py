@@ -1,9 +1,9 @@
-"""Retention: files are dropped some time after nobody can need them any more.
+"""Retention: files are deleted some time after nobody can need them any more.
 
 A file is evidence while its outcome can be challenged, a case about it is open, or stake slashed
-for it is in escrow; and it is training data while a step may still take it. Where nobody judged its
-batch, jurors may ask for it until nobody can call them any more and the batch is void. The
-database's sources stay, so a dropped file's submission and outcome are still known.
+for it is in escrow. It is training data while a step may still train on it. If nobody judged its
+batch, jurors may need it until they can no longer be called and the batch is void. The sidecars are
+kept, so a deleted file's submission and outcome are still known.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from muster.protocol.messages import Verdict
 logger = logging.getLogger(__name__)
 
 PAGE = 500
-"""Submissions looked at together."""
+"""Submissions examined in one query."""
 _PAGE = Query(
     select(
         *(submissions.c.sequence, submissions.c.file_hash),
@@ -52,12 +52,12 @@ class KeptFile:
     """Order of upload."""
     file_hash: Hash32
     roots: frozenset[Hash32]
-    """Roots of the batches that it can be in: the one it was put into, and one of its own."""
+    """Roots of the batches that it can be in: its batch, and a batch of it alone."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Retention:
-    """Says which files may go, and drops them."""
+    """Decides which files may be deleted, and deletes them."""
 
     database: Database
     files: FileStore
@@ -68,7 +68,7 @@ class Retention:
     now: Callable[[], int]
 
     async def collect(self) -> int:
-        """Drop the files that may go; return how many."""
+        """Delete the files that may be deleted; return their number."""
         dropped, last = 0, 0
         while page := await self._page(after=last):
             last = page[-1].sequence
@@ -82,7 +82,7 @@ class Retention:
         return dropped
 
     def may_go(self, held: KeptFile) -> bool:
-        """Return whether nobody can need a file any more, for as long as files are kept then."""
+        """Return whether nobody has needed a file for the retention time."""
         judged = self.projection.judged(held.file_hash)
         if judged is None:
             return self._is_past_appeal(held)
@@ -93,8 +93,8 @@ class Retention:
         return not (self._is_disputed(judged) or self._may_be_trained_on(judged))
 
     def _is_past_appeal(self, held: KeptFile) -> bool:
-        """Return whether every batch that a submission is in is void, for long enough."""
-        # Two batches can have one root: a worker commits what the orchestrator did, too.
+        """Return whether all batches of a submission have been void for the retention time."""
+        # Two batches can have the same root: a worker may commit what the orchestrator committed.
         if any(batch.root in held.roots for batch in self.projection.unsettled):
             return False
         found = [self.projection.batch_with_root(root) for root in held.roots]
@@ -115,7 +115,7 @@ class Retention:
 
     def _may_be_trained_on(self, judged: Judged) -> bool:
         newest = self.projection.run.latest_version or 0
-        # A step starts from the newest version, and takes nothing older than this.
+        # A step starts from the newest version, and trains on nothing older than this.
         is_fresh = newest - judged.record.policy_version <= self.max_async_level
         return judged.verdict is Verdict.ACCEPTED and is_fresh
 

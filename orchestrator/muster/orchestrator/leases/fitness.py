@@ -1,19 +1,18 @@
-"""Whether a worker may get a ticket: by the ends of its last ones, and by its machine.
+"""Whether a worker may get a ticket, judged by its last tickets and by its machine.
 
 A ticket is held from its lease until its work is judged, or its time is over. The allowance is a
-congestion window (Jacobson 1988): accepted work opens it, a ticket that lapsed or whose work was
-refused halves it. A window below one is a share of time: that part of a lease's time has to pass
-after the last fault. Refused work frees its place no sooner than a lapse would, so that filling a
-ticket with nothing does not get rid of it faster.
+congestion window (Jacobson 1988): accepted work widens it; a ticket that lapsed, or whose work was
+refused, halves it. A window below one is a share of time: a waiting time after the last fault.
+Refused work frees its place no sooner than a lapse would, so an empty upload is no faster way to
+get rid of a ticket.
 
-Open tickets at the same moment, for a machine with several engines or one that asks ahead, are
-earned: one, and one more for each that was accepted since the last fault and came with a quarter of
-its time to spare. So nothing that a worker says of its speed is believed, and whoever lets a ticket
-lapse has one open ticket again.
+Several open tickets at a time, for a machine with several engines or one that leases ahead, must be
+earned: one, and one more for each ticket that was accepted since the last fault and uploaded with a
+quarter of its time to spare. So a worker's claims about its speed do not matter, and after a lapse
+it is back to one open ticket.
 
-The allowance is pure. Nothing of it is stored: it follows from the worker's leases and submissions
-and from the chain, so every replica and every restart comes to the same, whichever nodes the worker
-had.
+The allowance is a pure function of the worker's leases and submissions and of the chain. Nothing of
+it is stored, so every replica and every restart computes the same, whichever nodes the worker had.
 """
 
 from __future__ import annotations
@@ -34,32 +33,23 @@ from muster.orchestrator.projection import Judged
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.errors import EncodingError, SignatureError
 from muster.protocol.ids import Address, Hash32, RunId
-from muster.protocol.messages import HardwareReport, Reason, Verdict
+from muster.protocol.messages import HardwareReport, Verdict
+from muster.protocol.reasons import OTHERS_FAULTS
 from muster.protocol.recipe import HardwareRecipe
 
 HISTORY = 32
-"""A worker's last tickets, which count."""
+"""Number of a worker's last tickets that count."""
 FIRST, MOST, LEAST = 4.0, 16.0, 1 / 64
-"""The window of a newcomer, the largest and the smallest."""
+"""The window of a newcomer, the largest and the smallest window."""
 SPARE = 0.25
-"""Part of a lease that a worker leaves, of which more at the same moment is expected."""
+"""Share of its time that a ticket must have left at upload to earn another open ticket."""
 LONGEST_WAIT_S = 3600
-"""A worker that let many tickets lapse may try again after this time."""
-OTHERS_FAULTS = frozenset(
-    {
-        Reason.UNKNOWN_TICKET,
-        Reason.LATE,
-        Reason.SLOT_REUSED,
-        Reason.FILE_UNAVAILABLE,
-        Reason.BATCH_MISDECLARED,
-    }
-)
-"""Refusals that whoever committed the batch can cause."""
+"""Seconds after which a worker that let many tickets lapse may try again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """A ticket that a worker had, or has."""
+    """An earlier or current ticket of a worker."""
 
     step: int
     """Rollout step of its slot."""
@@ -68,54 +58,54 @@ class Past:
     deadline: int
     """Chain time until which it could be filled."""
     received_at: int | None
-    """Chain time at which it was; None where it was not."""
+    """Chain time at which it was filled; None if it was not."""
     units: int | None
-    """Units claimed for it."""
+    """Units claimed by its submission."""
     file_hash: Hash32 | None
     """The file that fills it."""
 
     def is_over(self, now: int) -> bool:
-        """Return whether nobody works on it any more."""
+        """Return whether it is filled or past its deadline."""
         return self.received_at is not None or self.deadline < now
 
     def was_early(self, lease_s: int) -> bool:
-        """Return whether it was filled with a part of its time to spare, `SPARE`."""
+        """Return whether it was filled with at least `SPARE` of its time left."""
         return self.received_at is not None and (
             self.received_at <= self.deadline - SPARE * lease_s
         )
 
 
 class TicketEnd(Enum):
-    """How a ticket ended, or that it has not."""
+    """The end of a ticket, or its current state."""
 
     OPEN = auto()
     """It may still be filled."""
     WAITING = auto()
-    """Its work is not judged."""
+    """Its work is not judged yet."""
     ACCEPTED = auto()
     """Its work was accepted."""
     LOST = auto()
     """It lapsed, or its work was refused."""
     EXCUSED = auto()
-    """Its work was refused through no fault of the worker, or came by another way."""
+    """Its work was refused through no fault of the worker, or was committed directly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a worker may hold, and holds."""
+    """How many tickets a worker may hold, and holds."""
 
     window: float
-    """Tickets it may hold; below 1 a share of time."""
+    """Tickets that it may hold; below 1 a share of time."""
     held: int
     """Tickets it holds."""
     side_by_side: int
-    """Tickets it may have open at the same moment."""
+    """Tickets that it may have open at the same time."""
     free_at: int
-    """Chain time before which it gets no other."""
+    """Chain time before which it gets no further ticket."""
 
     def covers_another(self, share: int, now: int, *, is_open: int = 0) -> bool:
-        """Return whether it may have one more, when `share` of all are its at most, and `is_open`
-        of those that it holds are worth working on.
+        """Return whether it may have one more ticket. `share` is its limit by stake; `is_open` of
+        its held tickets are still worth working on.
         """
         if now < self.free_at or is_open >= self.side_by_side:
             return False
@@ -128,11 +118,11 @@ def end_of(
     is_used: Callable[[int, int], bool],
     now: int,
 ) -> TicketEnd:
-    """Return what became of a ticket; `is_used` tells whether the chain judged work for a slot."""
+    """Return the end of a ticket; `is_used` tells whether the chain judged work for a slot."""
     if ticket.file_hash is None:
         if ticket.deadline >= now:
             return TicketEnd.OPEN
-        # Its worker committed the work itself.
+        # The worker committed the work directly.
         return TicketEnd.EXCUSED if is_used(ticket.step, ticket.index) else TicketEnd.LOST
     found = judged(ticket.file_hash)
     if found is None:
@@ -147,7 +137,7 @@ def allowance_of(
 ) -> Allowance:
     """Return the allowance that follows from a worker's last tickets, oldest first.
 
-    Work whose outcome is overdue is held no more: silent validators stop nobody.
+    Work whose outcome is overdue no longer counts as held, so silent validators stop nobody.
     """
     window, held, lost_at, side_by_side = FIRST, 0, 0, 1
     for ticket, end in tickets:
@@ -167,17 +157,16 @@ def allowance_of(
     return Allowance(window, held, side_by_side, free_at)
 
 
-# The machines that get work: the recipe's demands, the nodes' reports, and measured speed.
+# Which machines get work: the recipe's requirements, the nodes' reports, and measured speed.
 #
-# A report is signed, so a node answers for it, but it proves nothing. Measured time counts: the
-# first tickets of a worker are its challenge, whichever nodes it has. A worker that claims units
-# which it did not generate is slashed, so units per second between lease and upload cannot be made
-# up.
+# A report is signed but proves nothing. Measured time counts: the first tickets of a worker are its
+# challenge, whichever nodes it has. A worker that claims units which it did not generate is
+# slashed, so the units per second between lease and upload cannot be faked.
 
 CHALLENGES = 3
-"""Tickets by the best of which a machine is measured: one may fall into a bad moment."""
+"""Tickets of a challenge; the best one counts, because others may fall into a bad moment."""
 RETEST_S = 3600
-"""A machine that was too slow gets another ticket after this time."""
+"""Seconds after which a machine that was too slow gets another ticket."""
 _KEEP = latest_row(hardware)
 _ALL = Query(select(hardware.c.node, hardware.c.report))()
 
@@ -186,19 +175,19 @@ class Unfit(StrEnum):
     """Why a machine gets no ticket."""
 
     UNKNOWN = "hardware_unknown"
-    """It has not said what it has."""
+    """It has sent no report."""
     SHORT = "hardware_short"
-    """It says it has less than the run asks for."""
+    """Its report is below the run's requirements."""
     SLOW = "too_slow"
-    """It was slower on its last tickets than the run asks for."""
+    """It was slower on its last tickets than the run requires."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """How a ticket went."""
+    """Measured work on a ticket."""
 
     units: int
-    """Units uploaded for it; 0 for nothing."""
+    """Units uploaded for it; 0 if nothing was."""
     seconds: int
     """Seconds of the chain's clock from lease to upload, or to the deadline."""
     ended_at: int
@@ -206,17 +195,17 @@ class Timed:
 
     @property
     def units_per_s(self) -> float:
-        """What it achieved; the chain's clock counts whole seconds."""
+        """Units per second; the chain's clock counts whole seconds."""
         return self.units / max(self.seconds, 1)
 
 
 def is_short(report: HardwareReport, asked: HardwareRecipe) -> bool:
-    """Return whether a machine says it has less than is asked for."""
+    """Return whether a machine's report is below the requirements."""
     return report.memory_mb < asked.min_memory_mb or report.gpu_memory_mb < asked.min_gpu_memory_mb
 
 
 def is_slow(timed: list[Timed], asked: HardwareRecipe, now: int) -> bool:
-    """Return whether a machine failed its challenge, and its time to try again has not come."""
+    """Return whether a machine failed its challenge and must not try again yet."""
     if len(timed) < CHALLENGES or not asked.min_units_per_s:
         return False
     best = max(each.units_per_s for each in timed)
@@ -225,7 +214,7 @@ def is_slow(timed: list[Timed], asked: HardwareRecipe, now: int) -> bool:
 
 
 class Hardware:
-    """The reports of all nodes, and what the run asks for. Bounded by the registered nodes."""
+    """The reports of all nodes, and the run's requirements. Bounded by the registered nodes."""
 
     def __init__(
         self,
@@ -246,24 +235,27 @@ class Hardware:
 
     @property
     def reports(self) -> Mapping[Address, HardwareReport]:
-        """What each node last said."""
+        """The last report of each node."""
         return self._reports
 
     async def load(self) -> None:
-        """Read what was said before the start."""
+        """Load the reports received before the start."""
         [rows] = await self._database.search(_ALL)
         for node, report in rows:
             self._reports[Address(node)] = HardwareReport.from_json(json.loads(report))
 
     def note(self, node: Address, said: dict[str, Any], signature: bytes) -> Statement:
-        """Remember a node's report; returns the row to write. Refuses what it did not sign."""
+        """Remember a node's report; returns the row to write. Refuses a report with a wrong
+        signature."""
         try:
             report = HardwareReport.from_json(said)
             signer = recover(digest(self._domain, report.struct_hash()), signature)
         except (EncodingError, SignatureError) as error:
             raise refuse("bad_hardware_report", str(error)) from error
         if (signer, report.node, report.run_id) != (node, node, self._run_id):
-            raise refuse("bad_hardware_report", "the report is another node's, or for another run")
+            raise refuse(
+                "bad_hardware_report", f"the report is not of node {node} for run {self._run_id}"
+            )
         self._reports[node] = report
         return _KEEP(
             node=node,
@@ -273,18 +265,18 @@ class Hardware:
         )
 
     def wants(self, node: Address) -> bool:
-        """Return whether the run asks something of machines, and this one has said nothing."""
+        """Return whether the run has requirements and this node has sent no report."""
         return self._asks and node not in self._reports
 
     def fault(self, node: Address, reports: Rows, past: Sequence[Past], now: int) -> Unfit | None:
-        """Return why a node's machine gets no ticket, or None; from what the database has of it and
-        its worker's last tickets, oldest first.
+        """Return why a node's machine gets no ticket, or None. `reports` are its rows in the
+        database, `past` its worker's last tickets, oldest first.
         """
         if not self._asks:
             return None
         report = self._reports.get(node)
         if report is None and reports:
-            # It told another replica.
+            # The node sent its report to another replica.
             report = self._reports[node] = HardwareReport.from_json(json.loads(reports[0][0]))
         if report is None:
             return Unfit.UNKNOWN

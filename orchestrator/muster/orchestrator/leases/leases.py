@@ -5,32 +5,32 @@ training step, v the newest policy version and eta the recipe's `max_async_level
 
     capacity = (eta + v + 1) * K - used - outstanding
 
-tickets may be given out, so that nothing is generated that would be too old when its turn comes.
-*used* counts accepted submissions that training steps take, less what a step takes beyond its share
-to replace what it left out (the trainer says how many: its refill is new capacity); *outstanding*
-those that are leased, received or committed but not judged. A ticket belongs to rollout step
+tickets may be given out, so that no submission is too old when its training step comes. *used*
+counts accepted submissions in training steps, without those that a step takes beyond its share to
+replace filtered groups (the trainer reports this number, its refill). *outstanding* counts
+submissions that are leased, received or committed but not judged. A ticket belongs to rollout step
 (used + outstanding) // K + 1, and a run of S steps has capacity for S steps at most.
 
-A ticket names the newest policy, or an older one that its node holds while the newest is on its way
-to it, if the ticket's step may train on that.
+A ticket names the newest policy. While the node still downloads the newest, it may name the older
+one that the node holds, if the ticket's step may train on that.
 
-A lease whose policy has become too old to be trained on is no longer open: it neither holds back
-others nor is handed out again. Nor does the lease of a dead worker hold back others. Either ticket
-stays good for an upload until its deadline, as signed.
+A lease whose policy is too old to train on, or whose seeds a reorganisation made void, is no longer
+open: it uses no capacity and is not given out again. The lease of a dead worker uses no capacity
+either. All these tickets stay valid for an upload until their signed deadline.
 
-Tickets belong to the worker: whichever node asks gets one that is open and that it does not say it
-works on. How many a worker may hold, open or not judged, follows from what became of its last ones
-(`fitness.py`), and is at most its share by stake (`shares.py`). When more workers ask than there
-are tickets, they take turns by the leases that their stakes still cover (`shares.py`); nobody is
-queued: who has to wait is told when to ask again.
+Tickets belong to the worker: any of its nodes gets an open one that the node does not already work
+on. How many tickets a worker may hold, open or not judged, depends on its last ones (`fitness.py`)
+and is limited by its share of stake (`shares.py`). When more workers ask than there are tickets,
+they take turns, weighted by the leases that their stakes still cover (`shares.py`). No request
+waits here: the worker is told when to ask again.
 
-A request that got here is signed by the node of an Active worker, within its quotas, with a nonce
-that is new. It meets these rules in this order (`lease`, `_decide`, `_fitness`). A worker
-that fails a rule is told the reason in quotes; without one there is no work for it now:
+A request that arrives here is signed by the node of an Active worker, within its quotas, with a new
+nonce. These rules are applied in this order (`lease`, `_decide`, `_fitness`). A worker that fails a
+rule is told the reason in quotes; if there is none, it has nothing to do now:
 
-     1. owner      tickets are given: "paused"
-     2. again      a worker gets an open ticket that the node does not hold
-     3. run        it is not paused on chain, and has a policy version
+     1. owner      the owner has not paused leases: "paused"
+     2. again      an open ticket that the node does not hold is given again
+     3. run        the run is not paused on chain, and has a policy version
      4. activation the worker's activation delay is over
      5. capacity   there is a ticket; those with small stakes share theirs
      6. money      the run can pay: "unfunded"
@@ -39,8 +39,8 @@ that fails a rule is told the reason in quotes; without one there is no work for
      9. unit cap   the stake covers another lease, `shares.py`: "unit_cap"
     10. turn       when there are fewer tickets than workers that ask, `shares.py`
 
-The numbers of slots are drawn among `INDEX_BLOCK`, so that nobody knows its next problems, and what
-it would make of them, before it has the ticket.
+Slot numbers are drawn among `INDEX_BLOCK`, so that no worker knows its next problems before it has
+the ticket.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ from muster.orchestrator.db.query import Queryable, Rows, Statement
 from muster.orchestrator.intake.batching import Batching
 from muster.orchestrator.leases.fitness import (
     HISTORY,
-    OTHERS_FAULTS,
     Allowance,
     Hardware,
     Past,
@@ -76,15 +75,15 @@ from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.ids import Address, PolicyVersion, Step
 from muster.protocol.messages import Ticket
+from muster.protocol.reasons import OTHERS_FAULTS
 from muster.protocol.recipe import TrainingRecipe
 
 logger = logging.getLogger(__name__)
 
 HOLDERS_KNOWN_S = 1.0
-"""For how long it is not asked again who holds leases, who of them is dead and whose share is how
-large."""
+"""Seconds for which the holders of leases, the dead ones among them, and shares are cached."""
 INDEX_BLOCK = 16
-"""Slots among which one is drawn: as many as share a word of the escrow's storage."""
+"""Slots among which one is drawn; this many share a word of the escrow's storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +108,17 @@ def capacity(used: int, outstanding: int, version: int, training: TrainingRecipe
     return max(0, steps * training.submissions_per_step - used - outstanding)
 
 
-class Withheld(StrEnum):
-    """Why there is no ticket although there is work."""
+class NoTicket(StrEnum):
+    """Reasons that a worker is told when it gets no ticket."""
 
     UNIT_CAP = "unit_cap"
     """The worker's stake does not cover another submission."""
     SHARE = "share"
-    """The worker holds as many tickets as it may, or let some lapse."""
+    """The worker holds as many tickets as it may, or has let some lapse."""
     UNFUNDED = "unfunded"
-    """The run cannot pay for what was uploaded."""
+    """The run cannot pay for the uploaded work."""
     PAUSED = "paused"
-    """The run's owner lets this orchestrator give no tickets."""
+    """The run's owner has paused leases at this orchestrator."""
 
 
 Slots = frozenset[tuple[int, int]]
@@ -130,18 +129,18 @@ Slots = frozenset[tuple[int, int]]
 class _Asked:
     worker: MemberView
     holding: Slots
-    """Those of its tickets that the node works on."""
+    """Slots of the tickets that the node works on."""
     version: PolicyVersion | None
-    """The policy that it would go on with; None for the newest."""
+    """The policy that the node holds and would use; None for the newest."""
 
 
-Answer = SignedTicket | Withheld | Unfit | None
-"""A ticket, why there is work and no ticket, or nothing while there is no work for the worker."""
+Answer = SignedTicket | NoTicket | Unfit | None
+"""A ticket, the reason why the worker gets none, or None: nothing to do now (rules 3, 4, 5, 10)."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Leases:
-    """Gives out tickets, one open one per worker."""
+    """Gives out tickets; a worker's allowance bounds how many it has open."""
 
     database: Database
     projection: Projection
@@ -162,7 +161,8 @@ class Leases:
         self._shares = Shares(
             self.training.submissions_per_step * (self.training.max_async_level + 1)
         )
-        # By whether their stake is for less than one ticket: those share what is theirs together.
+        # Workers with stake for at least one ticket take turns apart from smaller ones, which share
+        # tickets.
         self._turns = {is_small: self.turns() for is_small in (False, True)}
         self._dead: frozenset[Address] = frozenset()
         self._held_by_dead = 0
@@ -170,7 +170,7 @@ class Leases:
         self._secret = keccak(b"muster.slots" + self.key)
         self._grouped = GroupedCalls(self._serve)
         self.are_paused = False
-        """Whether the run's owner has paused leases; for as long as this process lives."""
+        """Whether the run's owner has paused leases; until this process ends."""
 
     async def lease(
         self,
@@ -178,12 +178,27 @@ class Leases:
         holding: Slots = frozenset(),
         version: PolicyVersion | None = None,
     ) -> Answer:
-        """Return an open ticket of the worker's that is not in `holding`, or the next one, of the
-        version that the node would go on with if that is not too old, or why it gets none.
+        """Return an open ticket of the worker that is not in `holding`, or the next one, or why it
+        gets none. `version` is the policy that the node would use, if that is not too old.
         """
         if self.are_paused:
-            return Withheld.PAUSED
+            return NoTicket.PAUSED
         return await self._grouped.join(_Asked(worker, holding, version))
+
+    async def close_void(self) -> None:
+        """Close the open leases whose seeds follow from a block that a reorganisation removed.
+
+        Their slots stay used: the work of both tickets of one slot would look alike.
+        """
+        is_open = {"now": self.now(), "oldest": self._oldest_version()}
+        [rows] = await self.database.search(statements.due_tickets(**is_open))
+        tickets = [Ticket.from_json(json.loads(text)) for (text,) in rows]
+        void = [each for each in tickets if not self.projection.is_anchored(each)]
+        if not void:
+            return
+        logger.warning("a reorganisation made leases void", extra={"count": len(void)})
+        async with self.database.transaction() as asked:
+            await asked.ask(*map(statements.close_lease, void))
 
     async def collecting_step(self) -> Step:
         """Return the rollout step that the next ticket would belong to."""
@@ -191,7 +206,7 @@ class Leases:
         return next_step(snapshot.used, snapshot.outstanding, self.training.submissions_per_step)
 
     async def _serve(self, questions: Sequence[_Asked]) -> list[Answer | Exception]:
-        """Decide about those who ask at the same moment, in one transaction."""
+        """Answer simultaneous requests in one transaction."""
         async with self.database.transaction(is_quick=True) as asked:
             snapshot = await self.read_snapshot(asked, [each.worker for each in questions])
             answers: list[Answer | Exception] = [self._decide(snapshot, each) for each in questions]
@@ -229,10 +244,10 @@ class Leases:
 
     def _fitness(
         self, snapshot: Snapshot, worker: MemberView, checkpoint: CheckpointView
-    ) -> int | Withheld | Unfit:
+    ) -> int | NoTicket | Unfit:
         """Return how many leases the worker's stake covers, or why it gets none."""
         if self.batching.is_unfunded:
-            return Withheld.UNFUNDED
+            return NoTicket.UNFUNDED
         account, now = snapshot.accounts[worker.address], snapshot.now
         unfit = self.hardware.fault(worker.node, account.reports, account.past, now)
         if unfit is not None:
@@ -241,11 +256,11 @@ class Leases:
         share, oldest = self._shares.of(worker, checkpoint.beacon), self._oldest_version()
         is_open = sum(each.is_worth(now, oldest) for each in account.unfilled)
         if not allowance.covers_another(share, now, is_open=is_open):
-            return Withheld.SHARE
+            return NoTicket.SHARE
         since = self.unit_cap.counts_from(now, lapses=allowance.window < 1)
         leased = sum(each.deadline >= since for each in account.unfilled)
         free = self.unit_cap.free(worker, leased=leased, waiting=account.waiting_units, now=now)
-        return free or Withheld.UNIT_CAP
+        return free or NoTicket.UNIT_CAP
 
     def _allowance(self, account: WorkerRows, worker: MemberView, now: int) -> Allowance:
         projection = self.projection
@@ -259,7 +274,7 @@ class Leases:
         )
 
     async def read_snapshot(self, asked: Queryable, workers: Sequence[MemberView]) -> Snapshot:
-        """Read what is needed to decide about workers."""
+        """Read the data for the decisions about these workers."""
         now, is_open = self.now(), {"now": self.now(), "oldest": self._oldest_version()}
         [(leased,)], [(waiting,)], *told = await asked.ask(
             statements.open_leases(**is_open),
@@ -303,13 +318,13 @@ class Leases:
         return self.projection.trained_submissions
 
     def _note_holders(self, holders: Rows, waiting: Rows, now: int) -> None:
-        """Remember which workers with open leases are dead, and whose share is how large."""
+        """Cache which workers with open leases are dead, and the shares of all."""
         held = {Address(worker): int(count) for worker, count in holders}
         members = self.projection.run.members
         states = {who: self.lives.state(each) for who, each in members.items()}
         dead = frozenset(who for who in held if states.get(who) is WorkerState.DEAD)
         for worker in dead - self._dead:
-            logger.info("worker is dead, its slot is given to others", extra={"worker": worker})
+            logger.info("worker is dead, others get its slots", extra={"worker": worker})
         self._dead, self._holders_known_at = dead, self.monotonic()
         self._held_by_dead = sum(held[who] for who in dead)
         heard = [members[who] for who, state in states.items() if state in HEARD]
@@ -322,8 +337,8 @@ class Leases:
         return (checkpoint.version if checkpoint else 0) - self.training.max_async_level
 
     def _checkpoint(self, version: PolicyVersion | None, step: Step) -> CheckpointView:
-        """Return a policy version that is published, and that a step may train on; the newest where
-        another one is no such version.
+        """Return `version` if it is published and the step may train on it; else the newest
+        version.
         """
         newest = self.projection.checkpoint
         assert newest is not None  # there is a ticket to give
@@ -335,7 +350,7 @@ class Leases:
         self, snapshot: Snapshot, worker: MemberView, version: PolicyVersion | None
     ) -> SignedTicket:
         step = next_step(snapshot.used, snapshot.outstanding, self.training.submissions_per_step)
-        # A reorganisation while the database was asked may have led back behind what it answered.
+        # A reorganisation during the database query may have removed this version.
         step = max(step, snapshot.first_step)
         account, checkpoint = snapshot.accounts[worker.address], self._checkpoint(version, step)
         ticket = Ticket(
@@ -353,14 +368,16 @@ class Leases:
         return signed
 
     def _next_index(self, account: WorkerRows, worker: MemberView, step: Step) -> int:
-        """Return the slot of a worker's next ticket, drawn by a secret that all replicas have."""
+        """Return the slot of a worker's next ticket, drawn with a secret that all replicas
+        share."""
         run_id, used = self.projection.run_id, account.slots.get(step, set())
         drawn = keccak(
             self._secret + abi_words(run_id, address_bytes(worker.address), step, len(used))
         )
 
         def is_free(index: int) -> bool:
-            # Some reached the chain without this database: direct submissions, or before a loss.
+            # Some slots were used on chain without this database: direct submissions, or before it
+            # was lost.
             is_used = self.projection.view.slot_used(run_id, worker.worker_id, step, index)
             return index not in used and not is_used
 
@@ -387,7 +404,7 @@ class Unfilled:
     signature: bytes
 
     def is_worth(self, now: int, oldest: int) -> bool:
-        """Return whether it can be filled with what a step may train on."""
+        """Return whether a step may still train on work for it."""
         return self.deadline >= now and self.policy_version >= oldest
 
 
@@ -396,19 +413,19 @@ class WorkerRows:
     """One worker's rows in the database."""
 
     unfilled: list[Unfilled]
-    """Its tickets that are in flight, oldest first."""
+    """Its unfilled tickets, oldest first."""
     waiting_units: int
     """Units of its submissions that are in no batch."""
     slots: dict[Step, set[int]]
-    """The numbers of its slots, of each step that tickets may be for."""
+    """The indexes of its slots, for each step that tickets may be for."""
     past: list[Past]
     """Its last tickets, oldest first."""
     reports: Rows
-    """The database's report of its machine: one row, or none."""
+    """The stored report on its machine: one row, or none."""
 
     @staticmethod
     def questions(worker: MemberView, *, counts_from: int, since: Step) -> list[Statement]:
-        """Return what to ask about a worker: tickets due at `counts_from` or later, slots of steps
+        """Return the queries about a worker: tickets due at `counts_from` or later, slots of steps
         from `since` on.
         """
         return [
@@ -421,7 +438,7 @@ class WorkerRows:
 
     @classmethod
     def read(cls, answers: Sequence[Rows]) -> WorkerRows:
-        """Return it from the answers to `questions`."""
+        """Parse the answers to `questions`."""
         unfilled, [(units,)], numbers, tickets, reports = answers
         slots: dict[Step, set[int]] = {}
         for step, number in numbers:
@@ -430,8 +447,8 @@ class WorkerRows:
         return cls([Unfilled(*row) for row in unfilled], int(units or 0), slots, past, reports)
 
     def open_ticket(self, now: int, oldest: int, *, besides: Slots) -> Unfilled | None:
-        """Return its newest ticket that is still worth working on, whichever node asked for it, but
-        for those of some slots.
+        """Return its newest ticket that is still worth working on, of any of its nodes, except
+        those in `besides`.
         """
         for each in reversed(self.unfilled):
             if each.is_worth(now, oldest) and (each.step, each.index) not in besides:
@@ -441,23 +458,23 @@ class WorkerRows:
 
 @dataclass(slots=True)
 class Snapshot:
-    """The figures and rows that one transaction has read, and the tickets it has given."""
+    """The figures and rows that one transaction has read, and the tickets it has issued."""
 
     now: int
     """The chain's time."""
     used: int
-    """Submissions that training uses."""
+    """Submissions used by training."""
     outstanding: int
     """Submissions that are leased, received or committed and not judged."""
     first_step: Step
-    """Slots of earlier steps are not known here."""
+    """Slots of earlier steps were not read."""
     accounts: Mapping[Address, WorkerRows]
-    """Of each worker that asks."""
+    """Rows of each asking worker."""
     given: list[Statement] = field(default_factory=list)
-    """Statements that write those tickets down."""
+    """Statements that store the issued tickets."""
 
     def note(self, node: Address, ticket: Ticket, signature: bytes) -> None:
-        """Take note of a ticket that is given."""
+        """Add an issued ticket."""
         text = json.dumps(ticket.to_json())
         account = self.accounts[ticket.worker]
         slot, due = (ticket.step, ticket.index), ticket.deadline

@@ -1,20 +1,19 @@
-"""The life cycle of workers: what the chain says of them, and when their nodes were last heard.
+"""The life cycle of workers: their status on chain, and the last heartbeats of their nodes.
 
     registered ─▶ discovered ──heard──▶ active ──silent──▶ unhealthy ──silent──▶ dead
                       ▲                   ▲ ▲                  │                  │
                       │                   │ └──────heard───────┘                  │
                    freed                  └───────────────heard───────────────────┘
                       │
-        jailed · exiting · banned  ◀── from any state, as the chain says; deaf to heartbeats
+        jailed · exiting · banned  ◀── from any state, by the chain; heartbeats are ignored
 
-Two words are kept apart: the *status* of a worker is what the chain says (Active, Jailed, Exiting,
-Banned), its *state* is what the orchestrator makes of that and of heartbeats. A worker of status
-Active may work; it is in the state `active` while it is also heard of.
+Two words differ: the *status* of a worker is on chain (Active, Jailed, Exiting, Banned); its
+*state* follows from the status and from heartbeats. A worker of status Active may work; it is in
+the state `active` while it also sends heartbeats.
 
-Nothing of it is stored: a worker's state follows from its standing on chain and from its node's
-last heartbeat, so that every replica and every restart comes to the same. A heartbeat from
-before a standing says nothing about it: a worker that was freed, or registered, is discovered until
-it speaks.
+The state is not stored: it follows from the status on chain and from the node's last heartbeat, so
+that every replica and every restart computes the same. A heartbeat from before the current status
+does not count: a worker that was just registered or freed is `discovered` until its next heartbeat.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from muster.orchestrator.db.tables import heartbeats
 from muster.protocol.ids import Address, PolicyVersion
 
 UNHEALTHY_SHARE = 4
-"""A worker is unhealthy after this part of the time after which it is dead."""
+"""A worker is unhealthy after the time after which it is dead, divided by this."""
 
 
 class WorkerState(StrEnum):
-    """Where a worker is in its life."""
+    """State of a worker."""
 
     DISCOVERED = "discovered"
-    """It may work and was not heard of since it may."""
+    """It may work but has sent no heartbeat since."""
     ACTIVE = "active"
-    """It was heard of lately."""
+    """Its heartbeats arrive."""
     UNHEALTHY = "unhealthy"
     """It misses heartbeats."""
     DEAD = "dead"
@@ -56,7 +55,7 @@ class WorkerState(StrEnum):
 
 
 HEARD = frozenset({WorkerState.ACTIVE, WorkerState.UNHEALTHY})
-"""States of those that may work and were heard of lately."""
+"""States of workers that may work and sent a heartbeat recently."""
 
 
 _BY_STATUS = {
@@ -71,7 +70,7 @@ def state_of(
 ) -> WorkerState:
     """Return the state of a worker.
 
-    `since` is when the status began, `seen_at` when the node was heard of last, Unix seconds.
+    `since` is when the status began, `seen_at` the time of the last heartbeat, in Unix seconds.
     """
     if status in _BY_STATUS:
         return _BY_STATUS[status]
@@ -95,7 +94,7 @@ class Lives:
         dead_after_s: int,
         clock: Callable[[], float],
     ) -> None:
-        """`workers` are looked up anew each time: a reorganisation replaces them."""
+        """`workers` is called each time, because a reorganisation replaces the workers."""
         self._workers = workers
         self._heartbeats = heartbeats
         self._dead_after_s = dead_after_s
@@ -118,7 +117,7 @@ class Lives:
 
 
 CLOCK_SKEW_S = 30
-"""How far the clocks of two replicas may be apart."""
+"""Largest difference in seconds between the clocks of two replicas."""
 
 _SAID = ("policy_version", "state", "software", "seen_at")
 _row = new_row(heartbeats, "node", *_SAID)
@@ -140,20 +139,21 @@ _SINCE = Query(
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The node's last words about itself. Nothing here is verified."""
+    """A node's last heartbeat. Nothing in it is verified."""
 
     policy_version: PolicyVersion | None
     """The policy it has loaded."""
     state: str
-    """What it does."""
+    """What the node is doing."""
     software: str
-    """Its software and version."""
+    """The node's software and version."""
     seen_at: int
     """Wall clock."""
 
 
 class Heartbeats:
-    """The last heartbeat of every node. Only registered nodes get here: the chain bounds it."""
+    """The last heartbeat of every node. Only registered nodes are stored, so the chain bounds the
+    size."""
 
     def __init__(self, database: Database, *, clock: Callable[[], float]) -> None:
         self._database = database
@@ -167,7 +167,8 @@ class Heartbeats:
         return self._latest
 
     async def load(self) -> None:
-        """Read what was heard before the start, or by other replicas since the last time."""
+        """Load heartbeats from before the start, or received by other replicas since the last
+        call."""
         [found] = await self._database.search(_SINCE(since=self._read_from))
         for node, number, state, software, seen_at in found:
             version = None if number is None else PolicyVersion(number)

@@ -1,15 +1,14 @@
 """Shares of the tickets by stake, and turns among the workers that ask for them.
 
-Shares count the stakes of workers that were heard of lately. A worker with stake for one ticket or
-more holds no more than its share, a fraction rounded up or down by lot under each policy version.
-Workers with less stake share the sum of theirs, so that stake split among many workers holds no
-more tickets than in one.
+Shares are computed from the stakes of workers with recent heartbeats. A worker whose share is at
+least one ticket holds no more than its share; a fraction is rounded up or down by lot under each
+policy version. Workers with smaller shares have the sum of their shares in common, so splitting a
+stake among many workers gains no tickets.
 
-By the unit cap a worker has no more units in flight than its stake covers. Units in flight can
-still turn out to be fraud: open leases at the most they can bring, units that were uploaded or
-committed, and units whose outcomes are not final. The ledger does not count them, so tickets alone
-bound them. The lapsed tickets of a worker that lets one after another lapse count, too, as if it
-had filled them.
+The unit cap limits a worker's units in flight to those that its stake covers. Units in flight can
+still turn out to be fraud: open leases at their maximum, uploaded or committed units, and units
+whose outcomes are not final. The ledger does not count them, so only tickets bound them. If a
+worker lets many tickets lapse, these count too, as if it had filled them.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _WHOLE = 1 << 64
 
 
 class Shares:
-    """Shares of so many tickets, by stake."""
+    """Shares of tickets by stake."""
 
     def __init__(self, tickets: int) -> None:
-        """`tickets` may be out at once."""
+        """`tickets` is the number that may be open at once."""
         self._tickets = tickets
         self._stakes: dict[Address, int] = {}
         self._total = 0
@@ -46,8 +45,9 @@ class Shares:
     def note(
         self, heard: Iterable[MemberView], held: Mapping[Address, int], busy: Container[Address]
     ) -> None:
-        """Take in who was heard of, how many tickets each worker has that are open, filled and in
-        no batch, or were refused a lease's time ago or less, and whose work is in batches.
+        """Update the inputs. `heard` are workers with recent heartbeats; `held` counts each
+        worker's tickets that are open, filled and in no batch, or refused within the last lease
+        time; `busy` are workers with work in batches.
         """
         self._stakes = {each.address: each.active_wei for each in heard}
         self._total = sum(self._stakes.values())
@@ -61,18 +61,19 @@ class Shares:
         self._held_by_small += self._is_small(worker.active_wei)
 
     def of(self, worker: MemberView, beacon: Hash32) -> int:
-        """Return how many tickets a worker may hold at most, under the policy with a beacon."""
+        """Return how many tickets a worker may hold at most; `beacon` is that of the policy
+        version."""
         mine = worker.active_wei
         total = self._total if worker.address in self._stakes else self._total + mine
         lot = int.from_bytes(keccak(beacon + worker.address.encode())[:8], "big")
         return max(1, (mine * self._tickets * _WHOLE + lot * total) // max(1, total * _WHOLE))
 
     def is_small(self, worker: MemberView) -> bool:
-        """Return whether a worker's stake is for less than one ticket."""
+        """Return whether a worker's share is less than one ticket."""
         return self._is_small(worker.active_wei)
 
     def free_for_small(self, tickets: int) -> int:
-        """Return how many of so many tickets are for workers with stake for less than one."""
+        """Return how many of the tickets are for workers with a share of less than one."""
         return max(0, min(tickets, self._of_small - self._held_by_small))
 
     def _is_small(self, stake: int) -> bool:
@@ -80,13 +81,13 @@ class Shares:
 
 
 CLEAR_S = 0.5
-"""Time between two looks for who went away."""
+"""Seconds between two removals of workers that stopped asking."""
 
 
 @dataclass(slots=True)
 class _Asker:
     ended: float
-    """Where its last ticket ended, in turns."""
+    """Virtual time at which its last ticket ended."""
     weight: int
     asked_at: float
 
@@ -95,16 +96,16 @@ class Turns:
     """Shares tickets among the workers that ask, when there are fewer tickets than workers.
 
     Start-time fair queueing (Goyal, Vin, Cheng 1996) with tickets as packets: each ticket of a
-    worker starts at the later of the common clock and its own last end, and ends 1 / weight later;
-    those that start first are served first, and the common clock is the start of the last one
-    served. So tickets are shared in proportion to weights among those that ask, nobody saves up
-    turns while away, and a stake that is split among many workers gets no more than in one.
+    worker starts at the later of the common clock and its own last end, and ends 1 / weight later.
+    Those that start first are served first, and the common clock is the start of the last one
+    served. So tickets are shared in proportion to weight among the workers that ask, nobody saves
+    up turns while absent, and splitting a stake among many workers gains nothing.
 
-    Pure but for the clock that is handed in. While there is enough for all, nobody waits.
+    Pure except for the injected clock. While there are enough tickets for all, nobody waits.
     """
 
     def __init__(self, *, patience_s: float, clock: Callable[[], float]) -> None:
-        """A worker that has not asked for `patience_s` is not waited for."""
+        """A worker that has not asked for `patience_s` loses its turn."""
         self._patience_s = patience_s
         self._clock = clock
         self._waiting: dict[Address, _Asker] = {}
@@ -120,12 +121,12 @@ class Turns:
             self._note(worker)
 
     def withdraw(self, worker: Address) -> None:
-        """Note that a worker may have no ticket at all: it is not waited for until it may."""
+        """Note that a worker may have no ticket now, so that it loses its turn."""
         self._waiting.pop(worker, None)
         self._unfit.add(worker)
 
     def may_go(self, worker: Address, weight: int, tickets: int) -> bool:
-        """Note that a worker asks, and return whether one of so many tickets is its."""
+        """Note that a worker asks, and return whether it gets one of the tickets."""
         self._unfit.discard(worker)
         self._weights[worker] = max(1, weight)
         asker = self._note(worker)
@@ -153,7 +154,7 @@ class Turns:
         return max(self._now, asker.ended), -asker.weight, worker
 
     def _forget(self, now: float) -> None:
-        """Wait no more for who went away, and remember no turn that is over."""
+        """Remove workers that stopped asking, and turns that are over."""
         if now - self._cleared_at < CLEAR_S:
             return
         self._cleared_at = now
@@ -165,23 +166,28 @@ class Turns:
         self._weights = {n: weight for n, weight in self._weights.items() if n in known}
 
 
-# What a stake covers
+# Units covered by a stake
+
+
+MAX_RECORDED = (1 << 32) - 1
+"""Most units that an outcome record can count."""
 
 
 def max_units(sampling: SamplingRecipe) -> int:
     """Return the most units that one submission can be worth."""
-    return sampling.problems_per_submission * sampling.samples_per_problem * sampling.max_new_tokens
+    samples = sampling.problems_per_submission * sampling.samples_per_problem
+    return min(samples * sampling.max_new_tokens, MAX_RECORDED)
 
 
 def free_leases(in_flight: int, per_lease: int, active_wei: int, stake_per_unit: int) -> int:
-    """Return how many leases of so many units a stake covers beside the units in flight."""
+    """Return how many leases of `per_lease` units a stake covers beside the units in flight."""
     return max(0, active_wei // stake_per_unit - in_flight) // per_lease
 
 
 class UnitCap:
-    """Says how many more leases are covered by their worker's stake.
+    """Computes how many more leases a worker's stake covers.
 
-    What is in a batch does not change any more, so it is read once, when the batch is first met.
+    The content of a batch never changes, so it is read once, when the batch is first seen.
     """
 
     def __init__(
@@ -204,17 +210,17 @@ class UnitCap:
         return self._in_batches.keys()
 
     def counts_from(self, now: int, *, lapses: bool) -> int:
-        """Return the deadline from which a ticket that is not filled is in flight: while its upload
-        can be committed, and if `lapses` count for as long as its work would have been in flight.
+        """Return the earliest deadline of an unfilled ticket that counts as in flight: while its
+        upload can still be committed or, with `lapses`, while its work would have been in flight.
         """
         return now - COMMIT_GRACE_S - lapses * self._constants.challenge_s
 
     def unknown_batches(self, now: int) -> list[Hash32]:
-        """Return the batches in flight whose content must be told with `note_batch` first."""
+        """Return the batches in flight whose content must first be added with `note_batch`."""
         final_before = now - self._constants.outcome_deadline_s - self._constants.challenge_s
         unsettled = self._projection.unsettled
         open_ids = {batch.batch_id for batch in unsettled}
-        # Work taken out of a batch counts with that batch until it is void.
+        # Work withdrawn from a batch counts with that batch until the batch is void.
         unjudged = {
             b.root: b
             for b in unsettled
@@ -231,7 +237,7 @@ class UnitCap:
         return list(wanted - self._batches.keys())
 
     def note_batch(self, root: Hash32, units: Rows) -> None:
-        """Take note of each worker's units in a batch."""
+        """Store each worker's units in a batch."""
         content = {Address(worker): int(of_worker) for worker, of_worker in units}
         self._batches[root] = content
         self._in_batches.update(content)
@@ -244,9 +250,9 @@ class UnitCap:
         )
 
     def in_flight(self, worker: MemberView, *, leased: int, waiting: int, now: int) -> int:
-        """Return the worker's units in flight: of so many leases at their maximum, of its
-        submissions that are in no batch, of batches without outcomes, and of outcomes that are
-        not final.
+        """Return the worker's units in flight: `leased` leases at their maximum, `waiting` units of
+        submissions in no batch, units of batches without outcomes, and of outcomes that are not
+        final.
         """
         posted = self._projection.posted_units(
             worker.worker_id, posted_after=now - self._constants.challenge_s

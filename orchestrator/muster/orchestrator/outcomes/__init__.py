@@ -1,1 +1,1 @@
-"""Steps 7, 8 and 10: what validators sign, which of it is posted, and when slashing pauses."""
+"""Steps 7, 8 and 10: collecting and posting validators' outcomes, and pauses of slashing."""

@@ -1,9 +1,9 @@
-"""The breaker: watches whether many independent workers fail one check, and pauses slashing then.
+"""The breaker: pauses slashing when many independent workers fail the same check.
 
-Outcomes count from when validators hand them in, before they are posted, so that a pause can come
-before the first stake is taken. The pause itself is on chain, bounded, with the evidence's hash.
-This module decides when to call it, and keeps the evidence for anybody. When the failures end,
-slashing goes on by itself.
+Outcomes count as soon as validators hand them in, before they are posted, so that a pause can
+precede the first slash. The pause itself is on chain, limited in time, with the evidence's hash.
+This module decides when to pause, and publishes the evidence. When the failures end, slashing
+resumes by itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from muster.chain import BatchView, PauseCause, RunView
 from muster.orchestrator.db import Database
 from muster.orchestrator.db.statements import outcomes_of
+from muster.orchestrator.intake.files import reporting_disk
 from muster.orchestrator.ports import Constants
 from muster.orchestrator.projection import Judged, Projection
 from muster.protocol.encoding import canonical_json, hex0x, keccak
@@ -27,21 +28,21 @@ from muster.protocol.ids import Hash32
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict, unpack_records
 from muster.protocol.recipe import BreakerRecipe
 
-# Correlated failures: so many independent workers fail one check that the check, not they, is the
-# likelier cause.
+# Correlated failures: so many independent workers fail one check that a fault of the check is more
+# likely than fraud.
 #
-# Pure: outcomes in, a finding or None out. Attackers come alone or as a crowd of one owner's
-# wallets; a wrong calibration, a broken verifier or a disturbed validator hits everybody. So
+# Pure function from outcomes to a finding or None. Attackers are single wallets or many wallets of
+# one owner; a wrong calibration, a broken verifier or a faulty validator affects everybody. So
 # wallets are counted, not submissions: each counts once, by the share of its outcomes that failed,
-# and one that has proven little counts for a fraction. Only frauds count as failures: they alone
-# cost stake, so an attacker who trips the breaker by failing pays a slash for every wallet.
+# and a wallet with few accepted submissions counts for a fraction. Only frauds count as failures:
+# only they cost stake, so an attacker who trips the breaker pays a slash for every wallet.
 
 FIRST_CHECK, LAST_CHECK = 3, 7
 """The checks whose failure can be fraud (docs/protocol.md section 8)."""
 MOSTLY = 0.5
-"""A worker fails a check when at least this share of its outcomes there are frauds."""
+"""A worker fails a check when at least this share of its outcomes at the check are frauds."""
 DECIMALS = 12
-"""Decimals to which shares are compared: sums of many fractions must not decide."""
+"""Decimals to which shares are rounded before comparison, against errors of long sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +50,20 @@ class CorrelatedFailure:
     """Too many independent workers fail one check."""
 
     check: int
-    """Which, 3 to 7."""
+    """Number of the check, 3 to 7."""
     reason: Reason
-    """The reason that most of their frauds have."""
+    """The most frequent reason of their frauds."""
     share: float
-    """Weighed share of the workers seen at the check that fail it, 0 to 1."""
+    """Weighted share, 0 to 1, of failing workers among those whose outcomes reached the check."""
     failing: tuple[int, ...]
-    """Numbers of the workers that fail it, ascending."""
+    """Ids of the workers that fail it, ascending."""
     seen: int
     """Workers whose outcomes reached the check."""
 
 
 @dataclass(slots=True)
 class _AtCheck:
-    """What one worker's outcomes say about one check."""
+    """One worker's outcomes at one check."""
 
     reached: int = 0
     failed: int = 0
@@ -78,15 +79,15 @@ def correlated_failure(
     limits: BreakerRecipe,
     accepted_before: Callable[[int], int],
 ) -> CorrelatedFailure | None:
-    """Return the check that trips the breaker, the one with the largest share, or None.
+    """Return the check that trips the breaker, or None; of several, the one with the largest share.
 
-    `outcomes` are those of the window with the verdict that stands for each; `accepted_before`
-    tells how many accepted submissions a worker had before the window. An outcome that failed an
-    earlier check says nothing about a later one.
+    `outcomes` are those of the window, each with its standing verdict; `accepted_before` returns
+    how many accepted submissions a worker had before the window. An outcome that failed an earlier
+    check is not counted at later ones.
     """
     outcomes = list(outcomes)
     accused = {record.worker_id for record, verdict in outcomes if verdict is Verdict.FRAUD}
-    # Nobody fails a check without a fraud: in a sound network there is nothing to count.
+    # Without frauds no worker fails, so in a sound network nothing is counted.
     if len(accused) < limits.min_workers:
         return None
     checks = _by_check(outcomes)
@@ -139,27 +140,27 @@ def _judge(
 logger = logging.getLogger(__name__)
 
 StandingOutcome = tuple[OutcomeRecord, Verdict]
-"""An outcome and the verdict that stands for it."""
+"""An outcome and its standing verdict."""
 EVIDENCE = "evidence"
-"""The folder, in the files folder."""
+"""Subfolder of the files folder."""
 MAX_FRAUDS = 10_000
-"""Frauds that the evidence of a pause lists."""
+"""Most frauds listed in the evidence of a pause."""
 MAX_LOOKED = 20_000
-"""Most outcomes of the window that one look reads, the newest: a look must stay cheap."""
+"""Most outcomes of the window that are read at a time, the newest first, to limit the cost."""
 MAX_WAITING = 500
-"""Batches without outcomes that one look takes in, the newest."""
+"""Most batches without outcomes that are read at a time, the newest first."""
 LOOK_INTERVAL_S = 2.0
-"""Least time between two looks."""
+"""Minimum time in seconds between two evaluations."""
 
 
 @dataclass(frozen=True, slots=True)
 class PauseEvidence:
-    """Why slashing is to be paused."""
+    """The reason for a pause of slashing."""
 
     failure: CorrelatedFailure
-    """What was found."""
+    """The failing check."""
     document: bytes
-    """Canonical JSON that says so, with every fraud that it rests on."""
+    """Canonical JSON of the finding, with the frauds behind it."""
 
     @property
     def hash(self) -> Hash32:
@@ -169,7 +170,7 @@ class PauseEvidence:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Breaker:
-    """Says when slashing must pause."""
+    """Decides when slashing must pause."""
 
     database: Database
     projection: Projection
@@ -181,10 +182,11 @@ class Breaker:
     def __post_init__(self) -> None:
         self._folder = self.folder / EVIDENCE
         self.failure: CorrelatedFailure | None = None
-        """What the last look found."""
+        """Result of the last evaluation."""
 
     async def look(self) -> CorrelatedFailure | None:
-        """Look at the window's outcomes, posted and handed in; return what trips the breaker."""
+        """Evaluate the window's outcomes, posted and handed in; return the failure that trips the
+        breaker."""
         posted = list(self._posted())
         standing = [(each.record, self._stands(each)) for each in posted]
         fresh = Counter(r.worker_id for r, verdict in standing if verdict is Verdict.ACCEPTED)
@@ -199,18 +201,19 @@ class Breaker:
         return self.failure
 
     def may_pause(self) -> bool:
-        """Return whether the chain would take a pause now."""
+        """Return whether the chain would accept a pause now."""
         last = self.projection.run.slashing_paused_until
         return last == 0 or self.now() >= last + self.constants.slash_cooldown_s
 
     async def evidence(self) -> PauseEvidence | None:
-        """Return what a pause now would rest on, kept on disk; None when nothing calls for one."""
+        """Return the evidence for a pause now, written to disk; None when no pause is necessary."""
         failure = self.failure
         if failure is None:
             return None
         found = PauseEvidence(failure, self._document(failure, await self._waiting()))
-        self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / f"{hex0x(found.hash)}.json").write_bytes(found.document)
+        with reporting_disk():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / f"{hex0x(found.hash)}.json").write_bytes(found.document)
         return found
 
     def document(self, name: Hash32) -> bytes | None:
@@ -223,8 +226,8 @@ class Breaker:
         return self.now() - self.limits.window_s
 
     def _is_new(self, batch: BatchView) -> bool:
-        """Return whether a batch was committed since the last pause began: what led to that pause,
-        or was on its way then, is not counted again.
+        """Return whether a batch was committed after the last pause began, so that outcomes behind
+        that pause are not counted again.
         """
         pauses = self.projection.run.pauses
         return not pauses or batch.committed_at > pauses[-1].began_at
@@ -247,7 +250,7 @@ class Breaker:
         return self.projection.standing_verdict(judged)
 
     async def _waiting(self) -> list[StandingOutcome]:
-        """Return what seated validators handed in about batches that have no outcomes yet."""
+        """Return what seated validators handed in for batches without posted outcomes."""
         since = self._since()
         waiting = [
             batch
@@ -282,7 +285,8 @@ class Breaker:
             "window": [self._since(), self.now()],
             "limits": json.loads(self.limits.model_dump_json()),
             "frauds_posted": frauds[:MAX_FRAUDS],
-            # Not which: validators that have yet to judge them would know what the others found.
+            # The log must not name the batches: validators that still judge them would learn
+            # others' results.
             "frauds_handed_in": unposted,
         }
         return canonical_json(said)
@@ -291,22 +295,22 @@ class Breaker:
         failure = self.failure
         if failure is not None and (before is None or before.check != failure.check):
             logger.error(
-                "many workers fail one check, their slashes wait",
+                "many workers fail the same check, so their slashes wait",
                 extra={
                     "check": failure.check,
                     "reason": failure.reason.name,
                     "workers": len(failure.failing),
                     "share": round(failure.share, 3),
-                    "hint": "look at validators, verifiers, calibration before it ends",
+                    "hint": "check validators, verifiers and calibration before the pause ends",
                 },
             )
         elif failure is None and before is not None:
-            logger.warning("no check is failed by many workers any more")
+            logger.warning("many workers no longer fail the same check")
 
 
 def suspects(run: RunView, judged: Judged, posted_at: int, window_s: int) -> bool:
-    """Return whether a pause is about a fraud verdict: it met its challenge window, and names its
-    check or none.
+    """Return whether a pause concerns a fraud verdict: it overlapped the verdict's challenge
+    window, and names the same check or none.
     """
     reason = int(judged.reason)
     return any(
@@ -319,5 +323,5 @@ def suspects(run: RunView, judged: Judged, posted_at: int, window_s: int) -> boo
 def _unpacked(data: bytes) -> list[OutcomeRecord]:
     try:
         return unpack_records(data)
-    except EncodingError:  # what is kept was checked; a damaged row must not stop the breaker
+    except EncodingError:  # rows were checked on arrival; a damaged one must not stop the breaker
         return []

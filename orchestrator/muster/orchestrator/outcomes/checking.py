@@ -1,8 +1,8 @@
-"""Proofs of checking: held, and served to whoever recomputed the same submissions.
+"""Proofs of checking: stored, and served to validators that recomputed the same submissions.
 
-The orchestrator cannot tell a fingerprint from noise. It sees to the order: a commitment comes
-before the outcomes are on chain and is shown to nobody until then, the fingerprints come after, and
-what other validators say about them is kept with their signatures, for anybody to repeat.
+The orchestrator cannot tell a fingerprint from noise. It enforces the order: a commitment must
+arrive before the outcomes are on chain and stays secret until then; the fingerprints follow. Signed
+reports of other validators about them are kept, so that anybody can verify them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ from muster.protocol.ids import Address, Hash32
 logger = logging.getLogger(__name__)
 
 KEPT_BATCHES = 2000
-"""Batches whose fingerprints are kept, the newest; the rest is in the validators' own folders."""
+"""Number of newest batches whose fingerprints are kept; validators keep the others in their
+folders."""
 COUNTED_BATCHES = 200
-"""Newest judged batches that the summary counts."""
+"""Number of newest judged batches in the summary."""
 PROOF_DUE_S = 120
-"""So long after a batch's outcomes its proofs are not missed: twice a validator's longest pause."""
+"""Seconds after a batch's outcomes before missing proofs count: twice a validator's longest
+pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A validator's commitment, and its fingerprints once it has shown them."""
+    """A validator's commitment, and its fingerprints once revealed."""
 
     validator: Address
     batch_root: Hash32
@@ -51,7 +53,7 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class _Reported:
-    """What one validator found about another's fingerprints."""
+    """One validator's report on another's fingerprints."""
 
     batch_id: int
     validator: Address
@@ -88,11 +90,11 @@ _REVEALED_SINCE = Query(
     )
 )
 _MOST_ROWS = 1000
-"""Commitments and reports of one batch that are shown."""
+"""Most commitments and reports shown of one batch."""
 
 
 def _forget(table: Table) -> Query:
-    """Delete what is known of one validator in a batch, and of batches before the `first` kept."""
+    """Delete one validator's rows of a batch, and all rows of batches before `first`."""
     of_one = and_(*given(table, "batch_id", "validator"))
     return Query(delete(table).where(of_one | (table.c.batch_id < bindparam("first"))))
 
@@ -102,20 +104,20 @@ _FORGET = (_forget(checkings), _forget(check_reports))
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ProofsOfChecking:
-    """Keeps commitments, fingerprints and reports."""
+    """Stores commitments, fingerprints and reports."""
 
     database: Database
     projection: Projection
     domain: Domain
     clock: Callable[[], float]
-    """The machine's, in Unix time."""
+    """Wall clock in Unix seconds."""
     now: Callable[[], float]
-    """The chain's time."""
+    """The chain's time in Unix seconds."""
 
     async def commit(
         self, validator: Address, batch_id: int, hashes: tuple[Hash32, Hash32], signature: bytes
     ) -> None:
-        """Keep a commitment; `hashes` are those of the records and of the fingerprints."""
+        """Store a commitment; `hashes` are those of the records and of the fingerprints."""
         batch = self._batch(batch_id)
         message = Checking(batch_id, batch.root, *hashes)
         self._require_signed(message.struct_hash(), validator, signature)
@@ -124,12 +126,16 @@ class ProofsOfChecking:
             if held is not None and held.batch_root == batch.root:
                 if (held.records_hash, held.fingerprints_hash) != hashes:
                     raise refuse(
-                        "checking_conflict", f"another commitment for batch {batch_id} is held"
+                        "checking_conflict",
+                        f"this validator already made another commitment for batch {batch_id}",
                     )
                 return
             if batch.records is not None:
-                raise refuse("checking_late", f"batch {batch_id} has its outcomes already")
-            # An earlier one is about a batch whose number is another's after a reorganisation.
+                raise refuse(
+                    "checking_late", f"the outcomes of batch {batch_id} are already on chain"
+                )
+            # An earlier commitment may be for another batch that had this id before a
+            # reorganisation.
             of_one = {"batch_id": batch_id, "validator": validator}
             records_hash, of_fingerprints = hashes
             await asked.ask(
@@ -145,7 +151,7 @@ class ProofsOfChecking:
             )
 
     async def reveal(self, validator: Address, batch_id: int, packed: bytes) -> None:
-        """Keep the fingerprints of a commitment, once the outcomes are on chain."""
+        """Store the fingerprints of a commitment, once the outcomes are on chain."""
         batch = self._batch(batch_id)
         if batch.records is None:
             raise refuse("checking_early", f"batch {batch_id} has no outcomes yet")
@@ -157,13 +163,16 @@ class ProofsOfChecking:
             held = await _held(asked, batch_id, validator)
             committed = (batch.root, fingerprints_hash(parts))
             if held is None or (held.batch_root, held.fingerprints_hash) != committed:
-                raise refuse("bad_fingerprints", "these are not the fingerprints committed to")
+                raise refuse(
+                    "bad_fingerprints",
+                    f"the fingerprints do not match the commitment for batch {batch_id}",
+                )
             if held.fingerprints is None:
                 shown = {"fingerprints": packed, "revealed_at": int(self.clock())}
                 await asked.ask(_REVEAL(batch_id=batch_id, validator=validator, **shown))
 
     async def report(self, reporter: Address, report: CheckReport, signature: bytes) -> None:
-        """Keep what one validator found about another's fingerprints; its first word stands."""
+        """Store one validator's report on another's fingerprints; only its first report counts."""
         batch = self._batch(report.batch_id)
         if batch.records is None:
             raise refuse("checking_early", f"batch {report.batch_id} has no outcomes yet")
@@ -174,7 +183,7 @@ class ProofsOfChecking:
             about = await _held(asked, report.batch_id, report.validator)
             shown = (batch.root, report.fingerprints_hash)
             if about is None or (about.batch_root, about.fingerprints_hash) != shown:
-                raise refuse("bad_report", "the report is about fingerprints that nobody showed")
+                raise refuse("bad_report", "the reported fingerprints were not revealed")
             said = _REPORT(
                 batch_id=report.batch_id,
                 validator=report.validator,
@@ -188,14 +197,14 @@ class ProofsOfChecking:
         if report.failed and is_first:
             fields = {"batch": report.batch_id, "validator": report.validator}
             logger.warning(
-                "a validator signed what it did not check",
+                "a validator signed outcomes that it did not check",
                 extra={**fields, "failed": report.failed, "reporter": reporter},
             )
 
     async def of_batch(self, batch_id: int) -> BatchChecking:
-        """Return everything held about a batch, once outcomes are on chain; until then nothing.
+        """Return everything stored about a batch once its outcomes are on chain; nothing before.
 
-        From a commitment another validator could tell, or test, what it is to sign to agree.
+        From a commitment another validator could learn or guess the outcomes to agree with.
         """
         batch = self._batch(batch_id)
         if batch.records is None:
@@ -220,7 +229,8 @@ class ProofsOfChecking:
         )
 
     async def summary(self) -> list[Watched]:
-        """Return how every current validator's proofs came out, over the newest judged batches."""
+        """Return the results of every current validator's proofs, over the newest judged
+        batches."""
         run = self.projection.run
         judged = [
             b
@@ -288,9 +298,10 @@ def _summarise(
 
 
 def _median_reports(reports: Sequence[_Reported]) -> tuple[Counter[str], Counter[str]]:
-    """Return submissions compared and failed by validator: of each batch, what most reporters say.
+    """Return compared and failed submissions by validator: for each batch, the median of the
+    reports.
 
-    One reporter cannot make an honest validator look bad where two others compared it.
+    A single reporter cannot discredit an honest validator if two others compared it too.
     """
     by_batch: dict[tuple[int, str], list[_Reported]] = defaultdict(list)
     for row in reports:

@@ -1,4 +1,4 @@
-"""Keeps what somebody signed twice until the court of faults has seen it.
+"""Keeps second signatures until they are reported to the court of faults.
 
 The second outcomes of a batch by one validator, or the second submission for a slot, are refused;
 both signatures are kept. `muster.chain.doubles` says what they prove.
@@ -35,7 +35,7 @@ from muster.protocol.ids import Address
 from muster.protocol.messages import Submission
 
 MAX_DIRECT = 500
-"""Submissions that workers committed themselves and that are compared with ours, the latest."""
+"""Number of latest directly committed submissions that are compared with ours."""
 
 _KEPT = Query(select(doubles.c.tag).where(*given(doubles, "offence", "owner", "tag")))
 _KEEP = Query(new_row(doubles).on_conflict_do_nothing())
@@ -44,7 +44,7 @@ _ALL = Query(select(doubles.c.offence, doubles.c.owner, doubles.c.tag, doubles.c
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A row of what somebody signed twice."""
+    """A stored second signature."""
 
     offence: str
     owner: Address
@@ -53,12 +53,12 @@ class _Kept:
 
 
 class Doubles:
-    """Keeps what was signed twice, and says what is to be shown to the court."""
+    """Keeps second signatures, and lists those to report to the court."""
 
     def __init__(
         self, database: Database, files: FileStore, projection: Projection, domain: Domain
     ) -> None:
-        """`domain` is the ledger's."""
+        """`domain` is the EIP-712 domain of the ledger."""
         self._database = database
         self._files = files
         self._projection = projection
@@ -82,7 +82,7 @@ class Doubles:
         await self._keep(Offence.DOUBLE_SUBMISSION, submission.worker, tag, signed)
 
     async def to_report(self) -> list[Double]:
-        """Return what can be proven now and was not, each offence once."""
+        """Return the offences that can be proven now and were not reported, each once."""
         [rows] = await self._database.search(_ALL)
         kept = [_Kept(what, who, tag, json.loads(signed)) for what, who, tag, signed in rows]
         found = [*self._outcomes(kept), *self._shown(), *await self._submissions(kept)]
@@ -98,14 +98,14 @@ class Doubles:
             if row.offence != Offence.DOUBLE_OUTCOME:
                 continue
             batch = self._projection.batch(row.tag)
-            # A reorganisation can give a number to another batch; of a void one nothing is left.
+            # A reorganisation can give the id to another batch; a void batch proves nothing.
             if batch is None or batch.is_void or hex0x(batch.root) != row.signed["batch_root"]:
                 continue
             first, second = (SignedRecords.from_json(row.signed[k]) for k in ("first", "second"))
             yield DoubleOutcome(row.owner, batch, first, second)
 
     def _shown(self) -> Iterator[Double]:
-        """Yield what a validator showed twice on chain."""
+        """Yield pairs of outcomes that a validator published on chain."""
         for batch in self._projection.view.batches.values():
             if batch.run_id != self._projection.run_id or len(batch.shown) < 2 or batch.is_void:
                 continue
@@ -138,7 +138,7 @@ class Doubles:
         return found
 
     def _provable(self, one: SignedWork, other: SignedWork) -> Iterator[Double]:
-        """Yield the proof, if either was judged."""
+        """Yield the proof, if one of the two submissions was judged."""
         for first, second in ((one, other), (other, one)):
             judged = self._projection.judged(first.submission.file_hash)
             batch = None if judged is None else self._projection.batch(judged.batch_id)
@@ -155,13 +155,13 @@ class Doubles:
 
     async def _keep(self, offence: Offence, owner: Address, tag: int, signed: Any) -> None:
         key = (offence.value, owner, tag)
-        # A repetition makes nobody wait for the disk.
+        # A repetition is not written again.
         if await _is_kept(self._database, key):
             return
         async with self._database.transaction() as asked:
             if not await _is_kept(asked, key):
                 kept = StoredDouble(offence=key[0], owner=owner, tag=tag, signed=signed)
-                # No other copy of the second signature exists: it outlives the database.
+                # There is no other copy of the second signature, so it must survive the database.
                 await self._files.keep_double(kept)
                 await asked.ask(keep_double(kept))
 
@@ -173,13 +173,14 @@ async def _is_kept(asked: Queryable, key: tuple[str, str, int]) -> bool:
 
 
 def keep_double(kept: StoredDouble) -> Statement:
-    """Write down what somebody signed twice, unless it is."""
+    """Store a second signature, unless it is stored already."""
     signed = json.dumps(kept.signed)
     return _KEEP(offence=kept.offence, owner=kept.owner, tag=kept.tag, signed=signed)
 
 
 def shown_by(batch: BatchView, validator: Address) -> list[SignedRecords]:
-    """Return what a validator showed on chain about a batch; never that it is withheld."""
+    """Return the outcomes that a validator published on chain about a batch; statements that its
+    data is withheld are left out."""
     return [
         SignedRecords(records_hash, signatures[validator])
         for records_hash, signatures in batch.shown.items()

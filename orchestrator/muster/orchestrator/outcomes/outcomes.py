@@ -1,4 +1,4 @@
-"""Outcomes: validators' signed records, checked, kept, and posted once those called agree.
+"""Outcomes: validators' signed records, checked, stored, and posted once the called ones agree.
 
 Steps 7 and 8 of one rollout. The orchestrator does not judge; it only refuses records that the
 contract would refuse, or that do not describe the batch. `muster.protocol.schedule` decides
@@ -45,13 +45,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """Outcomes of a batch that are to be posted."""
+    """Outcomes of a batch that are ready to be posted."""
 
     header: Batch
     records: bytes
     """The packed records."""
     signatures: tuple[bytes, ...]
-    """As many as the quorum, ascending by signer."""
+    """Signatures of a quorum, ascending by signer."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -70,18 +70,18 @@ class OutcomeCollector:
     now: Callable[[], int]
 
     def __post_init__(self) -> None:
-        """Who is called for which batch."""
+        """Create the schedule of calls."""
         self.heard_at: dict[Address, float] = {}
         """Wall clock of the latest outcomes from each validator, since the process started."""
         self.listening_since = self.clock()
-        """When that began."""
+        """Wall clock of the start of the process."""
 
     async def receive(
         self, validator: Address, batch_id: int, records: bytes, signature: bytes
     ) -> None:
-        """Keep a validator's outcomes of a batch; a batch that is judged already needs none."""
+        """Store a validator's outcomes of a batch, unless the batch is judged already."""
         batch = self.projection.batch(batch_id)
-        # To believe that nothing can be had, nothing of ours is needed.
+        # A statement that the data is withheld needs no submission from us for the check.
         contents = None if batch is None or not records else await self.batching.contents(batch)
         if batch is None or (records and contents is None):
             raise unknown_batch(batch_id, read_to=self.projection.view.block_number)
@@ -110,8 +110,8 @@ class OutcomeCollector:
     async def _require_single(
         self, batch: BatchView, validator: Address, signed: SignedRecords, held: OutcomesRow | None
     ) -> None:
-        """Refuse what contradicts a signature of the same validator: one that we hold, or that is
-        on chain. Both are kept for the court of faults.
+        """Refuse outcomes that contradict earlier ones of the same validator, held here or on
+        chain. Both are kept for the court of faults.
         """
         earlier = shown_by(batch, validator)
         if held is not None and held.is_of(batch):
@@ -128,26 +128,26 @@ class OutcomeCollector:
                 raise refuse(
                     "outcomes_conflict",
                     f"this validator signed other outcomes for batch {batch.batch_id}",
-                    "a validator signs one set of outcomes per batch",
+                    "sign one set of outcomes per batch only",
                 )
 
     def _signer(self, batch: BatchView, signed: SignedRecords) -> Address | None:
         return signer_of(self.domain, signed.of(batch), signed.signature)
 
     def _note_late(self, batch: BatchView, validator: Address, records: bytes) -> None:
-        """Compare what a validator found that looked after the outcomes were posted."""
+        """Compare outcomes that arrive after others were posted with the posted ones."""
         if not records:
             return
         agrees = keccak(records) == batch.records_hash
         REAUDITS.labels(result="agreed" if agrees else "differed").inc()
         if not agrees:
             logger.warning(
-                "a validator found other outcomes than those that were posted",
+                "a validator's outcomes differ from the posted outcomes",
                 extra={"batch": batch.batch_id, "validator": validator},
             )
 
     async def agreed(self) -> list[Agreed]:
-        """Return the outcomes that are to be posted now, ascending by batch."""
+        """Return the outcomes to post now, ascending by batch."""
         return [agreed async for agreed in self._agreed()]
 
     async def _agreed(self) -> AsyncIterator[Agreed]:
@@ -157,7 +157,7 @@ class OutcomeCollector:
             if calls.decision is None:
                 continue
             agreeing = [row for row in rows if _summary(row.records)[0] == calls.decision]
-            # Those who were called answer for what is posted.
+            # The called validators sign first: they are responsible for the batch.
             agreeing.sort(key=lambda row: row.validator not in calls.called)
             signers = sorted(agreeing[:quorum], key=lambda row: row.validator.lower())
             signatures = tuple(row.signature for row in signers)
@@ -189,7 +189,9 @@ class OutcomeCollector:
         except EncodingError as error:
             raise refuse("bad_records", str(error)) from error
         if len(records) != contents.count:
-            raise refuse("bad_records", f"{len(records)} records for {contents.count} submissions")
+            raise refuse(
+                "bad_records", f"there are {len(records)} records for {contents.count} submissions"
+            )
         for position, (record, entry) in enumerate(zip(records, contents.submissions, strict=True)):
             problem = mismatch(record, entry.submission, self.projection.view)
             if problem:
@@ -198,15 +200,16 @@ class OutcomeCollector:
         if units > batch.units:
             raise refuse(
                 "bad_records",
-                f"the records hold {units} units, the batch was committed for {batch.units}",
+                f"the records hold {units} units, more than the batch's {batch.units}",
             )
 
     async def _keep(
         self, validator: Address, batch: BatchView, records: bytes, signature: bytes
     ) -> tuple[OutcomesRow | None, bool]:
-        """Keep outcomes, and return true, unless the validator handed in some before; return those.
+        """Store outcomes unless the validator handed in some before; return the earlier ones, and
+        whether these were stored.
 
-        A validator that could see nothing may judge later; a judgement stays.
+        A validator that could not get the data may judge later; a judgement is final.
         """
         async with self.database.transaction() as asked:
             held = await _held(asked, batch.batch_id, validator)
@@ -233,7 +236,7 @@ async def _held(asked: Queryable, batch_id: int, validator: Address) -> Outcomes
 
 @lru_cache(maxsize=1024)
 def _summary(records: bytes) -> tuple[Hash32, bool]:
-    """Return the hash of checked records, and whether all are Accepted; nothing accepts nothing."""
+    """Return the hash of checked records, and whether all are Accepted; False for no records."""
     accepts = bool(records) and all(
         record.verdict is Verdict.ACCEPTED for record in unpack_records(records)
     )
@@ -246,7 +249,7 @@ def _statement(row: OutcomesRow) -> SignedOutcomes:
 
 
 def mismatch(record: OutcomeRecord, submission: Submission, view: ChainView) -> str | None:
-    """Return how a record fails to describe a submission; none when it does."""
+    """Return how a record contradicts its submission; None when it fits."""
     worker = view.workers.get(submission.worker)
     pairs = (
         ("worker id", record.worker_id, worker and worker.worker_id),
@@ -263,11 +266,11 @@ def mismatch(record: OutcomeRecord, submission: Submission, view: ChainView) -> 
 
 
 class ValidatorCalls:
-    """Says which validators are to check which batch now, by `muster.protocol.schedule`.
+    """Decides which validators must check which batch now, by `muster.protocol.schedule`.
 
-    The calls follow from the chain, from what validators handed in and from the chain's clock, so
-    that every replica and every restart comes to the same. Only absence is remembered beside that:
-    a called validator that let its time pass is not waited for again until it speaks.
+    The calls follow from the chain, the outcomes handed in and the chain's clock, so that every
+    replica and every restart computes the same. Only absence is remembered: a called validator that
+    missed its deadline is not waited for until it hands something in.
     """
 
     def __init__(
@@ -278,7 +281,8 @@ class ValidatorCalls:
         timeout_s: int | None,
         now: Callable[[], int],
     ) -> None:
-        """`timeout_s` is how long a called validator may be silent; None for as long as can be."""
+        """`timeout_s` is how long a called validator may be silent; None for the longest allowed
+        time."""
         self._projection = projection
         self._deadline_s = outcome_deadline_s
         longest = timeout_of(outcome_deadline_s)
@@ -288,7 +292,7 @@ class ValidatorCalls:
 
     @property
     def absent(self) -> Collection[Address]:
-        """Seated validators that let the time of a call pass and were not heard of since."""
+        """Seated validators that missed the deadline of a call and have been silent since."""
         return [v for v in self._projection.run.validators if v in self._absent_since]
 
     def open_batches(self) -> list[BatchView]:
@@ -297,7 +301,7 @@ class ValidatorCalls:
         return [b for b in self._projection.unjudged if b.committed_at > due_before]
 
     def plan(self, batch: BatchView, statements: Collection[SignedOutcomes]) -> Calls:
-        """Return who is called for a batch, and what is to be posted."""
+        """Return the called validators of a batch, and the outcomes to post."""
         run, now = self._projection.run, self._now()
         seed = batch_seed(batch.beacon, batch.run_id, batch.batch_id, batch.root)
         self._note_heard(statements)
@@ -318,7 +322,7 @@ class ValidatorCalls:
         self._absent_since.pop(validator, None)
 
     def _note_heard(self, statements: Collection[SignedOutcomes]) -> None:
-        """Take note of what another replica heard."""
+        """Note validators that other replicas heard of."""
         for statement in statements:
             if statement.at >= self._absent_since.get(statement.validator, statement.at + 1):
                 self.heard(statement.validator)

@@ -1,8 +1,8 @@
 """Settlement: fraud outcomes are executed at once and finalised when nobody can challenge any more.
-Batches that nobody judged become void, and the money set aside for them is free again.
+Batches that nobody judged become void, and the money reserved for them is released.
 
-Step 10 of one rollout, for the dishonest; the honest claim their reward themselves. Anyone could
-send these transactions; the orchestrator does so that nobody has to.
+Step 10 of one rollout, for fraud; honest workers claim their reward themselves. Anyone may send
+these transactions; the orchestrator does it for the network.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Settlement:
         return self._constants.challenge_s
 
     def to_execute(self, failing_check: int | None = None) -> list[OutcomePlace]:
-        """Return the outcomes whose standing verdict is fraud and that are to be executed now.
+        """Return the outcomes with a standing verdict of fraud that can be executed now.
 
-        None while slashing is paused: the ledger would refuse. Frauds that many failures alike
-        make doubtful wait for juries, see `_waits`; `failing_check` is the check that many fail.
+        Empty while slashing is paused: the ledger would refuse. Frauds at `failing_check`, the
+        check that many workers fail, are doubtful and wait for juries, see `_waits`.
         """
         view = self._projection.view
         if self._projection.run.is_slashing_paused(self._now()):
@@ -70,9 +70,10 @@ class Settlement:
     def _waits(self, place: OutcomePlace, failing_check: int | None) -> bool:
         """Return whether a fraud verdict is doubtful and can still be overturned.
 
-        It is while many fail its check, and from a pause about it until its challenge window, which
-        the pause prolongs, is over. Never where a jury found it, nor once its worker's stake is on
-        the way out: an escrow can be given back, stake that left cannot be slashed.
+        It is doubtful while many workers fail its check, and from a pause about it until the end of
+        its challenge window, which the pause extends. It never waits after a jury's verdict, nor
+        once its worker withdraws stake: escrow can be returned, but withdrawn stake cannot be
+        slashed.
         """
         view, run = self._projection.view, self._projection.run
         batch = view.batches[place[0]]
@@ -90,7 +91,7 @@ class Settlement:
         return self._now() < closes_at or place in self._projection.disputed
 
     def _filed(self, place: OutcomePlace) -> tuple[Address, Offence, int] | None:
-        """Return what a fraud is filed under: a slot costs once, whatever its batch."""
+        """Return the key of a fraud: a slot is slashed only once, whatever its batch."""
         view = self._projection.view
         record = (view.batches[place[0]].records or ())[place[1]]
         worker = view.worker_by_id.get(record.worker_id)
@@ -119,7 +120,7 @@ class Settlement:
         ]
 
     def to_void(self) -> list[Batch]:
-        """Return the batches that nobody judged and that no worker can appeal any more."""
+        """Return the unjudged batches for which workers can no longer appeal."""
         constants, now = self._constants, self._now()
         return [
             batch.header()
@@ -148,17 +149,17 @@ class Settlement:
 logger = logging.getLogger(__name__)
 
 MAX_KNOWN = 10_000
-"""Answers remembered."""
+"""Most cached answers."""
 FRESH_S = 5.0
-"""A slot that is not paid is asked about again after this time."""
+"""Seconds after which an unpaid slot is queried again."""
 TIMEOUT_S = 1.0
-"""How long a page waits for the answer."""
+"""Seconds that a page waits for the answer."""
 
 
 class Payments:
-    """Says whether single slots were paid: the escrow alone knows, and its answers are remembered.
+    """Tells whether slots were paid, from the escrow contract, with a cache.
 
-    One question is asked at a time: pages are public, the chain's endpoint is not.
+    Only one query runs at a time: pages are public, the chain's endpoint is not.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class Payments:
                     return paid
                 paid = await self._chain.escrow.is_paid(self._run_id, worker, Step(step), index)
         except (TimeoutError, ChainError) as error:
-            logger.warning("the chain does not say what was paid", extra={"error": str(error)})
+            logger.warning("the chain does not answer what was paid", extra={"error": str(error)})
             return None
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()

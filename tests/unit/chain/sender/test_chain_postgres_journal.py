@@ -38,7 +38,7 @@ def url(server: PostgresServer) -> str:
 def acquired(url: str, lock: int = LOCK) -> PostgresStore:
     deadline = time.monotonic() + 10
     while (store := PostgresStore.acquire(url, lock)) is None:
-        # The server ends a connection in its own time.
+        # The server takes a moment to end a connection.
         assert time.monotonic() < deadline
     return store
 
@@ -77,7 +77,7 @@ async def test_second_action_of_a_label_or_nonce_is_refused(store: JournalStore)
         await journal.begin("a label", "a call", 2, signed(2))
     with pytest.raises(StorageError, match="second action"):
         await journal.begin("another", "a call", 1, signed(3))
-    # Nothing of what was refused is left, and the store goes on.
+    # Nothing of the refused write is left, and the store still works.
     assert [a.number for a in await journal.pending()] == [first.number]
     await journal.resolve(first, ActionState.REFUSED)
     assert (await journal.begin("a label", "a call", 1, signed(4))).nonce == 1

@@ -101,6 +101,7 @@ async def test_mined_revert_is_reported_when_its_reason_cannot_be_asked_for(pool
         raise ConnectionAbortedError
 
     pool.methods["eth_call"] = call
+    pool.timeout_s = 0.5
     with pytest.raises(ContractRevert, match="without a reason") as error:
         await pool.sender().send(TO, b"")
     assert error.value.tx == pool.sent[0]["hash"]
@@ -153,7 +154,7 @@ async def test_nonce_taken_by_another_writer_is_skipped(pool: Pool) -> None:
 
 async def test_nonce_that_stays_wrong_is_given_up(pool: Pool) -> None:
     pool.refusals = [RpcError("nonce too low", code=-32000)] * 50
-    # An endpoint that contradicts itself: what it says is next is always used already.
+    # An endpoint that contradicts itself: the nonce that it reports as next is already used.
     counts = {"pending": 7, "latest": 8}
     pool.methods["eth_getTransactionCount"] = lambda _account, block: hex(counts[block])
     with pytest.raises(ChainError, match="in 5 tries") as error:

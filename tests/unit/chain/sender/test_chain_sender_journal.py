@@ -22,7 +22,7 @@ from muster.chain.outgoing import (
 from muster.chain.send_journal import ActionState, Inclusion
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import ConfigError, EncodingError, RpcError, StorageError
+from muster.protocol.errors import ConfigError, EncodingError, RpcError, StorageError, StorageFailed
 
 SCOPE = {"chain_id": 31337, "genesis": "0x01", "account": address_of(KEY)}
 PLACE = Inclusion("0xaa", 7, "0xbb")
@@ -295,6 +295,24 @@ async def test_unusable_file_is_reported_before_anything_is_sent(tmp_path: Path)
         await begin(journal, 0)
 
 
+async def test_full_disk_refuses_actions_until_there_is_space(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    store = journal._store
+    assert isinstance(store, send_journal.SqliteStore)
+    store._connection.execute("PRAGMA max_page_count = 1")  # the present size at least
+
+    async def fill() -> None:
+        for nonce in range(1000):
+            await begin(journal, nonce)
+
+    with pytest.raises(StorageFailed, match="is full"):
+        await fill()
+    written = len(await journal.pending())
+    store._connection.execute("PRAGMA max_page_count = 1000000")
+    await begin(journal, written)
+    assert len(await journal.pending()) == written + 1
+
+
 async def test_cancelled_write_leaves_the_journal_usable(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     for nonce in range(20):
@@ -303,7 +321,7 @@ async def test_cancelled_write_leaves_the_journal_usable(tmp_path: Path) -> None
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
     fresh = await journal.begin(None, "purpose", 99, transaction(99))
-    # Cancelled ones may or may not have come to the disk; the one that was not has.
+    # Cancelled writes may or may not be on the disk; the one that was not cancelled is.
     assert {fresh.nonce} <= {a.nonce for a in await journal.pending()} <= {*range(20), 99}
     journal.close()
 

@@ -1,4 +1,4 @@
-"""What the sender does about crashes, cancelled callers, forgetful nodes and reorganisations."""
+"""The sender after crashes, cancelled callers, forgetful nodes and reorganisations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def datas(pool: Pool) -> list[tuple[int, bytes]]:
 
 
 async def abandoned(pool: Pool, sender: TransactionSender, data: bytes, label: str) -> None:
-    """Send something and stop waiting for it once it is out, as a killed process does."""
+    """Send a transaction and stop waiting once it is sent, as a killed process does."""
     before = len(pool.sent)
     sending = asyncio.create_task(sender.send(TO, data, label=label))
     await until(lambda: len(pool.sent) > before, sending)
@@ -270,7 +270,7 @@ async def test_later_transaction_takes_care_of_an_abandoned_earlier_one(
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     del pool.waiting[pool.sent[0]["hash"]]
-    # A gap: the second can only be mined once somebody sends the first again.
+    # A gap: the second can only be mined after the first is sent again.
     await until(lambda: len(pool.sent) >= 3, second)
     assert pool.sent[2]["hash"] == pool.sent[0]["hash"]
     pool.confirm(pool.sent[0])
@@ -312,7 +312,7 @@ async def test_fees_have_a_cap(pool: Pool, journal: SendJournal) -> None:
     with pytest.raises(TransactionLost):
         await pool.sender(policy, journal).send(TO, b"\1")
     fees = [t["maxFeePerGas"] for t in pool.sent]
-    # A third bump would pass the cap, and what the cap leaves is too little for a replacement.
+    # A third bump would exceed the cap, and a bump up to the cap is too small to replace.
     assert set(fees) == {3 * 10**9, 3_750_000_000, 4_687_500_000}
     assert fees.count(4_687_500_000) > 1
 
@@ -362,7 +362,7 @@ async def test_action_whose_nonce_another_program_used_is_done_anew(
     pool.auto = False
     sending = asyncio.create_task(pool.sender(journal=journal).send(TO, b"\1", label="one"))
     await until(lambda: bool(pool.sent), sending)
-    # Nonce 0 is mined, and it is none of ours.
+    # Nonce 0 is mined, but not by our transaction.
     pool.confirmed, pool.auto = 1, True
     receipt = await sending
     assert datas(pool) == [(0, b"\1"), (1, b"\1")]
@@ -483,7 +483,7 @@ async def test_action_that_reverts_after_a_reorg_is_reported(
 async def test_lagging_endpoint_is_not_taken_for_a_reorg(pool: Pool, journal: SendJournal) -> None:
     sender = pool.sender(journal=journal)
     await sender.send(TO, b"\1")
-    # It does not count what it gives a receipt for.
+    # The node's count omits a transaction for which it returns a receipt.
     pool.methods["eth_getTransactionCount"] = lambda _account, _block: hex(
         max(pool.confirmed - 1, 0)
     )

@@ -130,7 +130,7 @@ def test_split_off_work_leaves_as_many_units_less(withheld: bool) -> None:
 
 
 def brought(history: History, batch_id: int, index: int, source: int | None = None) -> Hash32:
-    """A worker's own batch, committed by itself or taken out of another; return its leaf."""
+    """Add a worker's own batch, direct or split off from another; return its leaf."""
     work = work_on(index)
     commit(history, batch_id, 1, root=work.submission.leaf())
     said = {"batch_id": batch_id, "worker": WORKER, "work": work, "sources": ()}

@@ -205,7 +205,7 @@ def test_commitment_of_whoever_was_not_drawn_is_noted() -> None:
 
 
 def test_case_decided_against_its_votes_is_noted() -> None:
-    # A tie leaves what was recorded.
+    # After a tie the recorded ruling stands.
     history = judged(ACCEPTED, OVERTURNED, FRAUD_FOUND, ACCEPTED)
     (problem,) = viewed(history).contradictions
     assert f"what the jury voted should be {FRAUD_FOUND}" in problem

@@ -35,7 +35,7 @@ WITHOUT_EFFECT = [
 
 
 def test_every_event_but_these_has_one_handler() -> None:
-    """Whoever adds an event adds a function to the view, or a name to the list above."""
+    """For each new event add a function to the view, or a name to the list above."""
     found = [event.name for contract in CONTRACTS for event in contract_abi(contract).events]
     handled = [name for name in found if handler_of(name)]
     assert sorted({*found} - {*handled}) == WITHOUT_EFFECT

@@ -20,6 +20,7 @@ from trie import HexaryTrie
 from muster.chain import (
     BatchView,
     BlockId,
+    CaseView,
     Deployment,
     Event,
     RunConfig,
@@ -33,7 +34,6 @@ from muster.client.audit.contradictions import (
     Kind,
     summarise,
 )
-from muster.client.audit.disputes import Decision
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import RECORD, Ledger, PackedRecords
@@ -291,24 +291,18 @@ def tallied(votes: list[int]) -> int | None:
     st.sampled_from(RULINGS),
 )
 def test_what_votes_decide_is_what_the_court_counts(votes: list[int], recorded: int) -> None:
-    case: Any = SimpleNamespace(
-        votes=dict(zip(JURORS, votes, strict=False)),
-        recorded=recorded,
-        is_summons=recorded == 0,
-    )
-    found = Decision.of(case)
-    assert found.ruling == tallied(votes)
-    assert list(found.right) == [
-        who for who, vote in zip(JURORS, votes, strict=False) if vote == found.ruling
-    ]
-    if found.ruling is None:
-        assert not found.is_overturned
+    case = CaseView(keccak(b"case"), 1, RUN, 1, 0, WORKER, recorded, 9, 7, 100, "0xo")
+    case.votes = dict(zip(JURORS, votes, strict=False))
+    assert case.leading == tallied(votes)
+    assert case.right == [who for who, vote in case.votes.items() if vote == case.leading]
+    if case.leading is None:
+        assert not case.is_decided
         return
-    verdict, reason = divmod(found.ruling, 256)
+    verdict, reason = divmod(case.leading, 256)
     was, why = divmod(recorded, 256)
-    is_seen = found.ruling != 0 and (reason != 15 or verdict in (1, 4))
+    is_seen = case.leading != 0 and (reason != 15 or verdict in (1, 4))
     is_same = verdict == was and (verdict == 4 and reason == 30) == (was == 4 and why == 30)
-    assert found.is_overturned == (is_seen and not is_same)
+    assert case.is_decided == (is_seen and not is_same)
 
 
 def test_nothing_is_known_of_what_neither_contracts_nor_deployment_say() -> None:
@@ -400,7 +394,7 @@ def test_receipts_of_unknown_types_are_refused() -> None:
 
 
 def test_a_filter_never_misses_and_mostly_tells() -> None:
-    """The bits of 0x00…01 are those of keccak(address), by hand."""
+    """The bits of 0x00…01 are computed from keccak(address) by hand."""
     address = "0x" + "00" * 19 + "01"
     hashed = keccak(bytes(19) + b"\x01")
     bits = sum(
@@ -560,7 +554,7 @@ VERSIONS = (manifest(0, 0, 0), manifest(1, 0, 3), manifest(2, 3, 6))
 
 
 def step_line(version: int, first: int, *kept: int, **more: Any) -> str:
-    """Return a step's line of metrics.jsonl: of each record's samples, so many were kept."""
+    """Return a step's line of metrics.jsonl; `kept` has the number of kept samples per record."""
     dropped = [{"zero_advantage": WHOLE - left} if left < WHOLE else {} for left in kept]
     uses = [
         {"position": first + place, "kept": left, "dropped": dropped[place]}

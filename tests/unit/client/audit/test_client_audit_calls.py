@@ -1,4 +1,4 @@
-"""Who was called, as an auditor tells it: grounds from the chain, contradictions from statements.
+"""An auditor's check of calls: grounds from the chain, contradictions from statements.
 
 Seven validators, a quorum of two, outcomes due after 80 s: a timeout is 10 s at most.
 """
@@ -48,7 +48,7 @@ def order_of(batch_id: int) -> tuple[Address, ...]:
 def a_batch(
     batch_id: int, places: tuple[int, ...], *, after_s: int = 3, at: int = BEGIN, **changes: Any
 ) -> BatchView:
-    """A batch whose outcomes those at some places of its order signed."""
+    """A batch whose outcomes were signed by the validators at these places of its order."""
     verdict = changes.pop("verdict", Verdict.ACCEPTED)
     reason = Reason.NONE if verdict is Verdict.ACCEPTED else Reason.WRONG_REWARD
     record = OutcomeRecord(
@@ -124,7 +124,8 @@ def test_who_let_an_earlier_call_pass_may_be_absent() -> None:
     signs = tuple(of_four.index(who) for who in (order[0], order[2]))
     slow = a_batch(4, signs, at=BEGIN, after_s=12)
     assert ground(late, slow) is Ground.CALLED
-    # Whoever was heard of since is not absent, and a batch that was judged at once shows nobody so.
+    # A batch that was judged at once does not show that anybody is absent. A validator that was
+    # heard since is not absent.
     quick = a_batch(4, signs, at=BEGIN, after_s=9)
     assert ground(late, quick) is Ground.IMPATIENT
     heard = a_batch(3, (order_of(3).index(order[1]),), at=BEGIN + 15, after_s=3)
@@ -160,7 +161,7 @@ def test_the_check_counts_grounds_and_notes_what_the_chain_does_not_show() -> No
 @settings(max_examples=150)
 @given(st.data())
 def test_what_the_schedule_decides_is_never_held_against_anybody(data: st.DataObject) -> None:
-    """Whatever validators say and when: if the production rule posts, the audit has a ground."""
+    """For any outcomes at any times: if the production rule posts, the audit finds a ground."""
     timeout_s = data.draw(st.integers(1, timeout_of(DEADLINE_S)))
     batch = a_batch(5, ())
     order, posted = order_of(5), batch.records_hash
@@ -194,7 +195,7 @@ def test_what_the_schedule_decides_is_never_held_against_anybody(data: st.DataOb
 
 
 def _named(of: Hash32, posted: Hash32, batch: BatchView) -> Hash32:
-    """The hash as it is once the verdicts are known: those that are posted have another."""
+    """The batch's records hash for the posted one, and OTHER for any other hash."""
     assert batch.records_hash is not None
     return batch.records_hash if of == posted else OTHER
 
@@ -203,7 +204,7 @@ def _named(of: Hash32, posted: Hash32, batch: BatchView) -> Hash32:
 
 
 def against(batch: BatchView, *objecting: int, timeout_s: int = 10, agreeing: Any = ()) -> Any:
-    """The check, with the signers' statements, those of others who agree, and objections."""
+    """The check's result, given statements of the signers, of others who agree, and objections."""
     order, view = order_of(batch.batch_id), a_view(batch)
     signers = [who for who in order if SEATS[who] & batch.signers]
     known: Any = dict.fromkeys([*signers, *(order[i] for i in agreeing)], batch.records_hash)
@@ -239,9 +240,9 @@ def test_what_does_not_accept_needs_most_of_those_it_calls() -> None:
     fraud = a_batch(5, (0, 1), verdict=Verdict.FRAUD)
     check = against(fraud)
     assert kinds(check) == [Kind.OUTCOME_MINORITY]
-    assert "2 called validators signed what does not accept, 3 must" in check.detail
+    assert "only 2 called validators signed these outcomes, 3 are needed" in check.detail
     assert against(fraud, agreeing=(4,)).passed
-    # Whoever was not called does not count; in the end the largest group decides.
+    # Uncalled validators do not count; in the end the largest group decides.
     assert kinds(against(fraud, agreeing=(6,))) == [Kind.OUTCOME_MINORITY]
     assert against(a_batch(5, (0, 1), verdict=Verdict.FRAUD, after_s=40)).passed
 

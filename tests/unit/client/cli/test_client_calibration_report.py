@@ -1,4 +1,4 @@
-"""The table of a calibration: what fits a screen, and the worst of every kind in it."""
+"""The table of a calibration fits a screen, and shows the worst of every kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def way(name: str, kind: str, accepted: int = 0, judged: str = "sample") -> Meas
 
 
 def full() -> list[Measurement]:
-    """As many ways as the full profile measures."""
+    """A table with as many rows as the full profile measures."""
     honest = [way(f"way {n}, validated {m}", "honest", 100) for n in range(9) for m in range(9)]
     forged = [
         way(f"forger {n}{end}", "nothing", judged="chunk")

@@ -82,7 +82,7 @@ def test_claim_without_a_sender_is_refused_before_anything_is_asked() -> None:
     result = run("rewards", "claim", "--run", "1")
     assert isinstance(result.exception, ConfigError)
     result = run("rewards", "--run", "1")
-    assert "whose rewards?" in str(result.exception)
+    assert "no worker is named" in str(result.exception)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def measured(
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    """A folder that states what is known of a model before it is loaded."""
+    """A model folder with a configuration only: the file that is read before the model loads."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"vocab_size": 32, "max_position_embeddings": 128}')

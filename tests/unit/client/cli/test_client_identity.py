@@ -39,7 +39,7 @@ def test_words_file_restores_the_worker_that_was_created(tmp_path: Path) -> None
     assert address_of(key_of_words(read_words(words))) == created["worker"]
     assert load_wallet(folder / "worker.json", "secret").address == created["worker"]
     assert load_wallet(folder / "node.json", "secret").address == created["node"]
-    # The sentence that is printed has a word or two of the list of 2,048 itself ("machine").
+    # The printed sentence itself contains a word or two of the list of 2,048 ("machine").
     printed = set(re.findall(r"\w+", result.output))
     assert len(printed.intersection(read_words(words).split())) < 4
 

@@ -1,4 +1,4 @@
-"""What can be lost where, and how stake comes back: the words before anybody signs."""
+"""The texts shown before anybody signs: possible losses, and how stake comes back."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_what_follows_from_taking_stake_out_is_said(
 def test_amount_is_everything_unless_told_and_never_more() -> None:
     assert STATE.amount(None) == 120 * TOKEN
     assert STATE.amount(5) == 5
-    with pytest.raises(ConfigError, match="121 tokens are asked for, 120 are staked for run 3"):
+    with pytest.raises(ConfigError, match="--amount is 121 tokens, only 120 are staked for run 3"):
         STATE.amount(121 * TOKEN)
     nothing = replace(STATE, stake=StakeAccount(0, 7, 5, 0))
     with pytest.raises(ConfigError, match="has no active stake in run 3"):

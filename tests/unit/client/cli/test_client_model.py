@@ -1,4 +1,4 @@
-"""The card of a fetched model, and what makes its folder another one than the chain's."""
+"""The card of a fetched model, and the changes of its folder that contradict the chain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stake and rewards: what is signed, what it costs, what is claimed."""
+"""Stake and rewards: signatures, costs and claims."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ from muster.client.rewards import (
     facts_of,
     find_earnings,
 )
-from muster.client.stake import add_stake, join_run, stake_offer, take_from_faucet
+from muster.client.stake import (
+    add_stake,
+    join_run,
+    stake_command,
+    stake_offer,
+    take_from_faucet,
+)
 from muster.protocol.eip712 import Domain, address_of, digest, recover
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.errors import ConfigError
@@ -203,13 +209,25 @@ async def test_faucet_is_for_development_chains() -> None:
 
 @given(st.integers(1, 2**128 - 1))
 def test_amounts_survive_formatting_and_parsing(wei: int) -> None:
-    assert parse_tokens(format_tokens(wei).replace(",", "")) == wei
+    assert parse_tokens(format_tokens(wei)) == parse_tokens(format_tokens(wei, group="")) == wei
+
+
+def test_amount_of_the_command_for_more_stake_is_plain() -> None:
+    command = stake_command(RUN, 1_234_500 * WEI_PER_TOKEN // 10)
+    assert command == f"muster stake --run {RUN} --keystore FILE --amount 123450"
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "-1", "0", "nan", "inf", "1e99", "0.0000000000000000001", "1 000"]
+    "text",
+    ["", "x", "-1", "0", "nan", "inf", "1e99", "0.0000000000000000001", "1 000"],
 )
 def test_amounts_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="not an amount"):
+        parse_tokens(text)
+
+
+@pytest.mark.parametrize("text", ["0,5", "1,00", "1,0000", "1,000,00", "1000,000", ",100"])
+def test_amounts_with_commas_elsewhere_than_between_thousands_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not an amount"):
         parse_tokens(text)
 
@@ -285,15 +303,28 @@ class FakeLedger:
 def test_only_the_workers_accepted_outcomes_of_the_run_count() -> None:
     mixed = [make_record(0), make_record(1, worker_id=6), make_record(2, verdict=Verdict.REJECTED)]
     view = make_view(mixed, None)
-    assert [e.record.index for e in candidate_outcomes(view, RUN, WORKER)] == [0]
+    assert [e.record.index for [e] in candidate_outcomes(view, RUN, WORKER)] == [0]
     assert candidate_outcomes(make_view(mixed, run_id=RunId(8)), RUN, WORKER) == []
     assert candidate_outcomes(view, RUN, to_address(bytes(20))) == []
 
 
-def test_slot_counts_once_whatever_batches_it_is_in() -> None:
+async def test_slot_counts_once_whatever_batches_it_is_in() -> None:
     view = make_view([make_record(0)], [make_record(0), make_record(0, step=2)])
-    found = candidate_outcomes(view, RUN, WORKER)
+    found = (await find_earnings(FakeLedger(view), view, RUN, WORKER)).claimable  # type: ignore[arg-type]
     assert [(e.batch.batch_id, e.position) for e in found] == [(1, 0), (2, 1)]
+
+
+@pytest.mark.parametrize(("pays", "part"), [(False, "claimable"), (True, "paid")])
+async def test_an_earlier_lost_case_of_the_slot_hides_no_acceptance(pays: bool, part: str) -> None:
+    view = make_view([make_record(0, verdict=Verdict.REJECTED)], [make_record(0)])
+    view.cases = {view.batches[1].records[0].leaf(1, 0): "a case"}
+    chain: Any = FakeLedger(view)
+    chain.paid = {(1, 0)} if pays else set()
+    earnings = await find_earnings(chain, view, RUN, WORKER)
+    assert [e.batch.batch_id for e in getattr(earnings, part)] == [2]
+    chain.overturned = {1: Verdict.ACCEPTED}
+    earnings = await find_earnings(chain, view, RUN, WORKER)
+    assert [e.batch.batch_id for e in getattr(earnings, part)] == [1]
 
 
 async def test_earnings_are_told_apart_by_what_can_be_done_about_them() -> None:
@@ -344,6 +375,7 @@ async def test_report_states_slots_and_tokens() -> None:
     report = describe_earnings(earnings, WORKER, [])
     assert (report["claimable_slots"], report["worker"]) == (2, WORKER)
     assert report["claimable_tokens"] == "0.0000000000000006"
+    assert report["claimable_wei"] == "600"
     assert facts_of(report)["claimable"] == (
         "0.0000000000000006 tokens for 2 submissions: "
         f"muster rewards claim --run {RUN} --keystore FILE"
@@ -356,6 +388,7 @@ async def test_a_claim_says_what_was_claimed_for_whom_and_where() -> None:
     earnings = await find_earnings(chain, view, RUN, WORKER)
     report = describe_earnings(earnings, WORKER, ["0xab"])
     assert (report["claimed_slots"], report["claimable_slots"], report["paid_slots"]) == (2, 0, 2)
+    assert (report["claimed_wei"], report["claimable_wei"]) == ("600", "0")
     facts = facts_of(report)
     assert facts["claimed"] == f"0.0000000000000006 tokens for 2 submissions of run {RUN}"
     assert facts["to"] == f"{WORKER}, its wallet"

@@ -1,4 +1,4 @@
-"""NETWORK.toml: what is understood, and that everything else is refused by name and reason."""
+"""NETWORK.toml: known keys are read, everything else is refused by name and reason."""
 
 from __future__ import annotations
 

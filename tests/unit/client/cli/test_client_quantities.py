@@ -1,4 +1,4 @@
-"""Amounts, times and sizes: what people read."""
+"""Amounts, times and sizes in the form for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`muster tasks`: what each command prints, writes and ends with."""
+"""`muster tasks`: output, files and exit code of each command."""
 
 from __future__ import annotations
 

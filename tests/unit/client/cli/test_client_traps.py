@@ -1,4 +1,4 @@
-"""Traps: one strike and no more, noted before it is signed, scored by who signed what."""
+"""Traps: exactly one strike, recorded before it is signed, scored by the signers' outcomes."""
 
 from __future__ import annotations
 
@@ -210,12 +210,16 @@ class Logs:
     """A chain that has these approvals."""
 
     def __init__(self, *values: int) -> None:
-        self.deployment = SimpleNamespace(contracts={"MusterToken": STRANGER})
+        self.deployment = SimpleNamespace(contracts={"MusterToken": STRANGER}, deploy_block=1)
         self.rpc = self
         self.values = values
 
+    async def block_number(self) -> int:
+        return 9
+
     async def call(self, method: str, query: dict[str, Any]) -> list[dict[str, Any]]:
         assert method == "eth_getLogs"
+        assert (query["fromBlock"], query["toBlock"]) == (hex(1), hex(9))
         assert query["topics"][2].endswith(PLANS[2:].lower())
         topics = [query["topics"][0], "0x" + "00" * 12 + ME[2:].lower(), query["topics"][2]]
         return [

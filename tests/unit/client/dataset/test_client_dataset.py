@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import hashlib
 import json
+import os
+import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from worlds import traces as traces_module
 from worlds.traces import ALL, EOS, ORIGIN, RECIPE, Traces, rollout, tokens
 
+from muster.client.audit.contradictions import Check
 from muster.client.dataset import folder as folder_module
 from muster.client.dataset.export import export_rows, put_card
 from muster.client.dataset.folder import CARD, EXPORT, DataFolder
@@ -49,6 +58,12 @@ async def export(
     await export_rows(folder, traces.stream, traces.maker, selection, traces.find_file)
     put_card(folder, traces.stream)
     return folder
+
+
+async def rows_check(folder: DataFolder, traces: Traces, held_out: HeldOut | None = None) -> Check:
+    return await check_rows(
+        folder, traces.stream, traces.maker, traces.find_file, held_out or HeldOut()
+    )
 
 
 def rows_of(folder: DataFolder) -> list[dict[str, Any]]:
@@ -185,7 +200,7 @@ async def test_rows_that_most_of_a_group_agree_with_are_kept(
     traces: Traces, answers: tuple[str, ...], share: float, kept: list[str]
 ) -> None:
     found = await agreed(traces, *answers, share=share)
-    # What says the same comes once.
+    # Equal completions are kept once.
     assert found == kept
 
 
@@ -220,9 +235,9 @@ async def test_a_row_that_its_group_leaves_out_is_found(
     traces.add(*(rollout(0, tokens(text), 0.5, row) for row, text in enumerate(("1", "1", "2"))))
     honest = await export(traces, asked)
     assert check_rules(honest, HeldOut()).passed
-    assert (await check_rows(honest, traces.stream, traces.maker, traces.find_file)).passed
+    assert (await rows_check(honest, traces)).passed
     claimed = DataFolder(honest.path, replace(honest.export, settings=said))
-    check = await check_rows(claimed, traces.stream, traces.maker, traces.find_file)
+    check = await rows_check(claimed, traces)
     assert not check.passed
     assert f"left out by their group: {why}" in check.detail
 
@@ -257,8 +272,6 @@ async def test_rows_that_repeat_a_held_out_text_are_left_out(tmp_path: Path, for
     elif form == "txt":
         path.write_text(" ".join(words) + "\n")
     else:
-        import pyarrow as pa
-
         pq.write_table(pa.table({"text": [" ".join(words)]}), path)
     held_out = HeldOut([path])
     assert held_out.has("before " + ", ".join(words[1 : GRAM + 1]).upper() + " after")
@@ -273,6 +286,37 @@ async def test_short_held_out_texts_are_compared_whole(traces: Traces, tmp_path:
     folder = await export(traces, SelectionSettings(held_out=tuple(held_out.hashes)), held_out)
     assert [row["problem_id"] for row in rows_of(folder)] == ["p4"]
     assert folder.export.parts[0].left_out == {"contaminated": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "another"),
+    [
+        ("求所有满足条件的正整数的和除以一千所得的余数", "求所有满足条件的正整数的积除以七"),
+        ("正の整数のうち、コンピュータで和を千で割った余り", "正の整数のうち、和を七で割る"),
+        (
+            "จงหาผลรวมของจำนวนเต็มบวกทั้งหมดที่น้อยกว่าหนึ่งพันและผลบวกของเลขโดดเท่ากับเจ็ด"
+            "แล้วหารด้วยหนึ่งพันเหลือเศษเท่าใด",
+            "จงหาผลรวมของจำนวนเต็มบวกที่น้อยกว่าเจ็ด",
+        ),
+    ],
+    ids=["Chinese", "Japanese", "Thai"],
+)
+async def test_texts_without_spaces_are_found_in_longer_ones(
+    tmp_path: Path, text: str, another: str
+) -> None:
+    path = tmp_path / "held-out.txt"
+    path.write_text(text, encoding="utf-8")
+    held_out = HeldOut([path])
+    assert held_out.has(f"先{text}後")
+    assert not held_out.has(f"先{another}後")
+
+
+async def test_a_blank_line_is_no_held_out_text(tmp_path: Path) -> None:
+    path = tmp_path / "held-out.txt"
+    path.write_text("a text\n\n", encoding="utf-8")
+    held_out = HeldOut([path])
+    assert held_out.has("A text!")
+    assert not any(held_out.has(text) for text in ("", "+", r"\[ \]", "text"))
 
 
 @pytest.mark.parametrize("text", ["", "\n\n"])
@@ -363,6 +407,77 @@ async def test_a_damaged_part_is_not_built_upon(traces: Traces) -> None:
         await export(traces)
 
 
+KILLED = """
+import asyncio, json, os, sys
+from pathlib import Path
+from worlds.traces import Traces
+from muster.client.dataset.export import export_rows
+from muster.client.dataset.selection import HeldOut, Selection, SelectionSettings
+
+renames = int(sys.argv[2])
+rename = Path.replace
+
+def die_at_last(self, path):
+    global renames
+    renames -= 1
+    if not renames:
+        os._exit(9)
+    return rename(self, path)
+
+traces, settings = Traces(Path(sys.argv[1])), SelectionSettings(test_share=0.5)
+traces.add_counting(4)
+traces.disputed |= set(json.loads(sys.argv[3]))
+folder, selection = traces.data_folder(settings), Selection(settings, HeldOut())
+Path.replace = die_at_last
+asyncio.run(export_rows(folder, traces, traces.maker, selection, traces.find_file))
+"""
+"""An export of four submissions that ends before one of its renames."""
+
+
+@pytest.mark.parametrize(
+    ("renames", "disputed"),
+    [(1, []), (2, []), (3, []), (2, [1])],
+    ids=["before the index", "after it", "between two files", "after one with fewer files"],
+)
+async def test_an_export_goes_on_after_a_kill(
+    tmp_path: Path, renames: int, disputed: list[int]
+) -> None:
+    settings = SelectionSettings(test_share=0.5)
+    whole, killed = Traces(tmp_path / "a"), Traces(tmp_path / "b")
+    for each in (whole, killed):
+        each.add_counting(2)
+        await export(each, settings)
+        each.add_counting(2, first=2)
+        each.disputed |= set(disputed)
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", KILLED, str(killed.folder), str(renames), json.dumps(disputed)),
+        env={**os.environ, "PYTHONPATH": str(Path(traces_module.__file__).parents[1])},
+    )
+    assert await child.wait() == 9
+    assert names(await export(killed, settings)) == names(await export(whole, settings))
+
+
+async def test_an_export_goes_on_after_a_full_disk(
+    traces: Traces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SelectionSettings(test_share=0.5)
+    traces.add_counting(2)
+    await export(traces, settings)
+    traces.add_counting(2, first=2)
+    write = pq.ParquetWriter.write_table
+
+    def full(writer: Any, table: pa.Table, **options: Any) -> None:
+        if "/.test-" in str(writer.where):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(writer, table, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq.ParquetWriter, "write_table", full)
+        with pytest.raises(StorageError, match="No space left"):
+            await export(traces, settings)
+    assert len(rows_of(await export(traces, settings))) == 24
+
+
 async def test_libraries_load_the_folder(traces: Traces, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -390,10 +505,10 @@ async def test_an_honest_data_set_passes_every_check(traces: Traces, exported: D
         check_outcomes(exported, stream),
         check_rules(exported, HeldOut()),
         check_card(exported, stream),
-        await check_rows(exported, stream, traces.maker, traces.find_file),
+        await rows_check(exported, traces),
     ]
     assert [check.word for check in checks] == ["ok"] * 5, checks
-    assert "18 rows made again" in checks[-1].detail
+    assert "18 samples made again" in checks[-1].detail
 
 
 @pytest.mark.parametrize(
@@ -413,29 +528,73 @@ async def test_rows_whose_file_is_not_at_hand_stay_open(
     traces: Traces, exported: DataFolder
 ) -> None:
     del traces.files[traces[2].record.file_hash]
-    check = await check_rows(exported, traces.stream, traces.maker, traces.find_file)
+    check = await rows_check(exported, traces)
     assert (check.word, check.passed) == ("open", True)
-    assert "12 rows made again from their files, 6 without" in check.detail
+    assert "12 samples made again from their files, 6 not" in check.detail
 
 
-def altered(folder: DataFolder, change: Callable[[dict[str, Any]], None]) -> DataFolder:
-    """Write every row of a data set anew after a change, with the hashes that then hold."""
-    import hashlib
-
-    import pyarrow as pa
-
+def rewritten(folder: DataFolder, change: Callable[[pa.Table], pa.Table]) -> DataFolder:
+    """Write every file of a data set again after a change, with matching hashes."""
     parts = []
     for part in folder.export.parts:
         files = []
         for each in part.files:
             path = folder.path / each.name
-            rows = pq.read_table(path).to_pylist()
-            for row in rows:
-                change(row)
-            pq.write_table(pa.Table.from_pylist(rows, schema=folder_module.SCHEMA), path)
+            pq.write_table(change(pq.ParquetFile(path).read()), path)
             files.append(replace(each, sha256=hashlib.sha256(path.read_bytes()).hexdigest()))
         parts.append(replace(part, files=tuple(files)))
     return DataFolder(folder.path, replace(folder.export, parts=tuple(parts)))
+
+
+def altered(folder: DataFolder, change: Callable[[dict[str, Any]], None]) -> DataFolder:
+    """Write every row of a data set again after a change, with matching hashes."""
+
+    def alter(table: pa.Table) -> pa.Table:
+        rows = table.to_pylist()
+        for row in rows:
+            change(row)
+        return pa.Table.from_pylist(rows, schema=table.schema)
+
+    return rewritten(folder, alter)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t.append_column("messages", t["replies"]), "columns differ .*: messages$"),
+        (lambda t: t.append_column("reward", t["reward"]), "columns differ .*: order$"),
+        (lambda t: t.drop_columns("answer"), "columns differ .*: answer$"),
+        (lambda t: t.set_column(14, "verifier", t["row"]), "columns differ .*: verifier$"),
+        (lambda t: pa.concat_tables([t, t]), "rows, export.json says"),
+    ],
+    ids=["more", "twice", "fewer", "other type", "more rows"],
+)
+async def test_files_of_another_form_are_damaged(
+    traces: Traces, exported: DataFolder, change: Callable[[pa.Table], pa.Table], says: str
+) -> None:
+    folder = rewritten(exported, change)
+    with pytest.raises(StorageError, match=f"is damaged: .*{says}"):
+        check_outcomes(folder, traces.stream)
+    with pytest.raises(StorageError, match=says):
+        put_card(folder, traces.stream)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("problem_id", None), ("completion_tokens", [1, None])]
+)
+async def test_nulls_are_damage(exported: DataFolder, column: str, value: Any) -> None:
+    folder = altered(exported, lambda row: row.update({column: value}))
+    with pytest.raises(StorageError, match=f"the column {column} has nulls"):
+        check_rules(folder, HeldOut())
+
+
+async def test_text_that_is_not_utf8_is_damage(exported: DataFolder) -> None:
+    def change(rows: pa.Table) -> pa.Table:
+        bad = pa.array([b"\xff"] * len(rows)).view(pa.string())
+        return rows.set_column(rows.column_names.index("problem"), "problem", bad)
+
+    with pytest.raises(StorageError, match="UTF8"):
+        check_rules(rewritten(exported, change), HeldOut())
 
 
 @pytest.mark.parametrize(
@@ -468,6 +627,126 @@ async def test_a_row_that_is_hidden_is_missed(traces: Traces, exported: DataFold
     assert "samples, its submissions have 18" in check.detail
 
 
+def without(folder: DataFolder, place: int, row: int, why: str) -> DataFolder:
+    """Return a data set that counts one of its rows as left out by a rule, and hides it."""
+    parts = []
+    for part in folder.export.parts:
+        files, hidden = [], 0
+        for each in part.files:
+            path = folder.path / each.name
+            rows = pq.read_table(path).to_pylist()
+            kept = [r for r in rows if (r["stream_position"], r["row"]) != (place, row)]
+            hidden += len(rows) - len(kept)
+            pq.write_table(pa.Table.from_pylist(kept, schema=folder_module.SCHEMA), path)
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            files.append(replace(each, rows=len(kept), sha256=digest))
+        counts = Counter(part.left_out) + Counter({why: hidden})
+        parts.append(replace(part, files=tuple(files), left_out=dict(counts)))
+    return DataFolder(folder.path, replace(folder.export, parts=tuple(parts)))
+
+
+@pytest.mark.parametrize("why", ["duplicate", "reward", "enough"])
+async def test_a_row_that_no_rule_leaves_out_is_missed(
+    traces: Traces, exported: DataFolder, why: str
+) -> None:
+    folder = without(exported, 1, 4, why)
+    assert check_outcomes(folder, traces.stream).passed
+    assert check_rules(folder, HeldOut()).passed
+    check = await rows_check(folder, traces)
+    assert not check.passed
+    assert "place 1 of the stream: rows [4] are missing: no rule leaves them out" in check.detail
+
+
+async def test_the_first_row_of_a_problem_is_not_replaced_by_a_later_one(traces: Traces) -> None:
+    traces.add(rollout(0, tokens("1"), 1.0, 0), rollout(0, tokens("2"), 1.0, 1))
+    whole = without(await export(traces), 0, 0, "enough")
+    folder = DataFolder(
+        whole.path, replace(whole.export, settings=SelectionSettings(per_problem=1))
+    )
+    assert check_rules(folder, HeldOut()).passed
+    assert "rows [0] are missing" in (await rows_check(folder, traces)).detail
+
+
+async def test_counts_of_other_rules_than_those_that_leave_rows_out_are_found(
+    traces: Traces,
+) -> None:
+    traces.add(rollout(0, tokens("1"), 0.0, 0), rollout(0, tokens("2"), 1.0, 1))
+    made = await export(traces, SelectionSettings(reward_at_least=1.0))
+    assert (await rows_check(made, traces)).passed
+    [part] = made.export.parts
+    other = replace(made.export, parts=(replace(part, left_out={"length": 1}),))
+    check = await rows_check(DataFolder(made.path, other), traces)
+    assert "from 0: {'length': 1}, the rules say {'reward': 1}" in check.detail
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_counts_of_another_part_are_found(traces: Traces) -> None:
+    for n in range(4):
+        rewards = [float(n > 0 or row > 0) for row in range(6)]
+        traces.add(*(rollout(0, tokens(f"{n}{row}"), w, row) for row, w in enumerate(rewards)))
+    traces.add(rollout(0, tokens("11"), 1.0, 0), rollout(0, tokens("77"), 1.0, 1))
+    made = await export(traces, SelectionSettings(reward_at_least=1.0))
+    first, second = made.export.parts
+    assert (first.left_out, second.left_out) == ({"reward": 1}, {"duplicate": 1})
+    assert (await rows_check(made, traces)).passed
+    parts = (
+        replace(first, left_out=second.left_out),
+        replace(second, left_out=first.left_out),
+    )
+    check = await rows_check(DataFolder(made.path, replace(made.export, parts=parts)), traces)
+    assert "part from 4: {'reward': 1}, the rules say {'duplicate': 1}" in check.detail
+
+
+@pytest.mark.parametrize(("per_problem", "is_excused"), [(0, False), (9, True)])
+async def test_an_overturned_row_displaces_only_what_the_rules_say(
+    traces: Traces, per_problem: int, is_excused: bool
+) -> None:
+    traces.add(rollout(0, tokens("1"), 1.0, 0))
+    traces.add(rollout(0, tokens("2"), 1.0, 0))
+    traces.disputed |= {0}
+    folder = await export(traces, SelectionSettings(per_problem=per_problem))
+    assert (await rows_check(folder, traces)).word == "ok"
+    assert (await rows_check(without(folder, 1, 0, "duplicate"), traces)).passed is is_excused
+
+
+async def test_a_row_may_be_left_out_for_one_that_was_overturned_later(traces: Traces) -> None:
+    traces.add(rollout(0, tokens("1"), 1.0, 0))
+    first = traces[0].record.file_hash
+    traces.add(rollout(0, tokens("1"), 1.0, 0), rollout(1, tokens("2"), 1.0, 3))
+    await export(traces)
+    traces.disputed |= {0}
+    folder = await export(traces)
+    assert [row["problem_id"] for row in rows_of(folder)] == ["p1"]
+    assert (await rows_check(folder, traces)).word == "ok"
+    hiding = without(folder, 1, 1, "duplicate")
+    assert "rows [1] are missing" in (await rows_check(hiding, traces)).detail
+    del traces.files[first]
+    check = await rows_check(hiding, traces)
+    assert (check.word, "2 may be left out wrongly" in check.detail) == ("open", True)
+
+
+async def test_rows_left_out_for_held_out_texts_stay_open_without_the_texts(
+    traces: Traces, tmp_path: Path
+) -> None:
+    path = tmp_path / "held-out.txt"
+    path.write_text("3=\n")
+    held_out = HeldOut([path])
+    traces.add(rollout(3, tokens("1"), 1.0, 0), rollout(4, tokens("1"), 1.0, 1))
+    folder = await export(traces, SelectionSettings(held_out=tuple(held_out.hashes)), held_out)
+    assert (await rows_check(folder, traces, held_out)).word == "ok"
+    check = await rows_check(folder, traces)
+    assert (check.word, "1 may be left out wrongly" in check.detail) == ("open", True)
+
+
+async def test_a_part_without_a_row_is_checked_too(traces: Traces) -> None:
+    traces.add_counting(3)
+    folder = await export(traces, SelectionSettings(tokens_at_least=8))
+    assert rows_of(folder) == []
+    assert (await rows_check(folder, traces)).word == "ok"
+    keeping = DataFolder(folder.path, replace(folder.export, settings=ALL))
+    assert "rows [0, 1, 2, 3, 4, 5] are missing" in (await rows_check(keeping, traces)).detail
+
+
 @pytest.mark.parametrize(
     ("column", "value"), [("completion", "00009"), ("reward", 0.75), ("prompt_tokens", [1, 10])]
 )
@@ -477,7 +756,7 @@ async def test_rows_that_are_not_their_files_are_named(
     folder = altered(exported, lambda row: row.update({column: value}))
     stream = traces.stream
     assert check_outcomes(folder, stream).passed
-    check = await check_rows(folder, stream, traces.maker, traces.find_file)
+    check = await rows_check(folder, traces)
     assert not check.passed
     assert f"other {column}" in check.detail
 
@@ -536,5 +815,28 @@ def damaged(exported: DataFolder) -> Path:
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"format":"muster-data"}'])
 async def test_a_damaged_list_of_parts_is_refused(damaged: Path, data: bytes) -> None:
     damaged.write_bytes(data)
+    with pytest.raises(ConfigError, match="is damaged"):
+        DataFolder.open(damaged.parent)
+
+
+@pytest.mark.parametrize(
+    ("honest", "hostile"),
+    [
+        (b"data/train-00000", b"data/extra-00000"),
+        (b"data/train-00000", b"data/train-00001"),
+        (b"data/train-00000", b"../train-00000"),
+        (b"data/train-00000", b"data/test-00000"),
+        (b'"left_out":{}', b'"left_out":{"duplicate":-1}'),
+        (b'"left_out":{}', b'"left_out":["duplicate"]'),
+        (b'"rows":', b'"rows":-'),
+        (b'"is_whole":false', b'"is_whole":0'),
+    ],
+)
+async def test_a_list_of_what_no_export_writes_is_refused(
+    damaged: Path, honest: bytes, hostile: bytes
+) -> None:
+    data = damaged.read_bytes()
+    assert honest in data
+    damaged.write_bytes(data.replace(honest, hostile))
     with pytest.raises(ConfigError, match="is damaged"):
         DataFolder.open(damaged.parent)

@@ -1,4 +1,4 @@
-"""`muster data judge`: a judge's replies about the rows that one graded, written and examined."""
+"""`muster data judge`: replies about the rows that a judge graded are written and checked."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def answers(judge: Path) -> dict[str, list[tuple[str, float]]]:
-    """Answers to two problems to which the judge gives a score, with it."""
+    """Answers to two problems that the judge scores, with their scores."""
     model = EngineJudge.load(judge)
     return {name: list(scored(model, gold)) for name, gold in (("0", None), ("1", "11"))}
 
@@ -207,7 +207,7 @@ async def test_another_models_replies_are_refused_whatever_the_file_says_of_them
     judged(folder, build_judge(tmp_path / "other", seed=1))
     _, _, lines = (folder.path / NAME).read_text().partition("\n")
     assert "is about another data set, or of another judge" in examined(folder, judge).stdout
-    # Whoever writes the file writes any first line.
+    # The file's author can write any first line.
     (folder.path / NAME).write_text(f"{header}\n{lines}")
     found = examined(folder, judge)
     assert found.exit_code == 1

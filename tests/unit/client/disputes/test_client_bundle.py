@@ -1,4 +1,4 @@
-"""Evidence bundles: an honest one is borne out check by check, a mutated one is contradicted."""
+"""Evidence bundles: every check agrees with an honest one and contradicts a mutated one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from worlds.client_world import (
 )
 
 from muster.api.answers import BatchEntry
-from muster.client.audit.verify import require_about, verify_bundle
+from muster.client.audit.rerun_bundle import require_about, verify_bundle
 from muster.client.disputes.bundle import (
     Bundle,
     ChainFacts,
@@ -60,7 +60,7 @@ ZERO = keccak(b"nothing of the kind")
 
 @dataclass
 class Case:
-    """A submission, its evidence and what goes into its bundle."""
+    """A submission, its evidence and the parts of its bundle."""
 
     evidence: Evidence
     contents: Contents

@@ -1,4 +1,4 @@
-"""Disputes on the command line: what is said before a claim, why it is refused, how it ends."""
+"""Disputes on the command line: the text before a claim, refusals, and the end."""
 
 from __future__ import annotations
 
@@ -49,9 +49,11 @@ from muster.client.disputes.cases import (
 from muster.client.disputes.claims import (
     ClaimOffer,
     Settled,
+    _in_a_later_block,
     _salt,
     case_id_of,
     describe_settled,
+    earlier_claim,
     explained,
     find_entry,
     parse_ruling,
@@ -60,7 +62,8 @@ from muster.client.disputes.claims import (
 )
 from muster.client.sources import Sources
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ApiError, ConfigError, ContractRevert
+from muster.protocol.errors import ApiError, ChainUnreachable, ConfigError, ContractRevert
+from muster.protocol.ids import Address
 from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.messages import Reason, Verdict
 
@@ -138,7 +141,7 @@ def test_ruling_is_the_opposite_unless_told(
 def test_what_is_no_ruling_is_refused_with_those_there_are(text: str) -> None:
     with pytest.raises(ConfigError, match="is no ruling") as caught:
         parse_ruling(text, ACCEPTED)
-    assert "accepted, incomplete, rejected, fraud" in str(caught.value.hint)
+    assert "accepted, incomplete, rejected or fraud" in str(caught.value.hint)
 
 
 def test_case_is_named_by_the_outcome_or_by_the_batch_that_nobody_judged() -> None:
@@ -161,6 +164,32 @@ def test_salt_of_a_claim_is_the_keys_and_no_other_claims() -> None:
     }
     assert len(salts) == 8
     assert _salt(b"one" * 11, LEAF, FRAUD) in salts
+
+
+@pytest.mark.parametrize(
+    ("text", "claimant", "is_found"),
+    [
+        (None, STRANGER, True),
+        ("accepted", STRANGER, True),
+        ("fraud", STRANGER, False),
+        (None, ME, False),
+    ],
+)
+def test_claim_that_an_account_has_made_is_found(
+    text: str | None, claimant: Address, is_found: bool
+) -> None:
+    case = make_case()
+    assert earlier_claim(case, claimant, text) == (case.claims[0] if is_found else None)
+    assert earlier_claim(None, claimant, text) is None
+
+
+async def test_chain_that_makes_no_block_is_named_and_the_command_can_be_repeated() -> None:
+    async def refuse() -> None:
+        raise ContractRevert("CourtNotAnnounced")
+
+    with pytest.raises(ChainUnreachable, match="the chain made no block in 0 s") as caught:
+        await _in_a_later_block(refuse, 0.0)
+    assert "run the same command again" in str(caught.value.hint)
 
 
 # The submission and its proofs
@@ -366,7 +395,7 @@ def test_jurors_of_the_ruling_that_prevailed_are_paid_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "seconds", "says"),
     [
-        ({}, 0, "a block decides who of the network's bench sits, until"),
+        ({}, 0, "a block of the chain draws the jurors from the network's bench, until"),
         ({}, 41, "nobody was drawn: what is recorded stands, and bonds go back"),
         ({"jurors": (ME,)}, 1, "waiting for 1 juror to check the work and commit, until"),
         ({}, 121, "muster dispute settle 1:0 --keystore FILE"),
@@ -402,7 +431,7 @@ def test_ending_says_what_became_of_the_bond(changes: dict[str, Any], says: str)
 
 
 class Court:
-    """Closes a case, fines and pays; refuses what it is told to."""
+    """Closes a case, fines and pays; refuses the calls that a test names."""
 
     def __init__(self, view: Any, refuses: dict[str, str] | None = None) -> None:
         self.view, self.refuses, self.sent = view, refuses or {}, 0

@@ -1,4 +1,4 @@
-"""The doctor's arithmetic: what statistics say, what memory a policy needs, who checks whom."""
+"""The doctor: its statistics, the memory that a policy needs, the self-proof."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_the_worst_of_each_statistic_is_shown_beside_its_limit() -> None:
         ({"mantissa_error_median": 4.5}, "mantissa error median"),
         ({"sign_mismatches": 1}, "sign mismatches"),
         ({"decoy_matches": 17}, "decoy matches"),
-        # Half the points: half the limit, rounded down.
+        # For half the points the limit is half, rounded down.
         ({"exponent_mismatches": 1, "points": 4}, "exponent mismatches"),
     ],
 )
@@ -214,7 +214,7 @@ def test_nothing_measured_is_nothing_shown() -> None:
 
 
 class FakeNvml(SimpleNamespace):
-    """As much of NVML as the doctor asks, for machines without a GPU."""
+    """The part of NVML that the doctor uses, for machines without a GPU."""
 
     def __init__(self, free: tuple[int, ...] = (100 << 30,), *, fails: bool = False) -> None:
         def init() -> None:
@@ -280,7 +280,7 @@ def test_policies_must_arrive_faster_than_they_are_published(rate: float, state:
 
 
 def test_two_policies_of_one_second_are_no_reason_to_fail() -> None:
-    """Blocks' times are whole seconds: what is published in one may be a second apart."""
+    """Blocks' times are whole seconds, so times in one block may differ by a second."""
     file = ManifestFile("model.safetensors", 1000, (b"\1" * 32,))  # type: ignore[arg-type]
     manifest = Manifest(1, PolicyVersion(0), (file,), b"\2" * 32, 0, 0)  # type: ignore[arg-type]
     times = {n: SimpleNamespace(timestamp=t) for n, t in enumerate((0, 500, 500))}
@@ -294,7 +294,7 @@ def test_two_policies_of_one_second_are_no_reason_to_fail() -> None:
 
 
 class FakeChain:
-    """A chain whose head, and whether it is catching up, are as told."""
+    """A chain with a given head and a given syncing state."""
 
     def __init__(self, age_s: float, syncing: object = False) -> None:
         self.chain_id = 1

@@ -1,11 +1,13 @@
-"""A juror's judge: what follows from the work that sources show, whatever they lie about."""
+"""A juror's judge: its ruling about the work that sources show, even if they lie."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -37,6 +39,7 @@ from muster.client.juror.duty import require_place
 from muster.client.juror.judging import CaseJudge
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.ids import PolicyVersion
 from muster.protocol.jury import BenchPlace, Ruling, summons_of
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.rollouts import Rollout, encode_rollouts
@@ -47,7 +50,7 @@ URL = "http://orchestrator.example"
 
 
 def entry_with(rows: list[Rollout], **changes: Any) -> BatchEntry:
-    """Return an entry of the honest worker's ticket, with all that proves it."""
+    """Return an entry of the honest worker's ticket, with everything that proves it."""
     ticket = make_ticket()
     submission = make_submission(ticket, rows)
     values: dict[str, Any] = {
@@ -111,7 +114,10 @@ class World:
         return httpx.Response(200, stream=httpx.ByteStream(data))
 
     async def rule(self) -> tuple[Ruling, dict[str, Any]]:
-        judge = CaseJudge(
+        return await self.judge().judge(self.case)
+
+    def judge(self) -> CaseJudge:
+        return CaseJudge(
             view=self.view,
             key=VALIDATOR_KEY,
             domain=DOMAIN,
@@ -122,7 +128,6 @@ class World:
             transport=httpx.MockTransport(self.answer),
             _loaded=(RUN, VERSION, ROOT),
         )
-        return await judge.judge(self.case)
 
 
 REJECTED = Ruling(Verdict.REJECTED, Reason.LATE)
@@ -160,7 +165,7 @@ async def test_work_shown_with_a_worse_ticket_is_not_judged_by_it(
 ) -> None:
     shown = world(ROWS, REJECTED)
     shown.show(entry_with(ROWS, **changes))
-    with pytest.raises(ApiError, match="its signatures or its ticket do not hold"):
+    with pytest.raises(ApiError, match="its signatures or its ticket are invalid"):
         await shown.rule()
 
 
@@ -172,6 +177,36 @@ async def test_signature_that_the_chain_saw_counts_and_not_the_one_shown(world: 
     by_another = sign_submission(shown.entry.submission, OTHER_KEY)
     shown.case.claims = [replace(claim, node_signature=by_another)]
     assert (await shown.rule())[0] == Ruling(Verdict.REJECTED, Reason.BAD_SIGNATURE)
+
+
+@pytest.mark.parametrize("changes", [{"rollouts": 17}, {"units": 1}])
+async def test_submission_of_the_batch_is_judged_and_not_another_that_a_claim_shows(
+    world: Any, changes: dict[str, int]
+) -> None:
+    shown = world(ROWS, ACCEPTED)
+    [claim] = shown.case.claims
+    other = replace(claim.submission, **changes)
+    shown.case.claims = [replace(claim, submission=other, node_signature=sign_submission(other))]
+    assert (await shown.rule())[0] == ACCEPTED
+
+
+async def test_sources_of_many_claims_do_not_crowd_out_those_of_another(world: Any) -> None:
+    shown = world(ROWS, REJECTED)
+    [claim] = shown.case.claims
+    strangers = [
+        replace(claim, sources=tuple(f"http://s{i}.example/{n}" for n in range(16)))
+        for i in range(5)
+    ]
+    shown.case.claims = [*strangers, replace(claim, sources=("http://honest.example",))]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        is_honest = request.url.host == "honest.example"
+        return shown.answer(request) if is_honest else httpx.Response(404)
+
+    judge = shown.judge()
+    judge.sources, judge.allows_private = (), True
+    judge.transport = httpx.MockTransport(answer)
+    assert (await judge.judge(shown.case))[0] == ACCEPTED
 
 
 @pytest.mark.parametrize("lost", ["files", "work", "documents"])
@@ -208,6 +243,61 @@ async def test_summoned_work_is_judged_by_what_the_chain_has_of_it(world: Any) -
     shown.case = make_case(case_id=summons_of(1), recorded=0, claims=[silent])
     shown.answers = {p: data for p, data in shown.answers.items() if "/work/" not in p}
     assert (await shown.rule())[0] == ACCEPTED
+
+
+# Several cases at a time
+
+
+async def test_engine_takes_one_case_after_the_other_each_with_its_policy(
+    world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shown = world(ROWS, REJECTED)
+    judge, run = shown.judge(), shown.view.runs[RUN]
+    later = PolicyVersion(VERSION + 1)
+    run.checkpoints[later] = run.checkpoints[VERSION]
+    loads: list[PolicyVersion] = []
+    judge.engine = SimpleNamespace(
+        policy_version=VERSION, load_policy=lambda _folder, version: loads.append(version)
+    )
+
+    async def fetch(_self: CaseJudge, _wanted: Any, _sources: Any) -> Path:
+        return tmp_path
+
+    async def use(version: PolicyVersion) -> None:
+        async with judge._policy(run, version, None):  # type: ignore[arg-type]
+            for _ in range(5):
+                await asyncio.sleep(0)
+                assert (judge._loaded or [None] * 2)[1] == version
+
+    monkeypatch.setattr(CaseJudge, "_fetch", fetch)
+    await asyncio.gather(*map(use, (VERSION, later, VERSION, later, VERSION)))
+    assert set(loads) == {VERSION, later}
+
+
+async def test_policy_that_comes_slowly_delays_no_other_case(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = world(ROWS, REJECTED)
+    judge, run = shown.judge(), shown.view.runs[RUN]
+    later = PolicyVersion(VERSION + 1)
+    run.checkpoints[later] = run.checkpoints[VERSION]
+    begun = asyncio.Event()
+
+    async def hang(_self: CaseJudge, _wanted: Any, _sources: Any) -> Path:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def use() -> None:
+        async with judge._policy(run, later, None):  # type: ignore[arg-type]
+            raise AssertionError
+
+    monkeypatch.setattr(CaseJudge, "_fetch", hang)
+    hanging = asyncio.ensure_future(use())
+    await begun.wait()
+    assert (await judge.judge(shown.case))[0] == ACCEPTED
+    hanging.cancel()
+    await asyncio.wait([hanging])
 
 
 # Who may sit

@@ -1,9 +1,9 @@
-"""The juror: what it does when, what it votes, and that being killed changes neither."""
+"""The juror: its next steps and votes, which a kill does not change."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,7 +141,7 @@ class Killed(BaseException):
 
 @dataclass
 class Court:
-    """The court's rules about votes, as far as a juror meets them, and a clock."""
+    """The court's rules about votes that concern a juror, and a clock."""
 
     case: CaseView
     sent: list[str] = field(default_factory=list)
@@ -225,20 +225,25 @@ class Court:
 
 @dataclass
 class Finder:
-    """Finds what it was told to; before that something is missing, or it hangs."""
+    """Finds the ruling that a test sets. Without one it hangs, or a document is missing."""
 
     ruling: Ruling | None = ACCEPTED
     hangs: bool = False
+    slow: Callable[[], None] | None = None
+    """Called for case 4, whose file then turns out to be missing."""
     asked: int = 0
     missing: MusterError = field(
         default_factory=lambda: ApiError(
             "no source shows the file", status=503, code="no_source", hint=DOCUMENTS_HINT
         )
     )
-    """What is raised while there is no ruling."""
+    """The error raised while there is no ruling."""
 
-    async def judge(self, _case: CaseView) -> tuple[Ruling, dict[str, Any]]:
+    async def judge(self, case: CaseView) -> tuple[Ruling, dict[str, Any]]:
         self.asked += 1
+        if self.slow and case.number == 4:
+            self.slow()
+            raise self.missing
         if self.hangs:
             await asyncio.Event().wait()
         if self.ruling is None:
@@ -377,6 +382,40 @@ async def test_slow_case_makes_no_other_late(room: Courtroom) -> None:
     await asyncio.sleep(0)
     running.cancel()
     await asyncio.wait([running])
+
+
+async def test_case_whose_source_hangs_keeps_no_other_from_being_judged(room: Courtroom) -> None:
+    other = make_case(case_id=keccak(b"other"), number=5, jurors=(ME,))
+    room.view.cases[other.case_id], room.case.jurors = other, (ME,)
+    room.finder.hangs = True
+    await room.duty.serve()
+    await asyncio.sleep(0)
+    room.finder.hangs = False
+    third = make_case(case_id=keccak(b"third"), number=6, jurors=(ME,))
+    room.view.cases[third.case_id] = third
+    running = asyncio.ensure_future(room.duty.run())
+    while room.journal.find(third.case_id, ME, 6) is None:
+        await asyncio.sleep(0.001)
+    running.cancel()
+    await asyncio.wait([running])
+    assert room.journal.find(other.case_id, ME, 5) is None
+
+
+async def test_case_that_takes_long_each_time_leaves_the_place_to_others(
+    room: Courtroom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt at the older case takes longer than the pause until the next attempt."""
+    monkeypatch.setattr("muster.client.juror.duty.AT_ONCE", 1)
+    other = make_case(case_id=keccak(b"other"), number=5, jurors=(ME,))
+    room.view.cases[other.case_id], room.case.jurors = other, (ME,)
+
+    def wait() -> None:
+        room.seconds += 3
+
+    room.finder.slow = wait
+    await room.serve(2)
+    assert room.journal.find(other.case_id, ME, 5) is not None
+    assert room.journal.find(LEAF, ME, 4) is None
 
 
 @pytest.mark.parametrize("point", range(10))

@@ -63,7 +63,7 @@ class Cheat(HashEngine):
 
 
 def judge(engine: HashEngine) -> Judgement:
-    """Return what a validator makes of an engine's work."""
+    """Return a validator's findings about an engine's work."""
     from muster.client.worker.generation import build_submission
 
     ticket = make_ticket()

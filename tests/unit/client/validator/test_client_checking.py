@@ -1,4 +1,4 @@
-"""Proof of checking at a validator: what it keeps, whom it believes, what it calls unchecked."""
+"""Proof of checking at a validator: fingerprints kept, proofs compared, liars found."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_tenth_of_the_blocks_may_differ_and_no_more() -> None:
 
 
 def shown(**changes: Any) -> BatchChecking:
-    """What the orchestrator shows of YOU's honest proof, with changes."""
+    """The honest proof of YOU as the orchestrator shows it, with changes."""
     batch = batch_of()
     parts = [MINE[YOU]]
     message = Checking(1, batch.root, keccak(b"records"), fingerprints_hash(parts))
@@ -183,7 +183,7 @@ def test_who_re_runs_a_file_learns_who_checked_it() -> None:
 
 
 class Desk:
-    """What the orchestrator does with proofs of checking, as far as a validator sees it."""
+    """The orchestrator's routes for proofs of checking, as a validator sees them."""
 
     def __init__(self, *, refuses: str | None = None, code: str = "checking_late") -> None:
         self.refuses, self.code = refuses, code

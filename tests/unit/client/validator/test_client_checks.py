@@ -257,7 +257,7 @@ def test_answer_that_cannot_be_graded_is_rejected_and_not_fraud() -> None:
 def test_reward_that_other_machines_may_compute_differently_is_no_fraud(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # What a limit of time decided, or nearly: see docs/tasks.md.
+    # A grade that a time limit decided, or nearly decided: see docs/tasks.md.
     grader = replace(exact_match.VERIFIER, grade=lambda *_: Graded(0.0, is_repeatable=False))
     monkeypatch.setattr(registry, "installed_verifiers", lambda: {"exact_match": grader})
     rows = [replace(row, task_reward=0.0) for row in ROWS]
@@ -445,7 +445,7 @@ def test_rollouts_that_cannot_be_prefilled_are_rejected() -> None:
     assert_found(judgement, Verdict.REJECTED, Reason.TOPLOC_MISMATCH)
 
 
-# Whatever strangers write
+# Any bytes
 
 
 tokens = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=8).map(tuple)
@@ -488,8 +488,9 @@ def test_every_claim_has_a_record(rollouts: int, units: int) -> None:
 
 def test_every_reason_has_its_twin_in_this_file() -> None:
     text = Path(__file__).read_text()
-    # Of a batch as a whole: its twin is in test_client_validator_records.py. Of completions of
-    # several turns: in test_client_dialogue.py. Of many submissions: in test_client_conduct.py.
+    # The reason for a whole batch is tested in test_client_validator_records.py, that for
+    # completions of several turns in test_client_dialogue.py, that for many submissions in
+    # test_client_conduct.py.
     elsewhere = {Reason.BATCH_MISDECLARED, Reason.WRONG_REPLY, Reason.SAMPLER_DRIFT}
     missing = {reason for reason in Reason if f"Reason.{reason.name}" not in text}
     assert missing - elsewhere == set()

@@ -1,9 +1,9 @@
-"""Check 7 over a worker's submissions: who leans within the margin is struck, then a fraud."""
+"""Check 7 over a worker's submissions: a bias within the margin is a strike, then fraud."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from worlds.cases import ACCEPTED, STRANGER, make_case
+from worlds.client_chain import WORKER_ID, make_batch
 from worlds.client_world import (
     CALIBRATION,
     DOMAIN,
@@ -32,9 +33,11 @@ from muster.chain import ClaimView
 from muster.client.juror.judging import CaseJudge
 from muster.client.validator.records import ConductStore, is_drawn
 from muster.client.worker.generation import build_submission
+from muster.inference.examining import Recomputed
 from muster.lab.simulator.machines import Hidden
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.jury import Ruling
+from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.rollouts import encode_rollouts
 from muster.toploc.calibration import SamplerLimits
@@ -62,7 +65,7 @@ class Leaning(HashEngine):
 
 
 class Rounded(HashEngine):
-    """An honest worker of another arithmetic: each logit is off by a little, either way."""
+    """An honest worker with other arithmetic: each logit has a small error of either sign."""
 
     def _step(self, tokens: tuple[int, ...]) -> Hidden:
         hidden, logits = super()._step(tokens)
@@ -71,11 +74,12 @@ class Rounded(HashEngine):
 
 
 class Scene(Bench):
-    """A validator with a memory, and what a worker's engine commits to it."""
+    """A validator with records of earlier work, and an engine's submissions to it."""
 
     def __init__(self, state: Path) -> None:
         super().__init__(state)
-        self.remembers(state / "conduct")
+        self.folder = state / "conduct"
+        self.remembers(self.folder)
         self.data: dict[int, tuple[Any, bytes]] = {}
 
     def remembers(self, folder: Path) -> None:
@@ -111,7 +115,7 @@ class Scene(Bench):
         return found
 
     async def rule(self, batch_id: int) -> tuple[Ruling, dict[str, Any]]:
-        """Return what a juror finds in a batch, who measured nothing before."""
+        """Return the finding of a juror without earlier measurements."""
         config = self.view.runs[RUN].config
         config.recipe_hash, config.calibration_hash = RECIPE.hash(), LOOSE.hash()
         config.task_set_hash = TASK_SET.hash()
@@ -171,7 +175,7 @@ async def test_honest_worker_of_another_arithmetic_is_accepted_all_the_time(scen
     assert set(found) == {PASSED}
     conducts = list((scene.evidence.parent / "conduct").rglob("*.json"))
     assert len(conducts) == MOST - 1
-    assert any('"groups": [[[' in path.read_text() for path in conducts)  # some choices did turn
+    assert any('"groups": [[[' in path.read_text() for path in conducts)  # some choices differed
 
 
 async def test_validator_without_the_worker_s_past_accepts(scene: Scene, tmp_path: Path) -> None:
@@ -195,6 +199,35 @@ async def test_batches_that_the_chain_lost_do_not_count(scene: Scene) -> None:
     assert await scene.submit(struck + 1, Leaning(VERSION)) == PASSED
 
 
+class Meanwhile(HashEngine):
+    """An engine during whose examination something happens."""
+
+    def __init__(self, happens: Callable[[], None]) -> None:
+        super().__init__()
+        self._happens = happens
+
+    def recompute(self, samples: Any) -> list[Recomputed]:
+        self._happens()
+        return super().recompute(samples)
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_batch_that_the_chain_takes_back_meanwhile_is_judged_to_its_end(
+    scene: Scene, is_replaced: bool
+) -> None:
+    another = {1: make_batch(1, [make_submission(make_ticket(index=9), [])])}
+
+    def reorganise() -> None:
+        scene.view.batches.clear()
+        scene.view.batches.update(another if is_replaced else {})
+
+    scene.change(engine=Meanwhile(reorganise))
+    await scene.submit(1, HashEngine(VERSION))
+    (stored,) = (scene.folder / str(WORKER_ID)).glob("1-0.json")
+    root = merkle_root([scene.data[1][0].submission.leaf()])
+    assert json.loads(stored.read_text())["root"] == hex0x(root)
+
+
 async def test_juror_acquits_whose_other_submissions_are_honest(scene: Scene) -> None:
     for batch_id in range(1, 5):
         await scene.submit(batch_id, HashEngine(VERSION))
@@ -213,7 +246,7 @@ async def test_one_place_of_a_batch_is_judged_by_history(scene: Scene) -> None:
         ticket = make_ticket(index=1000 + index)
         rows = build_submission(ticket, RECIPE, TASK_SET, Leaning(VERSION))  # type: ignore[arg-type]
         made.append((make_entry(ticket, make_submission(ticket, rows)), encode_rollouts(rows)))
-    # A strike that is not posted yet: the evidence stays, and no more than one of five rests on it.
+    # A strike that is not posted yet: the evidence stays, and decides at most one of the five.
     scene.view.batches[struck].posted_block = None
     batch = scene.commit(struck + 1, [e for e, _ in made], *[d for _, d in made])
     records: list[OutcomeRecord] = await scene.loop.judge(batch)

@@ -70,7 +70,7 @@ async def test_a_file_that_takes_too_much_processor_time_twice_is_refused() -> N
 
 @pytest.fixture
 def deaths(monkeypatch: pytest.MonkeyPatch) -> list[signal.Signals]:
-    """What the next children get with their file; the last gets none."""
+    """Signals that the next children get with their file; the last child gets none."""
     ask, signals = decoding._Child._ask, list[signal.Signals]()
 
     def asked(
@@ -118,7 +118,7 @@ async def test_a_file_whose_children_are_all_killed_is_judged_by_nobody(
 async def test_a_child_that_does_not_answer_in_time_is_held_against_no_file(
     decoder: FileDecoder,
 ) -> None:
-    """Seconds in which the child may not run count for nothing."""
+    """Seconds in which the child could not run do not count."""
     await decoder.start()
     (child,) = decoder._idle
     assert child._process is not None
@@ -144,7 +144,9 @@ async def test_a_child_that_does_not_start_is_held_against_no_file(
 async def test_a_file_is_read_or_judged_by_nobody_however_little_memory_there_is(
     memory_mb: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 20 MB decoded, so that the limit is met at every stage: start, check, decoding, answer."""
+    """It has 20 MB decoded; over these limits memory ends at each stage: start, check, decoding,
+    answer.
+    """
     rows = [replace(ROW, sample=i, completion_tokens=(7,) * 50_000) for i in range(100)]
     short = tmp_path / "python"
     short.write_text(f'#!/bin/sh\nulimit -v {memory_mb * 1024}; exec {sys.executable} "$@"\n')

@@ -45,12 +45,12 @@ PROBLEM = RULES.task_set[0]
 
 
 def count_words(_problem: Problem, said: tuple[str, ...]) -> Reply | Done:
-    """Tell how long the turn was; the third turn is the last."""
+    """Reply with the length of the turn; the third turn is the last."""
     return Reply(f"={len(said[-1])}=") if len(said) < 3 else Done(said[-1])
 
 
 def unsure(problem: Problem, said: tuple[str, ...]) -> Reply | Done:
-    """Say the same, and that others may not."""
+    """Reply the same, and say that other machines may differ."""
     turn = count_words(problem, said)
     return replace(turn, is_repeatable=False) if isinstance(turn, Reply) else turn
 
@@ -60,7 +60,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Return what makes a function the environment of all problems."""
+    """Return a function that makes another one the environment of all problems."""
 
     def put(turn: Callable[..., object], **options: object) -> None:
         verifier = replace(
@@ -101,7 +101,7 @@ def with_row(rows: list[Rollout], number: int, row: Rollout) -> list[Rollout]:
 
 
 def replied(rows: list[Rollout], replies: int = 1) -> int:
-    """Return the number of a row with at least so many replies."""
+    """Return the number of a row with at least `replies` replies."""
     return next(i for i, row in enumerate(rows) if len(row.replies) >= replies)
 
 
@@ -166,7 +166,7 @@ def test_a_reply_without_room_is_not_made(install: Install) -> None:
 
 
 def test_an_altered_reply_is_fraud(install: Install) -> None:
-    # The model goes on from what the worker made up, and is sampled honestly.
+    # The model goes on from the worker's made-up tokens, and is sampled honestly.
     install(lambda _, said: Reply(f"={len(said[-1]) + 1}=") if len(said) < 3 else Done(said[-1]))
     rows = work()
     install(count_words)
@@ -370,7 +370,7 @@ def test_only_what_is_played_is_followed_without_fault(tokens: tuple[int, ...]) 
 
 @pytest.mark.parametrize("cut", [1, 2])
 def test_a_shorter_reply_elsewhere_is_no_fraud(install: Install, cut: int) -> None:
-    # Its tokens are the first of those that the worker was told.
+    # Its tokens are the first ones of the reply that the worker got.
     install(unsure)
     rows = work()
     install(lambda p, said: cut_short(unsure(p, said), cut))

@@ -1,4 +1,4 @@
-"""A validator that lacks memory, disk or processes judges nobody, and all once it has them."""
+"""A validator without memory, disk or processes judges nothing; once it has them, it judges all."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CLAIM = make_claim(make_submission(TICKET, ROWS), TICKET)
 
 
 class Panic(BaseException):
-    """What a library in Rust raises where it cannot go on; pyo3's own class cannot be imported."""
+    """The error of a panicking Rust library; pyo3's own class cannot be imported."""
 
     __module__ = "pyo3_runtime"
 
@@ -58,14 +58,14 @@ TROUBLES: dict[str, Callable[[], BaseException]] = {
 
 
 class Machine:
-    """Fails as it is told: always with one trouble, or by a coin with any."""
+    """Fails as a test says: always with one trouble, or randomly with any."""
 
     def __init__(self) -> None:
         self.trouble: Callable[[], BaseException] | None = None
         self.coin: Random | None = None
 
     def strain(self) -> None:
-        """Fail, or do not."""
+        """Raise the trouble, or do nothing."""
         if self.trouble is not None:
             raise self.trouble()
         if self.coin is not None and self.coin.random() < 0.15:
@@ -129,6 +129,33 @@ async def test_nobody_is_judged_on_a_machine_in_trouble_and_everybody_after_it(
     assert [(r.verdict, r.reason) for r in bench.posted()] == [ACCEPTED, ACCEPTED]
 
 
+class Dying(HashEngine):
+    """An engine whose process dies once, and with it the policy."""
+
+    dies = False
+
+    def recompute(self, samples: Any) -> list[Recomputed]:
+        if self.dies:
+            self.dies, self.policy_version = False, None
+            raise EngineError("the engine's process died and did not start again")
+        if self.policy_version is None:
+            raise EngineError("no policy is loaded")
+        return super().recompute(samples)
+
+
+async def test_a_policy_that_the_engine_lost_is_loaded_again(bench: Bench) -> None:
+    engine = Dying()
+    bench.change(engine=engine)
+    await bench.loop.validate(bench.commit_honest(1, 0))
+    engine.dies = True
+    batch = bench.commit_honest(2, 1)
+    with pytest.raises(EngineError):
+        await bench.loop.validate(batch)
+    await bench.loop.validate(batch)
+    assert [(r.verdict, r.reason) for r in bench.posted()] == [ACCEPTED]
+    assert [version for _, version in engine.loaded] == [VERSION, VERSION]
+
+
 @pytest.mark.parametrize("tries", [50, pytest.param(300, marks=pytest.mark.slow)])
 async def test_on_a_failing_machine_the_honest_pass_and_the_dishonest_are_found(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tries: int
@@ -156,7 +183,7 @@ async def test_on_a_failing_machine_the_honest_pass_and_the_dishonest_are_found(
 
 
 def commit_one(bench: Bench, index: int, *, forges: bool) -> tuple[Any, tuple[Verdict, Reason]]:
-    """Commit a submission, honest or with its rewards turned around; return what it deserves."""
+    """Commit a submission, honest or with inverted rewards; return its right verdict."""
     ticket = make_ticket(index=index)
     rows = make_rollouts(ticket)
     if forges:
@@ -207,7 +234,7 @@ def test_a_sample_that_fits_no_machine_is_rejected() -> None:
 
 
 class Nonsense(HashEngine):
-    """An engine whose prefill is NaN: always, or of certain tokens only."""
+    """An engine whose prefill is NaN: always, or only for certain tokens."""
 
     of: tuple[int, ...] | None = None
 

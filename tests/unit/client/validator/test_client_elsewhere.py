@@ -1,4 +1,4 @@
-"""What the orchestrator does not show is had from relays and from where workers say that it is."""
+"""Files that the orchestrator does not show come from relays and workers' sources."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_sources_that_hang_do_not_hold_up_a_validator(
 
     found = Elsewhere(RUN, world(ROOM), (), transport=Slow(room=says(DATA)))
     for _ in range(2):
-        with pytest.raises(ApiError, match="no source has shown it yet"):
+        with pytest.raises(ApiError, match="no source has shown the batch yet"):
             await found.file(file_hash(DATA))
     shows.set()
     async with asyncio.timeout(5):
@@ -95,7 +95,7 @@ async def test_what_hangs_for_long_is_given_up_and_left_alone_for_a_while(
     found = Elsewhere(RUN, world(ROOM), (), transport=internet, clock=lambda: seconds[0])
     for at, asked in ((0.0, 1), (4 + REST * 4 - 1, 1), (4 + REST * 4, 2)):
         seconds[0] = at
-        with pytest.raises(ApiError, match="no source has shown it yet"):
+        with pytest.raises(ApiError, match="no source has shown the batch yet"):
             await found.contents(world(ROOM).batches[1])
         assert len(internet.asked) == asked
 
@@ -107,7 +107,7 @@ async def test_what_is_not_there_yet_is_asked_for_again_soon() -> None:
     with pytest.raises(ApiError, match="answered 404"):
         await found.file(file_hash(DATA))
     internet.hosts["room"] = says(DATA)
-    with pytest.raises(ApiError, match="no source has shown it yet"):
+    with pytest.raises(ApiError, match="no source has shown the batch yet"):
         await found.file(file_hash(DATA))
     seconds[0] = LEAST_REST_S
     assert await found.file(file_hash(DATA)) == DATA
@@ -121,7 +121,7 @@ async def test_few_things_are_asked_for_at_a_time_and_what_is_over_makes_way(
     internet = Internet(relay=says(DATA))
     found = Elsewhere(RUN, world(), (RELAY,), transport=internet)
     for name in (file_hash(b"other"), file_hash(DATA)):
-        with pytest.raises(ApiError, match="no source has shown it yet"):
+        with pytest.raises(ApiError, match="no source has shown the batch yet"):
             await found.file(name)
     async with asyncio.timeout(5):
         while not all(task.done() for task in found._asking.values()):

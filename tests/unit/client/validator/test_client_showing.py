@@ -1,4 +1,4 @@
-"""What a validator does on chain when the orchestrator keeps back what it signed, and when."""
+"""A validator's transactions when the orchestrator withholds its outcomes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from muster.client.validator.calls import (
     RETRY_S,
     SHOW_AT,
     WITHHELD,
-    WITHHOLD_AT,
+    WITHHELD_AT,
     ShowingDuty,
     Windows,
     doubles_of,
@@ -67,7 +67,7 @@ def signature_of(
 
 
 def show(batch: Any, record: OutcomeRecord | None, *who: Address) -> None:
-    """Put on chain what validators signed; without a record that the batch is withheld."""
+    """Put validators' outcomes on chain; None as record says that the batch is withheld."""
     records = b"" if record is None else packed(record)
     shown = batch.shown.setdefault(keccak(records), {})
     shown |= {each: signature_of(batch, each, keccak(records)) for each in who}
@@ -77,7 +77,7 @@ def show(batch: Any, record: OutcomeRecord | None, *who: Address) -> None:
 
 @dataclass
 class Contracts:
-    """The calls that a validator makes, noted; and a clock."""
+    """Records a validator's calls; and a clock."""
 
     time_s: float = COMMITTED_AT
     sent: list[tuple[str, Any]] = field(default_factory=list)
@@ -138,7 +138,7 @@ class Bench:
         self.journal.record(JudgedBatch(self.batch.name, (record,)))
 
     async def at(self, share: float) -> list[str]:
-        """Serve at a share of the deadline; return what was sent."""
+        """Serve at a share of the deadline; return the calls made."""
         before = len(self.chain.sent)
         self.chain.time_s = COMMITTED_AT + share * WINDOWS.outcome_deadline_s
         self.seconds += RETRY_S
@@ -216,24 +216,24 @@ async def test_refusals_are_said_once_and_being_late_never(
 
 async def test_batch_of_which_nothing_can_be_had_is_called_withheld(bench: Bench) -> None:
     bench.is_withheld = True
-    assert await bench.at(WITHHOLD_AT - 0.01) == []
-    assert await bench.at(WITHHOLD_AT) == ["show"]
+    assert await bench.at(WITHHELD_AT - 0.01) == []
+    assert await bench.at(WITHHELD_AT) == ["show"]
     assert bench.chain.sent[-1][1][1:3] == (WITHHELD, b"")
     show(bench.batch, None, ME)
-    assert await bench.at(WITHHOLD_AT + 0.02) == []
+    assert await bench.at(WITHHELD_AT + 0.02) == []
 
 
 async def test_batch_that_somebody_shows_is_not_called_withheld(bench: Bench) -> None:
-    assert await bench.at(WITHHOLD_AT) == []
+    assert await bench.at(WITHHELD_AT) == []
 
 
 async def test_batch_that_a_colleague_had_is_not_called_withheld(bench: Bench) -> None:
     bench.is_withheld = True
     show(bench.batch, ACCEPTED, PEER)
-    assert await bench.at(WITHHOLD_AT) == []
+    assert await bench.at(WITHHELD_AT) == []
     bench.batch.shown.clear()
     show(bench.batch, None, PEER)
-    assert await bench.at(WITHHOLD_AT + 0.01) == ["show"]
+    assert await bench.at(WITHHELD_AT + 0.01) == ["show"]
 
 
 async def test_what_was_judged_or_is_on_chain_with_its_proofs_is_not_withheld(bench: Bench) -> None:
@@ -241,11 +241,11 @@ async def test_what_was_judged_or_is_on_chain_with_its_proofs_is_not_withheld(be
     bench.view.batches[1] = replace(
         bench.batch, work=LeasedWork(SUBMISSION, b"", make_ticket(), b"")
     )
-    assert await bench.at(WITHHOLD_AT) == []
+    assert await bench.at(WITHHELD_AT) == []
     bench.view.batches[1] = bench.batch
     bench.judge()
     show(bench.batch, ACCEPTED, ME)
-    assert await bench.at(WITHHOLD_AT + 0.01) == []
+    assert await bench.at(WITHHELD_AT + 0.01) == []
 
 
 # Posting
@@ -341,7 +341,7 @@ def test_posted_outcomes_contradict_what_was_shown(bench: Bench) -> None:
 def test_changing_ones_mind_is_none_where_the_chain_does_not_say_so(
     bench: Bench, other_root: bool
 ) -> None:
-    """Calling a batch withheld is not an outcome, and one of another root is another batch's."""
+    """A statement that a batch is withheld is no outcome; another root means another batch."""
     show(bench.batch, ACCEPTED, PEER)
     show(bench.batch, REJECTED if other_root else None, PEER)
     if other_root:

@@ -1,4 +1,4 @@
-"""Which batches a validator judges: what it is called for, and some once more."""
+"""Which batches a validator judges: those it is called for, and re-audits."""
 
 from __future__ import annotations
 
@@ -174,6 +174,18 @@ def post(bench: Bench, batch: Any, *, is_drawn: bool = True, signers: tuple[Addr
     raise AssertionError("no block draws it")
 
 
+def spoil(bench: Bench) -> None:
+    """Make the file of batch 1 one that an honest validator rejects."""
+    entry, _ = honest(make_ticket(index=1))
+    bench.orchestrator.files[entry.submission.file_hash] = b"junk"
+
+
+def differences(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Return the verdicts, posted and found, of the differences in the log."""
+    found: list[Any] = [r for r in caplog.records if "differs from this validator's" in r.message]
+    return [(record.posted, record.found) for record in found]
+
+
 async def again(bench: Bench) -> list[int]:
     return [batch.batch_id for batch in await bench.loop.duty.reaudits()]
 
@@ -210,8 +222,30 @@ async def test_wrong_acceptance_is_said_loudly(
 ) -> None:
     batch = put_at(bench, 1, 5)
     post(bench, batch, signers=(OTHERS[0],))
-    entry, _ = honest(make_ticket(index=1))
-    bench.orchestrator.files[entry.submission.file_hash] = b"junk"
-    await bench.loop.validate(batch)
-    [record] = [r for r in caplog.records if "posted outcome is wrong" in r.message]
-    assert (record.posted, record.found) == ("ACCEPTED", "REJECTED")  # type: ignore[attr-defined]
+    bench.chain_time = batch.posted_at
+    spoil(bench)
+    await run_until(bench, lambda: bool(differences(caplog)))
+    assert differences(caplog) == [("ACCEPTED", "REJECTED")]
+
+
+async def test_outvoted_validator_says_so_when_the_outcomes_are_posted(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = put_at(bench, 1, 0)
+    spoil(bench)
+    await run_until(bench, lambda: bool(bench.orchestrator.outcomes))
+    assert differences(caplog) == []
+    post(bench, batch, signers=(OTHERS[0], OTHERS[1]), is_drawn=False)
+    for _ in range(2):
+        await bench.loop._round()
+    assert differences(caplog) == [("ACCEPTED", "REJECTED")]
+
+
+async def test_validator_whose_outcome_is_posted_says_nothing(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = put_at(bench, 1, 0)
+    await run_until(bench, lambda: bool(bench.orchestrator.outcomes))
+    post(bench, batch, signers=(OTHERS[0], OTHERS[1]), is_drawn=False)
+    await bench.loop._round()
+    assert differences(caplog) == []

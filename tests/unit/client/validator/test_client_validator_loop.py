@@ -155,7 +155,7 @@ async def test_misdeclared_batch_uses_no_slots(bench: Bench, is_judged: bool) ->
         await bench.loop.validate(misdeclared)
         [record] = misdeclared.records = bench.posted()
         assert record.units == 0
-    # The same work, whoever commits it: the worker itself, or the orchestrator again.
+    # The same work, committed by the worker itself or by the orchestrator again.
     assert await bench.judge(bench.commit(2, [entry], data)) == [ACCEPTED]
     assert await bench.judge(misdeclared) == [(Verdict.REJECTED, Reason.BATCH_MISDECLARED)]
     # And no third time.
@@ -202,7 +202,7 @@ async def test_unknown_worker_is_rejected_under_number_zero(bench: Bench) -> Non
 
 async def test_tickets_are_of_the_orchestrator_that_committed_the_batch(bench: Bench) -> None:
     batch = bench.commit_honest(1, 0)
-    # Rotated since: what came before is judged as ever.
+    # The key was rotated since: earlier work is judged as always.
     bench.view.runs[RUN].config.orchestrator = WORKER
     assert await bench.judge(batch) == [ACCEPTED]
     batch.orchestrator = WORKER
@@ -238,7 +238,7 @@ async def test_file_that_kills_its_decoder_is_rejected(bench: Bench) -> None:
         assert await bench.judge(batch) == [(Verdict.REJECTED, Reason.SCHEMA)]
 
 
-# What cannot be obtained is waited for
+# Missing files are waited for
 
 
 async def test_missing_file_counts_as_missing_only_after_the_patience(bench: Bench) -> None:
@@ -389,7 +389,7 @@ async def test_batch_that_takes_anothers_number_is_judged_and_the_other_keeps_it
     assert one is not None
     assert two is not None
     assert [each.records[0].index for each in (one, two)] == [0, 1]
-    # The chain goes back to the first: what was signed of it is handed over again, nothing else.
+    # The chain goes back to the first batch: only its signed outcome is handed over again.
     bench.view.batches[1] = first
     bench.view.workers[WORKER] = make_account(status=WorkerStatus.BANNED)
     bench.seconds = 1000

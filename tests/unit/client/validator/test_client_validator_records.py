@@ -1,4 +1,4 @@
-"""What a validator keeps: signed outcomes, used slots, evidence."""
+"""A validator's records: signed outcomes, used slots, evidence."""
 
 from __future__ import annotations
 
@@ -190,6 +190,21 @@ def test_old_acceptances_make_room_and_findings_stay(tmp_path: Path) -> None:
     assert found.exists()
 
 
+@pytest.mark.parametrize("places", [(0, 1), (1, 0)])
+def test_finding_about_a_file_stays_that_was_also_accepted(
+    tmp_path: Path, places: tuple[int, int]
+) -> None:
+    judged = [ACCEPTED, unread(CLAIM, unreadable("no"))]
+    store = EvidenceStore(tmp_path, CALIBRATION, kept_accepted=2)
+    for place in places:
+        store.write((1, place), CLAIM, DATA, judged[place])
+    for n in (2, 3, 4):
+        store.write((n, 0), other_claim(n), DATA, ACCEPTED)
+    folder = tmp_path / CLAIM.submission.file_hash.hex()
+    kept = {path.name for path in folder.iterdir()}
+    assert kept == {"submission.parquet", "1-0.json", "1-1.json"}
+
+
 def test_restarted_store_still_bounds_what_it_keeps(tmp_path: Path) -> None:
     def write(n: int, judgement: Judgement) -> Path:
         store = EvidenceStore(tmp_path, CALIBRATION, kept_accepted=2)
@@ -211,7 +226,7 @@ def test_batch_is_misdeclared_when_its_submissions_claim_more(
     submissions = [replace(CLAIM.submission, index=i, units=value) for i, value in enumerate(units)]
     batch = replace(batch_of(1, submissions), units=declared)
     assert is_misdeclared(batch, submissions) is (sum(units) > declared)
-    # What its worker took out was declared with it.
+    # The split-off submission's units were declared with the batch.
     batch.split_off[2] = submissions[0]
     assert is_misdeclared(batch, submissions) is (sum(units[1:]) > declared)
 

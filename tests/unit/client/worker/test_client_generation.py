@@ -1,4 +1,4 @@
-"""What a ticket derives and what becomes of it; the documents it rests on."""
+"""The assignment of a ticket, its rollouts, and the documents that it depends on."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ FEWER, TURNED = (
 
 
 class Source:
-    """Hands over the run's documents, or what is said; first it raises some errors."""
+    """Returns the run's documents, or given bytes; first it raises some errors."""
 
     def __init__(self, *errors: ApiError, **said: bytes) -> None:
         self.errors = list(errors)

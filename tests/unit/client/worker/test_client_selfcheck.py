@@ -1,4 +1,4 @@
-"""What a worker finds out about its own work before it signs."""
+"""A worker's check of its own work before it signs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_weights_of_another_version_are_found() -> None:
         check(ROWS, HashEngine(PolicyVersion(VERSION + 1)))
 
 
-# What it may cost
+# Its cost
 
 
 class Endless(HashEngine):
@@ -74,7 +74,7 @@ class Endless(HashEngine):
 
 
 class Dear(Endless):
-    """An engine whose prefill takes time by its clock, more for each token of a longer sample."""
+    """An engine whose prefill advances its clock; longer samples take more time per token."""
 
     def __init__(self, token_s: float, call_s: float = 0.0) -> None:
         super().__init__(VERSION)
@@ -112,11 +112,11 @@ def long_rows(tokens: int, count: int) -> list[Rollout]:
 @pytest.mark.parametrize("call_s", [0.0, 0.2])
 def test_check_takes_its_time_and_no_more(tokens: int, token_s: float, call_s: float) -> None:
     engine, rows = Dear(token_s, call_s), long_rows(tokens, 8)
-    generating_s = 4 * token_s * tokens * len(rows)  # as the prefill of the same, four times
+    generating_s = 4 * token_s * tokens * len(rows)  # four times the prefill of the same tokens
     assert engine.check(rows, generating_s) >= 1
     chunk_s = call_s + token_s * (3 + RECIPE.proof.chunk_tokens) * 1.01
     assert engine.seconds <= max(LEAST_S, SHARE * generating_s, chunk_s)
-    # It uses what it may.
+    # It uses its whole budget.
     whole_s = sum(token_s * (3 + tokens) * (1 + (3 + tokens) / 8192) for _ in rows)
     assert engine.seconds >= min(whole_s, 0.25 * max(LEAST_S, SHARE * generating_s))
 
@@ -140,7 +140,7 @@ def test_fault_that_every_chunk_has_is_found_in_the_least_of_checks() -> None:
 
 
 def test_fault_in_a_late_chunk_is_found_as_often_as_there_is_time_for() -> None:
-    """Where a tenth of the work can be recomputed, one broken row of eight is found that often."""
+    """There is time for a quarter of the work: the one broken row is found one time in four."""
     rows = list(long_rows(512, 8))
     size = len(rows[0].proofs) // 16
     broken = bytes([rows[3].proofs[3 * size] ^ 1])
@@ -153,7 +153,7 @@ def test_fault_in_a_late_chunk_is_found_as_often_as_there_is_time_for() -> None:
             Dear(0.01).check(rows, 0.01 * 8 * 515 / SHARE / 4)
         except EngineError:
             found += 1
-    assert 2 <= found <= 40  # of a quarter of the work, so 15 expected
+    assert 2 <= found <= 40  # a quarter of the work is recomputed: 15 expected
 
 
 def test_replies_in_what_is_cut_are_not_taken_for_the_models() -> None:
@@ -184,7 +184,7 @@ def test_policy_that_is_computed_in_two_ways_is_found() -> None:
 
 
 class Disturbed(HashEngine):
-    """What it generates under its first load is another version's."""
+    """An engine that generates as another version would, until it loads a second time."""
 
     def generate(self, *args: Any, **options: Any) -> Any:
         if len(self.loaded) > 1:

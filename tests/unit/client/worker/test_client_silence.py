@@ -1,4 +1,4 @@
-"""A worker against silence: what it does when, what it never does, and what it puts up for it."""
+"""A worker against silence: its steps and their times, its bonds, and what it never does."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from muster.chain import (
     LeasedWork,
     WorkerStatus,
 )
+from muster.client.outage import Outage
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.silence import (
@@ -49,10 +50,16 @@ from muster.client.worker.silence import (
 )
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash, keccak
-from muster.protocol.errors import ApiError, ContractRevert, MusterError
+from muster.protocol.errors import (
+    ApiError,
+    ChainUnreachable,
+    ContractRevert,
+    EngineError,
+    MusterError,
+)
 from muster.protocol.ids import Address, to_address
 from muster.protocol.jury import summons_of
-from muster.protocol.messages import COMMIT_GRACE_S, Reason, Verdict
+from muster.protocol.messages import COMMIT_GRACE_S, Reason, Submission, Verdict
 from muster.protocol.rollouts import Rollout
 
 MISDECLARED = Reason.BATCH_MISDECLARED
@@ -87,7 +94,7 @@ SETTLED_S = TIMES.court.jury_time
 
 
 def committed(**changes: Any) -> Any:
-    """The orchestrator's batch of two, one of them ours."""
+    """The orchestrator's batch of two submissions; the first is the worker's."""
     return replace(make_batch(3, [SIGNED.submission, OTHER]), **changes)
 
 
@@ -167,7 +174,7 @@ def test_chain_is_told_of_as_many_sources_as_it_takes() -> None:
 
 @dataclass
 class Contracts:
-    """The calls that a worker makes, noted; and a clock."""
+    """Records a worker's calls; and a clock."""
 
     sent: list[tuple[str, Any]] = field(default_factory=list)
     tokens: int = BOND
@@ -236,7 +243,7 @@ class Contracts:
 
 @dataclass
 class Rooms:
-    """A relay's room that refuses as long as it is told to."""
+    """A relay's room that refuses the first `refusals` deposits."""
 
     refusals: int = 0
     given: list[tuple[bytes, BatchEntry]] = field(default_factory=list)
@@ -249,7 +256,7 @@ class Rooms:
 
 
 class Asked(FakeOrchestrator):
-    """Says where submissions are."""
+    """Returns the states of submissions."""
 
     state = SubmissionState(state="received")
 
@@ -282,12 +289,23 @@ class Silenced(Desk):
         return self.journal.record(TICKET, SIGNED.ticket_signature, SIGNED.submission, DATA)
 
     async def at(self, time_s: int) -> list[str]:
-        """Serve at a time of the chain; return what was sent then."""
+        """Serve at a time of the chain; return the calls made."""
         before = len(self.chain.sent)
         self.chain.time_s = time_s
         self.seconds += RETRY_S
         await self.duty.serve()
         return self.chain.names[before:]
+
+    async def call_fraud(self, reason: Reason = Reason.NONE) -> tuple[Submission, bytes]:
+        """Let the worker fill a ticket, and post a verdict of fraud; return what it uploaded."""
+        self.orchestrator.tickets.append(TICKET)
+        await self.loop.work_once()
+        [(submission, _, data)] = self.orchestrator.uploads
+        record = replace(as_claimed(submission, WORKER_ID), verdict=Verdict.FRAUD, reason=reason)
+        self.view.batches[3] = make_batch(3, [submission], [record])
+        event: Any = SimpleNamespace(name="OutcomesPosted", args={"batch_id": 3})
+        await self.loop.on_change([event])
+        return submission, data
 
     def commit(self, *entries: Any, **changes: Any) -> Any:
         """Let the orchestrator commit and show a batch."""
@@ -423,7 +441,7 @@ async def test_batches_of_other_runs_are_no_cause_to_ask(desk: Silenced) -> None
 
 
 class Unsearched(dict[int, Any]):
-    """Batches of a busy chain: nobody has time to look at all of them."""
+    """The many batches of a busy chain: iterating over all of them fails."""
 
     def __iter__(self) -> Iterator[int]:
         raise AssertionError("all batches were looked at")
@@ -641,15 +659,7 @@ async def test_honest_work_that_is_called_fraud_is_claimed_and_fraud_is_not(
 
     monkeypatch.setattr("muster.client.disputes.claims.claim", claim)
     desk = Silenced(tmp_path, loop_class)
-    desk.orchestrator.tickets.append(TICKET)
-    await desk.loop.work_once()
-    [(submission, _, data)] = desk.orchestrator.uploads
-    record = replace(
-        as_claimed(submission, WORKER_ID), verdict=Verdict.FRAUD, reason=Reason.WRONG_REWARD
-    )
-    desk.view.batches[3] = make_batch(3, [submission], [record])
-    event: Any = SimpleNamespace(name="OutcomesPosted", args={"batch_id": 3})
-    await desk.loop.on_change([event])
+    submission, data = await desk.call_fraud(Reason.WRONG_REWARD)
     await desk.loop.settle()
     assert len(made) == len(desk.rooms.given) == claims
     for proof, entry, ruling, _ in made:
@@ -664,19 +674,48 @@ async def test_honest_work_that_is_called_fraud_is_claimed_and_fraud_is_not(
 async def test_honest_work_that_cannot_be_claimed_says_how_to_do_it_by_hand(
     desk: Silenced, caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk.orchestrator.tickets.append(TICKET)
-    await desk.loop.work_once()
     desk.chain.tokens = BOND - 1
-    [(submission, _, _)] = desk.orchestrator.uploads
-    record = replace(as_claimed(submission, WORKER_ID), verdict=Verdict.FRAUD)
-    desk.view.batches[3] = make_batch(3, [submission], [record])
-    event: Any = SimpleNamespace(name="OutcomesPosted", args={"batch_id": 3})
-    await desk.loop.on_change([event])
+    await desk.call_fraud()
     await desk.loop.settle()
     [said] = [r for r in caplog.records if "could not be claimed" in r.getMessage()]
     assert "the bond is 10 tokens" in vars(said)["error"]
     assert "muster dispute open 3:0" in vars(said)["hint"]
     assert not desk.rooms.given
+
+
+def banned() -> None:
+    raise MusterError("the worker is banned")
+
+
+@pytest.mark.parametrize("failure", [ChainUnreachable("no answer"), EngineError("no memory")])
+async def test_an_outage_only_delays_the_claim_for_honest_work(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    made: list[Any] = []
+    failures = [failure, failure]
+
+    async def claim(_chain: Any, proof: Any, *_rest: Any, **_: Any) -> None:
+        if failures:
+            raise failures.pop()
+        made.append(proof)
+
+    monkeypatch.setattr("muster.client.disputes.claims.claim", claim)
+    desk.loop.contests = Outage("a claim", first_s=0.0, longest_s=0.0)
+    await desk.call_fraud()
+    await desk.loop.settle()
+    assert not made
+    assert desk.journal.unfinished()
+    assert not desk.duty.is_done()
+    # Work that was judged is never submitted again.
+    assert await desk.at(LATE) == []
+    # The verdict may also have banned the worker: it stays until the claim is made.
+    monkeypatch.setattr(desk.loop, "require_good_standing", banned)
+    with pytest.raises(MusterError, match="banned"):
+        await desk.loop._round()
+    assert len(made) == 1
+    assert not desk.journal.unfinished()
+    assert desk.duty.is_done()
+    assert desk.loop.refused == 1
 
 
 async def test_banned_worker_stays_until_its_bonds_are_back(desk: Silenced) -> None:

@@ -1,4 +1,4 @@
-"""Loops that share an engine: whose policy it holds, who asks for what, what is hopeless."""
+"""Loops that share an engine: its policy, their order, and hopeless tickets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def with_helper(desk: Desk, helper_place: Any = None) -> WorkerLoop:
 
 
 class Slow(HashEngine):
-    """Generates while it is told to go on; notes who does so at the same moment."""
+    """Generates while a test lets it; records which loops do so at the same time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ async def test_another_policy_is_loaded_when_nobody_holds_the_present_one() -> N
         await asyncio.sleep(0)
         tasks.create_task(hold(P2, second))
         await asyncio.sleep(0.01)
-        # Who comes for the present one now waits its turn: the next one would never be loaded.
+        # A loop that now asks for the present policy waits: else the next would never be loaded.
         tasks.create_task(hold(P1, second))
         await asyncio.sleep(0.01)
         assert loaded == [P1]
@@ -126,7 +126,7 @@ async def test_the_next_ticket_is_generated_beside_the_first(tmp_path: Path) -> 
     with_helper(again)
     again.orchestrator.tickets.extend(make_ticket(index=index) for index in range(6))
     await run_until(again.loop, lambda: len(again.orchestrator.uploads) == 6)
-    # Each once, and of two the one that is due first goes first.
+    # Each once, and the earlier deadline first.
     assert sorted(each[0].index for each in again.orchestrator.uploads) == list(range(6))
     assert engine.most_at_once == 2
     assert set(engine.due) == {make_ticket().deadline}
@@ -170,7 +170,7 @@ async def test_the_next_policy_is_fetched_while_the_present_one_works(tmp_path: 
     await leading
     await helping
     assert [version for _, version in engine.loaded] == [VERSION, newer]
-    # Which upload ends first is nobody's to say.
+    # Either upload may end first.
     uploads = {(each[0].index, each[0].policy_version) for each in desk.orchestrator.uploads}
     assert uploads == {(0, VERSION), (1, newer)}
     desk.close()
@@ -225,7 +225,7 @@ async def test_a_slow_engine_asks_for_no_ticket_that_would_lapse(tmp_path: Path)
     desk.orchestrator.tickets.append(make_ticket())
     assert await helper.work_once() > 0
     assert not desk.orchestrator.calls["lease"]
-    # Half as slow, both would be done in time.
+    # A little faster, both would be done in time.
     desk.loop.station.forget_speed()
     desk.loop.station.took(39.0)
     await helper.work_once()
@@ -247,9 +247,9 @@ class Clock:
     ("at_s", "progress", "is_hopeless"),
     [
         (5.0, Progress(50, 1, 50), False),  # too early to tell
-        (20.0, Progress(200, 1, 50), False),  # 16 x 50 tokens: 60 s more of 80
-        (20.0, Progress(120, 1, 50), False),  # 113 s more of 80: perhaps
-        (20.0, Progress(50, 1, 50), True),  # 300 s more of 80
+        (20.0, Progress(200, 1, 50), False),  # 16 x 50 tokens: needs 60 s more, 80 s are left
+        (20.0, Progress(120, 1, 50), False),  # needs 113 s, 80 s are left: perhaps
+        (20.0, Progress(50, 1, 50), True),  # needs 300 s, 80 s are left
         (20.0, Progress(50, 0, 0), False),  # nobody knows how long samples are
         (100.0, Progress(799, 15, 749), True),  # its time is over
     ],
@@ -271,14 +271,14 @@ def test_a_ticket_is_judged_by_its_pace_once_it_is_first() -> None:
     clock, first = Clock(), [False]
     hope = Hope(16, 100.0, lambda: first[0], clock)
     clock.now = 40.0
-    hope(Progress(50, 1, 50))  # of its own it would take 300 s more of 60
+    hope(Progress(50, 1, 50))  # at this pace it needs 600 s more, 60 s are left
     first[0] = True
     clock.now = 52.0
-    hope(Progress(290, 5, 250))  # 240 tokens in 12 s: 25 s more of 48
+    hope(Progress(290, 5, 250))  # 240 tokens in 12 s: needs 25 s more, 48 s are left
     clock.now = 90.0
     with pytest.raises(Hopeless):
         hope(Progress(300, 5, 250))
-    # Its time is over, whoever goes first.
+    # Its time is over in either order.
     first[0], clock.now = False, 100.0
     with pytest.raises(Hopeless):
         hope(Progress(799, 15, 749))
@@ -300,7 +300,7 @@ def test_the_engines_time_is_counted_once() -> None:
 
 
 class Tiring:
-    """A clock that an hour passes on whenever it is looked at."""
+    """A clock that advances by an hour at each reading."""
 
     def __init__(self) -> None:
         self.looks = 0

@@ -1,4 +1,4 @@
-"""Hostile orchestrators: whatever they answer, nothing is signed that the chain does not bear out.
+"""Hostile orchestrators: a worker signs nothing that contradicts the chain, whatever they answer.
 
 The real client over HTTP, the real loop; only the other side lies.
 """
@@ -39,7 +39,7 @@ HONEST = make_ticket()
 
 
 class Liar:
-    """An orchestrator that answers leases as it is told, and notes what it is sent."""
+    """An orchestrator that answers leases as a test says, and records its requests."""
 
     def __init__(self, lease: Answer) -> None:
         self._lease = lease
@@ -82,7 +82,7 @@ async def facing(state: Path, lease: Answer, *, timeout_s: float = 5) -> AsyncIt
 def leased(ticket: Ticket, key: bytes = ORCHESTRATOR_KEY, **changes: object) -> Answer:
     """Answer with a signed ticket, some of its JSON changed after it was signed."""
     body = {"ticket": ticket.to_json() | changes, "signature": hex0x(sign_ticket(ticket, key))}
-    # NaN and Infinity, as Python writes them: no JSON, but something a liar can send.
+    # Python writes NaN and Infinity, which are not JSON; a liar can send them.
     return lambda _request: httpx.Response(200, content=json.dumps(body))
 
 

@@ -11,7 +11,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,20 +19,114 @@ from typing import Any
 
 import pytest
 from worlds.client_desk import Desk, run_until
-from worlds.client_world import NOW, ROOT, RUN, VERSION, HashEngine, make_ticket
+from worlds.client_world import (
+    NOW,
+    ROOT,
+    RUN,
+    VERSION,
+    HashEngine,
+    make_rollouts,
+    make_submission,
+    make_ticket,
+)
 
 from muster.client import journal as journals
 from muster.client.journal import Journal
 from muster.client.worker.loop import WorkerLoop
+from muster.inference.engine import Completion, Request
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import ChainUnreachable, StorageError
+from muster.protocol.errors import ChainUnreachable, EngineError, StorageError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.messages import Submission, Ticket
-from muster.protocol.rollouts import Rollout
+from muster.protocol.rollouts import Rollout, encode_rollouts
+from muster.tasks import Undecided, registry
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records]
+
+
+# An engine that fails, and answers that cannot be graded
+
+
+class Failing(HashEngine):  # type: ignore[misc]
+    """Fails once when it generates for a ticket, and may lose its policy."""
+
+    trouble: Exception | None = None
+    loses_policy = False
+
+    def generate(self, requests: Sequence[Request], **options: Any) -> list[Completion]:
+        if self.policy_version is None:
+            raise EngineError("no policy is loaded")
+        if options.get("due") and self.trouble is not None:
+            trouble, self.trouble = self.trouble, None
+            if self.loses_policy:
+                self.policy_version = None
+            raise trouble
+        return super().generate(requests, **options)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("loses_policy", [False, True])
+@pytest.mark.parametrize("trouble", [EngineError("inference failed"), MemoryError("no room")])
+async def test_worker_goes_on_after_its_engine_failed(
+    tmp_path: Path, trouble: Exception, loses_policy: bool
+) -> None:
+    engine = Failing()
+    engine.trouble, engine.loses_policy = trouble, loses_policy
+    desk = Desk(tmp_path, engine=engine)
+    desk.orchestrator.tickets.append(make_ticket())
+    await run_until(desk.loop, lambda: bool(desk.orchestrator.uploads))
+    assert len(engine.loaded) == 1 + loses_policy
+    desk.close()
+
+
+async def test_ticket_with_an_answer_that_cannot_be_graded_is_generated_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verifiers = {
+        kind: replace(each, grade=lambda _problem, _text: Undecided("the scorer raised"))
+        for kind, each in registry.installed_verifiers().items()
+    }
+    monkeypatch.setattr(registry, "installed_verifiers", lambda: verifiers)
+    desk = Desk(tmp_path, engine=Failing())
+    desk.orchestrator.tickets.extend(make_ticket(index=index) for index in (0, 1))
+    for _ in range(2):
+        await desk.loop.work_once()
+    desk.engine.trouble = AssertionError("a ticket was generated again")
+    await desk.loop.work_once()
+    assert desk.orchestrator.calls["lease"] == 3
+    assert not desk.orchestrator.uploads
+    desk.close()
+
+
+# A slot that is given out twice
+
+
+async def test_slot_that_is_worked_on_is_not_worked_on_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk(tmp_path)
+    desk.loop.place.held.tickets.append(make_ticket())
+    desk.orchestrator.tickets.append(make_ticket(deadline=make_ticket().deadline + 1))
+    await desk.loop.work_once()
+    assert not desk.orchestrator.uploads
+    [refusal] = [r for r in caplog.records if "that can be worked on" in r.getMessage()]
+    assert "its slot is already worked on" in vars(refusal)["error"]
+    desk.close()
+
+
+async def test_work_for_a_slot_that_was_signed_meanwhile_is_replaced_by_the_signed_work(
+    tmp_path: Path,
+) -> None:
+    desk = Desk(tmp_path)
+    ticket = make_ticket()
+    rows = make_rollouts(ticket)
+    others = [replace(row, task_reward=1.0 - row.task_reward) for row in rows]
+    submission, data = make_submission(ticket, others), encode_rollouts(others)
+    desk.journal.record(ticket, bytes(65), submission, data)
+    await desk.loop.submit(ticket, rows)
+    assert [(s, d) for s, _, d in desk.orchestrator.uploads] == [(submission, data)]
+    desk.close()
 
 
 # A full disk
@@ -40,7 +134,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB, where this user may make one."""
+    """A file system of 64 KiB, if this user can make one."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)]
@@ -205,7 +299,7 @@ class Moody(WorkerLoop):
 
 
 def live(state: Path, uploads: Path) -> None:
-    """Be a worker until killed; every signature that leaves is a line of `uploads`."""
+    """Run a worker until it is killed; each signature that it sends adds a line to `uploads`."""
     desk = Desk(state, Moody)
     desk.orchestrator.tickets.extend(make_ticket(index=index) for index in range(40))
     submit = desk.orchestrator.submit
@@ -221,7 +315,7 @@ def live(state: Path, uploads: Path) -> None:
 
 
 def kill_in_mid_life(state: Path, uploads: Path, rng: random.Random) -> None:
-    """Let a worker live until some signatures left it, and a moment longer."""
+    """Kill a worker a moment after it has sent some signatures."""
     enough = uploads.read_text().count("\n") + rng.randrange(1, 12)
     pid = os.fork()
     if pid == 0:
@@ -256,7 +350,7 @@ def test_no_slot_is_signed_twice_by_a_worker_that_is_killed_at_random(
 
 
 class Stuck(HashEngine):
-    """Generates what shows that a policy is sound, so many tickets, and never ends the next."""
+    """Passes the policy's check, generates `tickets` tickets, and never finishes the next."""
 
     def __init__(self, tickets: int) -> None:
         super().__init__()
@@ -270,7 +364,7 @@ class Stuck(HashEngine):
 
 
 def hold_two(state: Path, uploads: Path, signed: int) -> None:
-    """Be a worker that holds two tickets, of which so many are signed and on their way."""
+    """Run a worker with two tickets, `signed` of which are signed and being uploaded."""
     desk = Desk(state, Moody, engine=Stuck(signed))
     desk.loop.take_helpers([Moody(desk.loop.place)])
     desk.loop.station.took(1.0)
@@ -294,7 +388,7 @@ def hold_two(state: Path, uploads: Path, signed: int) -> None:
 
 
 async def live_again(state: Path) -> list[Any]:
-    """Return what a worker delivers that the orchestrator gives both tickets again."""
+    """Return the uploads of a worker to which the orchestrator gives both tickets again."""
     desk = Desk(state, Moody)
     desk.loop.take_helpers([Moody(desk.loop.place)])
     desk.orchestrator.tickets.extend(make_ticket(index=index) for index in range(2))
@@ -321,5 +415,5 @@ def test_two_tickets_of_a_killed_worker_are_delivered_after_its_restart(
     sent = asyncio.run(live_again(tmp_path / "state"))
     arrived = {submission.index: signature.hex() for submission, signature, _ in sent}
     assert len(sent) == len(arrived) == 2
-    # What left the first life is what the second delivers: no slot is signed twice.
+    # The second life delivers the same files as the first: no slot is signed twice.
     assert {index: arrived[int(index)] for index, _ in left} == dict(left)

@@ -323,7 +323,7 @@ async def test_only_own_accepted_outcomes_are_counted(desk: Desk) -> None:
         (make_account(status=WorkerStatus("Banned")), "banned"),
         (make_account(status=WorkerStatus("Exiting")), "exiting"),
         (make_account(node=to_address(bytes(20))), "is served by node"),
-        (None, "is no worker of run"),
+        (None, "is not a worker of run"),
     ],
 )
 async def test_worker_stops_with_the_reason_when_it_may_not_work(

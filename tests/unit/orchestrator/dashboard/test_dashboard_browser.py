@@ -1,4 +1,4 @@
-"""The dashboard in a real Chromium: every page, three looks, and what visitors do."""
+"""The dashboard in a real Chromium: every page, three looks, and visitors' actions."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def looks(stage: Stage) -> AsyncIterator[dict[str, Watched]]:
-    """A visitor per look, for all pages: each has a process of its own, which takes a while."""
+    """One visitor per look for all pages: each has a process of its own, which starts slowly."""
     async with AsyncExitStack() as visits:
         yield {
             look: await visits.enter_async_context(open_page(stage.browser, **context))
@@ -121,13 +121,13 @@ async def test_page_is_sound_in_every_look(
         await visit.page.goto(stage.url + stage.paths[name])
         width = await visit.page.evaluate("document.documentElement.scrollWidth")
         await visit.page.screenshot(path=SCREENSHOTS / f"{name}-{look}.png", full_page=True)
-        # A phone shows light's colours and elements.
+        # A phone has the colours and elements of the light look.
         assert look == "phone" or await visit.violations() == []
         is_missing = name in ("problem", "missing")
         complaints = [c for c in visit.complaints if not is_missing or "404" not in c]
         assert (complaints, width) == ([], LOOKS[look]["viewport"]["width"])
         assert visit.hosts == {stage.url.removeprefix("http://")}
-        # Follows the run no more.
+        # Leave the page, so that it no longer follows the run.
         await visit.page.goto("about:blank")
 
 
@@ -142,7 +142,7 @@ UNLABELLED = """[...document.querySelectorAll(".scroll table")].flatMap((table) 
     [...row.cells].filter((cell, i) => cell.dataset.label !== heads[i])
       .map((cell) => cell.outerHTML));
 })"""
-"""Cells that name another column than theirs, or none."""
+"""Cells whose label is not the heading of their column."""
 
 
 @pytest.mark.parametrize("width", [390, 640, 900, 1280])
@@ -219,7 +219,7 @@ async def test_open_page_follows_the_run(stage: Stage) -> None:
         )
         assert await page.inner_text("#chart-reward .latest") == "0.990"
         assert await page.locator("#chart-reward .uplot canvas").count() == 1
-        # Nobody loses their place because something changed.
+        # An update does not move the reader's focus.
         assert await page.evaluate("document.activeElement.closest('#latest') !== null")
 
 
@@ -236,7 +236,7 @@ async def test_chart_tells_its_values_under_the_pointer(stage: Stage) -> None:
 OWN_LANGUAGE = """
 Object.getOwnPropertyDescriptor(Navigator.prototype, "language").get.call(navigator)
 """
-"""What Chromium calls its language, whatever the page has put in that place."""
+"""Chromium's own language, even if the page has replaced the value."""
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ async def test_hashes_are_copied_whole(stage: Stage) -> None:
 async def test_stream_is_closed_while_nobody_looks(stage: Stage) -> None:
     feed = stage.bench.services.feed
     async with asyncio.timeout(10):
-        # The pages of earlier tests are closed, but not every stream of theirs may be yet.
+        # The pages of earlier tests are closed, but some of their streams may still be open.
         while feed.listeners:
             await asyncio.sleep(0.02)
     async with open_page(stage.browser) as visit:

@@ -1,4 +1,4 @@
-"""Prometheus: gauges hold what holds, and alerts and Grafana ask for what exists."""
+"""Prometheus: gauges have the present values, and alerts and Grafana use existing names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rules() -> list[dict[str, object]]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Yield every PromQL expression by where it stands."""
+    """Yield every PromQL expression with its place."""
     for rule in rules():
         yield str(rule["alert"]), str(rule["expr"])
     for panel in json.loads(GRAFANA.read_text())["panels"]:

@@ -1,4 +1,4 @@
-"""The dashboard over HTTP: what pages say, what they refuse, what they cost."""
+"""The dashboard over HTTP: content, refusals and cost of pages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from muster.chain import Deployment, loss_of
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import Observed
 from muster.client.audit.report import build_report
-from muster.orchestrator.dashboard import page, samples
+from muster.orchestrator.dashboard import render, samples
 from muster.orchestrator.dashboard.figures import (
     Panel,
     Point,
@@ -43,7 +43,7 @@ from muster.orchestrator.dashboard.figures import (
 )
 from muster.orchestrator.dashboard.lists import Wanted, list_submissions
 from muster.orchestrator.dashboard.network import MAX_ANSWER_BYTES, RelayWatch
-from muster.orchestrator.dashboard.page import ago, compact, percent, shorten, tokens, visible
+from muster.orchestrator.dashboard.render import ago, compact, percent, shorten, tokens, visible
 from muster.orchestrator.dashboard.sample_reader import choose
 from muster.orchestrator.db.query import plain
 from muster.orchestrator.outcomes.settlement import Payments
@@ -57,7 +57,7 @@ PINNED = {
     "uplot.LICENSE": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
 }
 """SHA-256 of the files of uPlot 1.6.32, as npm has them."""
-STATIC = Path(page.__file__).parent / "static"
+STATIC = Path(render.__file__).parent / "static"
 UPLOT = Path(__file__).parents[4] / "node_modules" / "uplot"
 
 
@@ -135,7 +135,7 @@ async def test_workers_are_those_of_the_audit(site: Site) -> None:
     assert len(shown) == len(report.workers) == 8
     for worker in report.workers:
         row = shown[shorten(worker.address)]
-        # Nobody sent a heartbeat: who may work is only discovered.
+        # Without heartbeats every worker is only discovered.
         status = worker.status.lower()
         state = "discovered" if status == "active" else status
         figures = [state, worker.accepted, worker.rejected, worker.fraud]
@@ -183,7 +183,7 @@ async def test_work_that_nobody_judged_is_void_unless_its_worker_called_judges(
             for each in (left, taken)
         ]
     assert [">Void<" in html for html in pages] == [True, False]
-    assert ["Before judges of the network" in html for html in pages] == [False, True]
+    assert ["Waiting for jurors of the network" in html for html in pages] == [False, True]
 
 
 async def test_cases_say_what_was_recorded_and_claimed(site: Site) -> None:
@@ -204,7 +204,7 @@ async def test_timeline_names_every_transaction(site: Site) -> None:
 
 
 async def test_a_fraudster_has_one_line_with_all_that_was_lost(site: Site) -> None:
-    """A fraud that finds nothing left hides no earlier slash, which the page of cases lists."""
+    """A fraud without remaining stake hides no earlier slash: the page of cases lists it."""
     view = site.bench.services.projection.view
     taken = view.slashes[0]
     empty = [replace(taken, escrow_id=Hash32(bytes([n]) * 32), amount_wei=0) for n in range(9)]
@@ -314,7 +314,7 @@ async def test_workers_are_ranked_and_filtered(site: Site) -> None:
         ("/workers?state=%3Cscript%3E", 400),
         ("/search?q=", 404),
         ("/search?q=%3Cscript%3Ealert(1)%3C/script%3E", 404),
-        ("/static/..%2Fpage.py", 404),
+        ("/static/..%2Frender.py", 404),
         ("/static/vendor/uplot.LICENSE", 404),
     ],
 )
@@ -327,12 +327,12 @@ async def test_what_does_not_parse_is_answered_by_a_page(
     assert response.status_code == status
     assert response.headers["content-type"].startswith("text/html")
     assert "<script>alert" not in response.text
-    assert response.headers["content-security-policy"] == page.CONTENT_SECURITY_POLICY
+    assert response.headers["content-security-policy"] == render.CONTENT_SECURITY_POLICY
 
 
 @given(st.text(max_size=60))
 def test_search_finds_or_says_so(text: str) -> None:
-    from muster.orchestrator.dashboard.pages import _address, _hash
+    from muster.orchestrator.dashboard.routes import _address, _hash
 
     assert _address(text) is None or text.startswith("0x")
     assert _hash(text) is None or len(text.removeprefix("0x")) >= 64
@@ -400,14 +400,14 @@ async def test_files_are_not_shown_before_their_verdict(site: Site) -> None:
     assert site.bench.services.projection.judged(claim.file_hash) is None
     path = site.bench.services.settings.files / f"{claim.file_hash.hex()}.parquet"
     path.write_bytes(site.history.files[site.shown.file_hash])
-    assert "Not to be read yet" in await site.get(f"/submissions/0x{claim.file_hash.hex()}")
+    assert "Not shown yet" in await site.get(f"/submissions/0x{claim.file_hash.hex()}")
 
 
 async def test_damaged_file_costs_one_process_and_is_not_shown(site: Site) -> None:
     path = site.bench.services.settings.files / f"{site.shown.file_hash.hex()}.parquet"
     path.write_bytes(path.read_bytes()[:200])
     html = await site.get(f"/submissions/0x{site.shown.file_hash.hex()}")
-    assert "Its file cannot be shown" in html
+    assert "This file cannot be shown" in html
 
 
 async def test_reading_that_takes_too_long_is_ended(

@@ -1,4 +1,4 @@
-"""Samples in text by themselves: the tokenizer of what origin and relays serve, when it is true."""
+"""Samples become text without settings: with the verified tokenizer of origin and relays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOBODY = "http://127.0.0.1:9"
 
 @dataclass
 class Origin:
-    """A served version, and what the chain says of it."""
+    """A served version, and its root on chain."""
 
     folder: Path
     url: str

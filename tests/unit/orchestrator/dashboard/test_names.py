@@ -1,4 +1,4 @@
-"""What a text names: one table of texts, for the command line and for the dashboard's search."""
+"""The things that texts name: one table for the command line and the dashboard's search."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ NOBODY = to_address(bytes(range(1, 21)))
 
 @dataclass(frozen=True)
 class Row:
-    """A text with what it names."""
+    """A text and the thing that it names."""
 
     text: str
-    """What somebody writes."""
+    """The user's text."""
     outcome: str
     """BATCH:POSITION of the one submission, or what the command line's error says."""
     page: str
-    """Where the dashboard goes, or what its page says."""
+    """The page to which the dashboard goes, or its message."""
 
 
 @pytest.fixture(scope="module")
@@ -120,10 +120,10 @@ def _table(history: History) -> Iterator[Row]:
     yield Row(batch.posted_tx or "", several, "which judges batch 2")
     yield Row(slash.tx_hash, f"{slash.batch_id}:{slash.position}", f"/submissions/0x{struck}")
     yield Row(case.opened_tx, f"{case.batch_id}:{case.position}", f"/submissions/0x{disputed}")
-    pays = f"pays {paid.worker} for 2 submissions: no submission is named by it"
+    pays = f"pays {paid.worker} for 2 submissions names no submission"
     yield Row(paid.tx_hash, pays, f"/workers/{paid.worker}")
     published = run.checkpoints[run.latest_version or 0].tx_hash
-    yield Row(published, "no submission is named by it", "publishes version 10 of run")
+    yield Row(published, "names no submission", "publishes version 10 of run")
     # By a case.
     yield Row(f"0x{case.case_id.hex()}", f"{case.batch_id}:{case.position}", disputed)
     # By nothing.
@@ -142,7 +142,7 @@ def test_the_command_line_finds_what_is_named_or_says_why_not(history: History) 
 
 
 def _answer(view: ChainView, text: str) -> tuple[str, str | None]:
-    """Return the outcome found, or what the error says with its hint."""
+    """Return the outcome found, or the error with its hint."""
     try:
         return str(find_outcome(view, text)), None
     except ConfigError as error:

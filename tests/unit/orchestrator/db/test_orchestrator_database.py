@@ -1,4 +1,4 @@
-"""The database: what is asked of it, in SQLite and in PostgreSQL, and what a file can be."""
+"""The database: its queries in SQLite and PostgreSQL, and bad database files."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_transaction_that_fails_leaves_nothing(bench: Bench, is_exclusive:
 
 async def test_statement_that_fails_is_a_storage_error_and_the_next_goes_on(bench: Bench) -> None:
     database = bench.services.database
-    with pytest.raises(RowError, match="cannot keep a row"):
+    with pytest.raises(RowError, match="cannot store a row"):
         async with database.transaction() as asked:
             await asked.ask(write(1), write(1))
     with pytest.raises(StorageError, match="nowhere"):
@@ -180,7 +180,7 @@ async def test_outcomes_are_those_of_the_batch_that_has_the_number_now(tmp_path:
 async def test_outcomes_of_however_many_batches_take_few_statements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each statement is kept by each connection: one per number of batches filled the memory."""
+    """Each connection caches each statement: one per number of batches would fill the memory."""
     database = await open_database(tmp_path / "database")
     async with database.transaction() as asked:
         ids = range(1, 1301)
@@ -196,6 +196,6 @@ async def test_outcomes_of_however_many_batches_take_few_statements(
         found = await outcomes_of(database, [batch_of(n) for n in range(1, count + 1)])
         expected = [(batch, validator) for batch in range(1, count + 1) for validator in "ab"]
         assert sorted((row.batch_id, row.validator) for row in found) == expected
-    # One per power of two up to the longest.
+    # One statement per power of two, up to the longest.
     assert len(statements) <= 10, sorted(map(len, statements))
     await database.close()

@@ -1,4 +1,4 @@
-"""Statements: what they need, what they refuse, and which indexes answer them."""
+"""Statements: their parameters, refusals, and the indexes that answer them."""
 
 from __future__ import annotations
 

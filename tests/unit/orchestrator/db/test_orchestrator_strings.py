@@ -1,4 +1,4 @@
-"""Values that a database cannot hold: refused at the door, and alone if they get past it."""
+"""Values that a database cannot hold: refused in requests, else only their row fails."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def beat(bench: Bench, http: httpx.AsyncClient, node: int, **changes: Any)
     return (await post(bench, http, BEAT, body, bench.network.keys.nodes[node])).status_code
 
 
-# At the door
+# In requests
 
 
 async def test_every_spoiled_message_is_refused(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ async def test_every_spoiled_message_is_refused(tmp_path: Path) -> None:
         counts = await send_spoiled(
             http, keys_of(bench), bench.network.domain, bench.services.audience, bench.wall
         )
-        # A figure is a float: there an integer beyond 64 bits is a number as any other.
+        # A figure is a float, so an integer beyond 64 bits is an ordinary number there.
         answers = {code.split()[0] for path, code in counts if path != "/v1/metrics"}
         assert answers <= {"400", "401", "403", "404", "422"}
         assert not [code for _, code in counts if "not_storable" in code]
@@ -123,7 +123,7 @@ anything: st.SearchStrategy[Any] = st.recursive(
 
 @st.composite
 def bodies(draw: st.DrawFn) -> tuple[Route, Any]:
-    """A message with anything in the place of some of its parts."""
+    """A message in which some parts are replaced by anything."""
     route = draw(st.sampled_from([route for route in ROUTES if route.body is not None]))
     body = dict(route.body_example)
     for name in draw(st.sets(st.sampled_from(sorted(body)))):
@@ -155,15 +155,15 @@ async def test_no_message_makes_a_data_error(tmp_path: Path) -> None:
             codes.add(answer.status_code)
 
         await asyncio.to_thread(send)
-        # Otherwise every message stops at the same door.
+        # Some messages succeed, so no check stops all of them.
         assert {200, 400} <= codes
 
 
-# Past the door: the database itself refuses a row
+# Past these checks: the database itself refuses a row
 
 
 def heartbeat(name: str, value: object = 1) -> tuple[Statement, Statement]:
-    """A nonce and a heartbeat as a request writes them, of which `value` may be spoiled."""
+    """The statements of a heartbeat's request, for its nonce and its row; `value` may be bad."""
     first = plain(
         "INSERT INTO nonces (signer, nonce, seen_at) VALUES (:signer, :nonce, 1)"
         " ON CONFLICT DO NOTHING RETURNING 1",
@@ -235,7 +235,7 @@ async def test_caller_whose_row_was_refused_costs_the_others_no_more_for_a_while
         await asyncio.gather(
             *(group.add(*each, caller="hostile") for each in rows), return_exceptions=True
         )
-        # One of 64 is found in 6 halvings; the other 63 are not looked for.
+        # One of 64 is found in 6 halvings; the other 63 need no search.
         assert transactions <= 2 * 7
         assert group.rest_s("hostile") == REST_S
         assert group.rest_s("honest") == 0
@@ -298,7 +298,7 @@ async def test_honest_are_all_served_while_rows_are_refused(tmp_path: Path) -> N
         async def at_the_door() -> None:
             while not is_over:
                 refused.append(await beat(bench, http, 2, software="muster\0"))
-                await asyncio.sleep(0)  # nothing above waits for anything
+                await asyncio.sleep(0)  # nothing above yields to other tasks
 
         async def past_the_door() -> None:
             nonlocal hostile
@@ -317,7 +317,7 @@ async def test_honest_are_all_served_while_rows_are_refused(tmp_path: Path) -> N
     assert {status for status, _ in served} == {200}
     assert set(refused) == {400}
     assert len(served) > 20
-    # Nobody waits while many rows are looked for, however slow the machine is.
+    # Nobody waits during the search for many rows, however slow the machine is.
     assert max(rows for _, rows in served) <= 3
 
 
@@ -355,7 +355,7 @@ async def test_database_that_is_away_is_no_fault_of_a_row(
             await group.add(*heartbeat("meanwhile"), caller="meanwhile")
         assert not isinstance(caught.value, RowError)
         assert group.rest_s("meanwhile") == 0
-        # The connections are gone, the server is not: nobody waits for it.
+        # The connections are gone, but the server is up, so no request waits.
         assert await group.add(*heartbeat("after"), caller="after")
 
 

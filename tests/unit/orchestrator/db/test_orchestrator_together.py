@@ -1,4 +1,4 @@
-"""Those who ask at the same moment are served together, and each is answered."""
+"""Simultaneous requests are served together, and each is answered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from muster.protocol.errors import StorageError
 
 
 class Service:
-    """Serves numbers; notes in which groups they came."""
+    """Serves numbers; records the groups in which they came."""
 
     def __init__(self) -> None:
         self.groups: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""The owner's socket: off unless asked for, for one user, and out of the network's reach."""
+"""The owner's socket: off by default, for one user, and not reachable over the network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Order = Callable[..., Any]
 
 
 def order(path: Path, *words: str) -> Any:
-    """Run a command of the owner; return what it prints."""
+    """Run a command of the owner; return its output."""
     result = CliRunner().invoke(orchestrator, ["admin", "--socket", str(path), *words])
     if result.exception is not None:
         raise result.exception
@@ -134,7 +134,7 @@ def test_socket_of_another_process_is_left_alone(tmp_path: Path) -> None:
 def test_path_that_cannot_be_a_socket_is_refused(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("mine")
     with (
-        pytest.raises(ConfigError, match=r"no socket|cannot listen"),
+        pytest.raises(ConfigError, match=r"not a socket|cannot listen"),
         admin_listener(tmp_path / place),
     ):
         pass

@@ -61,7 +61,7 @@ def test_body_gives_way_that_is_its_signers_oldest_when_that_has_most() -> None:
         with room.arrival("honest") as honest:
             room.take(honest, 3)
             assert [old.is_dropped, young.is_dropped, honest.is_dropped] == [True, True, False]
-            # What is given up is free at once, and only once.
+            # A released place is free at once, and only once.
             room.take(honest, 7)
             assert not honest.is_dropped
     with room.arrival("honest") as honest:

@@ -1,7 +1,7 @@
-"""Requests made from the OpenAPI document, and against it, to a real server: never a failure of it.
+"""Requests that fit the OpenAPI document, or break it, to a real server: it never fails.
 
-Half of them are signed by whoever the route is for, so that they get past the signature. What they
-must get is what the document says, and every error in its one form.
+Half of them are signed by an account with the route's role, so that they pass the signature check.
+Every answer must be as the document says, and every error must have the one form of errors.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ def key_for(bench: Bench, signer: Signer) -> bytes | None:
 
 
 def aim(case: Any, known: dict[str, Any]) -> None:
-    """Let a request name what exists, so that it gets past the search for it."""
+    """Let a request name existing things, so that its look-ups succeed."""
     for part in (case.path_parameters or {}), (case.body if isinstance(case.body, dict) else {}):
         part.update({name: value for name, value in known.items() if name in part})
 
 
 def fuzz(bench: Bench, url: str, examples: int, known: dict[str, Any]) -> int:
-    """Send so many requests to every route; returns how many were answered with success."""
+    """Send `examples` requests to every route; return the number of successful answers."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     accepted = 0
     with requests.Session() as session:
@@ -123,7 +123,7 @@ def fuzz_operation(
                 schemathesis.checks.CHECKS.get_one("response_schema_conformance"),
             ],
         )
-        # A HEAD request has no body to say why in.
+        # The answer to a HEAD request has no body, so it cannot give a reason.
         if response.status_code >= 400 and response.request.method != "HEAD":
             ErrorAnswer.model_validate_json(response.content)
         accepted += response.status_code < 300
@@ -152,5 +152,5 @@ async def test_no_request_makes_the_server_fail(tmp_path: Path, examples: int) -
             "document_hash": hex0x(bench.network.recipe.hash()),
         }
         accepted = await asyncio.to_thread(fuzz, bench, url, examples, known)
-    # Otherwise every request stops at the same door.
+    # Many requests succeed, so no check stops all of them.
     assert accepted > examples

@@ -41,7 +41,7 @@ from muster.protocol.ids import Hash32
 PER_HOST, MOST = 30, 70
 HEADER_S, BODY_S = 0.5, 4.0
 MOST_STREAMS = 12
-REQUESTS_PER_S = 200.0
+REQUESTS_PER_S = 40.0
 BYTES_PER_S = 1 << 17
 NETWORK = Network(keys=KEYS)
 
@@ -89,7 +89,7 @@ def clients(server: tuple[psutil.Process, int]) -> Iterator[Callable[[], Clients
     with ExitStack() as stack:
         yield lambda: Clients(server[1], stack)
     deadline = time.monotonic() + 10
-    # Whatever was done to it, it serves, and those who left are not counted any more.
+    # After any attack it serves, and clients that left are no longer counted.
     with ExitStack() as stack:
         while Clients(server[1], stack).ask(get("/healthz"))[2] != b"ok":
             assert time.monotonic() < deadline
@@ -105,7 +105,7 @@ def post(path: str, *headers: str) -> bytes:
 
 
 def signed(path: str, *headers: str, key: bytes = KEYS.nodes[0], method: str = "POST") -> bytes:
-    """Return the head of a request that somebody with a role has signed, for a body of any hash."""
+    """Return the head of a request signed by an account with a role, for a body of any hash."""
     names = sign_request(
         key, NETWORK.domain, address_of(KEYS.orchestrator), method, path,
         nonce=Hash32(os.urandom(32)), issued_at=NOW, body_hash=Hash32(bytes(32)),
@@ -195,12 +195,12 @@ def is_open(client: socket.socket) -> bool:
 def test_address_with_too_many_connections_loses_its_oldest(clients: Callable[[], Clients]) -> None:
     greedy, honest = clients(), clients()
     held = [greedy.connect() for _ in range(PER_HOST)]
-    # Whom it has answered, the server has met, in this order.
+    # The server has accepted the clients that it answered, in this order.
     assert all(map(is_open, held))
     assert is_open(held[0])
     assert greedy.ask(get("/healthz"))[2] == b"ok"
     assert honest.ask(get("/healthz"))[2] == b"ok"
-    # Of the others the one that was quiet for longest had to leave.
+    # Of the other clients, the one that had been silent for longest had to leave.
     assert [is_open(client) for client in held[:3]] == [True, False, True]
 
 
@@ -363,7 +363,7 @@ async def test_peer_that_never_reads_its_answer_is_dropped(tmp_path: Path) -> No
         with socket.create_connection(("127.0.0.1", port)) as deaf:
             while not made or made[0].transport is None:
                 await asyncio.sleep(0)
-            # More than any kernel holds for it.
+            # More than any kernel buffers for a connection.
             made[0].transport.write(bytes(64 << 20))
             async with asyncio.timeout(5):
                 while made[0].counts:
@@ -376,7 +376,7 @@ FINGERPRINTS = "/v1/batches/1/fingerprints"
 
 
 def unfinished(client: socket.socket, head: bytes) -> None:
-    """Send a largest body less its last byte."""
+    """Send a body of the largest size without its last byte."""
     client.settimeout(30)
     with contextlib.suppress(ConnectionError):
         client.sendall(head + bytes(MAX_FINGERPRINTS_BODY_BYTES - 1))
@@ -409,5 +409,5 @@ def test_validator_whose_bodies_never_end_gives_way_itself(
     assert is_served(clients().connect())
     # 12 bodies of 8 MiB are 96 MiB; 48 may be held.
     assert server[0].memory_info().rss - before < 90 << 20
-    # The latter where it took long until its place was needed.
+    # The body times out if its memory was needed only late.
     assert refused(answer_on(sockets[0])) in {(503, "overloaded"), (408, "body_timeout")}

@@ -41,7 +41,7 @@ async def request(
             bench.services.audience,
             method,
             path,
-            # What comes in parts never has the hash of what is stated here.
+            # A body in parts never has the hash that is stated here.
             content if isinstance(content, bytes) else b"",
             nonce=Hash32(os.urandom(32)),
             issued_at=int(bench.wall()),
@@ -212,7 +212,7 @@ EVALUATOR = keccak(b"a named evaluator")
 
 
 async def _evaluation_refused(bench: Bench, key: bytes, **changes: Any) -> tuple[int, str]:
-    """Return why a version's figures are refused."""
+    """Return the reason why a version's figures are refused."""
     root = bench.network.run.checkpoints[PolicyVersion(0)].manifest_root
     body = {"run_id": RUN, "policy_version": 0, "manifest_root": hex0x(root)}
     content = json.dumps(body | {"metrics": {"eval_reward": 1.0}} | changes).encode()
@@ -237,7 +237,7 @@ async def test_evaluations_come_from_whom_the_owner_trusts(tmp_path: Path) -> No
         stranger = bench.network.keys.validators[0]
         assert await _evaluation_refused(bench, stranger) == (403, "not_an_evaluator")
         assert training.series("eval_reward") == [(0, 0.5)]
-    # Who signed outlives the process, and the database.
+    # The signer is known even after a restart and a lost database.
     (tmp_path / "orchestrator.sqlite3").unlink()
     async with open_bench(tmp_path, bench.network, start_s=1) as bench:
         await bench.services.training.load()
@@ -250,7 +250,7 @@ async def test_evaluations_come_from_whom_the_owner_trusts(tmp_path: Path) -> No
         ({"run_id": RUN + 1}, (404, "run_unknown")),
         ({"policy_version": 7}, (404, "version_unknown")),
         ({"manifest_root": "0x" + "22" * 32}, (404, "version_unknown")),
-        # This would have workers leased more work.
+        # This would lease workers more work.
         ({"metrics": {"eval_reward": 1.0, "refill": 60.0}}, (400, "malformed_body")),
         ({"metrics": {"reward": 1.0}}, (400, "malformed_body")),
     ],

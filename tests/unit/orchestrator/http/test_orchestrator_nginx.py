@@ -56,7 +56,7 @@ class Front:
 @contextmanager
 def encrypting(folder: Path, *, first: str) -> Iterator[tuple[int, int, ssl.SSLContext]]:
     """Run nginx with TLS before an orchestrator and one that is down; yields its TLS port, its
-    plain port and whom to trust.
+    plain port and the certificates to trust.
     """
     folder.mkdir()
     authority = trustme.CA()
@@ -120,7 +120,7 @@ async def test_clients_are_limited_by_their_own_address_whatever_they_claim(tmp_
         assert [a.status_code for a in answers][:3] == [200, 200, 429]
         async with nginx.http(address="127.0.7.2") as other:
             assert (await other.get("/healthz")).status_code == 200
-        # Past nginx, from an address that is no proxy: the header says nothing.
+        # Past nginx, from an address that is no proxy: the header is ignored.
         async with nginx.http(address="127.0.7.3", url=nginx.direct) as direct:
             answers = [await direct.get("/healthz", headers=headers) for headers in forged]
         assert [a.status_code for a in answers][:3] == [200, 200, 429]

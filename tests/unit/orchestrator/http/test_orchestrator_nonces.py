@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 
 import httpx
@@ -11,6 +13,7 @@ from orchestrator_fakes import NOW, Network
 
 from muster.api.signing import EMPTY_BODY_HASH, NONCE_LIFE_S, SignedHeaders, sign_request
 from muster.orchestrator.db.query import plain
+from muster.orchestrator.db.sqlite import SqliteDatabase
 from muster.orchestrator.http.signers import NonceStore
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ApiError
@@ -100,3 +103,21 @@ async def test_requests_are_refused_when_too_many_wait_for_the_disk(bench: Bench
     group = bench.services.group
     object.__setattr__(group, "_max_waiting", 0)
     assert await send(bench, beat(bench)) == "overloaded"
+
+
+@pytest.mark.sqlite_only
+async def test_request_is_refused_while_the_disk_of_the_database_is_full(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.orchestrator.db.group.RETRY_S", 0.001)
+    database = bench.services.database
+    assert isinstance(database, SqliteDatabase)
+    database._writer.run("PRAGMA max_page_count = 1")  # the present size at least
+
+    async def answers() -> list[str]:
+        async with asyncio.timeout(20):
+            return [await send(bench, beat(bench, nonce=os.urandom(32))) for _ in range(100)]
+
+    assert "storage_failed" in await answers()
+    database._writer.run("PRAGMA max_page_count = 1000000")
+    assert set(await answers()) == {"ok"}

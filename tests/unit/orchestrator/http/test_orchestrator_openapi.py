@@ -150,7 +150,7 @@ async def test_live_answers_are_what_the_document_says(bench: Bench) -> None:
 
 
 CHECKING = ("post_checking", "post_fingerprints", "post_check_report")
-"""They need what validators recompute, see test_orchestrator_checking.py."""
+"""Routes that need validators' recomputed values, see test_orchestrator_checking.py."""
 
 
 def matches(template: str, path: str) -> bool:

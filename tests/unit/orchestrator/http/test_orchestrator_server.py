@@ -41,7 +41,7 @@ async def test_one_that_was_cancelled_leaves_nothing_behind_for_the_next(tmp_pat
             process = asyncio.create_task(serve_until_stopped(bench.services, bench.network.chain))
             while not ready.exists():
                 await asyncio.sleep(0.01)
-            # The second listens on a socket that has the number of the first's.
+            # The second server's socket has the file descriptor number of the first's.
             async with httpx.AsyncClient(base_url=ready.read_text().strip()) as http:
                 assert (await http.get("/healthz")).status_code == 200
             ready.unlink()

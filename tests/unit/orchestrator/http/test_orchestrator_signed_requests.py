@@ -45,17 +45,17 @@ Change = Callable[[Headers], Headers]
 
 @dataclass(frozen=True)
 class Row:
-    """One edge."""
+    """One edge case."""
 
     expected: tuple[int, str]
     signed: dict[str, Any] = field(default_factory=dict)
-    """What is signed otherwise than it is sent."""
+    """Parts that are signed differently from what is sent."""
     change: Change = lambda headers: headers
-    """What happens to the headers on their way."""
+    """The change of the headers on their way."""
     age_s: float = 0
-    """When it arrives, after it was issued."""
+    """Seconds between issue and arrival."""
     replayed_s: float | None = None
-    """When it arrives again; `expected` is of that."""
+    """Seconds between issue and second arrival; `expected` is its result."""
 
 
 def without(name: str) -> Change:

@@ -3,13 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from orchestrator_bench import Bench, open_bench
+from orchestrator_bench import Bench, delete_database, open_bench
 from orchestrator_fakes import RUN, Network, submission_for
 
 from muster.api import Lease
 from muster.chain import LeasedWork
 from muster.orchestrator.db.query import Rows, Statement, plain
 from muster.orchestrator.db.statements import SubmissionRow, latest_submissions
+from muster.orchestrator.intake.intake import Intake
 from muster.orchestrator.loop import commit_once
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ApiError, ChainUnreachable, ContractRevert, TransactionLost
@@ -49,7 +50,7 @@ async def test_a_batch_is_what_validators_check_in_half_the_deadline_at_the_spee
         first = await bench.upload(0, b"first")
         await bench.commit()
         bench.set_chain_time(bench.network.chain.time + 10)
-        # 20 units in 10 s; work that was refused says nothing of the time that a check takes.
+        # 20 units in 10 s; refused work says nothing about the time of a check.
         await bench.judge(1, [first], Verdict[verdict])
         await bench.record()
         bench.services.batching.outcome_deadline_s = 70
@@ -79,6 +80,33 @@ async def test_commitment_is_repeated_unchanged_when_it_fails(
     assert await bench.commit() is True
     roots = [root for root, _, _ in bench.network.chain.ledger.committed]
     assert roots == [merkle_root([first.leaf()]), merkle_root([second.leaf()])]
+
+
+@pytest.mark.parametrize(("units", "companions"), [(0, 0), (1 << 30, 0), (1 << 30, 1)])
+async def test_claim_that_the_contract_refuses_for_ever_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, units: int, companions: int
+) -> None:
+    network = Network(training=WIDE)
+    network.chain.ledger.funded_units = 100
+    async with open_bench(tmp_path, network) as bench:
+        with monkeypatch.context() as earlier_release:
+            earlier_release.setattr(Intake, "_check_claim", lambda *_: None)
+            bad = await bench.upload(0, b"bad", units=units)
+        honest = [await bench.upload(1, b"one") for _ in range(companions)]
+        assert await bench.services.batching.next() is not None
+    async with open_bench(tmp_path, network) as bench:
+        honest.append(await bench.upload(2, b"two"))
+        assert await bench.commit() is False
+        assert await bench.commit() is True
+        assert bench.services.batching.uncommitted_roots == []
+        root = merkle_root([each.leaf() for each in honest])
+        assert network.chain.ledger.committed == [(root, len(honest), 20 * len(honest))]
+        assert await bench.services.files.find(bad.file_hash) is None
+        assert isinstance(await bench.services.files.find(honest[0].file_hash), Path)
+    delete_database(tmp_path)
+    async with open_bench(tmp_path, network) as bench:
+        assert await bench.commit() is False
+        assert await bench.services.batching.next() is None
 
 
 @pytest.mark.parametrize("error", [ChainUnreachable("gone"), TransactionLost("slow", tx="0x00")])

@@ -33,7 +33,7 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def content(blobs: Blobs, name: str) -> bytes | None:
-    """What a reader gets."""
+    """Return the bytes that a reader gets."""
     place = await blobs.find(name)
     if isinstance(place, str):
         with urllib.request.urlopen(place, timeout=10) as answer:

@@ -121,6 +121,10 @@ async def test_upload_passes_at_the_deadline_and_is_late_after_it(bench: Bench) 
     await send(bench, submission)
 
 
+async def test_upload_may_claim_every_token_of_its_samples(bench: Bench) -> None:
+    await send(bench, replace(await lease(bench), units=32))
+
+
 async def test_upload_is_late_when_the_deadline_passes_while_it_streams(bench: Bench) -> None:
     submission = await lease(bench)
 
@@ -141,6 +145,8 @@ async def test_upload_is_late_when_the_deadline_passes_while_it_streams(bench: B
         {"policy_version": PolicyVersion(7)},
         {"rollouts": 0},
         {"rollouts": 65_536},
+        {"units": 0},
+        {"units": 33},
         {"units": 1 << 32},
     ],
 )

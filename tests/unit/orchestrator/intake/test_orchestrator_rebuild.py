@@ -15,7 +15,7 @@ from muster.protocol.encoding import keccak
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.merkle import merkle_root
-from muster.protocol.messages import Verdict
+from muster.protocol.messages import Ticket, Verdict
 from muster.protocol.recipe import TrainingRecipe
 
 WIDE = TrainingRecipe(submissions_per_step=100)
@@ -45,7 +45,7 @@ async def test_everything_is_recovered_when_the_database_is_deleted(tmp_path: Pa
             assert states == ["judged", "committed"]
             assert (await api.submission_state(waiting.file_hash)).state == "received"
         assert bench.services.training.series("reward") == [(1, 0.25)]
-        # The other validator's word is enough, and what waited is committed.
+        # The other validator's outcomes are enough, and waiting work is committed.
         await bench.judge(2, [committed], validators=(1,))
         await bench.record()
         assert await bench.commit() is True
@@ -166,7 +166,7 @@ async def test_database_of_another_run_is_refused(tmp_path: Path) -> None:
     async with open_bench(tmp_path, network):
         pass
     network.chain.chain_id = 5
-    with pytest.raises(StorageError, match="not this run's") as caught:
+    with pytest.raises(StorageError, match="is of another run") as caught:
         async with open_bench(tmp_path, network):
             pass
     assert caught.value.hint
@@ -174,14 +174,41 @@ async def test_database_of_another_run_is_refused(tmp_path: Path) -> None:
 
 async def test_database_of_an_earlier_local_chain_is_refused(tmp_path: Path) -> None:
     network = Network()
-    async with open_bench(tmp_path, network) as bench, bench.node() as api:
-        assert isinstance(await api.lease(RUN), Lease)
-    version = PolicyVersion(0)
-    elsewhere = replace(network.run.checkpoints[version], beacon=keccak(b"another chain"))
-    network.run.checkpoints[version] = elsewhere
-    with pytest.raises(StorageError, match="blocks that this chain does not have"):
+    async with open_bench(tmp_path, network):
+        pass
+    network.chain.first_block = keccak(b"another chain")
+    with pytest.raises(StorageError, match="has another block where") as caught:
         async with open_bench(tmp_path, network):
             pass
+    assert "--files" not in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_lease_that_a_reorganisation_made_void_is_replaced(
+    tmp_path: Path, restarts: bool
+) -> None:
+    network, version = Network(), PolicyVersion(0)
+
+    async def leased(bench: Bench) -> Ticket:
+        async with bench.node() as api:
+            lease = await api.lease(RUN)
+        assert isinstance(lease, Lease)
+        return lease.ticket
+
+    async with open_bench(tmp_path, network) as bench:
+        void = await leased(bench)
+        assert await leased(bench) == void
+        published = replace(network.run.checkpoints[version], beacon=keccak(b"another block"))
+        network.run.checkpoints[version] = published
+        if not restarts:
+            network.chain.rewind_next = network.chain.emit.block
+            await bench.follow()
+            fresh = await leased(bench)
+    if restarts:
+        async with open_bench(tmp_path, network) as bench:
+            fresh = await leased(bench)
+    assert fresh.beacon == published.beacon != void.beacon
+    assert (fresh.step, fresh.index) != (void.step, void.index)
 
 
 async def test_verdicts_come_from_the_chain_when_the_database_is_deleted(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files go when nobody can need them, and not before."""
+"""Files are deleted when nobody can need them, and not before."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def collect(bench: Bench) -> int:
 
 
 def outdate(bench: Bench) -> None:
-    """Publish so many versions that nothing of version 0 is trained on any more."""
+    """Publish so many versions that work of version 0 is no longer trained on."""
     for version in range(1, 5):
         bench.network.publish(version)
 
@@ -89,7 +89,7 @@ async def test_evidence_of_fraud_stays_while_its_slash_is_in_escrow(kept: Bench)
     await wait_until_final(kept)
     assert await collect(kept) == 0
     assert await is_there(kept, submission)
-    # The window is over: now it is finalised, and then it may go.
+    # The window is over: now it is finalised, and then its file may be deleted.
     await kept.settle()
     assert await collect(kept) == 1
 
@@ -99,7 +99,7 @@ async def test_everything_is_kept_unless_told_otherwise(bench: Bench) -> None:
 
 
 async def voided(bench: Bench, *, less_s: int = 0) -> int:
-    """Let the appeal of batch 1 pass, and the batch be void; returns when files may go."""
+    """Let the appeal of batch 1 pass, and void it; returns when files may be deleted."""
     ledger = bench.network.chain.ledger
     batch = bench.network.view.batches[1]
     over_at = batch.due_at(await ledger.outcome_deadline()) + await ledger.appeal_time()

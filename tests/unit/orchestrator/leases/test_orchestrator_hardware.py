@@ -33,7 +33,7 @@ PLENTY = TrainingRecipe(steps=100, submissions_per_step=50, max_async_level=1)
 
 @pytest.fixture
 async def asking(tmp_path: Path) -> AsyncIterator[Bench]:
-    """An orchestrator of a run that asks something of machines."""
+    """An orchestrator of a run with requirements for machines."""
     async with open_bench(tmp_path, Network(training=PLENTY, hardware=ASKED)) as opened:
         yield opened
 
@@ -76,7 +76,7 @@ async def reason(bench: Bench) -> str | None:
 
 
 async def fill(bench: Bench, seconds: int, number: int) -> None:
-    """Lease as node 0 and upload so many seconds later."""
+    """Lease as node 0, and upload `seconds` later."""
     lease = await ask(bench)
     assert isinstance(lease, Lease)
     bench.set_chain_time(bench.network.chain.time + seconds)

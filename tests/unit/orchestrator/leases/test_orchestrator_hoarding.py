@@ -1,4 +1,4 @@
-"""Nobody holds more tickets than its share, whatever it does; the honest are served meanwhile.
+"""No worker can hold more tickets than its share; honest workers are served meanwhile.
 
 The run has 48 tickets out at once, as many as three steps of 16 submissions take.
 """
@@ -43,8 +43,8 @@ ATTACKER = 0
 
 @asynccontextmanager
 async def crowd(folder: Path, *, small: int = 0) -> AsyncIterator[Bench]:
-    """Six workers of equal stake, all heard of: the attacker and five honest ones; and some with a
-    thousandth of the network's stake each.
+    """Six workers of equal stake, the attacker and five honest ones, and `small` workers with a
+    thousandth of the stake of these six; each has sent a heartbeat.
     """
     network = Network(training=TRAINING)
     for number in range(4, 7 + small):
@@ -84,14 +84,14 @@ def rotation(bench: Bench, number: int = ATTACKER):  # type: ignore[no-untyped-d
 
 
 async def lease(bench: Bench, number: int, *holding: Lease | NoWork) -> Lease | NoWork:
-    # The patience of turns and the memory of holders are of the process's clock.
+    # Turns' timeouts and the cache of holders use the process's clock.
     bench.services.leases._holders_known_at = float("-inf")
     async with bench.node(number) as api:
         return await api.lease(RUN, [each.ticket for each in holding if isinstance(each, Lease)])
 
 
 async def serve(bench: Bench, number: int, rounds: int = 1) -> list[Submission]:
-    """Lease and upload as an honest worker; everything that it asked for it must get."""
+    """Lease and upload as an honest worker; fail unless it gets each ticket that it asks for."""
     found = []
     for _ in range(rounds):
         answer = await lease(bench, number)
@@ -130,7 +130,7 @@ async def test_tickets_side_by_side_are_earned_by_accepted_work(tmp_path: Path) 
         held = [await lease(bench, 1)]
         held.append(await lease(bench, 1, *held))
         assert await lease(bench, 1, *held) == NoWork(retry_after_s=1.0, reason="share")
-        # After a crash it names none, and gets what is open.
+        # After a crash it names no ticket, and gets the open one.
         assert await lease(bench, 1) == held[1]
         assert await lease(bench, 1, held[1]) == held[0]
 
@@ -166,7 +166,7 @@ async def test_a_ticket_goes_to_the_workers_new_node(tmp_path: Path) -> None:
 async def test_lapsing_and_rotating_gets_ever_fewer_tickets(tmp_path: Path) -> None:
     async with crowd(tmp_path) as bench:
         given = set()
-        # Four hours: 240 leases, were lapsing free.
+        # Four hours: 240 leases if a lapse cost nothing.
         for _ in range(240):
             got = await hoard(hoarder(bench), 2, rotate=rotation(bench))
             given |= got.tickets.keys()
@@ -222,7 +222,7 @@ async def test_files_of_nothing_hold_what_a_newcomer_may(tmp_path: Path) -> None
 async def test_refused_work_frees_a_ticket_no_sooner_than_a_lapse(tmp_path: Path) -> None:
     async with crowd(tmp_path) as bench:
         given: set[tuple[int, int]] = set()
-        # Ten minutes: ten leases for who lets them lapse.
+        # Ten minutes: ten leases for a worker that lets them lapse.
         for _ in range(60):
             submissions = []
             if isinstance(await lease(bench, ATTACKER), Lease):
@@ -260,7 +260,7 @@ async def test_many_identities_hold_no_more_than_their_stake(tmp_path: Path) -> 
     gang = 60
     async with crowd(tmp_path, small=gang) as bench:
         held = [isinstance(await lease(bench, 6 + n), Lease) for n in range(gang)]
-        # 60 thousandths of 48 tickets are three, of which each of them may hold one.
+        # 60 thousandths of 48 tickets are three; each identity may hold one of them.
         assert sum(held) == 3
         for number in range(6):
             await serve(bench, number, rounds=4)
@@ -272,7 +272,7 @@ async def test_many_identities_get_rid_of_no_ticket_by_filling_it_with_nothing(
     gang = 40
     async with crowd(tmp_path, small=gang) as bench:
         filled = 0
-        # As long as a lease: forty thousandths of 48 tickets are two.
+        # Within the time of one lease: forty thousandths of 48 tickets are two.
         for number in range(gang):
             if isinstance(await lease(bench, 6 + number), Lease):
                 submissions = await serve(bench, 6 + number)
@@ -298,13 +298,13 @@ async def test_too_slow_stays_with_the_worker_when_it_rotates(tmp_path: Path) ->
             assert worker.fault(node, [], history[:2], 1100) is None
 
 
-# The rules alone
+# The rules without HTTP
 
 WHO = [to_address(keccak(b"%d" % n)[12:]) for n in range(100)]
 
 
 class Staked:
-    """A member as far as shares see it."""
+    """The fields of a member that shares use."""
 
     def __init__(self, address: Address, active_wei: int) -> None:
         self.address = address
@@ -334,7 +334,7 @@ def test_a_fault_halves_and_a_success_doubles_what_is_below_one() -> None:
 
 def test_below_one_it_is_a_share_of_time() -> None:
     found = allowance_of(tickets(*[TicketEnd.LOST] * 4), 401, lease_s=100, outcome_deadline_s=10)
-    # A quarter: three leases' time after the last fault, at 400.
+    # The allowance is a quarter: a ticket is free three leases' time after the last fault, at 400.
     assert found.free_at == 700
     assert not found.covers_another(8, 699)
     assert found.covers_another(8, 700)

@@ -53,7 +53,7 @@ def test_capacity_is_what_the_async_level_leaves(
     outstanding = 0
     while capacity(used, outstanding, version, training):
         step = next_step(used, outstanding, per_step)
-        # Were it trained on in its step, it would not be too old; and its step exists.
+        # The version is not too old for training in the ticket's step, and the step exists.
         assert step - 1 - version <= level
         assert not steps or step <= steps
         outstanding += 1
@@ -63,7 +63,7 @@ def test_capacity_is_what_the_async_level_leaves(
 
 async def test_capacity_is_the_same_rule_on_a_hand_counted_case() -> None:
     training = TrainingRecipe(submissions_per_step=4, max_async_level=2)
-    # Version 5 out: steps 6, 7 and 8 may be collected, 32 submissions since the start in all.
+    # Version 5 is published: steps 6, 7 and 8 may be collected, 32 submissions since the start.
     assert capacity(20, 0, 5, training) == 12
     assert capacity(25, 6, 5, training) == 1
     assert capacity(25, 7, 5, training) == 0

@@ -69,7 +69,7 @@ async def test_slot_of_a_dead_worker_is_given_to_another(narrow: Bench) -> None:
     bench.wall.time += DEAD_AFTER_S
     forget_who_is_dead(bench)
     assert await lease(bench, 1)
-    # Its ticket is good until its deadline: it may have worked on, unheard.
+    # Its ticket is valid until its deadline: it may have gone on working in silence.
     await beat(bench, 0)
     forget_who_is_dead(bench)
     assert await lease(bench, 0)

@@ -1,4 +1,4 @@
-"""Tickets that are short are shared by free collateral, and nobody is queued."""
+"""Scarce tickets are shared by free collateral, and no request is queued."""
 
 from __future__ import annotations
 

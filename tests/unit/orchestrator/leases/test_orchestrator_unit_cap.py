@@ -1,4 +1,4 @@
-"""No worker gets more work than its stake covers, none any that the run cannot pay for."""
+"""No worker gets more work than its stake covers, or work that the run cannot pay for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from muster.protocol.errors import ContractRevert
 from muster.protocol.recipe import SamplingRecipe, TrainingRecipe
 
 MAX_UNITS, UNITS = 32, 20
-"""Of one submission: at most, and as the tests claim."""
+"""Units of one submission: the maximum, and the tests' claim."""
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ async def test_expired_lease_counts_until_its_upload_can_be_committed_no_more(
     assert await in_flight(bench) == MAX_UNITS
     bench.set_chain_time(lease.ticket.deadline + 61)
     assert await in_flight(bench) == 0
-    # Of a worker that lets one after the other lapse, as if it had filled it: 100 s more.
+    # A worker that lets each ticket lapse: it counts as if filled, for 100 s more.
     bench.set_chain_time(lease.ticket.deadline + 160)
     assert await in_flight(bench, lapses=True) == MAX_UNITS
     bench.set_chain_time(lease.ticket.deadline + 161)
@@ -169,7 +169,7 @@ async def test_unfunded_batch_pauses_leases_until_it_can_be_paid(
         assert not await bench.commit()
     warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 1
-    assert "RewardEscrow.fund" in warnings[0].hint  # type: ignore[attr-defined]
+    assert "muster run fund" in warnings[0].hint  # type: ignore[attr-defined]
     assert bench.services.status.phase() == "waiting for funds"
     assert await ask(bench) == NoWork(retry_after_s=1.0, reason="unfunded")
     the_batch(bench).not_before = 0.0

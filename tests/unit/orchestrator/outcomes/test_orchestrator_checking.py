@@ -32,7 +32,7 @@ def signed(bench: Bench, number: int, message: Any) -> bytes:
 
 
 async def commitment(bench: Bench, fingerprints: list[bytes]) -> tuple[Checking, bytes]:
-    """A batch of one on chain; what a validator commits to with honest records of it."""
+    """A batch of one on chain, and a validator's commitment with honest records of it."""
     if 1 not in bench.network.view.batches:
         submission = await bench.upload()
         await bench.commit()

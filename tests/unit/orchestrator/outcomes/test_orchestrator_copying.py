@@ -1,7 +1,7 @@
-"""A validator that copies: what anybody is told before a batch is posted says nothing of verdicts.
+"""A validator that copies: before a batch is posted, no answer to anybody reveals a verdict.
 
-Two worlds differ in one thing alone, what the first validator signed. Whatever the other asks, it
-is answered the same.
+Two worlds differ only in the outcomes that the first validator signed. The other validator gets
+the same answers in both, whatever it asks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OF_THE_PROCESS = re.compile(r"^(process|python)_|_seconds|_total|_created|^#", r
 
 
 async def ask(bench: Bench, key: bytes, path: str) -> str:
-    """What a validator is answered, less what only tells of this process."""
+    """The answer to a validator, without the fields about this process."""
     signed = sign_request(
         key, bench.network.domain, bench.services.audience, "GET", path,
         nonce=Hash32(os.urandom(32)), issued_at=int(bench.wall()),
@@ -47,7 +47,7 @@ async def ask(bench: Bench, key: bytes, path: str) -> str:
 
 
 async def hand_in(bench: Bench, place: int, records: bytes) -> list[bytes]:
-    """Commit to fingerprints and hand in outcomes; returns what must not come to light."""
+    """Commit to fingerprints and hand in outcomes; returns the secrets that must not leak."""
     number, root = bench.order(1)[place], bench.network.view.batches[1].root
     key = bench.network.keys.validators[number]
     message = Checking(1, root, keccak(records), fingerprints_hash([b""]))
@@ -60,7 +60,7 @@ async def hand_in(bench: Bench, place: int, records: bytes) -> list[bytes]:
 
 
 async def learnt(bench: Bench, submission: Submission, lazy: int) -> dict[str, str]:
-    """All that a validator is answered, by what it asks."""
+    """All answers to a validator, by request."""
     known = {
         "run_id": 1, "batch_id": 1, "file_hash": hex0x(submission.file_hash), "step": 1, "index": 0,
         "leaf": hex0x(submission.leaf()), "document_hash": hex0x(bench.network.recipe.hash()),

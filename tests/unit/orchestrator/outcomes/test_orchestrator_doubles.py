@@ -1,4 +1,4 @@
-"""Who signs twice what may be signed once is shown to the court, once, and nobody else is."""
+"""A double signer is reported to the court once, and nobody else is."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_second_outcomes_are_shown_when_the_database_was_lost(tmp_path: Pa
         await bench.report()
         await bench.report()
         assert len(proven(bench)) == 1
-    # Neither is what was reported reported again by whoever starts with nothing.
+    # A process that starts with an empty database does not report it again.
     delete_database(tmp_path)
     async with open_bench(tmp_path, network) as bench:
         await bench.report()
@@ -137,7 +137,7 @@ async def test_outcomes_that_contradict_posted_ones_are_shown(bench: Bench) -> N
     await bench.record()
     other = bench.network.judge([submission], Verdict.REJECTED, Reason.SCHEMA)
     signer, stranger = bench.order(1)[0], bench.order(1)[2]
-    # Who signed nothing before may look once more, and find something else.
+    # A validator that signed nothing before may look again and find something else.
     await hand_in(bench, other, signed(bench, stranger, other), validator=stranger)
     assert (await refusal(bench, other, signed(bench, signer, other), validator=signer))[0] == 409
     await bench.report()
@@ -178,7 +178,7 @@ async def test_to_have_called_a_batch_withheld_contradicts_nothing(
         await hand_in(bench, said, signed(bench, number, said), validator=number)
     await bench.report()
     assert proven(bench) == []
-    # What it judged counts, whichever came first.
+    # Its verdict counts, whichever came first.
     await bench.judge(1, [submission], validators=(1,))
     bench.set_chain_time(bench.network.chain.time + 900)
     await bench.record()

@@ -36,7 +36,7 @@ def recipe(length: int, rank: int) -> Recipe:
 
 
 def groups(length: int) -> list[list[Rollout]]:
-    """All samples of a step, each as long as it may be; of version 0, which is soon stale."""
+    """All samples of a step at full length; of version 0, which is soon stale."""
     return [
         [
             Rollout(
@@ -68,7 +68,7 @@ def kept_bytes(learner: Learner | SftLearner) -> int:
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """Return the most bytes that some work has allocated at a time, on the CPU."""
+    """Return the peak of bytes that some work allocates on the CPU."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         work()
     results: Any = profiled.profiler

@@ -1,4 +1,4 @@
-"""Training an adapter: what moves, what is published, what a resumed run goes on from."""
+"""Training an adapter: moved weights, published files, and resumption."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class AdapterPractice(Practice):
 
 
 def logits(model: Any) -> Tensor:
-    """Return what a model computes for a few tokens, which are not packed."""
+    """Return a model's results for a few tokens that are not packed."""
     packed = model.config._attn_implementation
     model.set_attn_implementation("sdpa")
     with torch.no_grad():
@@ -77,7 +77,7 @@ def practice(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ad
     made = AdapterPractice(model_folder, tmp_path_factory.mktemp("shelf"), adapter_recipe())
     for _ in made.steps(2):
         pass
-    # The steps drop what they no longer need.
+    # The steps delete versions that they no longer need.
     made.shelf.write(ONE, {n: w / 2 for n, w in made.learner.weights().items()})
     return made
 
@@ -261,10 +261,15 @@ def test_bfloat16_computes_with_adapters_in_float32(model_folder: Path, tmp_path
     assert figures.grad_norm > 0
 
 
-def test_state_of_version_zero_changes_nothing(practice: AdapterPractice) -> None:
-    start = practice.learner.start(practice.shelf.weights(BASE))
-    assert start.keys() == {f"model.{name}" for name in practice.learner.weights()}
-    assert not any(weight.any() for name, weight in start.items() if "lora_B" in name)
+def test_learner_that_starts_again_forgets_its_steps(model_folder: Path, tmp_path: Path) -> None:
+    practice = AdapterPractice(model_folder, tmp_path, adapter_recipe())
+    learner = practice.learner
+    started = {name: weight.clone() for name, weight in learner.weights().items()}
+    list(practice.steps(1))
+    assert not all(torch.equal(w, started[name]) for name, w in learner.weights().items())
+    learner.start_again(practice.shelf.weights(BASE))
+    assert all(torch.equal(w, started[name]) for name, w in learner.weights().items())
+    assert not learner.optimizer.state
 
 
 def test_without_a_rank_all_weights_are_trained(model_folder: Path, tmp_path: Path) -> None:
@@ -331,7 +336,7 @@ def _without_its_description(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_of_another_base, "is over the base 0x0000"),
+        (_of_another_base, "is an adapter of base 0x0000"),
         (_without_a_tensor, "half an update"),
         (_of_another_rank, "the rank is 4"),
         (_with_another_tensor, "unexpected tensor"),

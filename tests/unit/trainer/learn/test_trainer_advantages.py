@@ -1,4 +1,4 @@
-"""Rewards and advantages against hand-computed numbers, and what all kinds have in common."""
+"""Rewards and advantages against hand-computed numbers, and properties of all kinds."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_length_part_normalised_apart_is_added_with_its_weight() -> None:
 
 
 def test_only_verified_reward_target_and_length_enter() -> None:
-    """What a worker says beside what validators recomputed cannot change an advantage."""
+    """A worker's claims that validators do not recompute cannot change an advantage."""
     group = _group([4, 2], [1.0, 0.0])
     expected = rollout_advantages(group, make_recipe().training)
     others = {"problem_id": "x", "sampling_seed": 7, "proofs": b"?", "policy_version": 9}

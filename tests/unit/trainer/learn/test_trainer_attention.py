@@ -149,7 +149,7 @@ def _samples() -> list[Sample]:
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_gradients_are_those_of_padded_rows(name: str) -> None:
     model, samples = _model(PACKED[name]), _samples()
-    # torch's attention would leave Gemma's scores uncapped.
+    # torch's attention would not cap Gemma's scores.
     model.set_attn_implementation("eager")
     expected = _gradients(model, samples, 10_000, is_padded=True)
     assert understands_packing(model)

@@ -1,5 +1,5 @@
-"""Rows that ranks share: their gradients are those of one process. The ranks are threads here;
-`tests/integration/trainer/test_trainer_ranks.py` has processes.
+"""Rows that several ranks share have the same gradients as in one process. The ranks are threads
+here, and processes in `tests/integration/trainer/test_trainer_ranks.py`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from muster.trainer.learn.context import BatchPart, Group, LayoutPart
 from muster.trainer.learn.logprob import head_of, token_logprobs, token_objective
 from muster.trainer.learn.packing import MicroBatch, Sample, Work, pack
 from muster.trainer.learn.parallel import Ranks
+from muster.trainer.learn.recompute import Lane, Recompute, recompute
 from muster.trainer.learn.sharded import Blueprint
 from muster.trainer.learn.trained_model import require_parts
 
@@ -45,7 +46,7 @@ LAYOUTS = st.lists(
 
 
 class Meeting:
-    """Where threads exchange what they have."""
+    """A place where threads exchange values."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -53,7 +54,7 @@ class Meeting:
         self._barrier = threading.Barrier(size, timeout=60)
 
     def exchange(self, place: int, own: T) -> list[T]:
-        """Return what each thread gave."""
+        """Return the value of each thread."""
         self._given[place] = own
         self._barrier.wait()
         found = list(self._given)
@@ -86,7 +87,7 @@ class Forgetful(Rank):
 
 
 def together(work: Callable[[Group], T], size: int, kind: type[Rank] = Rank) -> list[T]:
-    """Return what each rank's thread makes."""
+    """Return the result of each rank's thread."""
     meeting = Meeting(size)
     with ThreadPoolExecutor(size) as threads:
         return list(threads.map(lambda place: work(kind(meeting, place)), range(size)))
@@ -105,7 +106,7 @@ def by_mask(query: Tensor, key: Tensor, value: Tensor, layout: Layout, **options
 
 
 def inputs(width: int, seed: int) -> list[Tensor]:
-    """Return query, key, value and the gradient of the output, with two heads a key."""
+    """Return query, key, value and the gradient of the output; a key has two query heads."""
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return [draw(1, 4, width, 8), draw(1, 2, width, 8), draw(1, 2, width, 8), draw(1, width, 4, 8)]
 
@@ -176,7 +177,7 @@ def test_gradients_of_keys_are_others_where_ranks_do_not_sum_them_up(attend: Att
 
 
 class PlainVarlen(_Varlen):
-    """What a GPU is asked, computed in plain torch; its kernels run nowhere else."""
+    """A GPU kernel's result, computed in plain torch; the kernel runs only on a GPU."""
 
     def _scores(self, q: Tensor, k: Tensor, *, is_causal: bool) -> Tensor:
         scores = torch.einsum("qhe,khe->hqk", q, k) * self._scale
@@ -293,9 +294,9 @@ def test_models_without_packed_rows_are_refused() -> None:
     require_parts(torch.nn.Identity(), padded, ranks)
     ranks.context = 2
     require_parts(torch.nn.Identity(), Blueprint(None, is_packed=True), ranks)
-    with pytest.raises(ConfigError, match="Identity attends in a way of its own") as caught:
+    with pytest.raises(ConfigError, match="Identity has its own kind of attention") as caught:
         require_parts(torch.nn.Identity(), padded, ranks)
-    assert caught.value.hint == "--context-ranks 1"
+    assert caught.value.hint == "use --context-ranks 1"
 
 
 def _model(config: PretrainedConfig) -> Any:
@@ -362,3 +363,30 @@ def test_models_gradient_is_the_sum_of_the_ranks(config: PretrainedConfig, loss:
     found = torch.stack(together(gradient, 3)).sum(0)
     # Models round to float32 inside even in float64.
     assert float((found - expected).norm() / expected.norm()) < 1e-6
+
+
+class Elsewhere(Lane):
+    """Brings back the numbers of other positions."""
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        target.copy_(source.roll(1, 1))
+
+
+def test_inputs_of_each_ranks_part_wait_on_the_host() -> None:
+    model = _model(Qwen3Config(**{**COMMON, "num_hidden_layers": 3}))
+    (batch,) = pack(samples(), 1000)
+
+    def gradient(kind: Recompute, lane: type[Lane], group: Group) -> Tensor:
+        own = copy.deepcopy(model)
+        recompute(own, kind, lane(torch.device("cpu")))
+        hidden = BatchPart.of(batch, group).batch.hidden(own)
+        hidden.square().sum().backward()  # type: ignore[no-untyped-call]  # torch's stub
+        return _flat(own)
+
+    ways: list[tuple[Recompute, type[Lane]]] = [
+        *(("none", Lane), ("host", Lane), ("host", Elsewhere)),
+    ]
+    kept, sent, wrong = (together(partial(gradient, *way), 2) for way in ways)
+    for one, other, another in zip(kept, sent, wrong, strict=True):
+        assert torch.equal(one, other)
+        assert not torch.equal(one, another)

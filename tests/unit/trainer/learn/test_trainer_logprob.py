@@ -57,7 +57,7 @@ def _gradients_of(hidden: Tensor, head: Head) -> list[Tensor]:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of sixteen tokens made five at a time: fifty tokens end with short ones of both."""
+    """Chunks of sixteen tokens in blocks of five: fifty tokens end with a short chunk and block."""
     monkeypatch.setattr(logprob, "CHUNK_LOGITS", 1)
     monkeypatch.setattr(logprob, "BLOCK_LOGITS", 150)
 

@@ -18,6 +18,7 @@ from muster.trainer.learn.losses import (
     TokenLoss,
     Tokens,
     Totals,
+    is_token_level,
     kl_divergence,
     token_loss,
     total,
@@ -118,7 +119,7 @@ def test_two_sided_clip(ratio: float, advantage: float, loss: float, gradient: f
 @pytest.mark.parametrize(
     ("name", "ratio", "advantage", "gradient"),
     [
-        ("grpo", 100.0, -1.0, 100.0),  # what delta is for
+        ("grpo", 100.0, -1.0, 100.0),  # delta would bound this
         ("dapo", 1.25, 1.0, -1.25),  # above 1.2, below 1.28
         ("dapo", 1.29, 1.0, 0.0),
         ("dapo", 0.79, -1.0, 0.0),
@@ -201,6 +202,17 @@ def test_loss_is_the_reference_on_any_batch(name: str, seed: int, decoupled: boo
     )
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_sample_losses_are_those_in_which_tokens_depend_on_others(name: str) -> None:
+    tokens, objective = _batch(4), _objective(loss=name)
+    alone = [
+        token_loss(_select(tokens, torch.tensor([row])), objective).loss_N
+        for row in range(len(tokens.logp_N))
+    ]
+    is_same = torch.equal(torch.cat(alone), token_loss(tokens, objective).loss_N)
+    assert is_same == is_token_level(objective)
+
+
 def test_every_name_of_a_recipe_has_its_loss() -> None:
     assert set(LOSSES) == set(get_args(LossName))
 
@@ -237,7 +249,7 @@ def test_absurd_ratios_give_finite_gradients(name: str, distance: float) -> None
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("which", ["behaviour_N", "reference_N", "logp_N"])
 def test_nan_is_not_laundered(name: str, which: str) -> None:
-    """clamp and minimum stop the gradient of NaN: the optimiser must still be told."""
+    """clamp and minimum stop the gradient of a NaN, but the optimiser must see it."""
     tokens, objective = _batch(0), _objective(loss=name, kl_coefficient=0.1)
     broken = getattr(tokens, which).clone()
     broken[3] = math.nan

@@ -1,4 +1,4 @@
-"""Mismatch: what a policy sampled fits it, what it did not sample does not, and nan fits nobody."""
+"""Mismatch: a policy's own samples fit it, others do not, and NaN fits no policy."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _samples(groups: list[list[Rollout]]) -> list[Sample]:
 
 
 def _unlikely(folder: Path, prompt: tuple[int, ...]) -> tuple[int, ...]:
-    """Return what the policy would say least."""
+    """Return five tokens, each the least likely one under the policy."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     said: tuple[int, ...] = ()
     for _ in range(5):
@@ -125,7 +125,7 @@ def test_policy_that_is_no_number_trains_nothing(model_folder: Path, base: Weigh
 
 
 def _with_a_broken_policy(model_folder: Path, base: Weights, steps: int) -> Learner:
-    """Return a learner without a limit; version 3 has weights that are no numbers."""
+    """Return a learner without a limit; version 3 has NaN weights."""
     broken = {name: weight * math.nan for name, weight in base.items()}
     recipe = _recipe(0.0)
     training = recipe.training.model_copy(update={"optimizer_steps": steps})

@@ -61,7 +61,7 @@ TERMS = {"kl_coefficient": 0.05, "entropy_coefficient": 0.01, "drift_coefficient
 def test_gradient_does_not_depend_on_packing(
     model_folder: Path, base: Weights, loss: str, decoupled: bool
 ) -> None:
-    """Defect: divided by padded micro-batch size, a token's weight was a matter of luck."""
+    """Defect: the loss was divided by the padded micro-batch size, so packing changed it."""
     values = {**TERMS, "loss": loss, "decoupled": decoupled, "optimizer_steps": 2}
     whole, whole_figures = _step(model_folder, base, **values)
     parts, figures = _step(model_folder, base, budget=25, **values)
@@ -78,7 +78,7 @@ def test_aggregations_differ(model_folder: Path, base: Weights) -> None:
         _step(model_folder, base, aggregation=kind)[0] for kind in ("token", "sequence", "constant")
     ]
     assert float((moves[0] - moves[1]).norm() / moves[0].norm()) > 0.01
-    # All samples' tokens over six per sample: the token mean, scaled.
+    # "constant" divides by six tokens per sample: the token mean, scaled.
     scale = moves[2].norm() / moves[0].norm()
     torch.testing.assert_close(moves[2], scale * moves[0], rtol=1e-3, atol=1e-6)
     assert float(scale) < 1
@@ -107,7 +107,7 @@ def test_kl_alone_brings_the_policy_back(model_folder: Path, base: Weights, esti
 
 
 def test_ratio_is_to_the_policy_that_sampled(model_folder: Path, base: Weights) -> None:
-    """Defect: recomputed with the weights of the step, the first ratio is 1, however old a row."""
+    """Defect: behaviour recomputed with the step's weights makes the first ratio 1 for any row."""
     _, moved = _step(model_folder, base, noise=0.05)
     assert moved.max_ratio > 1.05
     assert moved.mismatch_kl > 1e-4
@@ -123,7 +123,7 @@ def test_decoupled_ratio_is_to_the_weights_before_the_step(
     _, coupled = _step(model_folder, base, **far)  # type: ignore[arg-type]
     _, decoupled = _step(model_folder, base, decoupled=True, **far)  # type: ignore[arg-type]
     assert coupled.clip_fraction > 0.3
-    # With one optimiser step the proximal policy is the policy: nothing is far from itself.
+    # With one optimiser step the proximal policy is the policy itself: every ratio is 1.
     assert decoupled.clip_fraction == 0
     assert decoupled.max_ratio == pytest.approx(coupled.max_ratio)
     _, second = _step(
@@ -151,7 +151,7 @@ def test_non_finite_log_probabilities_are_trained_on_by_nobody(
     learner = Learner(model_folder, recipe, published=versions.__getitem__)
     before = torch.cat([w.flatten() for w in learner.weights().values()]).clone()
     figures = learner.step(Step(2), _groups(1, version=1))
-    # All are left out before a step is skipped because of them.
+    # All samples are left out first, so no step is skipped because of them.
     assert (figures.skipped, figures.samples) == (0, 0)
     assert figures.dropped == {Drop.NON_FINITE: 8}
     assert torch.equal(torch.cat([w.flatten() for w in learner.weights().values()]), before)

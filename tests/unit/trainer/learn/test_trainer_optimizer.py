@@ -1,4 +1,4 @@
-"""An optimiser with a short state, or one in a file: what torch's AdamW does, in less memory."""
+"""An optimiser with a short state, or one in a file: torch's AdamW in less memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def small(**options: Any) -> Callable[[list[torch.Tensor]], torch.optim.Optimize
 
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the tests' parameters in several slices."""
+    """Split the tests' parameters into several slices."""
     monkeypatch.setattr(optimizer, "SLICE", 64)
 
 
@@ -142,7 +142,7 @@ def test_state_of_another_format_is_taken_over(model_folder: Path) -> None:
 
 
 def test_state_in_a_file_is_refused_under_torchrun(model_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="one process alone"):
+    with pytest.raises(ConfigError, match="one process only"):
         Learner(
             model_folder,
             make_recipe(),

@@ -82,7 +82,7 @@ def test_samples_of_a_prompt_share_a_micro_batch_when_they_fit(samples: list[Sam
 
 
 def _history(batch: MicroBatch, position: int) -> list[int]:
-    """Return the tokens that a position of a packed row sees, itself the last."""
+    """Return the tokens that a position of a packed row sees, ending with its own."""
     tokens, layout = batch.tokens_BT[0].tolist(), batch.layout
     assert layout is not None
     for prompt, own in layout.sequences():

@@ -1,4 +1,4 @@
-"""Forward passes: behaviour policies, the shorter number format, and what is not computed."""
+"""Forward passes: behaviour policies, the shorter number format, and skipped work."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_no_pass_is_made_for_the_policy_in_training_itself(model_folder: Path) -
     world, samples = World(model_folder), _samples(0, 0, 0)
     (first, second) = _known(world, samples[:2], samples[2:])
     assert [k.behaviour for k in first] == [None, None]
-    # Its weights are others by the second optimiser step.
+    # At the second optimiser step the trained weights differ from the published ones.
     assert second[0].behaviour is not None
     with torch.no_grad():
         next(world.trained.parameters()).view(-1)[0] += 1e-6
@@ -188,7 +188,7 @@ def test_trained_weights_stay_exact_beside_the_copy(model_folder: Path) -> None:
 
 
 class _Kept:
-    """Counts the bytes that are kept for a backward pass, weights left out."""
+    """Counts the bytes that are kept for a backward pass, without weights."""
 
     def __init__(self, model: Any) -> None:
         self._weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -220,13 +220,14 @@ def test_recomputing_gives_the_same_gradient_and_keeps_less(
         logp_N.sum().backward()  # type: ignore[no-untyped-call]  # torch's stub
         gradient = torch.cat([p.grad.flatten() for p in world.trained.parameters()])
         found[kind] = gradient, kept.size
-    for kind in ("selective", "full"):
+    for kind in ("selective", "full", "host"):
         assert torch.equal(found[kind][0], found["none"][0])
     assert found["selective"][1] < 0.7 * found["none"][1]
     assert found["full"][1] < 0.6 * found["selective"][1]
+    assert found["host"][1] < found["full"][1]
 
 
-@pytest.mark.parametrize("kind", ["selective", "full"])
+@pytest.mark.parametrize("kind", ["selective", "full", "host"])
 def test_model_without_blocks_cannot_recompute(kind: Recompute) -> None:
     with pytest.raises(ConfigError, match=f"Linear can be computed again \\({kind}\\)"):
         recompute(torch.nn.Linear(2, 2), kind)

@@ -1,12 +1,13 @@
-"""The memory plan: what it chooses, what it refuses, and that it does not lie."""
+"""The memory plan: its choices and refusals, and its agreement with measured peaks."""
 
 from __future__ import annotations
 
 import json
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -15,15 +16,25 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from muster.app.cli import muster
 from muster.protocol.errors import ConfigError
-from muster.protocol.ids import Step
+from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
 from muster.protocol.sft import SftRecipe
 from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.packing import Sample
 from muster.trainer.learn.parallel import join
 from muster.trainer.learn.plan import PROCESS, SAVING, Choices, MemoryShort, Planner, plan_memory
+from muster.trainer.learn.recompute import Lane, Recompute
 from muster.trainer.learn.rehearsal import Rehearsal
 from muster.trainer.learn.sft_learner import SftLearner
 from muster.trainer.publish.policies import BASE, PolicyShelf
+from muster.trainer.recover.checkpoint import Checkpoints, Identity
+from muster.trainer.sites.site_learner import (
+    Mean,
+    OuterStep,
+    SiteLearner,
+    byte_count,
+    byte_size,
+    joined,
+)
 
 SMALL = {
     "vocab_size": 16_000,
@@ -41,7 +52,7 @@ SMALL = {
 
 @pytest.fixture(autouse=True)
 def _process_of_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plan as in a trainer that has just begun: many tests have grown this process."""
+    """Plan as in a new trainer: many tests have enlarged this process."""
     monkeypatch.setattr("muster.trainer.learn.plan._process_bytes", lambda _: 450e6)
 
 
@@ -81,20 +92,31 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "adapter, full": {"recompute": "full", "rank": 4},
     "adapter, short": {"recompute": "none", "rank": 4, "compute_dtype": "bfloat16"},
 }
+QUICK = ("all kept", "full", "adapter, short")
+"""Settings that are measured every time."""
 ASIDE = {PROCESS, SAVING, "kept by libraries", "samples, log-probabilities"}
-"""Parts that are no tensors of a training step."""
+"""Parts of a plan that are not tensors of a training step."""
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+def shelf_of(config: Qwen3Config, folder: Path) -> PolicyShelf:
+    """Return a shelf whose base model has random weights."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder / "model")
+    shelf = PolicyShelf(folder / "shelf")
+    shelf.adopt(folder / "model")
+    return shelf
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in SETTINGS],
+)
 def test_peak_is_the_planned_one_within_a_tenth(tmp_path: Path, name: str) -> None:
     wanted = dict(SETTINGS[name])
     made = recipe(LENGTH, wanted.pop("rank", 0))
     tied = wanted.pop("tie_word_embeddings", True)
     own = Qwen3Config(**{**TINY, "max_position_embeddings": LENGTH, "tie_word_embeddings": tied})
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(own, dtype=torch.float32).save_pretrained(tmp_path / "model")
-    shelf = PolicyShelf(tmp_path / "shelf")
-    shelf.adopt(tmp_path / "model")
+    shelf = shelf_of(own, tmp_path)
     choices = Choices(memory_gb=1000.0, **{"micro_batch_tokens": 800, **wanted})
     plan = Planner(own, made, choices).plan()
     learner = Learner(
@@ -110,6 +132,101 @@ def test_peak_is_the_planned_one_within_a_tenth(tmp_path: Path, name: str) -> No
     parts = [part for part in plan.parts if part.name not in ASIDE]
     planned = max(sum(p.reading for p in parts), sum(p.training for p in parts))
     assert planned == pytest.approx(measured, rel=0.1)
+
+
+class Alone:
+    """A meeting and its round: the other sites are gone."""
+
+    rank, members, newcomers, sent_bytes = 0, (0,), (), 0
+
+    def gather(self) -> Alone:
+        return self
+
+    def agree(self, round_: Alone, *, has_all: bool) -> bool:
+        del round_
+        return has_all
+
+
+@pytest.mark.parametrize("length", [96, 8], ids=["training is the peak", "exchange is the peak"])
+def test_site_takes_what_is_planned_within_a_tenth(tmp_path: Path, length: int) -> None:
+    made, own = recipe(length, 0), Qwen3Config(**{**TINY, "max_position_embeddings": length})
+    shelf = shelf_of(own, tmp_path)
+    choices = Choices(memory_gb=1000.0, micro_batch_tokens=2 * length, recompute="full", sites=2)
+    plan = Planner(own, made, choices).plan()
+    learner = Learner(
+        shelf.path(BASE),
+        made,
+        published=lambda _: shelf.weights(BASE),
+        micro_batch_tokens=plan.micro_batch_tokens,
+        recomputed=plan.recompute,
+    )
+    alone: Any = Alone()
+    checkpoints = Checkpoints(tmp_path / "state", Identity(RunId(1), Hash32(bytes(32)), 1))
+    site = SiteLearner(learner, alone, OuterStep(0.7, 0.9), checkpoints, shelf, max_async_level=1)
+    site.step(Step(8), groups(length))
+    weights = [*learner.weights().values()]
+    movement = torch.zeros(byte_size(len(joined(learner.weights(), 1))), dtype=torch.uint8)
+    for step in range(1, 8):
+        site._history.add(
+            PolicyVersion(step), "", Mean([movement]), most_bytes=2 * byte_count(weights)
+        )
+    kept = kept_bytes(learner) + byte_count([*site._outer.velocity.values()]) + 7 * len(movement)
+    measured = kept + peak_bytes(lambda: site.step(Step(8), groups(length)))
+    checkpoints.close()
+    parts = [part for part in plan.parts if part.name not in ASIDE]
+    planned = max(sum(p.reading for p in parts), sum(p.training for p in parts))
+    assert planned == pytest.approx(measured, rel=0.1)
+
+
+def test_site_of_several_ranks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a site is one process"):
+        planner(1000.0, sites=2, ranks=2)
+
+
+def test_way_out_of_a_site_is_not_more_ranks() -> None:
+    with pytest.raises(MemoryShort) as caught:
+        planner(0.6, sites=2).plan()
+    assert "ranks" not in (caught.value.hint or "")
+
+
+class Uncounted(Lane):
+    """A lane to a host whose memory torch's profiler does not see."""
+
+    rooms: ClassVar[list[int]] = []
+
+    def room(self, like: torch.Tensor) -> torch.Tensor:
+        self.rooms.append(like.nbytes)
+        return torch.from_numpy(np.empty(like.shape, np.float32))
+
+
+@pytest.mark.parametrize("kind", [pytest.param("full", marks=pytest.mark.slow), "host"])
+def test_inputs_on_the_host_take_what_is_planned(
+    tmp_path: Path, kind: Recompute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.trainer.learn.recompute.Lane", Uncounted)
+    monkeypatch.setattr(Uncounted, "rooms", [])
+    length = 200
+    made = recipe(length, 0)
+    own = Qwen3Config(**{**TINY, "num_hidden_layers": 20, "max_position_embeddings": length})
+    shelf = shelf_of(own, tmp_path)
+    given = Choices(memory_gb=1000.0, micro_batch_tokens=1600, recompute="host", device="cuda")
+    plan = Planner(own, made, given, Rehearsal(own, made.adapter, "float32")).plan()
+    learner = Learner(
+        shelf.path(BASE),
+        made,
+        published=lambda _: shelf.weights(BASE),
+        micro_batch_tokens=plan.micro_batch_tokens,
+        recomputed=kind,
+    )
+    learner.step(Step(1), groups(length))
+    measured = kept_bytes(learner) + peak_bytes(lambda: learner.step(Step(2), groups(length)))
+    parts = [part for part in plan.parts if part.name not in ASIDE]
+    planned = max(sum(p.reading for p in parts), sum(p.training for p in parts))
+    if kind == "full":
+        assert measured > 1.1 * planned
+    else:
+        assert planned == pytest.approx(measured, rel=0.1)
+        assert max(Uncounted.rooms) <= plan.host / 19 < 2 * max(Uncounted.rooms)
 
 
 def test_fine_tuning_takes_what_is_planned_and_reads_no_policies(tmp_path: Path) -> None:
@@ -162,7 +279,7 @@ def test_a_plan_fits_its_memory() -> None:
 
 
 def test_what_never_fits_is_refused_with_a_way_out() -> None:
-    with pytest.raises(MemoryShort, match=r"there are 0\.50") as caught:
+    with pytest.raises(MemoryShort, match=r"but only 0\.50") as caught:
         planner(0.5).plan()
     assert "--memory-gb" in str(caught.value.hint)
 
@@ -230,7 +347,7 @@ def test_ranks_that_share_rows_share_the_passes() -> None:
 @pytest.mark.parametrize(
     ("ranks", "hint"),
     [
-        (1, "2 ranks with as much memory each and --context-ranks 2 would do (torchrun)"),
+        (1, "2 ranks with as much memory each and --context-ranks 2 would be enough (torchrun)"),
         (4, "--context-ranks 2 fits"),
     ],
 )
@@ -240,11 +357,74 @@ def test_a_row_beyond_a_ranks_memory_is_to_be_shared(ranks: int, hint: str) -> N
     assert caught.value.hint == hint
 
 
+def of_a_gpu(memory_gb: float, **choices: Any) -> Planner:
+    """Plan rows of 16,384 tokens on a GPU."""
+    own = config(max_position_embeddings=16_384)
+    given = Choices(memory_gb=memory_gb, **{"device": "cuda", **choices})
+    return Planner(own, recipe(16_384, 0), given, rehearsal())
+
+
+INPUT_GB = 16_384 * 256 * 4 / 1e9
+"""One block's input."""
+
+
+def test_inputs_that_wait_on_the_host_take_two_blocks_of_the_device() -> None:
+    full, host = (of_a_gpu(100.0, recompute=kind).plan() for kind in ("full", "host"))
+    assert (full.peak - host.peak) / 1e9 == pytest.approx(4 * INPUT_GB, rel=1e-3)
+    assert (full.host, host.host) == (0.0, 5 * INPUT_GB * 1e9)
+    assert "of the host: inputs of blocks" in host.table()
+    assert "of the host" not in full.table()
+    assert host.figures()["host_gb"] == pytest.approx(5 * INPUT_GB)
+    shared = of_a_gpu(100.0, recompute="host", ranks=4, context_ranks=4).plan()
+    assert shared.host == host.host / 4
+
+
+def test_inputs_wait_on_the_host_where_nothing_else_fits() -> None:
+    full, host = (of_a_gpu(100.0, recompute=kind).plan().peak / 1e9 for kind in ("full", "host"))
+    assert of_a_gpu(full + 0.001).plan().recompute == "full"
+    assert of_a_gpu(full - 0.001).plan().recompute == "host"
+    assert of_a_gpu(host + 0.001).plan().recompute == "host"
+    with pytest.raises(MemoryShort, match="recompute host"):
+        of_a_gpu(host - 0.001).plan()
+    with pytest.raises(MemoryShort, match="recompute full") as caught:
+        of_a_gpu(full - 0.001, recompute="full").plan()
+    assert caught.value.hint == "--micro-batch-tokens 16384 --recompute host fits"
+    with pytest.raises(MemoryShort, match="recompute full"):
+        of_a_gpu(full - 0.001, device="cpu").plan()
+
+
+def test_small_micro_batches_come_before_the_host() -> None:
+    full = planner(100.0, device="cuda", recompute="full", micro_batch_tokens=512).plan().peak
+    plan = planner(full / 1e9 + 0.001, device="cuda").plan()
+    assert (plan.recompute, plan.micro_batch_tokens) == ("full", 512)
+
+
+def test_inputs_wait_only_where_the_host_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    full, host = (of_a_gpu(100.0, recompute=kind).plan() for kind in ("full", "host"))
+    monkeypatch.setattr("muster.trainer.learn.plan._available", lambda *_: host.host)
+    assert of_a_gpu(host.peak / 1e9 + 0.001).plan().recompute == "host"
+    monkeypatch.setattr("muster.trainer.learn.plan._available", lambda *_: host.host - 1)
+    with pytest.raises(MemoryShort, match="recompute full") as caught:
+        of_a_gpu(full.peak / 1e9 - 0.001).plan()
+    assert "host" not in str(caught.value.hint)
+    with pytest.raises(MemoryShort, match=r"need 0\.08 GB of the host's memory, but only 0\.08"):
+        of_a_gpu(full.peak / 1e9, recompute="host").plan()
+
+
+def test_a_cpu_has_no_other_memory_for_inputs_to_wait_in() -> None:
+    with pytest.raises(ConfigError, match="but --device is cpu") as caught:
+        planner(100.0, recompute="host")
+    assert caught.value.hint == "use --recompute full"
+    assert planner(100.0, recompute="host", device="cuda").plan().recompute == "host"
+
+
 def test_ranks_that_do_not_divide_into_groups_are_refused() -> None:
-    with pytest.raises(ConfigError, match="4 ranks are no whole number of groups of 3") as caught:
+    with pytest.raises(ConfigError, match="4 ranks cannot be divided into groups of 3") as caught:
         planner(100.0, ranks=4, context_ranks=3)
-    assert caught.value.hint == "torchrun with 3, 6 or more processes, or --context-ranks 1"
-    with pytest.raises(ConfigError, match="1 rank is no whole number of groups of 2"):
+    assert (
+        caught.value.hint == "start 3, 6 or more processes with torchrun, or use --context-ranks 1"
+    )
+    with pytest.raises(ConfigError, match="1 rank cannot be divided into groups of 2"):
         join(torch.device("cpu"), 1.0, 2)
 
 
@@ -253,7 +433,7 @@ def test_an_adapter_takes_no_gradients_of_the_base() -> None:
     plan = Planner(config(), made, Choices(memory_gb=100.0)).plan()
     parts = {p.name: p for p in plan.parts}
     size = Rehearsal(config(), made.adapter, "float32").size
-    # One layer's merged weight at a time, as it is in the file and as it computes.
+    # One layer's merged weight at a time, as stored in the file and as used in computation.
     assert parts["policy that stands in"].reading == 8 * 256 * 768
     assert parts["optimiser"].training == 8 * size.trained
     assert size.trained < 0.1 * size.parameters
@@ -284,7 +464,24 @@ def test_command_prints_the_plan_and_loads_no_weights(folder: Path, tmp_path: Pa
     assert found["peak_gb"] <= found["available_gb"]
     refused = CliRunner().invoke(muster, [*words, "--memory-gb", "0.1"])
     assert refused.exit_code != 0
-    assert "training takes" in f"{refused.exception} {refused.output}"
+    assert "training needs" in f"{refused.exception} {refused.output}"
+
+
+def test_passes_are_rehearsed_only_if_the_other_parts_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Rehearsed(Exception):
+        pass
+
+    def rehearse(*_: object, **__: object) -> None:
+        raise Rehearsed
+
+    monkeypatch.setattr(Rehearsal, "bytes", rehearse)
+
+    def found(memory_gb: float) -> object:
+        return Planner(config(), recipe(512, 0), Choices(memory_gb=memory_gb), rehearsal()).found()
+
+    assert found(0.1) is None
+    with pytest.raises(Rehearsed):
+        found(9.0)
 
 
 def test_plan_reads_the_architecture_alone(folder: Path) -> None:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from muster.protocol.ids import Step
 from muster.protocol.sft import SftRecipe
 from muster.trainer.learn.packing import Sample
+from muster.trainer.learn.recompute import Lane
 from muster.trainer.learn.sft_learner import SftLearner, rate_of
 from muster.trainer.publish.policies import BASE, PolicyShelf
 
@@ -87,6 +88,22 @@ def test_loss_and_gradient_are_transformers_own(
         assert float((gradient - expected[name]).abs().max()) < 1e-6, name
 
 
+def test_gradient_is_the_same_when_inputs_of_blocks_wait_on_the_host(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learners = make(), make(recomputed="host"), make(recomputed="host")
+    for learner in learners[:2]:
+        learner.step(Step(1), Step(9), SAMPLES)
+    monkeypatch.setattr(Lane, "copy", lambda _, source, target: target.copy_(source.roll(1, 1)))
+    learners[2].step(Step(1), Step(9), SAMPLES)
+    kept, sent, wrong = (
+        torch.cat([value.flatten() for value in gradients(learner).values()])
+        for learner in learners
+    )
+    assert torch.equal(sent, kept)
+    assert not torch.equal(wrong, kept)
+
+
 def test_loss_is_the_mean_of_minus_log_p_by_hand(make: Any, model_folder: Path) -> None:
     sample = SAMPLES[1]
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
@@ -144,7 +161,7 @@ def test_an_adapter_alone_is_trained(make: Any) -> None:
     ("schedule", "rates"),
     [
         ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
-        # After the warm-up of 2: cos from 0, a quarter of half a turn a step, down to 0.2.
+        # After the warm-up of 2: a cosine from 0 in steps of pi / 4, down to a rate of 0.2.
         ("cosine", [0.5, 1.0, 1.0, 0.8828427, 0.6, 0.3171573]),
     ],
 )

@@ -1,4 +1,4 @@
-"""`muster trainer bench`: a step of made-up rollouts, and how many workers keep it busy."""
+"""`muster trainer bench`: a step of synthetic rollouts, and the number of workers it needs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_refused_before_it_is_measured(
     monkeypatch.setattr("muster.trainer.learn.plan._process_bytes", lambda _: 450e6)
     choices = Choices(memory_gb=1000.0, micro_batch_tokens=2048, recompute="none")
     takes = plan_memory(model_folder, make_recipe(), choices).peak
-    # Short of a byte, so that the first way out that the hint looks for is one.
+    # One byte is missing, so that the hint's first proposal is enough.
     less = replace(choices, memory_gb=(takes - 1) / 1e9)
-    with pytest.raises(MemoryShort, match="training takes"):
+    with pytest.raises(MemoryShort, match="training needs"):
         measure_step(model_folder, make_recipe(), less, Load())

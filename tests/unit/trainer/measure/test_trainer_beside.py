@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.errors import ApiError, PolicyUnavailable
+from muster.protocol.errors import ApiError, NotYet, PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.trainer.measure.beside import Follower
 from muster.trainer.measure.evaluate import Estimate, Evaluation
@@ -25,6 +25,7 @@ class World:
         self.reported: list[tuple[int, float]] = []
         self.lacking: set[int] = set()
         self.refusal: ApiError | None = None
+        self.is_disturbed = False
         self.run = SimpleNamespace(closed_at=0, latest_version=None, checkpoints={})
         for version in range(newest + 1):
             self.publish(version)
@@ -41,6 +42,7 @@ class World:
             last=last,
             every=every,
             fetch=self._fetch,
+            offers_newer=self._offers_newer,
             evaluator=self,
             report=self._report,
             log=MetricsLog(self.folder / "evaluations.jsonl"),
@@ -52,6 +54,9 @@ class World:
             raise PolicyUnavailable(f"no relay has version {version}")
         return self.folder / str(version)
 
+    async def _offers_newer(self, version: PolicyVersion) -> bool:
+        return any(other > version for other in self.run.checkpoints.keys() - self.lacking)
+
     async def _report(
         self, version: PolicyVersion, root: Hash32, figures: Mapping[str, float]
     ) -> None:
@@ -62,6 +67,8 @@ class World:
 
     def evaluate(self, folder: Path, version: PolicyVersion) -> Evaluation:
         assert folder.name == str(version)
+        if self.is_disturbed:
+            raise NotYet("no problem could be graded")
         share = Estimate(version / 10, 0.0, 1.0)
         return Evaluation(version, share, {1: share}, 4, 0, 1, 3.0, 0.0, None)
 
@@ -93,6 +100,31 @@ async def test_what_was_not_reported_is_evaluated_again(tmp_path: Path) -> None:
     assert world.versions == [0]
 
 
+@pytest.mark.parametrize("lost", [1, 30])
+async def test_a_version_whose_line_is_incomplete_is_evaluated_again(
+    tmp_path: Path, lost: int
+) -> None:
+    world = World(tmp_path, newest=1)
+    await world.follower().evaluate_all()
+    log = tmp_path / "evaluations.jsonl"
+    whole = log.read_bytes()
+    log.write_bytes(whole[:-lost])
+    await world.follower().evaluate_all()
+    assert world.versions == [0, 1, 1]
+    assert log.read_bytes() == whole
+
+
+async def test_a_version_that_this_machine_could_not_grade_stays_due(tmp_path: Path) -> None:
+    world = World(tmp_path, newest=1)
+    world.is_disturbed = True
+    follower = world.follower()
+    assert await follower.evaluate_all() == 0
+    assert (world.versions, follower.due()) == ([], 0)
+    world.is_disturbed = False
+    assert await follower.evaluate_all() is None
+    assert world.versions == [0, 1]
+
+
 async def test_every_so_many_versions_and_the_last_are_evaluated(tmp_path: Path) -> None:
     world = World(tmp_path, newest=5)
     await world.follower(every=2, last=7).evaluate_all()
@@ -119,6 +151,17 @@ async def test_a_version_that_relays_dropped_is_passed_over(tmp_path: Path) -> N
     await follower.evaluate_all()
     assert world.versions == [0, 2]
     assert follower.due() is None
+
+
+async def test_no_version_is_passed_over_while_no_relay_answers(tmp_path: Path) -> None:
+    world = World(tmp_path, newest=2)
+    world.lacking = {0, 1, 2}
+    follower = world.follower()
+    assert await follower.evaluate_all() == 0
+    assert (world.versions, follower.due()) == ([], 0)
+    world.lacking = set()
+    assert await follower.evaluate_all() is None
+    assert world.versions == [0, 1, 2]
 
 
 async def test_the_newest_version_is_waited_for(tmp_path: Path) -> None:

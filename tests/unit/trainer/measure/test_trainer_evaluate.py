@@ -15,12 +15,14 @@ from hypothesis import given, strategies as st
 from trainer_fakes import make_recipe
 
 from muster.inference import Completion, Request
+from muster.protocol.errors import NotYet
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.mixture import PartRecipe, TasksRecipe
 from muster.protocol.prompts import Prompt, text_of
 from muster.protocol.recipe import ProofRecipe, Recipe
-from muster.tasks import Problem, TaskSet
+from muster.tasks import Problem, TaskSet, Undecided
 from muster.tasks.document import SetPart
+from muster.trainer.measure import evaluate
 from muster.trainer.measure.evaluate import (
     Adherence,
     Evaluation,
@@ -28,6 +30,7 @@ from muster.trainer.measure.evaluate import (
     pass_at_k,
     share_over_problems,
 )
+from muster.trainer.measure.figures import evaluation_entry, flat
 
 V1 = PolicyVersion(1)
 EOS = 9
@@ -141,6 +144,23 @@ def test_problems_without_verdict_do_not_count_as_wrong() -> None:
     assert (found.reward.value, found.problems, found.ungraded) == (1.0, 1, 1)
 
 
+def test_a_policy_of_which_nothing_was_graded_has_no_reward() -> None:
+    found, _ = _evaluate([(1, 2, EOS)], answers=(None, None))
+    assert (found.reward, found.pass_at, found.problems, found.ungraded) == (None, {}, 0, 2)
+    figures = flat(evaluation_entry(found))
+    assert not [name for name in figures if "reward" in name or "pass_at" in name]
+    assert (figures["eval_problems"], figures["eval_ungraded"]) == (0, 2)
+
+
+def test_a_machine_that_could_grade_nothing_has_no_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disturbed = Undecided("no memory", is_disturbance=True)
+    monkeypatch.setattr(evaluate, "verify_all", lambda answers: [disturbed] * len(answers))
+    with pytest.raises(NotYet, match="no problem could be graded: no memory"):
+        _evaluate([(1, 2, EOS)])
+
+
 def test_first_sample_has_the_same_noise_however_many_follow() -> None:
     _, one = _evaluate([(1, EOS)], samples=1)
     _, three = _evaluate([(1, EOS)], samples=3)
@@ -163,7 +183,7 @@ def test_budget_adherence_by_hand() -> None:
     sampling = recipe.sampling.model_copy(update={"target_lengths": (2, 4)})
     recipe = recipe.model_copy(update={"sampling": sampling})
     evaluation, _ = _evaluate([(1, 2, EOS), (3, 4, EOS)], recipe=recipe)
-    # Lengths 3 and 3 against targets 2 and 4: each one off, one of them within.
+    # Lengths 3 and 3 against targets 2 and 4: each differs by one, one is within its target.
     assert evaluation.adherence == Adherence(error_tokens=1.0, within=0.5)
     _, engine = _evaluate([(1, EOS)], answers=("1", "1", "1"), recipe=recipe)
     prompts = [bytes(request.prompt_tokens).decode() for request in engine.asked]
@@ -187,5 +207,5 @@ def test_parts_of_the_held_out_set_have_figures_and_budgets_of_their_own() -> No
     assert found.parts["short"].reward == share_over_problems([1.0, 0.0])
     asked = [b"Think for 2" in bytes(request.prompt_tokens) for request in engine.asked]
     assert asked == [True, True, False, False]
-    # Of those with a budget: lengths 3 and 2 against 2.
+    # Only samples with a budget count: lengths 3 and 2 against 2.
     assert found.adherence == Adherence(error_tokens=0.5, within=0.5)

@@ -193,6 +193,21 @@ def test_a_step_that_trained_on_nothing_is_a_gap_in_prometheus() -> None:
     assert shown["reward"] == 0.25
 
 
+def test_an_evaluation_that_graded_nothing_is_a_gap_in_prometheus() -> None:
+    export = PrometheusExport()
+    export.report(flat(_entry()))
+    export.report(flat(_evaluation()))
+    nothing = Evaluation(PolicyVersion(4), None, {}, 0, 9, 16, 4.0, 0.1, None)
+    export.report(flat(evaluation_entry(nothing)))
+    shown = {
+        name: export.registry.get_sample_value(PREFIX + name)
+        for name in ("eval_reward", "eval_pass_at_16", "eval_ungraded", "reward")
+    }
+    assert math.isnan(shown.pop("eval_reward") or 0.0)
+    assert math.isnan(shown.pop("eval_pass_at_16") or 0.0)
+    assert shown == {"eval_ungraded": 9.0, "reward": 0.25}
+
+
 def test_every_reason_is_shown_before_anything_was_dropped() -> None:
     (metric,) = [m for m in PrometheusExport().registry.collect() if "dropped" in m.name]
     reasons = {s.labels["reason"] for s in metric.samples if s.name.endswith("_total")}

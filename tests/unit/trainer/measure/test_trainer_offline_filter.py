@@ -1,4 +1,4 @@
-"""The offline filter: what is kept, what is recorded, and that a kill changes neither."""
+"""The offline filter: kept problems and records, which a kill does not change."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_records_of_another_measurement_are_refused(
 
 def test_file_that_holds_no_records_is_refused(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").write_text("my notes\n")
-    with pytest.raises(ConfigError, match="its first line is no measurement"):
+    with pytest.raises(ConfigError, match="its first line does not describe a measurement"):
         _measure(tmp_path)
     assert (tmp_path / "records.jsonl").read_text() == "my notes\n"
 

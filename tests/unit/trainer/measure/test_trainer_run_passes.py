@@ -1,4 +1,4 @@
-"""Pass rates from accepted rollouts: what counts, and what is refused."""
+"""Pass rates from accepted rollouts: counted samples, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations of a model are those that torch counts; time goes to the phase that took it."""
+"""A model's operations equal torch's count; time is counted for the right phase."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def _counted(model: torch.nn.Module, *, with_gradient: bool) -> tuple[float, flo
         logp_N, _ = passes.logprobs(batch)
         if with_gradient:
             logp_N.sum().backward()
-    # Without a kernel that skips what lies ahead, every position is compared with every other.
+    # Without a kernel that skips later positions, every position is compared with every other.
     work = batch.work._replace(pairs=(SAMPLE.length - 1) ** 2)
     return counter.get_total_flops(), cost_of(model).of(work, with_gradient=with_gradient)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_forward_operations_are_those_that_torch_counts(shape: str) -> None:
-    # The other kernels of experts are not known to torch's counter.
+    # torch's counter does not know the other kernels of experts.
     model = AutoModelForCausalLM.from_config(
         SHAPES[shape], attn_implementation="eager", experts_implementation="eager"
     )
@@ -61,7 +61,7 @@ def test_forward_operations_are_those_that_torch_counts(shape: str) -> None:
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_gradient_takes_twice_a_forward_pass_but_for_what_is_frozen(rank: int) -> None:
-    # So many blocks that it hardly matters what the first of them does not pass on.
+    # With so many blocks, the gradient that the first one does not compute hardly matters.
     config = Qwen3Config(
         **{**SHAPES["qwen3"].to_dict(), "num_hidden_layers": 8, "layer_types": None}
     )

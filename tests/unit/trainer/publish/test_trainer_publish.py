@@ -1,16 +1,17 @@
-"""Publication: chunks before the root, once, however the chain behaves; and going on from it."""
+"""Publication: chunks before the root, exactly once with any chain; and resumption."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
-from trainer_fakes import KEY, FakeAnchor, no_sleep
+from trainer_fakes import KEY, FakeRoots, make_recipe, no_sleep
 
 from muster.protocol.eip712 import Domain, address_of, digest, recover
 from muster.protocol.encoding import keccak
@@ -24,9 +25,13 @@ from muster.protocol.errors import (
 from muster.protocol.ids import Address, PolicyVersion, RunId
 from muster.protocol.messages import Checkpoint
 from muster.shardcast import ChunkStore, state_hash
+from muster.trainer.config import TrainerSettings
+from muster.trainer.learn.learner import Learner
+from muster.trainer.process import _Assembly
 from muster.trainer.publish.policies import BASE, PolicyShelf, policy_files
 from muster.trainer.publish.publisher import Publisher
-from muster.trainer.recover.checkpoint import Saved, TrainerState
+from muster.trainer.recover.checkpoint import Checkpoints, Identity, Saved, TrainerState
+from muster.trainer.recover.guard import Guard
 from muster.trainer.recover.recovery import catch_up, provide_base_model
 from muster.trainer.stream.reader import Cursor
 
@@ -52,19 +57,19 @@ def store(tmp_path: Path) -> ChunkStore:
     return ChunkStore(tmp_path / "store")
 
 
-def _publisher(store: ChunkStore, anchor: FakeAnchor) -> Publisher:
-    return Publisher(store, anchor, run_id=RUN, domain=DOMAIN, key=KEY, sleep=no_sleep)
+def _publisher(store: ChunkStore, policy_roots: FakeRoots) -> Publisher:
+    return Publisher(store, policy_roots, run_id=RUN, domain=DOMAIN, key=KEY, sleep=no_sleep)
 
 
 async def test_published_version_is_stored_signed_and_anchored(
     shelf: PolicyShelf, store: ChunkStore
 ) -> None:
-    anchor = FakeAnchor()
-    root = await _publisher(store, anchor).publish(V1, shelf.path(V1), 3, 7)
+    policy_roots = FakeRoots()
+    root = await _publisher(store, policy_roots).publish(V1, shelf.path(V1), 3, 7)
     manifest = store.manifest(RUN, V1)
     assert manifest is not None
     assert (manifest.root(), manifest.stream_from, manifest.stream_to) == (root, 3, 7)
-    assert anchor.roots == {V1: root}
+    assert policy_roots.roots == {V1: root}
     assert manifest.state_hash == state_hash(policy_files(shelf.path(V1)))
     signature = store.signature(RUN, V1)
     assert signature is not None
@@ -73,11 +78,11 @@ async def test_published_version_is_stored_signed_and_anchored(
 
 
 async def test_publishing_again_sends_nothing(shelf: PolicyShelf, store: ChunkStore) -> None:
-    anchor = FakeAnchor()
-    publisher = _publisher(store, anchor)
+    policy_roots = FakeRoots()
+    publisher = _publisher(store, policy_roots)
     first = await publisher.publish(V1, shelf.path(V1), 0, 2)
     assert await publisher.publish(V1, shelf.path(V1), 0, 2) == first
-    assert anchor.sent == [V1]
+    assert policy_roots.sent == [V1]
 
 
 async def test_small_change_is_published_as_a_delta(
@@ -85,7 +90,7 @@ async def test_small_change_is_published_as_a_delta(
 ) -> None:
     shelf = PolicyShelf(tmp_path / "bf16", dtype="bfloat16")
     shelf.adopt(model_folder)
-    publisher = Publisher(store, FakeAnchor(), run_id=RUN, domain=DOMAIN, key=KEY, anchor_every=2)
+    publisher = Publisher(store, FakeRoots(), run_id=RUN, domain=DOMAIN, key=KEY, anchor_every=2)
     for version in (V1, V2, V3):
         weights = {n: w * (1 + version * 1e-5) for n, w in shelf.weights(BASE).items()}
         await publisher.publish(version, shelf.write(version, weights), version, version)
@@ -100,7 +105,7 @@ async def test_small_change_is_published_as_a_delta(
     ]
     assert third.broadcast_bytes < third.total_bytes / 4
     assert third.state_hash == state_hash(policy_files(shelf.path(V3)))
-    # A trainer that lost its folder reads the files from the store, whatever was broadcast.
+    # A trainer that lost its folder reads the files from the store, also after deltas.
     fresh = PolicyShelf(tmp_path / "fresh", dtype="bfloat16")
     fresh.adopt(model_folder)
     assert catch_up(None, {V3: third.root()}, store, fresh, RUN) is not None
@@ -112,31 +117,31 @@ async def test_small_change_is_published_as_a_delta(
     [
         ([(ChainUnreachable("gone"), False)], 2),
         ([(LOST, False), (ChainUnreachable("gone"), False)], 3),
-        ([(LOST, True)], 1),  # it did arrive: seen before it is sent again
+        ([(LOST, True)], 1),  # it did arrive, and is found before it is sent again
     ],
 )
 async def test_publication_survives_the_chain(
     shelf: PolicyShelf, store: ChunkStore, errors: list[tuple[Exception, bool]], sent: int
 ) -> None:
-    anchor = FakeAnchor(errors=errors)
-    root = await _publisher(store, anchor).publish(V1, shelf.path(V1), 0, 2)
-    assert anchor.roots == {V1: root}
-    assert len(anchor.sent) == sent
+    policy_roots = FakeRoots(errors=errors)
+    root = await _publisher(store, policy_roots).publish(V1, shelf.path(V1), 0, 2)
+    assert policy_roots.roots == {V1: root}
+    assert len(policy_roots.sent) == sent
 
 
 async def test_refused_publication_is_reported(shelf: PolicyShelf, store: ChunkStore) -> None:
-    anchor = FakeAnchor(errors=[(ContractRevert("RunUnauthorized"), False)])
+    policy_roots = FakeRoots(errors=[(ContractRevert("RunUnauthorized"), False)])
     with pytest.raises(ContractRevert, match="RunUnauthorized"):
-        await _publisher(store, anchor).publish(V1, shelf.path(V1), 0, 2)
+        await _publisher(store, policy_roots).publish(V1, shelf.path(V1), 0, 2)
 
 
 async def test_version_is_never_published_with_other_content(
     shelf: PolicyShelf, store: ChunkStore
 ) -> None:
-    anchor = FakeAnchor(roots={V1: keccak(b"other")})
+    policy_roots = FakeRoots(roots={V1: keccak(b"other")})
     with pytest.raises(StorageError, match="version 1 is on chain as"):
-        await _publisher(store, anchor).publish(V1, shelf.path(V1), 0, 2)
-    assert anchor.sent == []
+        await _publisher(store, policy_roots).publish(V1, shelf.path(V1), 0, 2)
+    assert policy_roots.sent == []
 
 
 @asynccontextmanager
@@ -155,20 +160,20 @@ async def _turns(count: int = 20) -> None:
 async def test_version_that_a_reorganisation_takes_back_is_anchored_again(
     shelf: PolicyShelf, store: ChunkStore
 ) -> None:
-    anchor = FakeAnchor()
-    publisher = _publisher(store, anchor)
+    policy_roots = FakeRoots()
+    publisher = _publisher(store, policy_roots)
     async with _standing_by(publisher) as task:
         await _turns()
-        assert anchor.sent == []
+        assert policy_roots.sent == []
         root = await publisher.publish(V1, shelf.path(V1), 0, 2)
         await _turns()
-        assert anchor.sent == [V1]
-        del anchor.roots[V1]
-        anchor.errors = [(ChainUnreachable("gone"), False)]
+        assert policy_roots.sent == [V1]
+        del policy_roots.roots[V1]
+        policy_roots.errors = [(ChainUnreachable("gone"), False)]
         await _turns()
-        assert anchor.roots == {V1: root}
-        assert anchor.sent == [V1, V1, V1]
-        anchor.roots[V1] = keccak(b"other")
+        assert policy_roots.roots == {V1: root}
+        assert policy_roots.sent == [V1, V1, V1]
+        policy_roots.roots[V1] = keccak(b"other")
         with pytest.raises(StorageError, match="version 1 is on chain as"):
             await task
 
@@ -176,17 +181,17 @@ async def test_version_that_a_reorganisation_takes_back_is_anchored_again(
 async def test_version_that_the_chain_is_past_is_left_out(
     shelf: PolicyShelf, store: ChunkStore
 ) -> None:
-    anchor = FakeAnchor(roots={V2: keccak(b"newer")})
-    await _publisher(store, anchor).publish(V1, shelf.path(V1), 0, 2)
-    assert anchor.sent == []
+    policy_roots = FakeRoots(roots={V2: keccak(b"newer")})
+    await _publisher(store, policy_roots).publish(V1, shelf.path(V1), 0, 2)
+    assert policy_roots.sent == []
 
 
-async def _published(shelf: PolicyShelf, store: ChunkStore) -> FakeAnchor:
-    anchor = FakeAnchor()
+async def _published(shelf: PolicyShelf, store: ChunkStore) -> FakeRoots:
+    policy_roots = FakeRoots()
     for version in (BASE, V1, V2, V3):
         ends = (0, 0) if version == BASE else (2 * version - 2, 2 * version)
-        await _publisher(store, anchor).publish(version, shelf.path(version), *ends)
-    return anchor
+        await _publisher(store, policy_roots).publish(version, shelf.path(version), *ends)
+    return policy_roots
 
 
 def _saved(version: int, newest: int | None = None) -> Saved:
@@ -197,21 +202,21 @@ def _saved(version: int, newest: int | None = None) -> Saved:
 
 
 async def test_state_that_is_up_to_date_is_kept(shelf: PolicyShelf, store: ChunkStore) -> None:
-    anchor = await _published(shelf, store)
-    assert catch_up(_saved(3), anchor.roots, store, shelf, RUN) is None
+    policy_roots = await _published(shelf, store)
+    assert catch_up(_saved(3), policy_roots.roots, store, shelf, RUN) is None
 
 
 async def test_state_ahead_of_the_chain_is_kept(shelf: PolicyShelf, store: ChunkStore) -> None:
-    anchor = await _published(shelf, store)
-    del anchor.roots[V3]
-    assert catch_up(_saved(3), anchor.roots, store, shelf, RUN) is None
+    policy_roots = await _published(shelf, store)
+    del policy_roots.roots[V3]
+    assert catch_up(_saved(3), policy_roots.roots, store, shelf, RUN) is None
 
 
 async def test_steps_of_damaged_checkpoints_are_taken_again(
     shelf: PolicyShelf, store: ChunkStore
 ) -> None:
-    anchor = await _published(shelf, store)
-    assert catch_up(_saved(2, newest=3), anchor.roots, store, shelf, RUN) is None
+    policy_roots = await _published(shelf, store)
+    assert catch_up(_saved(2, newest=3), policy_roots.roots, store, shelf, RUN) is None
 
 
 async def test_fresh_run_has_no_state(shelf: PolicyShelf, store: ChunkStore) -> None:
@@ -223,10 +228,10 @@ async def test_fresh_run_has_no_state(shelf: PolicyShelf, store: ChunkStore) -> 
 async def test_older_state_goes_on_from_the_published_policy(
     shelf: PolicyShelf, store: ChunkStore, tmp_path: Path, model_folder: Path, has_state: bool
 ) -> None:
-    anchor = await _published(shelf, store)
+    policy_roots = await _published(shelf, store)
     empty = PolicyShelf(tmp_path / "new")
     empty.adopt(model_folder)
-    recent = {version: anchor.roots[version] for version in (V1, V2, V3)}
+    recent = {version: policy_roots.roots[version] for version in (V1, V2, V3)}
     found = catch_up(_saved(1) if has_state else None, recent, store, empty, RUN)
     assert found is not None
     assert (found.version, found.cursor) == (3, Cursor(6))
@@ -237,22 +242,47 @@ async def test_older_state_goes_on_from_the_published_policy(
     assert [empty.has(version) for version in (V1, V2, V3)] == [True, True, True]
 
 
+async def test_older_state_goes_on_with_the_checkpoints_that_a_rollback_needs(
+    shelf: PolicyShelf, store: ChunkStore, tmp_path: Path
+) -> None:
+    roots = (await _published(shelf, store)).roots
+    identity, guard = Identity(RUN, keccak(b"recipe"), 31337), Guard(action="rollback")
+    guard.good = (V1,)
+    learner = Learner(shelf.path(BASE), make_recipe(), published=shelf.weights)
+    state = TrainerState(V2, Cursor(4), 2, 0, {"guard": guard.state()})
+    before = Checkpoints(tmp_path / "checkpoints", identity)
+    for version in (V1, V2):
+        before.save(replace(state, version=version), learner.state()).result(10)
+    before.close()
+    settings = TrainerSettings(run=RUN, keystore=tmp_path, orchestrator="http://x")
+    nothing: Any = None
+    assembly = _Assembly(settings, RUN, make_recipe(), store, nothing, KEY)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", identity)
+    assembly._catch_up(checkpoints, shelf, {v: roots[v] for v in (V1, V2, V3)}, learner)
+    checkpoints.close()
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert newest.state.version == V3
+    assert newest.state.kept["guard"]["good"] == [V1]
+    learner.restore(checkpoints.read(checkpoints.folder_of(V1), learner))
+
+
 async def test_chain_ahead_of_store_and_state_is_refused(
     shelf: PolicyShelf, store: ChunkStore
 ) -> None:
-    anchor = await _published(shelf, store)
+    policy_roots = await _published(shelf, store)
     store.remove(RUN, V3)
     with pytest.raises(StorageError, match="neither the state folder nor the store has it"):
-        catch_up(None, anchor.roots, store, shelf, RUN)
+        catch_up(None, policy_roots.roots, store, shelf, RUN)
 
 
 async def test_store_that_contradicts_the_chain_is_refused(
     shelf: PolicyShelf, store: ChunkStore
 ) -> None:
-    anchor = await _published(shelf, store)
-    anchor.roots[V3] = keccak(b"other")
+    policy_roots = await _published(shelf, store)
+    policy_roots.roots[V3] = keccak(b"other")
     with pytest.raises(StorageError, match="not the one on chain"):
-        catch_up(None, anchor.roots, store, shelf, RUN)
+        catch_up(None, policy_roots.roots, store, shelf, RUN)
 
 
 async def test_base_model_comes_from_the_store(

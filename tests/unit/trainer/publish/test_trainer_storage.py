@@ -1,4 +1,4 @@
-"""What is on disk: policies and metrics. Complete or absent, and the right one."""
+"""Policies and metrics on disk: complete or absent, and the right ones."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_crash_between_tensors_leaves_the_versions_before(shelf: PolicyShelf) ->
 
 
 def _short_model(model_folder: Path, folder: Path) -> Path:
-    """A copy of a model in bfloat16, but for its norms."""
+    """A copy of a model in bfloat16, except its norms."""
     shutil.copytree(model_folder, folder)
     weights = load_file(model_folder / "model.safetensors")
     short = {n: w if "norm" in n else w.bfloat16() for n, w in weights.items()}

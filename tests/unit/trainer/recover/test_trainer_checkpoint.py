@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, the right one, the one before when the newest is damaged."""
+"""Checkpoints: complete or absent, the right one, the previous one if the newest is damaged."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -20,6 +21,7 @@ from muster.protocol.encoding import keccak
 from muster.protocol.errors import ApiError, StorageError
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.trainer.learn.learner import Learner
+from muster.trainer.learn.parallel import Ranks
 from muster.trainer.learn.persistence import restore_state, training_state
 from muster.trainer.recover import checkpoint as checkpoint_module
 from muster.trainer.recover.checkpoint import STATE_FILE, Checkpoints, Identity, Saved, TrainerState
@@ -31,7 +33,7 @@ WEIGHT = torch.arange(6, dtype=torch.float32)
 
 @dataclass
 class Anything:
-    """Takes whatever was saved."""
+    """Accepts any saved state."""
 
     def like(self, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         return {name: torch.zeros(size) for name, size in sizes.items()}
@@ -61,7 +63,7 @@ def checkpoints(tmp_path: Path) -> Iterator[Checkpoints]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where they are."""
+    """The folder of the checkpoints."""
     return tmp_path / "state" / "checkpoints"
 
 
@@ -152,7 +154,7 @@ def test_state_of_another_schema_is_refused(
 ) -> None:
     _save(checkpoints, 4)
     monkeypatch.setattr(checkpoint_module, "SCHEMA_VERSION", 3)
-    with pytest.raises(StorageError, match="schema version 2, this is 3"):
+    with pytest.raises(StorageError, match="schema version 2, not 3"):
         checkpoints.newest()
 
 
@@ -167,7 +169,7 @@ def _flip(path: Path) -> None:
 
 
 def _move_on(path: Path) -> None:
-    """Change a number of the state, and leave everything else as it is."""
+    """Change one number of the state."""
     document = json.loads(path.read_text())
     document["state"]["position"] += 2
     path.write_text(json.dumps(document))
@@ -201,7 +203,7 @@ def test_damaged_states_only_are_refused(checkpoints: Checkpoints, folder: Path)
     _save(checkpoints, 3, 4)
     for version in ("3", "4"):
         _flip(folder / version / "__0_0.distcp")
-    with pytest.raises(StorageError, match=r"every state of the trainer in .* is damaged"):
+    with pytest.raises(StorageError, match=r"all checkpoints in .* are damaged"):
         checkpoints.newest()
 
 
@@ -210,6 +212,33 @@ def test_step_saved_again_replaces_a_damaged_one(checkpoints: Checkpoints, folde
     _flip(folder / "4" / "__0_0.distcp")
     _save(checkpoints, 4)
     assert _newest(checkpoints).state.version == 4
+
+
+def test_other_ranks_get_signs_of_life_while_states_are_hashed(
+    checkpoints: Checkpoints, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _save(checkpoints, 3, 4)
+    ranks, beats, digest_of = Ranks(), list[bool](), checkpoint_module._digest
+    is_beating = False
+
+    @contextmanager
+    def beating() -> Iterator[None]:
+        nonlocal is_beating
+        is_beating = True
+        yield
+        is_beating = False
+
+    def digest(path: Path) -> str:
+        beats.append(is_beating)
+        return digest_of(path)
+
+    monkeypatch.setattr(ranks, "beating", beating)
+    monkeypatch.setattr(checkpoint_module, "_digest", digest)
+    leader = Checkpoints(folder, IDENTITY, ranks=ranks)
+    assert _newest(leader).state.version == 4
+    leader.close()
+    assert beats == [True, True]
+    assert not is_beating
 
 
 def test_torn_folder_is_not_seen(checkpoints: Checkpoints, folder: Path) -> None:
@@ -233,6 +262,11 @@ def test_failed_save_keeps_the_previous_state(
     monkeypatch.undo()
     assert _newest(checkpoints).state.version == 4
     assert [path.name for path in folder.iterdir()] == ["4"]
+
+
+def test_state_that_is_gone_is_named(checkpoints: Checkpoints, folder: Path) -> None:
+    with pytest.raises(StorageError, match=f"cannot read the trainer's state in {folder / '4'}"):
+        checkpoints.read(folder / "4", Anything())
 
 
 def test_tensors_of_another_shape_are_refused(checkpoints: Checkpoints) -> None:
@@ -268,8 +302,8 @@ def test_learner_s_state_goes_through_the_disk_bit_by_bit(
 def _saved_beside_a_step(
     checkpoints: Checkpoints, learner: Learner, *, is_held: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Save a learner's state, written only when the next step has its gradient, or is taken if it
-    need not wait; returns the state and what was saved of it.
+    """Save a learner's state beside its next step; return the state and what was saved of it. The
+    writer waits until that step has a gradient if `is_held`, else until the step is done.
     """
     rows = make_rollouts(1)
     groups = [rows[:4], rows[4:]]

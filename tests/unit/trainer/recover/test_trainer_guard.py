@@ -1,4 +1,4 @@
-"""What follows from alarms: nothing, an end, or a new version with old weights."""
+"""The reactions to alarms: none, an end, or a new version with old weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _entry(reward: float) -> dict[str, Any]:
 
 
 def _judged(guard: Guard, rewards: list[float]) -> list[int | None]:
-    """Return where each step was sent back to."""
+    """Return the version to which each step was rolled back."""
     return [guard.judge(PolicyVersion(i), _entry(r)).back_to for i, r in enumerate(rewards, 1)]
 
 
@@ -134,7 +134,7 @@ async def test_rollback_makes_a_new_version_with_old_weights(
 ) -> None:
     world = _collapsing_world(tmp_path / "w", model_folder)
     await world.train(9, guard=_rolling_back())
-    assert world.anchor.sent == list(range(10))
+    assert world.policy_roots.sent == list(range(10))
     assert torch.equal(world.weights(8), world.weights(4))
     assert not torch.equal(world.weights(7), world.weights(4))
     assert not torch.equal(world.weights(9), world.weights(8))
@@ -154,7 +154,7 @@ async def test_rollback_is_the_same_after_a_restart(tmp_path: Path, model_folder
         await parts.train(stop, guard=_rolling_back())
         await parts.train(9, guard=_rolling_back())
         assert torch.equal(parts.weights(9), whole.weights(9)), stop
-        assert parts.anchor.roots == whole.anchor.roots, stop
+        assert parts.policy_roots.roots == whole.policy_roots.roots, stop
 
 
 async def test_collapse_ends_the_run_before_the_step_is_saved(
@@ -165,7 +165,7 @@ async def test_collapse_ends_the_run_before_the_step_is_saved(
         with pytest.raises(ExceptionGroup) as caught:
             await world.train(9, guard=Guard(QUICK, action="stop"))
         assert caught.group_contains(TrainingCollapsed, match="at step 8")
-        assert 8 not in world.anchor.sent
+        assert 8 not in world.policy_roots.sent
 
 
 # A real one
@@ -180,7 +180,7 @@ def warm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _rewards(folder: Path, model: Path, rate: float, guard: Guard) -> tuple[list[float], list[int]]:
-    """Train for real on the policy's own samples; return rewards and steps sent back."""
+    """Really train on the policy's own samples; return rewards and rolled-back steps."""
     practice = Practice(model, folder, practice_recipe(learning_rate=rate), seed=1)
     learner, saved = practice.learner, {}
     saved[0] = {name: value.clone() for name, value in learner.state().items()}

@@ -32,7 +32,7 @@ def _alarms(figures: Iterator[Figures], limits: AlarmLimits = LIMITS) -> list[Al
 
 
 def _collapsing(steps: int) -> Iterator[Figures]:
-    """What INTELLECT-2 reports: norms climb, the entropy falls for 60 steps, then turns up."""
+    """INTELLECT-2's report: norms climb, the entropy falls for 60 steps, then rises."""
     for step in range(steps):
         entropy = 0.5 - 0.004 * min(step, 60) + 0.006 * max(0, step - 60)
         yield 0.5, 0.1 * 1.012**step, entropy
@@ -43,7 +43,7 @@ def test_unknown_figures_change_no_level() -> None:
     for reward, norm, entropy in _learning(60, 1):
         for each in (watch, other):
             each.observe(reward=reward, grad_norm=norm, entropy=entropy)
-        # An empty step knows neither; one with a gradient and no finite entropy lacks the latter.
+        # An empty step has neither figure; a step with a gradient may have no finite entropy.
         watch.observe(reward=reward, grad_norm=None, entropy=None)
     assert watch.state()["levels"][:2] == other.state()["levels"][:2]
     before = watch.state()["levels"][1]

@@ -1,4 +1,4 @@
-"""From a data set to a base model: the same bytes after a kill, and where they come from."""
+"""From a data set to a base model: the same bytes after a kill, and the lineage."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ from muster.protocol.encoding import canonical_json
 from muster.protocol.errors import ConfigError, MusterError, StorageError
 from muster.protocol.recipe import PromptRecipe
 from muster.protocol.sft import SftRecipe
+from muster.tasks import Undecided
 from muster.tasks.toys import make_sort
+from muster.trainer.learn.parallel import Ranks
 from muster.trainer.learn.plan import Choices
-from muster.trainer.sft.flow import fine_tune
-from muster.trainer.sft.job import TuningJob
+from muster.trainer.measure import evaluate
+from muster.trainer.sft.flow import FineTuning, fine_tune
+from muster.trainer.sft.job import TuningJob, prepare
 from muster.trainer.sft.lineage import (
     LINEAGE,
     ModelLineage,
@@ -131,6 +134,18 @@ def test_the_same_command_again_makes_the_same_model(made: TuningJob) -> None:
     assert files(made.out) == before
 
 
+def test_other_ranks_end_before_the_model_is_copied_and_hashed(
+    made: TuningJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(made.out)
+    ranks, seen = Ranks(), list[bool]()
+    monkeypatch.setattr(ranks, "dismiss", lambda: seen.append(made.out.exists()))
+    tuning = FineTuning(prepare(made), None)
+    monkeypatch.setattr(tuning, "_ranks", ranks)
+    assert tuning.run().is_dir()
+    assert seen == [False]
+
+
 def test_an_adapter_is_merged_into_the_model(
     tmp_path: Path, data: Path, model_folder: Path, made: TuningJob
 ) -> None:
@@ -140,6 +155,24 @@ def test_an_adapter_is_merged_into_the_model(
     fine_tune(job)
     assert files(job.out).keys() == files(made.out).keys()
     assert files(job.out)["model.safetensors"] != files(model_folder)["model.safetensors"]
+
+
+@pytest.mark.parametrize("is_disturbance", [True, False])
+def test_training_goes_on_where_nothing_can_be_graded(
+    tmp_path: Path,
+    data: Path,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_disturbance: bool,
+) -> None:
+    undecided = Undecided("no memory", is_disturbance)
+    monkeypatch.setattr(evaluate, "verify_all", lambda answers: [undecided] * len(answers))
+    make_sort(2, seed=3).write(tmp_path / "held-out.jsonl")
+    job = replace(job_of(tmp_path, data, model_folder), eval_set=tmp_path / "held-out.jsonl")
+    assert fine_tune(replace(job, eval_every=0)).is_dir()
+    found = [entry["eval"] for entry in entries(job) if "eval" in entry]
+    assert [each["policy_version"] for each in found] == [0, STEPS]
+    assert all(each["loss"] > 0 and each.get("reward") is None for each in found)
 
 
 def test_reward_on_held_out_problems_is_measured(
@@ -153,7 +186,7 @@ def test_reward_on_held_out_problems_is_measured(
     assert all(0 <= each["reward_low"] <= each["reward"] <= 1 for each in found)
 
 
-# What is refused
+# Refusals
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, made: TuningJob) -> None:
@@ -263,14 +296,14 @@ def test_other_data_and_another_base_are_found(
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"format": "other"}, "a lineage of 'other' 1"),
+        ({"format": "other"}, "unknown lineage format 'other' 1"),
         ({"more": 1}, "malformed lineage"),
         ({"steps_": 1}, "malformed lineage"),
-        ({"base": 7}, "a count or a hash is none"),
-        ({"model": "0x12\x1b[2J"}, "a count or a hash is none"),
-        ({"rows": {"trained": "\x1b[2J"}}, "a count or a hash is none"),
-        ({"data_origin": {"run_id": "1", "chain_id": 1}}, "a count or a hash is none"),
-        ({"rows": []}, "a part of another type"),
+        ({"base": 7}, "a count or a hash is invalid"),
+        ({"model": "0x12\x1b[2J"}, "a count or a hash is invalid"),
+        ({"rows": {"trained": "\x1b[2J"}}, "a count or a hash is invalid"),
+        ({"data_origin": {"run_id": "1", "chain_id": 1}}, "a count or a hash is invalid"),
+        ({"rows": []}, "a field has the wrong type"),
     ],
 )
 def test_a_lineage_of_another_form_is_refused(
@@ -338,7 +371,7 @@ def test_commands_make_a_model_and_say_what_it_is_of(
     assert [line.split()[0] for line in said.splitlines()[1:]] == ["ok", "ok", "ok", "open"]
     said, error = run("trainer", "lineage", out, "--model", out)
     assert isinstance(error, StorageError)
-    assert "not what its lineage says: base" in str(error)
+    assert "differs from its lineage in: base" in str(error)
 
 
 def test_a_plan_is_made_of_an_sft_recipe_too(tmp_path: Path, model_folder: Path) -> None:

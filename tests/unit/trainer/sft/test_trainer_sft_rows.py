@@ -1,8 +1,9 @@
-"""Rows of a data set as tokens: what is rendered how, what is left out and why, in which order."""
+"""Rows of a data set as tokens: rendering, rows that are left out, and the order."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 from worlds.chat_world import build_chat_model, make_chat_tokenizer
 
+from muster.client.dataset.rows import SCHEMA
 from muster.inference.framing import pin_prompt
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.encoding import canonical_json, hex0x, keccak
@@ -25,10 +27,10 @@ from muster.tasks.row_files import Unreadable
 from muster.trainer.learn.packing import Sample
 from muster.trainer.sft.encoding import LeftOut, RowEncoder
 from muster.trainer.sft.rows import Order, TokenRows, is_drawn, problem_of, sample_of, write_rows
-from muster.trainer.sft.source import open_source
+from muster.trainer.sft.source import COLUMNS as EXPORTED, open_source
 
 EOS, ONE, TWO, EQUALS = 1, 4, 5, 13
-"""Of the demo's tokenizer, whose digits begin at 3."""
+"""Token ids of the demo's tokenizer, whose digits begin at 3."""
 ASKED = {"prompt": "12=", "completion": "21"}
 
 
@@ -135,6 +137,9 @@ def test_no_row_breaks_the_reader(model_folder: Path, form: str) -> None:
     encodes()
 
 
+SYSTEM = {"role": "system", "content": "Be brief."}
+USER = {"role": "user", "content": "12="}
+ASSISTANT = {"role": "assistant", "content": "21"}
 SAMPLED = {
     "prompt": "12=",
     "completion": "21",
@@ -158,6 +163,7 @@ def test_sampled_tokens_are_taken_as_they_are(model_folder: Path) -> None:
         ({"prompt_tokens": [ONE, TWO, 16]}, LeftOut.UNREADABLE),
         ({"prompt_tokens": [ONE, TWO, -1]}, LeftOut.UNREADABLE),
         ({"completion_tokens": [EOS]}, LeftOut.EMPTY),
+        ({"replies": [0, 3]}, LeftOut.EMPTY),
         ({"completion_tokens": [ONE] * 10}, LeftOut.LONG),
         ({"replies": [2, 1]}, LeftOut.UNREADABLE),
         ({"replies": [1, 4]}, LeftOut.UNREADABLE),
@@ -169,6 +175,22 @@ def test_tokens_that_are_not_the_texts_are_left_out(
 ) -> None:
     encoder = RowEncoder(make_recipe(form="tokens"), model_folder)
     assert encoder.encode({**SAMPLED, **changes}) is why
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"problem": "2=", "prompt": "<template>2="}, b"2="),
+        ({"messages": [SYSTEM, USER, USER]}, b"12="),
+        ({"prompt": [USER], "completion": [ASSISTANT]}, b"12="),
+        ({"problem": [USER], "completion": [ASSISTANT]}, b"12="),
+        ({"problem": [USER], "prompt": "<template>2=", "completion": [ASSISTANT]}, b"<template>2="),
+        ({**SAMPLED, "prompt": ""}, b""),
+        ({"prompt": "", "messages": "12="}, b""),
+    ],
+)
+def test_a_problem_is_named_by_its_text_or_the_first_question(row: Any, problem: bytes) -> None:
+    assert problem_of(row) == problem
 
 
 # Conversations, in a run's frame
@@ -262,6 +284,7 @@ def test_rows_are_written_once_and_counted(encoder: RowEncoder, tmp_path: Path) 
         ASKED,
         {"prompt": "3=", "completion": "3"},
         {"prompt": "3=", "completion": ""},
+        {"problem": [USER], "completion": [ASSISTANT]},
         b"{torn\n",
         b'{"prompt": "1\xff", "completion": "2"}\n',
         b'{"prompt": "' + b"1" * (5 << 20) + b'", "completion": "2"}\n',
@@ -270,7 +293,7 @@ def test_rows_are_written_once_and_counted(encoder: RowEncoder, tmp_path: Path) 
         pa.Table.from_pylist([{"prompt": "4=", "completion": "4"}]), data / "test-0.parquet"
     )
     counts = write_rows(tmp_path / "rows", open_source(data), encoder, 0.0)
-    assert (counts.trained, counts.held_out, counts.tokens) == (2, 1, 14)
+    assert (counts.trained, counts.held_out, counts.tokens) == (3, 1, 20)
     assert counts.left_out == {"unreadable": 3, "empty": 1}
     rows = TokenRows(tmp_path / "rows")
     assert rows.counts == counts
@@ -297,7 +320,7 @@ def test_a_problem_is_held_out_with_all_its_rows(encoder: RowEncoder, tmp_path: 
 @pytest.mark.parametrize(
     ("row", "hint"),
     [
-        ({"prompt": "1=", "completion": ""}, "the columns are"),
+        ({"prompt": "1=", "completion": ""}, "name the columns"),
         ({"prompt": "1=", "completion": "1" * 20}, "rows.max_tokens"),
     ],
 )
@@ -354,11 +377,15 @@ def test_rows_of_a_problem_come_together_when_problems_are_shuffled(
 # Files
 
 
-def exported(folder: Path, **changes: Any) -> Path:
-    """Write a data set in the form of `muster data export`."""
+ROW = {name: ASKED.get(name) for name in EXPORTED}
+"""A row of an exported data set."""
+
+
+def exported(folder: Path, rows: bytes | None = None, **changes: Any) -> Path:
+    """Write a data set in the form of `muster data export`; `rows` is the content of its file."""
     (folder / "data").mkdir(parents=True)
     path = folder / "data" / "train-00000.parquet"
-    pq.write_table(pa.Table.from_pylist([ASKED]), path)
+    path.write_bytes(parquet(ROW) if rows is None else rows)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     file = {"name": "data/train-00000.parquet", "rows": 1, "sha256": digest}
     export = {
@@ -384,9 +411,9 @@ def test_an_exported_data_set_is_named_by_its_root(tmp_path: Path) -> None:
     [
         ({"sha256": "00" * 32}, "not the file that was exported"),
         ({"name": "data/train-00001.parquet"}, "not the file that was exported"),
-        ({"name": "../secrets.parquet"}, "not below the folder"),
-        ({"name": "/etc/passwd"}, "not below the folder"),
-        ({"name": 7}, "not below the folder"),
+        ({"name": "../secrets.parquet"}, "outside the folder"),
+        ({"name": "/etc/passwd"}, "outside the folder"),
+        ({"name": 7}, "outside the folder"),
     ],
 )
 def test_an_exported_data_set_that_was_changed_is_refused(
@@ -394,6 +421,31 @@ def test_an_exported_data_set_that_was_changed_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=why):
         open_source(exported(tmp_path / "traces", **changes))
+
+
+def parquet(row: dict[str, Any]) -> bytes:
+    """Return a Parquet file of one row."""
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([row]), file)
+    return file.getvalue()
+
+
+def test_the_columns_are_those_that_verification_compares() -> None:
+    assert list(EXPORTED) == SCHEMA.names
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        parquet({**ROW, "messages": [{"role": "user", "content": "1"}]}),
+        parquet(ASKED),
+        json.dumps(ROW).encode() + b"\n" + parquet(ROW),
+    ],
+    ids=["more", "fewer", "JSON lines before the Parquet"],
+)
+def test_an_exported_data_set_with_other_columns_is_refused(tmp_path: Path, rows: bytes) -> None:
+    with pytest.raises(ConfigError, match="other columns than `muster data export` writes"):
+        open_source(exported(tmp_path / "traces", rows))
 
 
 @pytest.mark.parametrize("data", [b"{}", b"[]", b'{"format": "muster-data"}', b"{"])

@@ -112,7 +112,7 @@ SECRET = bytes(range(32))
 
 
 class Toy:
-    """A learner whose weights move by what its groups say."""
+    """A learner whose weights move by amounts that its groups give."""
 
     def __init__(self, fail: Callable[[], None] = lambda: None) -> None:
         self.w = torch.zeros(500)
@@ -135,9 +135,6 @@ class Toy:
 
     def hold(self) -> Callable[[], None]:
         return lambda: None
-
-    def start(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {"model.w": base["w"]}
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         self.w = weights["w"].clone()
@@ -170,7 +167,7 @@ class Shelf(PolicyShelf):
 
 
 class Site:
-    """A site and what it keeps."""
+    """A site and its state."""
 
     def __init__(
         self, number: int, port: int, folder: Path, *, expected: int = 2, secret: bytes = SECRET
@@ -204,7 +201,7 @@ class Site:
 
 
 Start = Callable[..., Site]
-"""Start site N of so many that are expected."""
+"""Start site N of the expected number."""
 
 
 @pytest.fixture
@@ -276,13 +273,13 @@ def test_step_is_taken_again_without_a_site_that_died(start: Start) -> None:
 
 
 def _dies_before_it_connects(site: Site, number: int) -> None:
-    """Come to a round and be gone."""
+    """Join a round and leave."""
     site.meeting._set(f"here/{number}/{site.meeting._place.site}", True)
     site.meeting.close()
 
 
 def _dies_while_it_connects(site: Site, number: int) -> None:
-    """Come to a round, say where to connect to, and be gone."""
+    """Join a round, give an address to connect to, and leave."""
     site.meeting._set(f"here/{number}/{site.meeting._place.site}", True)
     assert site.meeting._link(number, [0, 1, 2]) is None
     site.meeting.close()
@@ -350,7 +347,7 @@ def test_newcomer_is_handed_the_state_when_its_first_round_does_not_begin(
 
 
 def _without_the_line_of_1_and_2(meeting: Meeting) -> Callable[[int, list[int]], Any]:
-    """Return a site's way to link, as if gloo had tried long enough to connect those two."""
+    """Return a link function that fails when sites 1 and 2 meet, as if gloo had timed out."""
     link = meeting._link
     return lambda number, members: None if {1, 2} <= set(members) else link(number, members)
 
@@ -452,7 +449,7 @@ def test_store_forgets_rounds(start: Start, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _comes_back(start: Start, folder: Path, *, forgets: bool) -> tuple[Site, Site]:
-    """Return two sites after three steps, of which the second missed one and is back."""
+    """Return two sites after three steps; the second one missed a step and is back."""
     zero, one = _sites(start)
     ready = threading.Event()
 
@@ -494,7 +491,7 @@ def test_site_that_comes_back_holds_the_run_s_state(
     assert torch.equal(zero.learner._outer.velocity["w"], back.learner._outer.velocity["w"])
     for version in (1, 2, 3):
         assert torch.equal(zero.shelf.held[version]["w"], back.shelf.held[version]["w"])
-    # Moments are a site's own: it goes on with what it had.
+    # Moments are a site's own: it goes on with its earlier ones.
     assert back.toy.momentum.any()
 
 
@@ -626,7 +623,7 @@ def test_site_that_starts_again_is_alive_however_long_its_last_life_was(start: S
 
 
 class Line:
-    """Two members' messages, as bytes that a stranger may change on the way."""
+    """Messages between two members, as bytes that a stranger may change on the way."""
 
     def __init__(self) -> None:
         self.sent: list[Tensor] = []
@@ -640,7 +637,7 @@ class Line:
         return self
 
     def wait(self, _timeout: timedelta) -> None:
-        """Be done."""
+        """End."""
 
 
 def _ends() -> tuple[Line, Round, Round]:
@@ -667,14 +664,14 @@ def test_message_that_is_not_the_member_s_is_refused(trick: str) -> None:
         one.receive(9, 0)
     if trick == "of another round":
         one = Round(4, [0, 1], [], line, MeetingPlace(1, "", 0), Seal(SECRET).mark)
-    with pytest.raises(SiteLost, match="was not site 0's"):
+    with pytest.raises(SiteLost, match="from site 0 is not authentic"):
         one.receive(9, 0)
 
 
 def test_message_above_the_limit_is_not_read() -> None:
     _, zero, one = _ends()
     zero.send_all(bytes(100), 1)
-    with pytest.raises(SiteLost, match="100 bytes, at most 99"):
+    with pytest.raises(SiteLost, match="100 bytes, the limit is 99"):
         one.receive_all(0, limit=99)
 
 

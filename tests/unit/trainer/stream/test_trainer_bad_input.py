@@ -30,7 +30,7 @@ from muster.trainer.stream.reader import read_submission
 
 
 def _file(rows: list[Rollout], **changes: Any) -> bytes:
-    """Return the file of these rows with a column's values replaced, whatever they are."""
+    """Return the file of these rows with a column's values replaced by any others."""
     table = pq.read_table(pa.BufferReader(encode_rollouts(rows)))
     for name, values in changes.items():
         field = SCHEMA.field(name)
@@ -127,7 +127,7 @@ async def test_missing_policy_is_named_and_nothing_is_trained(
     await world.train(1)
     published = world.folder / "policies" / "1"
     away = published.rename(tmp_path / "away")
-    # At its start the trainer writes its newest version anew; make the record's one older.
+    # At its start the trainer writes its newest version again; the records are of an older one.
     world.feed.submit_many(range(4, 6), version=1)
     await world.train(2)
     shutil.rmtree(published)
@@ -186,7 +186,7 @@ async def test_empty_step_makes_a_version_with_the_weights_it_had(
 
 @pytest.fixture
 def model(tmp_path: Path, model_folder: Path) -> Path:
-    """A model folder that tests may spoil."""
+    """A model folder that tests may damage."""
     return Path(shutil.copytree(model_folder, tmp_path / "model"))
 
 

@@ -1,4 +1,4 @@
-"""Pass rates and pools: what is known of a problem, and when it is set aside."""
+"""Pass rates and pools: a problem's rate, and when the problem is set aside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sieve: every reason to leave something out, next to the twin that is kept."""
+"""The filters: every reason to leave something out, with a twin that is kept."""
 
 from __future__ import annotations
 

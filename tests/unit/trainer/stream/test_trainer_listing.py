@@ -1,4 +1,4 @@
-"""Lists of problems set aside: what pools put on them, how they are published and made again."""
+"""Lists of problems set aside: how pools fill them, and how they are published and remade."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 from trainer_fakes import (
     KEY,
-    FakeAnchor,
+    FakeRoots,
     make_recipe,
     make_rollouts,
     no_sleep,
@@ -53,7 +53,7 @@ def skipping(**filters: object) -> Recipe:
 
 
 def seen(*groups: tuple[str, float, int], part: str = "") -> DifficultyPools:
-    """Pools after so many groups of some problems, each with this reward."""
+    """Pools after a number of groups of each problem, with given rewards."""
     pools = DifficultyPools()
     for name, reward, count in groups:
         for _ in range(count):
@@ -91,7 +91,7 @@ def test_problem_that_the_task_set_does_not_have_is_not_listed() -> None:
 
 
 def test_the_best_known_are_listed_where_not_all_may_be() -> None:
-    """24 problems leave 3: of two that were seen as often, the earlier in the set is listed."""
+    """Of 24 problems, 3 are not listed; of two with equally many groups the first is listed."""
     groups = [(f"p{n}", 1.0, 1 + (n % 2)) for n in range(24)]
     listed = Lists.over(skipping(), named(24)).of(seen(*groups))
     assert indices(listed, 24) == set(range(24)) - {18, 20, 22}
@@ -187,11 +187,11 @@ async def test_version_whose_folder_is_gone_is_restored_with_its_list(
 
 
 async def test_list_comes_back_from_the_store(tmp_path: Path, model_folder: Path) -> None:
-    """A trainer without its state goes on from published versions, whose files it holds."""
+    """A trainer without its state resumes from published versions, whose files it has."""
     shelf, store, anchor = (
         PolicyShelf(tmp_path / "one"),
         ChunkStore(tmp_path / "store"),
-        FakeAnchor(),
+        FakeRoots(),
     )
     shelf.adopt(model_folder)
     weights = shelf.weights(BASE)
@@ -214,7 +214,7 @@ async def test_list_comes_back_from_the_store(tmp_path: Path, model_folder: Path
 
 
 class Api:
-    """An orchestrator that hands over a document, or something else."""
+    """An orchestrator that serves a document, or other bytes."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data

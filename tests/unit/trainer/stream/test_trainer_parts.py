@@ -1,4 +1,4 @@
-"""A mixture in the training stream: the ticket tells a group's part, and each has its own rules."""
+"""A mixture in the training stream: the ticket gives a group's part, each with its own rules."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_budget_of_another_part_is_refused(targets: list[int]) -> None:
 
 
 def test_parts_without_the_tickets_seed_are_nobodys_guess() -> None:
-    with pytest.raises(EncodingError, match="a ticket that is not known"):
+    with pytest.raises(EncodingError, match="the ticket is not known"):
         parts_of(RECORD, RECIPE, None)
     assert [part.name for part in parts_of(RECORD, make_recipe(), None)] == ["", ""]
 
@@ -78,7 +78,7 @@ def test_part_is_of_the_records_step() -> None:
     assert found == {1: "early", 2: "late"}
 
 
-# The sieve
+# The filters
 
 
 def sieve(pools: DifficultyPools | None = None) -> Sieve:

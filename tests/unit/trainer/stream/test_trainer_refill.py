@@ -1,4 +1,4 @@
-"""Refill: a step that left groups out goes on consuming, within its bound, and loses nothing."""
+"""Refill: a step that left groups out consumes more, within its bound, and loses nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def _next(
 
 
 def _submit(feed: Feed, seed: int, good: int) -> None:
-    """Accept a submission of which `good` groups of two have a preference."""
+    """Accept a submission in which `good` of two groups have unequal rewards."""
     rows = make_rollouts(seed)
     feed.submit(rows[: 4 * good] + with_reward(rows[4 * good :], 1.0))
 

@@ -1,4 +1,4 @@
-"""The cursor: every usable record exactly once, in order, whatever arrives when."""
+"""The cursor: every usable record exactly once, in order, at any time of arrival."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def _next(feed: Feed, cursor: Cursor = START, newest: int = 0, **training:
 
 
 def _seeds(taken: StepInput) -> list[int]:
-    """Return which of the feed's submissions were taken, by their seed."""
+    """Return the seeds of the feed's submissions that were taken."""
     return [KNOWN[group[0].sampling_seed] for group in taken.groups[::2]]
 
 
@@ -111,8 +111,14 @@ POISONED = {
     "too few rows": (encode_rollouts(make_rollouts(99)[:4]), "4 rows"),
     "too many rows": (encode_rollouts(make_rollouts(99) * 2), "16 rows"),
     "wrong policy": (encode_rollouts(_mutated(3, policy_version=1)), "row 3 claims policy 1"),
-    "wrong group": (encode_rollouts(_mutated(5, group=0)), "row 5 is sample 1 of group 0"),
-    "wrong sample": (encode_rollouts(_mutated(2, sample=1)), "row 2 is sample 1"),
+    "wrong group": (
+        encode_rollouts(_mutated(5, group=0)),
+        "row 5 is out of order: it claims sample 1 of group 0",
+    ),
+    "wrong sample": (
+        encode_rollouts(_mutated(2, sample=1)),
+        "row 2 is out of order: it claims sample 1",
+    ),
     "too long": (encode_rollouts(_mutated(0, completion_tokens=(3,) * 7)), "7 completion tokens"),
     "unknown token": (encode_rollouts(_mutated(1, completion_tokens=(3, 16))), "vocabulary of 16"),
     "unknown prompt": (encode_rollouts(_mutated(1, prompt_tokens=(99,))), "vocabulary of 16"),

@@ -1,1 +1,3 @@
-"""The learner: from verified rollouts to new weights, on one process or several ranks."""
+"""The tensors of training, on one process or several ranks: `trained_model` has the parts that all
+training shares, `learner` adds reinforcement learning, `sft_learner` supervised fine-tuning.
+"""

@@ -1,7 +1,7 @@
 """Advantages: each sample of a group compared with the others. Pure functions of rewards.
 
 The task reward is the one in an accepted file, which validators graded again; nothing else that a
-worker claims comes in. Target lengths are derived from the ticket, one of the recipe's budgets.
+worker claims is used. Target lengths are derived from the ticket, one of the recipe's budgets.
 
 Axes: G samples of a group.
 """
@@ -117,7 +117,7 @@ def keep_informative(groups: Sequence[Sequence[Rollout]], training: TrainingReci
 
 
 def without_mismatch(kept: Kept, surprise: Sequence[float], max_mismatch: float) -> Kept:
-    """Return what is left without samples that do not look sampled from the policy they name.
+    """Leave out the samples that do not look sampled from the policy that they name.
 
     `surprise` is `Passes.surprise` of all samples in order. Groups keep their advantages.
     """

@@ -11,8 +11,8 @@ Two ways to the same numbers:
   their prompt in one go, and both merged by their log-sum-exp. The backward pass gives each part
   the merged result and log-sum-exp, which makes its gradient exact. On a GPU in half precision
   these are two varlen flash calls; otherwise flash calls per sequence, in float32.
-* masked: one call per completion on its prompt and itself, for what the first has no kernel for:
-  sliding windows that are shorter than the sequences, and capped scores.
+* masked: one call per completion on its prompt and itself, where the cascade has no kernel: sliding
+  windows that are shorter than the sequences, and capped scores.
 
 Axes: S positions of the row, H heads, E head size, Q queries and K keys of one call.
 """
@@ -49,10 +49,10 @@ def packed_attention(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Return the attention output [1, S, H, E]; what transformers calls for the name `NAME`.
+    """Return the attention output [1, S, H, E]; transformers calls this function for `NAME`.
 
-    `packed_layout` travels as a keyword argument of the model's forward pass. Raises ValueError for
-    what cannot be packed: no layout, a mask, dropout, attention sinks, position biases.
+    `packed_layout` travels as a keyword argument of the model's forward pass. Raises ValueError if
+    the row cannot be packed: no layout, a mask, dropout, attention sinks, position biases.
     """
     unknown = [n for n in ("s_aux", "position_bias") if options.get(n) is not None]
     if packed_layout is None or attention_mask is not None or dropout or unknown:
@@ -88,8 +88,8 @@ def switch_off_dropout(model: Any) -> None:
 def understands_packing(model: Any) -> bool:
     """Tell whether a model computes the same for packed sequences as for each alone.
 
-    False leaves the model with torch's attention, true with `NAME`. Decided by trying: models with
-    other attention, recurrent layers or positions of their own are found out whatever they are.
+    If false, the model keeps its own attention; if true, it has `NAME`. The function compares the
+    two, so it also finds models with other attention, recurrent layers or other position ids.
     """
     layout = Layout((3, 2), ((4, 2), (3, 0)))
     own = model.config._attn_implementation
@@ -107,13 +107,13 @@ def understands_packing(model: Any) -> bool:
         model.set_attn_implementation(NAME)
         found = packed_hidden(model, tokens, layout)
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
-        # Whatever the architecture stumbles over, the padded path does without.
+        # Whatever fails here, the padded path does not need it.
         logger.info("sequences are not packed", extra={"reason": str(error)[:200]})
         model.set_attn_implementation(own)
         return False
     pairs = zip(expected, (found[c] for _, c in layout.sequences()), strict=True)
     worst = max(float((e - f).abs().max() / e.abs().max()) for e, f in pairs)
-    # Rounding is far below the root of a unit in the last place, a neighbour's influence above it;
+    # Rounding errors are far below the square root of eps, the influence of another sequence above;
     # models round to float32 inside even in float64.
     if not worst <= max(torch.finfo(t).eps for t in (expected[0].dtype, torch.float32)) ** 0.5:
         logger.info("sequences are not packed", extra={"difference": worst})
@@ -125,8 +125,8 @@ def understands_packing(model: Any) -> bool:
 def packed_hidden(
     model: Any, tokens_S: Tensor, layout: Layout, predicting_P: Tensor | None = None
 ) -> Tensor:
-    """Return the final hidden states [S, D] of a packed row; perhaps right at some positions alone,
-    each given once (`lean.narrow`).
+    """Return the final hidden states [S, D] of a packed row; with `predicting_P`, each position
+    once, perhaps correct at these positions only (`cheaper.narrow`).
     """
     hidden_1SD: Tensor = model.base_model(
         input_ids=tokens_S[None],
@@ -139,7 +139,7 @@ def packed_hidden(
 
 
 def _row(own: Tensor, layout: Layout, heads: int) -> Tensor:
-    """Return the row's keys or values, given those at the places of the queries, for each head."""
+    """Return the whole row's keys or values per query head; `own` are at the queries' places."""
     whole: Tensor = _Gathered.apply(own, layout)  # type: ignore[no-untyped-call]  # torch's stub
     return whole.repeat_interleave(heads // own.shape[1], dim=1)
 
@@ -180,7 +180,7 @@ def _masked(
 
 
 def _band(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """Return [Q, K] whether a query, the last of which is the last key, may see a key."""
+    """Return [Q, K], true where a query may see a key; the last query is at the last key."""
     distance = (
         torch.arange(keys - queries, keys, device=device)[:, None]
         - torch.arange(keys, device=device)[None]

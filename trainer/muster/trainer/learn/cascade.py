@@ -1,4 +1,4 @@
-"""A packed row: where its sequences lie, and attention from kernels that know no masks.
+"""A packed row: where its sequences lie, and attention with kernels that take no mask.
 
 The row holds all prompts, then the completions of each prompt (`Layout`). Attention is causal, cut
 and merged (`cascade`):
@@ -11,11 +11,11 @@ The backward pass hands the merged result and log-sum-exp to the kernels' own ba
 form probabilities as exp(score - log-sum-exp) and subtract rowsum(gradient * result), so with the
 merged values each part's gradient is exactly its share.
 
-On a CPU one flash call per sequence, in float32 or wider (its bfloat16 backward pass is five times
-slower). On a GPU in half precision two varlen flash calls.
+On a CPU there is one flash call per sequence, in float32 or wider (the bfloat16 backward pass is
+five times slower). On a GPU in half precision there are two varlen flash calls.
 
-A process may have the queries of a part of the row (`muster.trainer.learn.context`). Its layout
-then says which of them attend to what, and exchanges keys, values and their gradients.
+A process may hold the queries of only a part of the row (`muster.trainer.learn.context`). Its
+layout then says which of them attend to what, and exchanges keys, values and their gradients.
 
 Axes: S positions of the row, H heads, E head size; tensors here are [1, H, S, E] unless said. Keys
 and values may have fewer heads, each for several heads of queries.
@@ -37,7 +37,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class Pair(NamedTuple):
-    """Queries and keys of which every query attends to every key."""
+    """Queries and keys; every one of the queries attends to every one of the keys."""
 
     asking: slice
     """Places of the queries among those of this process."""
@@ -49,7 +49,7 @@ class Pair(NamedTuple):
 class Layout:
     """Lengths of the sequences in a packed row; they say which positions belong together.
 
-    Queries are those of the whole row here; of a part of it in `context.LayoutPart`.
+    Here the queries are those of the whole row; in `context.LayoutPart`, of a part of it.
     """
 
     prompts: tuple[int, ...]
@@ -102,33 +102,33 @@ class Layout:
         return ids
 
     def runs(self) -> list[int]:
-        """Return how many queries in turn attend causally to their own keys; they are all."""
+        """Return the lengths of runs that cover all queries; each attends causally to itself."""
         return [s.stop - s.start for s in self.segments()]
 
     def rounds(self) -> list[list[Pair]]:
-        """Return what queries attend to besides; the pairs of a round lie side by side."""
+        """Return what queries attend to beyond their own run; the pairs of a round are adjacent."""
         return [[Pair(own, prompt) for prompt, own in self.groups()]]
 
     def seen(self) -> Iterator[tuple[slice, list[slice]]]:
-        """Yield places of queries that follow one another, and the places in the row that the last
-        of them attends to, in order.
+        """Yield the places of consecutive queries, and the places in the row that the last of them
+        attends to, in order.
         """
         yield from ((prompt, [prompt]) for prompt, _ in self.groups())
         yield from ((own, [prompt, own]) for prompt, own in self.sequences())
 
     def gather(self, own: Tensor) -> Tensor:
-        """Return keys or values of the row, given those at the places of the queries."""
+        """Return the whole row's keys or values; `own` are those at the places of the queries."""
         return own
 
     def room(self, own: Tensor) -> Tensor:
-        """Return what gradients of the row's keys are added to; `own` are those found so far, at
-        the places of the queries.
+        """Return the tensor to which gradients of the row's keys or values are added; `own` has
+        those found so far, at the places of the queries.
         """
         return own
 
     def sum_of(self, gradient: Tensor) -> Tensor:
-        """Return what all processes found of the gradient of the row's keys or values, summed up,
-        at the places of this one's queries.
+        """Return the gradient of the row's keys or values, summed over all processes, at the places
+        of this process's queries.
         """
         return gradient
 
@@ -163,7 +163,7 @@ class _Cascade(torch.autograd.Function):
         own = kernel.prepare(query), kernel.prepare(key), kernel.prepare(value)
         saved = kernel.prepare(gradients[0].transpose(1, 2)), out, lse
         found = kernel.backward(own, saved)
-        # Gathered again: kept, the whole row's keys and values would be the most of all.
+        # Gathered again: if kept, the whole row's keys and values would take most memory of all.
         row = layout.gather(own[1]), layout.gather(own[2])
         rooms = layout.room(found[1]), layout.room(found[2])
         kernel.rounds_backward(own[0], row, saved, (found[0], *rooms))
@@ -360,14 +360,14 @@ def _on(device: torch.device, bounds: list[list[int]]) -> tuple[Any, ...]:
 
 
 def _flat(tensor: Tensor, heads: int) -> Tensor:
-    """Return a tensor as [S, H, E] with so many heads, copied for those that share one."""
+    """Return a tensor as [S, heads, E]; a head that several query heads share is copied."""
     flat = tensor[0].transpose(0, 1)
     copies = heads // flat.shape[1]
     return (flat.repeat_interleave(copies, dim=1) if copies > 1 else flat).contiguous()
 
 
 def _unflat(tensor: Tensor, heads: int) -> Tensor:
-    """Return [S, H, E] as [1, H, S, E], summed up to so many heads."""
+    """Return [S, H, E] as [1, heads, S, E]; the copies of one head are summed."""
     copies = tensor.shape[1] // heads
     if copies > 1:
         tensor = tensor.view(len(tensor), heads, copies, -1).sum(2)

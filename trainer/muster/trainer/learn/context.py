@@ -2,13 +2,13 @@
 
 Every rank of a group has the same micro-batches. It computes a part of each row's positions:
 
- 1. The row is filled up to 2 N equal pieces for N ranks. Rank r has piece r and piece 2N - 1 - r,
-    so that all ranks have about as many pairs of a position and one that it attends to.
- 2. Layers work on positions, each rank on its own. In attention alone the ranks exchange: every
-    rank gathers the row's keys and values, and in the backward pass their gradients are summed up
-    where they belong (`cascade`).
- 3. A token's log-probability is computed where the position is that predicts it. All ranks then
-    get all of a micro-batch's, so that losses with a ratio per sample need nothing else.
+ 1. The row is filled up and cut into 2 N equal pieces for N ranks. Rank r has the pieces r and 2N -
+    r - 1, so that all ranks compute about as many pairs of a query and a key.
+ 2. Most layers compute each position alone and need no other rank. Only in attention do ranks
+    exchange tensors: every rank gathers the row's keys and values, and in the backward pass their
+    gradients are summed on the rank that has the position (`cascade`).
+ 3. A token's log-probability is computed on the rank with the position that predicts it. Then all
+    ranks get all log-probabilities of the micro-batch, which losses with a ratio per sample need.
 
 Axes: S positions of the row, L of this rank's part; N completion tokens of the micro-batch, M of
 this rank's part.
@@ -40,7 +40,7 @@ class Group(Protocol):
         """Return each rank's tensor, in order of place."""
 
     def sum_of(self, parts: list[Tensor]) -> Tensor:
-        """Return the sum of what all ranks give for this one."""
+        """Return the sum of all ranks' parts for this rank."""
 
     def add(self, own: Tensor) -> None:
         """Add all ranks' tensors up, in place."""
@@ -48,7 +48,7 @@ class Group(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayoutPart(Layout):
-    """A packed row of which this process has the queries of two pieces.
+    """A packed row; this process has the queries of two of its pieces.
 
     Positions that fill the row up are one more completion of its last prompt: nothing attends to
     them.
@@ -67,14 +67,14 @@ class LayoutPart(Layout):
         return cls(layout.prompts, (*others, (*last, filling)), group, filling)
 
     def places(self, rank: int | None = None) -> tuple[slice, slice]:
-        """Return where the pieces of a rank of the group are in the row; of this one for none."""
+        """Return the places of a rank's two pieces in the row; without `rank`, of this rank's."""
         count, place = 2 * self.group.size, self.group.place if rank is None else rank
         piece = self.width // count
         first, last = place * piece, (count - 1 - place) * piece
         return slice(first, first + piece), slice(last, last + piece)
 
     def positions(self) -> list[int]:
-        """As `Layout.positions`, of this rank's places; those that fill the row up are at 0."""
+        """As `Layout.positions`, for this rank's places; positions that fill the row up get 0."""
         ids = Layout.positions(self)[: self.width - self.filling] + [0] * self.filling
         return [i for place in self.places() for i in ids[place]]
 
@@ -83,7 +83,7 @@ class LayoutPart(Layout):
         return [_size(own) for segment in self.segments() for own, _ in self._within(segment)]
 
     def rounds(self) -> list[list[Pair]]:
-        """As `Layout.rounds`, with a round for each run that goes on from another piece."""
+        """As `Layout.rounds`, and a round for each run that continues from an earlier piece."""
         earlier = [
             [Pair(own, slice(segment.start, place.start))]
             for segment in self.segments()
@@ -123,8 +123,8 @@ class LayoutPart(Layout):
         return self.group.sum_of(parts).to(gradient.dtype)
 
     def _within(self, range_: slice) -> Iterator[tuple[slice, slice]]:
-        """Yield what this rank has of a range of the row: where among its queries, and where in
-        the row.
+        """Yield this rank's parts of a range of the row: the place among its queries, and in the
+        row.
         """
         before = 0
         for place in self.places():
@@ -141,16 +141,16 @@ class LayoutPart(Layout):
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """What one rank of a group computes of a micro-batch."""
+    """One rank's part of a micro-batch."""
 
     batch: MicroBatch
     """The rank's positions, and the completion tokens that they predict."""
     tokens_M: Tensor
-    """Which of the micro-batch's completion tokens these are."""
+    """Numbers of these tokens among the micro-batch's completion tokens."""
     tokens: int
-    """Completion tokens of the micro-batch."""
+    """Number of completion tokens of the whole micro-batch."""
     group: Group
-    """The ranks that compute the others."""
+    """The ranks that compute the other parts."""
 
     @classmethod
     def of(cls, batch: MicroBatch, group: Group) -> BatchPart:
@@ -176,7 +176,7 @@ class BatchPart:
         return cls(part, tokens_M, len(predicting_N), group)
 
     def objective(self, whole: Objective) -> Objective:
-        """Return an objective of the micro-batch as one of this part."""
+        """Return an objective over the whole micro-batch as one over this part."""
 
         def of_tokens(logp_R: Tensor, entropy_R: Tensor, rows: Rows) -> Tensor:
             return whole(logp_R, entropy_R, self.tokens_M.to(logp_R.device)[rows])
@@ -184,7 +184,7 @@ class BatchPart:
         return of_tokens
 
     def whole(self, values_M: Tensor) -> Tensor:
-        """Return all of the micro-batch's values [N], given the rank's; on all ranks of the group.
+        """Return the micro-batch's values [N], given this rank's [M]; on all ranks of the group.
 
         Differentiable, if all ranks differentiate the same function of them.
         """
@@ -198,7 +198,7 @@ class _Whole(torch.autograd.Function):
         ctx.tokens_M = part.tokens_M.to(values_M.device)
         values_N = values_M.new_zeros(part.tokens)
         values_N[ctx.tokens_M] = values_M
-        # Each value is added to zeros alone.
+        # Every value is added to zeros only, so the sum is exact.
         part.group.add(values_N)
         return values_N
 
@@ -225,7 +225,7 @@ class ContextPasses(ShardedPasses):
     def surprise(self, samples: Sequence[Sample]) -> list[float]:
         """As `Passes.surprise`; `read_policies` reads the versions again."""
         found = super().surprise(samples)
-        # Rank 0 alone would know the samples again: the others get copies with each command.
+        # Samples are known by identity, and ranks other than 0 get copies with each command.
         self._seen.clear()
         return found
 
@@ -239,6 +239,6 @@ def _size(range_: slice) -> int:
 
 
 def _share(work: Work, group: Group) -> Work:
-    """Return an equal share of some work; those of all ranks add up to it."""
+    """Return this rank's equal share of the work; the shares of all ranks add up to it."""
     shares = (n * (group.place + 1) // group.size - n * group.place // group.size for n in work)
     return Work(*shares)

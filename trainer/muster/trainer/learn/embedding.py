@@ -1,8 +1,8 @@
-"""An input embedding whose gradient is added to the weight's where tokens are.
+"""An input embedding whose gradient is added only to the rows that were read.
 
-Autograd makes a gradient as large as the embedding for every micro-batch, of which all rows but the
-micro-batch's tokens are zero: 622 MB for Qwen3-0.6B in float32. Here the rows that were read are
-added to the weight's gradient, and autograd is given none.
+For every micro-batch autograd makes a gradient as large as the embedding: 622 MB for Qwen3-0.6B in
+float32. All its rows are zero except those of the micro-batch's tokens. Here only the gradient of
+these rows is made and added to the weight's gradient, and autograd gets none.
 """
 
 from __future__ import annotations

@@ -56,17 +56,18 @@ def follow(team: Team, device: str) -> None:
             case "measure" if isinstance(learner, SftLearner):
                 learner.measure(share)
             case "pieces" if checkpoints is not None:
-                # Before the checkpoint, as on rank 0: their messages are in one order.
+                # Before the checkpoint, as on rank 0: all ranks send their messages in the same
+                # order.
                 checkpoints.behind(partial(deque, learner.pieces(share), maxlen=0))
             case "load":
-                learner.load(None)
+                learner.load(None, is_fresh=share)
             case "beat":
                 pass
             case "stop":
                 break
             case _:
                 raise AssertionError(f"unknown command {command}")
-    # What is being written comes to its end.
+    # Finish what is being written.
     if saved is not None:
         saved.result()
     if checkpoints is not None:

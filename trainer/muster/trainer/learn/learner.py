@@ -1,6 +1,7 @@
-"""The tensors of a training step of a run: policy, optimiser, behaviour and reference policies.
+"""The tensors of a reinforcement learning step: the policy in training, the policies that sampled,
+and the reference.
 
-Axes: N completion tokens of a micro-batch, R of them.
+Axes: N completion tokens of a micro-batch, R some of them.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ from muster.trainer.measure.figures import StepFigures, Sums
 @dataclass(slots=True)
 class _PolicyStep(PackedStep):
     known: list[Known]
-    """What fixed policies say of each sample."""
+    """Log-probabilities of each sample under fixed policies."""
     proximal: list[Tensor] = field(default_factory=list)
     """Log-probabilities before the training step, per micro-batch; empty where not needed."""
 
 
 class Learner(TrainedModel[Recipe, _PolicyStep]):
-    """A policy in training."""
+    """A policy in reinforcement learning."""
 
     learning_rate_scale = 1.0
     """Factor on the recipe's learning rate."""
@@ -78,10 +79,9 @@ class Learner(TrainedModel[Recipe, _PolicyStep]):
             learning_rate=rate,
         )
 
-    def start(self, base: Weights) -> dict[str, Tensor]:
-        """Return the state, without optimiser, of version 0: the base model's weights."""
-        weights = start_of(adapter_weights(self.model)) or base
-        return {f"model.{name}": value for name, value in weights.items()}
+    def start_again(self, base: Weights) -> None:
+        """Continue from version 0, the base model's weights, with a fresh optimiser."""
+        self.load(start_of(adapter_weights(self.model)) or base, is_fresh=True)
 
     def surprise(self, samples: Sequence[Sample]) -> list[float]:
         """Return the mismatch of all ranks' samples on rank 0; on all ranks together."""
@@ -112,7 +112,7 @@ class Learner(TrainedModel[Recipe, _PolicyStep]):
         return self._recipe.sampling.temperature
 
     def _planned(self, work: Sequence[RankWork]) -> list[_PolicyStep]:
-        """Pack each optimiser step's samples; a decoupled objective fixes its proximal policy."""
+        """Pack each optimiser step's samples and compute their values under fixed policies."""
         self._passes.refresh()
         self._await_shards()
         known = self._passes.read_policies(
@@ -146,9 +146,9 @@ class Learner(TrainedModel[Recipe, _PolicyStep]):
         return BatchLoss(loss, parts, given.advantage_N, entropy_N)
 
     def _behaviour(self, step: _PolicyStep, batch: MicroBatch) -> Tensor | None:
-        """Return log-probabilities [N] under the versions that sampled; none for the policy itself.
+        """Return log-probabilities [N] under the versions that sampled; None if all are current.
 
-        In a micro-batch of several versions one may be the policy itself.
+        A micro-batch may mix the current policy with earlier versions.
         """
         parts = [step.known[j].behaviour for j in batch.order]
         if any(part is not None for part in parts) and any(part is None for part in parts):
@@ -173,7 +173,7 @@ class LossInputs:
     """Log-probabilities under the base model, if the loss has a KL term."""
 
     def tokens(self, logp_R: Tensor, entropy_R: Tensor, rows: Rows = slice(None)) -> Tokens:
-        """Return some tokens as a loss takes them."""
+        """Return the inputs of a loss for some tokens."""
         own_R = logp_R.detach()
         return Tokens(
             logp_R,
@@ -198,7 +198,7 @@ def loss_of(
 
     Losses that look at one token at a time get their slopes while the log-probabilities are made,
     in one pass; losses with a ratio or weight per sample need all of its tokens first, and
-    recompute them. Both give the same gradient.
+    recompute the logits. Both give the same gradient.
 
     `longest` is the recipe's max_new_tokens.
     """
@@ -219,7 +219,7 @@ def loss_of(
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Return all parts in one tensor; none if there are none."""
+    """Return the parts that exist in one tensor; None if no part exists."""
     known = [part for part in parts if part is not None]
     return torch.cat(known) if known else None
 
@@ -234,7 +234,7 @@ def _mini_batches(groups: list[list[Sample]], count: int, step: Step) -> list[li
 def _parted(
     mini_batches: list[list[list[Sample]]], kept: list[list[Sample]]
 ) -> tuple[int, list[list[list[Sample]]]]:
-    """Return how many mini-batches have samples that are not kept, and what is left of those."""
+    """Return how many mini-batches lost samples, and what is left of those mini-batches."""
     whole = {id(sample) for group in kept for sample in group}
     left = [[[s for s in group if id(s) in whole] for group in groups] for groups in mini_batches]
     broken = [part for part, all_of in zip(left, mini_batches, strict=True) if part != all_of]

@@ -1,17 +1,18 @@
 """Log-probabilities and entropies of chosen tokens, without the logits of all tokens at once.
 
 Works on final hidden states and a language model's head, chunk by chunk. A chunk's logits are made
-in one buffer of the head's type, and turned into their own gradient there, a few rows at a time in
-float32 (float64 for float64). Memory is that of the buffer and of the head's gradient. Three forms:
+in one buffer of the head's type, and their gradient overwrites them, a few rows at a time in
+float32 (float64 for float64). It takes the memory of the buffer and of the head's gradient. Three
+forms:
 
 * without gradient, when autograd is off;
 * recompute: `token_logprobs` gives the values, the backward pass makes the logits again. For losses
   that need all tokens' values first (a ratio per sequence);
-* one pass: `token_objective` asks for each token's loss when it has its values, and makes the
-  gradient at once. A quarter fewer matrix products; for losses that are a sum over tokens.
+* one pass: `token_objective` calls the loss as soon as it has a token's values, and makes the
+  gradient at once, with a quarter fewer matrix products. For losses that are a sum over tokens.
 
-A head's gradient is as large as the head. `Head.adds_at_once` adds it to the weight's own gradient
-while it is made, and autograd is given none of it.
+A head's gradient is as large as the head. With `Head.adds_at_once` it is added to the weight's
+`grad` chunk by chunk, and autograd gets none.
 
 Axes: N completion tokens, D hidden size, V vocabulary, C rows of a chunk, R rows made at a time.
 """
@@ -30,15 +31,15 @@ CHUNK_LOGITS = 1 << 26
 """Logits of a chunk: 128 MiB in bfloat16. The product that adds to the weight's gradient reads and
 writes all of it, so chunks of few tokens are slow."""
 BLOCK_LOGITS = 1 << 20
-"""Logits that are in float32 at a time on a CPU: 4 MiB, which caches hold."""
+"""Logits that are in float32 at a time on a CPU: 4 MiB, which fit into the cache."""
 DEVICE_BLOCK_LOGITS = CHUNK_LOGITS
-"""The same on an accelerator, where a row's kernels take less time than their launches."""
+"""The same on an accelerator, where kernels on few rows take less time than their launches."""
 
 Made = tuple[Tensor, Tensor | None, Tensor | None]
 """Gradients of hidden states, weight and bias."""
 
 Rows = slice | Tensor
-"""Which tokens of a micro-batch: one after the other, or by their numbers."""
+"""Which tokens of a micro-batch: a slice, or their numbers."""
 
 Objective = Callable[[Tensor, Tensor, Rows], Tensor]
 """Takes logp [R], entropy [R] and which of the N tokens they are; returns each one's loss [R]."""
@@ -57,8 +58,8 @@ class Head:
     softcap: float = 0.0
     """Gemma's `final_logit_softcapping`: z becomes c * tanh(z / c); 0 for none."""
     adds_at_once: bool = False
-    """Whether the gradient of the weight, a leaf, is added to its `grad` without autograd. A
-    `token_objective` adds it in the forward pass and may then be differentiated for 1 alone."""
+    """Whether the gradient of the weight, a leaf, is added to its `grad` without autograd.
+    `token_objective` then adds it in the forward pass, and the gradient of its sum must be 1."""
 
 
 def head_of(model: Any) -> Head:
@@ -75,8 +76,8 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return log-probability of each target and entropy of its distribution, both float32 [N].
 
-    The distribution is softmax(logits / temperature), as sampled from. Differentiable in the hidden
-    states and the head, also twice used (a tied embedding).
+    The distribution is softmax(logits / temperature), as in sampling. Differentiable in the hidden
+    states and the head, which may be a tied embedding.
     """
     if not torch.is_grad_enabled():
         return _values(hidden_ND, head, targets_N, temperature)
@@ -163,7 +164,7 @@ class _OnePass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        # Not kept here: autograd takes over a tensor that nobody else holds, and copies others.
+        # Keep no reference: autograd takes over a tensor that nobody else holds, and copies others.
         made, ctx.gradients = ctx.gradients, None
         if not bool(gradients[0] == 1):
             if ctx.is_added:
@@ -190,9 +191,9 @@ class _Block:
     logp_R: Tensor
     entropy_R: Tensor
     shifted_RV: Tensor
-    """Logits over the temperature, minus the largest of the row."""
+    """Logits divided by the temperature, minus the largest of the row."""
     exp_RV: Tensor
-    """exp of them; the probabilities times `sum_R`."""
+    """exp of `shifted_RV`; equals the probabilities times `sum_R`."""
     sum_R: Tensor
     slope_RV: Tensor | None
     """d logits / d raw logits of a softcap."""
@@ -204,7 +205,7 @@ def _values(
     logp_N = hidden_ND.new_empty(len(targets_N), dtype=_wide(hidden_ND))
     entropy_N = torch.empty_like(logp_N)
 
-    # A function of its own: what it names is freed before the next chunk's logits are made.
+    # A function of its own: its tensors are freed before the next chunk's logits are made.
     def fill(chunk: slice) -> None:
         raw_CV = functional.linear(hidden_ND[chunk], head.weight_VD, head.bias_V)
         for rows, raw_RV in _blocks(raw_CV, chunk):
@@ -224,9 +225,9 @@ def _gradients(
     slopes: Callable[[_Block, slice], tuple[Tensor, Tensor]],
     total_VD: Tensor | None,
 ) -> Made:
-    """Return the gradients of hidden states, weight and bias, given those of logp and entropy.
+    """Return the gradients of hidden states, weight and bias from those of logp and entropy.
 
-    The weight's is added to `total_VD`; there is none for a weight that is not trained.
+    The weight's gradient is added to `total_VD`, which is None for a weight that is not trained.
     """
     weight_VD, bias_V = head.weight_VD, head.bias_V
     gradient_ND = torch.empty_like(hidden_ND)
@@ -253,7 +254,7 @@ def _gradients(
 
 
 def _total_of(weight_VD: Tensor, head: Head, *, is_due: bool) -> Tensor | None:
-    """Return what the gradient of a head's weight is added to."""
+    """Return the tensor to which the gradient of a head's weight is added."""
     if not is_due:
         return None
     return gradient_of(head.weight_VD) if head.adds_at_once else torch.zeros_like(weight_VD)
@@ -280,7 +281,7 @@ def chunk_rows(vocabulary: int) -> int:
 
 
 def block_rows(device: str, vocabulary: int) -> int:
-    """Return how many tokens' logits are in float32 at a time, on a device of a type."""
+    """Return how many tokens' logits are in float32 at a time, by type of device."""
     return max(1, (BLOCK_LOGITS if device == "cpu" else DEVICE_BLOCK_LOGITS) // vocabulary)
 
 
@@ -291,7 +292,7 @@ def _chunks(tokens: int, head: Head) -> Iterator[slice]:
 
 
 def _blocks(raw_CV: Tensor, chunk: slice) -> Iterator[tuple[slice, Tensor]]:
-    """Yield which tokens a few rows of a chunk are, and these rows."""
+    """Yield a few rows of a chunk at a time, each with the slice of its tokens before it."""
     size = block_rows(raw_CV.device.type, raw_CV.shape[1])
     for raw_RV, start in zip(
         torch.split(raw_CV, size), range(chunk.start, chunk.stop, size), strict=True
@@ -324,8 +325,7 @@ def _raw_gradient(
     """Return the gradient of the loss with respect to `hidden @ weight.T + bias`, [R, V].
 
     With z the logits over T: d logp / dz = onehot - p and d H / dz = -p * (log p + H), where
-    log p = shifted - log(sum). Overwrites
-    the block.
+    log p = shifted - log(sum). The result overwrites the block.
     """
     factor = head.scale / temperature
     logp_slope_R, entropy_slope_R = (slope * factor for slope in slopes)

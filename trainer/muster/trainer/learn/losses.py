@@ -1,7 +1,8 @@
 """The policy losses and their regularisers: pure functions of token log-probabilities.
 
-All of them take the same tensors (`Tokens`) and give a loss and a mark per token. Per completion
-token, with ratio rho = exp(logp - anchor logp), advantage A and stop-gradient sg:
+All of them take the same tensors (`Tokens`) and return, per token, a loss and whether the token was
+bounded. Per completion token, with ratio rho = exp(logp - anchor logp), advantage A and
+stop-gradient sg:
 
     two_sided      -min(min(rho, delta) A, clip(rho, 1 - eps, 1 + eps_high) A)
     grpo, dr_grpo, dapo    the same without delta; they differ in aggregation and defaults
@@ -16,8 +17,8 @@ The anchor is the behaviour policy, or with a decoupled objective the proximal o
 loss is multiplied by sg(proximal / behaviour), bounded. KL to the reference, squared log-ratio and
 entropy are added. Sources, and where this departs from them: docs/losses.md.
 
-`total` sums them up with weights made of the optimiser step's *global* counts, so that packing,
-micro-batches and ranks cannot change the gradient.
+`total` sums them up with weights computed from the optimiser step's *global* counts, so that
+packing, micro-batches and ranks cannot change the gradient.
 
 Axes: N completion tokens, S samples they belong to.
 """
@@ -32,28 +33,28 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from muster.protocol.objective import LossName, ObjectiveRecipe
+from muster.protocol.objective import SAMPLE_LOSSES, LossName, ObjectiveRecipe
 
 LOG_RATIO_LIMIT: Final = 20.0
-"""Log-ratios are bounded by this before exp, which float32 could not hold: a ratio beyond e^20 has
-no gradient of its own."""
+"""Log-ratios are clamped to this before exp, which could overflow float32; a ratio beyond e^20 gets
+no gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What a loss is computed from; all [N] and of one floating dtype but `sample_N`."""
+    """Inputs of a loss; all are [N], and all but `sample_N` have one floating dtype."""
 
     logp_N: Tensor
     """Log-probabilities under the policy in training; carry gradient."""
     behaviour_N: Tensor
-    """Under the policy version that sampled, recomputed by the trainer."""
+    """Log-probabilities under the policy version that sampled, recomputed by the trainer."""
     advantage_N: Tensor
     """The advantage of each token's sample."""
     sample_N: Tensor
     """int64: which sample each token belongs to; equal numbers mean the same sample. All tokens of
     a sample are in one call."""
     proximal_N: Tensor | None = None
-    """Under the weights at the start of the training step; needed by a decoupled objective."""
+    """Log-probabilities at the start of the training step; needed by a decoupled objective."""
     entropy_N: Tensor | None = None
     """Entropy of the policy's distribution, with gradient; needed by an entropy bonus."""
     reference_N: Tensor | None = None
@@ -62,14 +63,14 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """What the loss is made of, per token."""
+    """The loss and its parts, per token."""
 
     loss_N: Tensor
     """Contribution of each token, before aggregation; carries gradient."""
     ratio_N: Tensor
     """Probability ratio to the behaviour policy, detached."""
     clipped_N: Tensor
-    """Whether the loss bounded the token's part: its policy gradient is cut, or its weight is."""
+    """Whether the loss bounded the token: it cut the policy gradient or its weight."""
     kl_N: Tensor | None
     """Estimate of the KL divergence to the reference, detached; none without a KL term."""
 
@@ -118,13 +119,13 @@ def token_loss(tokens: Tokens, objective: ObjectiveRecipe) -> TokenLoss:
 def is_token_level(objective: ObjectiveRecipe) -> bool:
     """Tell whether each token's loss depends on that token alone."""
     by_sample = objective.decoupled and objective.correction_level == "sequence"
-    return objective.loss != "gspo" and not by_sample
+    return objective.loss not in SAMPLE_LOSSES and not by_sample
 
 
 def weights(sample_N: Tensor, totals: Totals, objective: ObjectiveRecipe, longest: int) -> Tensor:
     """Return each token's weight in the optimiser step's loss, float64.
 
-    Weighted sums add up: over all micro-batches and ranks to the mean over `totals`. `longest` is
+    The weighted sums of all micro-batches and ranks add up to the mean over `totals`. `longest` is
     the recipe's max_new_tokens, which the constant aggregation divides by.
     """
     if objective.aggregation == "token":
@@ -161,7 +162,7 @@ def kl_divergence(logp_N: Tensor, reference_N: Tensor, drift_N: Tensor, estimato
         return d_N.detach() + weighed_N - weighed_N.detach()
     if estimator == "k2":
         return d_N**2 / 2
-    # Not exp - 1: for small d its rounding is larger than the result, of either sign.
+    # Not exp - 1: for small d its rounding error exceeds the result and may make it negative.
     k3_N = torch.expm1(-d_N) + d_N
     return drift_N.exp() * k3_N if estimator == "k3_weighted" else k3_N
 
@@ -255,16 +256,16 @@ def _clipped(
 def _weighted_reinforce(
     tokens: Tokens, log_ratio_N: Tensor, low: float, high: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the policy gradient weighed by the bounded ratio, through which no gradient goes."""
+    """Return the policy gradient's loss, weighted by the bounded ratio, which is detached."""
     ratio_N = log_ratio_N.detach().exp()
     loss_N = -ratio_N.clamp(low, high) * tokens.advantage_N * tokens.logp_N
     return loss_N, (ratio_N < low) | (ratio_N > high)
 
 
 def _not_laundered(loss_N: Tensor, logp_N: Tensor) -> Tensor:
-    """Return the loss with a gradient that is not finite where the loss is not.
+    """Return the loss; where it is not finite, its gradient is not finite either.
 
-    clamp and minimum give NaN no gradient: the optimiser step would be taken, as if without it.
+    clamp and minimum pass no gradient for NaN: without this, the optimiser step would be taken.
     """
     poison_N = torch.zeros_like(loss_N).masked_fill(~torch.isfinite(loss_N), math.nan)
     return loss_N + logp_N * poison_N

@@ -1,14 +1,16 @@
-"""AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) whose state is short, or not in memory.
+"""AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) with its state in a short format or in a
+file.
 
-torch's own AdamW keeps two float32 moments, eight bytes a parameter. Two ways to less:
+torch's own AdamW keeps two float32 moments, eight bytes a parameter. There are two ways to need
+less memory:
 
 * bfloat16 moments: four bytes. Each step rounds them at random, up or down so that the mean is
-  exact: the second moment moves by a thousandth of itself in a step, a quarter of what bfloat16 can
-  show, and would stand still if it were rounded to the nearest. Random bits come from the number of
-  the step and of the parameter, so a resumed run draws the same.
-* a file: moments are mapped from it, and the kernel may take their memory back after every tensor.
+  exact: the second moment changes by a thousandth of itself in a step, a quarter of the smallest
+  change in bfloat16, and rounding to the nearest would never change it. Random bits come from the
+  numbers of the step and the parameter, so a resumed run draws the same.
+* a file: moments are mapped from it, and the kernel may reclaim their memory after every tensor.
 
-Arithmetic is float32, some numbers at a time.
+Arithmetic is in float32, on a slice of the numbers at a time.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ SLICE = 1 << 20
 EPSILON = 1e-8
 """Added to the root of the second moment, as torch does."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Names of the moments, which are torch's."""
+"""Names of the moments, as in torch."""
 
 
 class StateFile:
-    """Tensors in one unnamed file of a folder; the file ends with the process."""
+    """Tensors in one unnamed file in a folder; the file disappears when the process ends."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,14 +82,14 @@ class SmallAdamW(torch.optim.Optimizer):
         file: StateFile | None = None,
         rank: int = 0,
     ) -> None:
-        """`rank` tells the random bits of this process's shards from others'."""
+        """`rank` makes the random bits of this process's shards differ from other ranks'."""
         super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._file, self._rank = file, rank
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closures here
-        """Take an optimiser step with the gradients that there are."""
+        """Take an optimiser step for the parameters that have a gradient."""
         del closure
         for group in self.param_groups:
             for number, parameter in enumerate(group["params"]):
@@ -118,7 +120,7 @@ class SmallAdamW(torch.optim.Optimizer):
         moments = [state[name] for name in MOMENTS]
         generator = torch.Generator(parameter.device)
         generator.manual_seed(_seed(self._rank, number, step))
-        # All but gradients are contiguous: what is written to them is in the tensors.
+        # All but gradients are contiguous, so these are views: writes to them reach the tensors.
         tensors = [_flat(t) for t in (parameter, parameter.grad, *moments)]
         for own, gradient, *kept in _slices(tensors):
             mean, square = (t.to(own.device, torch.float32) for t in kept)
@@ -147,7 +149,7 @@ def _update(
 
 
 def round_at_random(value: Tensor, generator: torch.Generator) -> Tensor:
-    """Return float32 numbers as bfloat16: one of two neighbours, so that the mean is the number.
+    """Return float32 numbers as bfloat16, rounded at random so that the mean is the number.
 
     A bfloat16 is the upper half of a float32's bits; a random lower half is added, and cut off.
     """
@@ -155,7 +157,7 @@ def round_at_random(value: Tensor, generator: torch.Generator) -> Tensor:
         0, 1 << 16, value.shape, dtype=torch.int32, device=value.device, generator=generator
     )
     bits = value.view(torch.int32).add(noise).bitwise_and_(-(1 << 16))
-    # What is not finite stays what it is.
+    # Infinity and NaN stay as they are.
     return torch.where(value.isfinite(), bits.view(torch.float32), value).to(torch.bfloat16)
 
 

@@ -1,7 +1,7 @@
 """Division of the work: groups to ranks, samples to micro-batches, and the layout of their tokens.
 
 * Packed: one row without padding, each distinct prompt once before all its completions; a sample
-  that shares its prompt with none is one sequence.
+  that shares its prompt with no other is one sequence.
 * Padded, for models that cannot attend to such a row: samples of similar length, a row each, padded
   on the right. A causal model's real tokens never see what comes after them, so no mask is needed.
 
@@ -27,7 +27,7 @@ from muster.trainer.learn.cascade import Layout
 Group = TypeVar("Group", bound="Sequence[Sample]")
 
 ASSUMED_WIDTH = 1024
-"""Hidden size for which work is estimated; it matters little which group is a bit dearer."""
+"""Hidden size for which work is estimated; a rough estimate is enough to balance ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Sample:
     prompt_tokens: tuple[int, ...]
     """Not trained on."""
     completion_tokens: tuple[int, ...]
-    """Trained on, EOS included, but for the replies in it."""
+    """Trained on, EOS included, except the replies in it."""
     advantage: float = 0.0
     """Advantage of each of its tokens."""
     policy_version: int = 0
@@ -82,16 +82,16 @@ class MicroBatch:
     targets_N: Tensor
     """The completion tokens, sample after sample."""
     row_N: Tensor
-    """The sample of each completion token, as a place in `order`."""
+    """The sample of each completion token, as an index into `order`."""
     work: Work
-    """What computing it takes, padding left out."""
+    """Work to compute it, without padding."""
 
     def hidden(self, model: Any) -> Tensor:
         """Return the final hidden states [N, D] that predict the completion tokens."""
         tokens_BT = self.tokens_BT.to(model.device)
         predicting_N = self.predicting_N.to(model.device)
         if self.layout is not None:
-            # Not `unique`: how many there are must be known of tensors without content, too.
+            # Not `unique`: its result has no known size when tensors have no content (`rehearsal`).
             asked = sorted(set(self.predicting_N.tolist()))
             places = torch.tensor(asked, dtype=torch.int64, device=model.device)
             hidden_SD = packed_hidden(model, tokens_BT[0], self.layout, places)
@@ -131,7 +131,7 @@ def pack(
 
 
 def _joined(samples: Sequence[Sample], parts: list[list[int]]) -> list[list[int]]:
-    """Join parts of one prompt that came into one micro-batch after all."""
+    """Join parts of one prompt that ended up in the same micro-batch."""
     joined: dict[tuple[int, ...], list[int]] = {}
     for part in parts:
         joined.setdefault(samples[part[0]].prompt_tokens, []).extend(part)
@@ -158,7 +158,7 @@ def _within(samples: Sequence[Sample], group: list[int], token_budget: int) -> l
 
 
 def _packed(samples: Sequence[Sample], parts: list[list[int]]) -> MicroBatch:
-    # A sample that shares its prompt with none is one sequence with it.
+    # A sample that shares its prompt with no other is one sequence with it.
     begins = [_begin(samples[part[0]], is_alone=len(part) == 1) for part in parts]
     layout = Layout(
         tuple(map(len, begins)),
@@ -182,7 +182,7 @@ def _packed(samples: Sequence[Sample], parts: list[list[int]]) -> MicroBatch:
 
 
 def _begin(sample: Sample, *, is_alone: bool) -> tuple[int, ...]:
-    """Return a sample's prompt, with what is computed of its completion when nobody shares it."""
+    """Return a sample's prompt; if no other sample shares it, also the computed completion."""
     return sample.prompt_tokens + sample.completion_tokens[:-1] * is_alone
 
 
@@ -231,7 +231,7 @@ def _micro_batch(
 
 
 def _of_the_policy(sample: Sample, values: Sequence[int]) -> Sequence[int]:
-    """Return the values, one per completion token, of those that the policy sampled."""
+    """Return the values of the tokens that the policy sampled; `values` has all tokens'."""
     if not sample.replies:
         return values
     return [values[place] for place in sampled_places(len(values), sample.replies)]
@@ -241,8 +241,8 @@ def balance(groups: Sequence[Group], ranks: int) -> list[list[Group]]:
     """Return the groups of every rank, in the order given; each is on exactly one.
 
     Longest first, each to the rank with least work so far (Graham 1969: at most 4/3 of the best
-    possible). Deterministic: every rank computes the same answer. A rank stays without when there
-    are fewer groups than ranks. Raises ValueError for less than one rank.
+    possible). Deterministic: every rank computes the same answer. A rank gets none when there are
+    fewer groups than ranks. Raises ValueError for less than one rank.
     """
     if ranks < 1:
         raise ValueError(f"cannot divide work among {ranks} ranks")
@@ -267,7 +267,7 @@ def group_cost(group: Sequence[Sample]) -> float:
 
 
 def work_of(samples: Sequence[Sample]) -> Work:
-    """Return what computing some samples takes."""
+    """Return the work of computing some samples."""
     prompts = {sample.prompt_tokens for sample in samples}
     tokens = sum(map(len, prompts))
     pairs = sum(len(p) * (len(p) + 1) // 2 for p in prompts)

@@ -1,8 +1,8 @@
-"""The processes of one trainer: none but this one, or those that torchrun started.
+"""The processes of one trainer: this one alone, or those that torchrun started.
 
-Rank 0 leads: it alone talks to chain, orchestrator and disk, and tells the other ranks what to do
-next, with what belongs to them. They follow, step by step. Every wait has a deadline, and while the
-leader waits for records it says so, so that a rank that is gone is noticed by all.
+Rank 0 leads: it alone talks to chain, orchestrator and disk, and sends the other ranks each command
+with their share of the work. They follow, step by step. Every wait has a deadline. While the leader
+waits for records, reads or writes files it sends beats, so that all ranks notice when one is gone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import MethodType
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ from muster.trainer.learn.recompute import blocks
 T = TypeVar("T")
 
 PIECE_BYTES = 16 << 20
-"""Bytes of a tensor that are gathered or written at a time, at most."""
+"""Most bytes of a tensor that are gathered or written at a time."""
 BEATS = 4
 """Number of beats that a waiting leader sends within a deadline."""
 
@@ -43,16 +43,16 @@ class RankLost(MusterError, RuntimeError):
 
 
 class Ranks:
-    """The processes that train one policy together; of this class, this process alone."""
+    """The processes that train one policy together; in this base class, this process alone."""
 
     rank = 0
     """This process's number; 0 leads."""
     size = 1
     """Number of processes."""
     context = 1
-    """Number of those that share rows; they follow one another."""
+    """Number of ranks that share rows; their numbers are consecutive."""
     storage_group: Any = None
-    """Process group for checkpoints, apart from training's own messages."""
+    """Process group for checkpoints, separate from training's messages."""
 
     @property
     def groups(self) -> int:
@@ -61,11 +61,19 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first rank of its group, which counts what all of the group have."""
+        """Whether this is the first rank of its group: it alone counts what the whole group has."""
         return self.rank % self.context == 0
 
     def lead(self, command: str, *shares: Any) -> None:
         """On rank 0, have the others do `command`: with one share for all, or for each group."""
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """On rank 0, send signs of life to the others meanwhile; they only wait for commands."""
+        yield
+
+    def dismiss(self) -> None:
+        """On rank 0, let the others end, if they still listen; they take no commands after that."""
 
     def wait_for_all(self) -> None:
         """Return when every rank is here."""
@@ -75,7 +83,7 @@ class Ranks:
         return [own]
 
     def gather_groups(self, own: T) -> list[T]:
-        """Return what each group gave, in order; all of a group give the same."""
+        """Return each group's value, in order; all ranks of a group give the same."""
         return self.gather(own)[:: self.context]
 
     def merge(self, sums: Any, largest: frozenset[str]) -> None:
@@ -92,12 +100,12 @@ class Ranks:
         return bool(name)
 
     def gather_stored(self, own: Mapping[str, str]) -> dict[str, str]:
-        """Return what all ranks gave, on rank 0; apart from training's own messages."""
+        """Return all ranks' entries on rank 0; the messages are separate from training's."""
         return dict(own)
 
     def pieces(self, value: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
         """Yield a tensor's numbers as `pieces_of` does, on rank 0; other ranks send their shards
-        and yield nothing. Apart from training's own messages, so also beside a step.
+        and yield nothing. The messages are separate from training's, so this may run during a step.
         """
         return pieces_of(value, dtype)
 
@@ -107,12 +115,12 @@ ONE_PROCESS = Ranks()
 
 
 class ContextGroup:
-    """Ranks that share rows: each computes a part of every row of theirs."""
+    """Ranks that share rows: each computes a part of every row."""
 
     def __init__(self, size: int, timeout: timedelta) -> None:
-        """Form all groups of so many ranks that follow one another; on all ranks together."""
+        """Form all groups of `size` consecutive ranks; on all ranks together."""
         self.size = size
-        """Number of the ranks."""
+        """Number of ranks."""
         self.place = dist.get_rank() % size
         """This rank's number among them."""
         self._group: Any = dist.new_subgroups(size, timeout=timeout)[0]  # type: ignore[no-untyped-call]  # torch's stub
@@ -125,7 +133,7 @@ class ContextGroup:
         return found
 
     def sum_of(self, parts: list[Tensor]) -> Tensor:
-        """Return the sum of what all ranks give for this one; a part is for each of them."""
+        """Return the sum of all ranks' parts for this rank; `parts` has one for each rank."""
         found = torch.empty_like(parts[0])
         dist.reduce_scatter(found, parts, group=self._group)
         return found
@@ -147,6 +155,7 @@ class Team(Ranks):
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         self.beat_s = timeout_s / BEATS
         self._lock = threading.Lock()
+        self._is_dismissed = False
         with _lost("the ranks to meet"):
             dist.init_process_group(backend, timeout=timeout)
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -166,8 +175,36 @@ class Team(Ranks):
         with self._lock, _lost(f"the ranks to take '{command}'"):
             dist.scatter_object_list([None], given, 0, self._group)
 
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """On rank 0, send beats from a thread of its own meanwhile."""
+        if self.rank:
+            yield
+            return
+        over = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(over,), name="beat")
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _beat(self, over: threading.Event) -> None:
+        # The next command fails, too, if a rank is gone.
+        with suppress(RankLost):
+            while not over.wait(self.beat_s):
+                self.lead("beat")
+
+    def dismiss(self) -> None:
+        """On rank 0, let the others end, if they still listen; the second call does nothing."""
+        if not self._is_dismissed:
+            self._is_dismissed = True
+            with suppress(RankLost):
+                self.lead("stop")
+
     def next_command(self) -> tuple[str, Any]:
-        """Return the leader's next command and this rank's share; on the other ranks."""
+        """Return the leader's next command and this rank's share; not on rank 0."""
         received: list[Any] = [None]
         with _lost("the leader's next command"):
             dist.scatter_object_list(received, None, 0, self._group)
@@ -199,7 +236,7 @@ class Team(Ranks):
                 setattr(sums, name, type(getattr(sums, name))(value))
 
     def share(self, tensor: Tensor) -> None:
-        """Fill a tensor in memory with what rank 0 has in it."""
+        """Fill a tensor in main memory with rank 0's values."""
         with _lost("rank 0's tensors"):
             dist.broadcast(tensor, 0, self._group)
 
@@ -218,7 +255,7 @@ class Team(Ranks):
         return name.startswith(f"__{self.rank}_") or (self.rank == 0 and not name.startswith("__"))
 
     def gather_stored(self, own: Mapping[str, str]) -> dict[str, str]:
-        """Return what all ranks gave, on rank 0."""
+        """Return all ranks' entries on rank 0."""
         found: list[Any] = [None] * self.size
         with _lost("all ranks' files"):
             dist.gather_object(dict(own), found if self.rank == 0 else None, 0, self.storage_group)
@@ -251,7 +288,7 @@ class Team(Ranks):
 def join(device: torch.device, timeout_s: float, context: int = 1) -> Team | None:
     """Return the torchrun job that this process is part of; None when it is on its own.
 
-    `context` is how many ranks share rows; raises ConfigError when the ranks do not divide so.
+    `context` is how many ranks share rows; raises ConfigError when it does not divide the ranks.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     require_groups(size, context)
@@ -263,12 +300,13 @@ def join(device: torch.device, timeout_s: float, context: int = 1) -> Team | Non
 
 
 def require_groups(ranks: int, context: int) -> None:
-    """Raise ConfigError when so many ranks are no groups of `context` that share rows."""
+    """Raise ConfigError unless the ranks divide into groups of `context` that share rows."""
     if ranks % context:
         raise ConfigError(
-            f"{ranks} {'rank is' if ranks == 1 else 'ranks are'} no whole number of groups of "
+            f"{ranks} {'rank' if ranks == 1 else 'ranks'} cannot be divided into groups of "
             f"{context} that share rows",
-            hint=f"torchrun with {context}, {2 * context} or more processes, or --context-ranks 1",
+            hint=f"start {context}, {2 * context} or more processes with torchrun, or use "
+            "--context-ranks 1",
         )
 
 
@@ -282,8 +320,9 @@ def _lost(awaited: str) -> Iterator[None]:
 
 def _rank_lost(awaited: str, error: RuntimeError) -> RankLost:
     return RankLost(
-        f"waited in vain for {awaited}: {str(error).splitlines()[0]}",
-        hint="see which rank ended first; started again, all go on from the last checkpoint",
+        f"waiting for {awaited} failed: {str(error).splitlines()[0]}",
+        hint="find the rank that ended first; start all ranks again: the run resumes from the "
+        "last checkpoint",
     )
 
 
@@ -321,13 +360,13 @@ def _run_inside(_model: Any, function: Callable[..., Any], *arguments: Any) -> A
 
 
 def inside(model: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function returns that uses a model's parts, with its own weights gathered."""
+    """Return a function's result, computed with the weights outside a model's blocks gathered."""
     run = getattr(model, "run_inside", None)
     return run(function, *arguments) if run else function(*arguments)
 
 
 def forget_gathered(model: Any) -> None:
-    """Have the next pass gather a sharded model's weights again: they are others now."""
+    """Have the next pass gather a sharded model's weights again, because they changed."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -339,7 +378,7 @@ def whole(value: Tensor) -> Tensor:
 
 
 def pieces_of(value: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
-    """Yield a tensor's numbers in order, flat, in the main memory and in another format: at most
+    """Yield a tensor's numbers in order, flat, in main memory and in format `dtype`: at most
     `PIECE_BYTES` at a time.
     """
     flat, start = value.detach().reshape(-1), 0
@@ -376,7 +415,7 @@ def spread(target: Tensor, source: Tensor | None) -> None:
 
 
 def from_leader(value: Tensor | None, like: Tensor) -> Tensor:
-    """Return rank 0's tensor on every rank; others give none, and its form by another tensor."""
+    """Return rank 0's tensor on every rank; other ranks give None, and `like` for its shape."""
     if value is None and not dist.is_initialized():
         raise ValueError("nobody gives the tensor")
     given = torch.empty_like(like) if value is None else value

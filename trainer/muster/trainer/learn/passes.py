@@ -1,8 +1,8 @@
-"""Forward passes over samples: of the policy in training, of those that sampled, of the base.
+"""Forward passes over samples: of the policy in training, the policies that sampled, and the base.
 
 Owns how samples are packed, which number format computes, and when earlier policies are read: all
-that a training step asks of them is computed before its first optimiser step, version by version,
-while their weights stand in for those of the model in training. Knows no loss and no optimiser.
+values that a training step needs of them are computed before its first optimiser step, version by
+version, while their weights replace those of the model in training. Knows no loss and no optimiser.
 
 The optimiser's weights stay in float32. With a shorter compute format, forward and backward passes
 run on a copy, which is made from them once per optimiser step; each gradient is added to the
@@ -27,8 +27,8 @@ from torch import Tensor
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.learn.attention import NAME, switch_off_dropout, understands_packing
+from muster.trainer.learn.cheaper import narrow, quicken
 from muster.trainer.learn.embedding import add_rows_at_once
-from muster.trainer.learn.lean import narrow, quicken
 from muster.trainer.learn.logprob import (
     Head,
     Objective,
@@ -59,14 +59,14 @@ ComputeType = Literal["float32", "bfloat16"]
 
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Where architectures say how many experts a token chooses from."""
+"""Names under which model configurations give the number of experts."""
 
 
 def require_dense(config: Any) -> None:
     """Raise ConfigError for a mixture of experts; `config` is as transformers describes it.
 
-    Which experts a token goes to jumps with rounding, so another engine, number format or batch
-    may compute it with other weights: the ratio of two policies would then compare two models.
+    Rounding can change the experts of a token, so another engine, number format or batch may
+    compute it with other weights: the ratio of two policies would then compare two models.
     """
     for name in EXPERTS:
         count = getattr(config, name, None)
@@ -82,7 +82,7 @@ class Known(NamedTuple):
     """Log-probabilities of one sample's sampled tokens under policies that do not change."""
 
     behaviour: Tensor | None
-    """Under the version that sampled it; none where the pass that makes the gradient gives them."""
+    """Under the version that sampled it; None where the pass with gradient computes them."""
     reference: Tensor | None
     """Under the base model, if the loss has a KL term."""
 
@@ -102,8 +102,8 @@ class Passes:
         is_packed: bool | None = None,
         is_whole: bool = True,
     ) -> None:
-        """`published` gives a version's weights; they stand in for those that compute.
-        `is_packed` says whether samples may share rows; none to find out, which takes weights.
+        """`published` returns a version's weights, which replace the model's for a pass.
+        `is_packed` says whether samples may share rows; None tests it, which needs loaded weights.
         `is_whole` says that the model will not be sharded.
         """
         switch_off_dropout(trained)
@@ -125,25 +125,25 @@ class Passes:
         self._temperature = temperature
         self._micro_batch_tokens = micro_batch_tokens
         self._seen: dict[int, tuple[Sample, Tensor]] = {}
-        """Samples that were looked at for mismatch, by identity, and what their version says."""
+        """Samples that were checked for mismatch, by identity, with their log-probabilities."""
 
     def pack(self, samples: Sequence[Sample]) -> list[MicroBatch]:
         """Return the micro-batches of some samples."""
         return pack(samples, self._micro_batch_tokens, is_padded=not self.is_packed)
 
     def refresh(self) -> None:
-        """Compute with the trained weights as they are now; due after every change of them."""
+        """Compute with the trained weights as they are now; call it after every change."""
         self._computing.refresh()
 
     def spent(self) -> float:
-        """Return the model's floating-point operations since this was asked last."""
+        """Return the model's floating-point operations since the last call."""
         flops, self._flops = self._flops, 0.0
         return flops
 
     def logprobs(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy [N] of a micro-batch's tokens, with their gradient.
 
-        For losses that need all tokens before any has its slope.
+        For losses that need all tokens' values before any gradient.
         """
         self._flops += self._cost.of(batch.work, with_gradient=torch.is_grad_enabled())
         hidden_ND = batch.hidden(self._computing.model)
@@ -163,7 +163,7 @@ class Passes:
         return replace(head_of(self._computing.model), adds_at_once=self._adds_at_once)
 
     def accompany(self, batch: MicroBatch) -> None:
-        """Compute a pass and a gradient of zero: a filler, that others do not compute alone."""
+        """Compute a filler with zero gradient, because the other ranks' passes need this rank."""
         logp_N, _ = self.logprobs(batch)
         (logp_N.sum() * 0.0).backward()  # type: ignore[no-untyped-call]  # torch's stub
 
@@ -171,9 +171,9 @@ class Passes:
     def read_policies(
         self, steps: Sequence[Sequence[Sample]], *, with_reference: bool
     ) -> list[list[Known]]:
-        """Return what fixed policies say of each sample, given those of each optimiser step.
+        """Return each sample's log-probabilities under fixed policies, by optimiser step.
 
-        Due before the first optimiser step. Every policy is read once, one at a time.
+        Call it before the first optimiser step. Policies are read one at a time, each once.
         """
         samples = [sample for part in steps for sample in part]
         first = len(steps[0]) if steps else 0
@@ -210,7 +210,7 @@ class Passes:
     @torch.no_grad()
     def surprise(self, samples: Sequence[Sample]) -> list[float]:
         """Return per sample the mean over its tokens of -log p - entropy, in nats, under the policy
-        version that sampled it: 0 in expectation if that version did; nan where p is no number.
+        version that sampled it: 0 in expectation if that version did; nan where p is not a number.
 
         The next `read_policies` does not read these versions again for the same samples.
         """
@@ -229,13 +229,13 @@ class Passes:
         return self.logprobs(batch)[0]
 
     def _versions(self, samples: Sequence[Sample], more: set[PolicyVersion]) -> list[PolicyVersion]:
-        """Return the policy versions that passes over samples need, and some more, in order."""
+        """Return in order the policy versions that passes over samples need, and `more`."""
         return sorted({PolicyVersion(sample.policy_version) for sample in samples} | more)
 
     def _under(
         self, weights: Weights | None, is_current: bool, samples: Sequence[Sample]
     ) -> list[tuple[Tensor, Tensor]]:
-        """Return `_of_each` under a version's weights, which may be those that compute now."""
+        """Return `_of_each` under a version's weights; `is_current` if the model has them now."""
         if is_current or not self._is_asked(samples):
             return self._of_each(samples)
         model = self._computing.model
@@ -259,8 +259,8 @@ class Passes:
         return found
 
     def _is_current(self, weights: Weights | None) -> bool:
-        """Tell whether a version's are the weights that compute now, in the compute format."""
-        # What an adapter computes beside its base differs from the merged weights by rounding.
+        """Tell whether a version's weights equal the model's, in the compute format."""
+        # A base with its adapter beside it differs from the merged weights by rounding.
         if is_adapted(self._computing.model):
             return False
         own = named_weights(self._computing.model)
@@ -275,11 +275,11 @@ class Passes:
 
 
 class ComputeCopy:
-    """The model that computes for the one whose weights are trained."""
+    """The model that runs the passes, in the compute format, for the trained model."""
 
     def __init__(self, trained: Any, dtype: ComputeType) -> None:
-        """With float32 the trained model computes itself. So does one with an adapter: what is not
-        trained of it is shortened, and needs no copy.
+        """With float32 there is no copy: the trained model runs the passes. A model with an adapter
+        needs no copy either: its weights that are not trained are converted in place.
         """
         self._trained = trained
         self.model = trained
@@ -291,7 +291,7 @@ class ComputeCopy:
             self.model = _twin(trained, getattr(torch, dtype))
 
     def refresh(self) -> None:
-        """Take over the trained weights; due before the first micro-batch of an optimiser step."""
+        """Copy the trained weights; call it before the first micro-batch of an optimiser step."""
         if self.model is self._trained:
             return
         with torch.no_grad():
@@ -301,8 +301,8 @@ class ComputeCopy:
 
 
 def shorten(model: Any, dtype: torch.dtype, *, but_trained: bool = False) -> Any:
-    """Return the model with its parameters in another format, perhaps those alone that are not
-    trained; its buffers keep theirs.
+    """Return the model with its parameters converted in place, with `but_trained` only those that
+    are not trained; buffers keep their format.
     """
     for parameter in model.parameters():
         if not (but_trained and parameter.requires_grad):

@@ -1,15 +1,15 @@
 """Names of a learner's tensors in published policies and in checkpoints; adapters.
 
-A state has `model.NAME` for every weight that is trained, `optimizer.NAME.KEY` for what the
-optimiser keeps of it, and `random.RANK.SOURCE` for the generators of each process. Nothing else
-decides the next step: the learning rate follows from the step's number.
+A state has `model.NAME` for every weight that is trained, `optimizer.NAME.KEY` for its state in the
+optimiser, and `random.RANK.SOURCE` for the generators of each process. Nothing else decides the
+next step: the learning rate follows from the step's number.
 
-An adapter is a low-rank update (LoRA; Hu et al. 2021, arXiv 2106.09685), through peft, and is
-called what peft calls it in its files. The base's weights stay as they are; next to every chosen
-linear layer there are A [rank, columns] and B [rows, rank] in float32, and the layer adds B A x *
-alpha / rank. A begins as peft begins it (uniform as a linear layer's), drawn from a generator of
-its own for each layer, and B as zero, so that the policy begins as the base, and the same recipe
-gives the same adapter everywhere.
+An adapter is a low-rank update (LoRA; Hu et al. 2021, arXiv 2106.09685), made by peft; its tensors
+have the names of peft's files. The base's weights stay as they are; next to every chosen linear
+layer there are A [rank, columns] and B [rows, rank] in float32, and the layer adds B A x * alpha /
+rank. A starts as in peft (uniform, like a linear layer), drawn from one generator per layer, and B
+starts at zero. So the policy starts as the base, and the same recipe gives the same adapter
+everywhere.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def load_base(model: Any, weights: Weights | None) -> None:
 def standing_in(model: Any, weights: Weights | None) -> Iterator[None]:
     """Compute with other weights in place of the model's own, which come back unchanged.
 
-    Weights of the model's own type and device are used where they lie, mapped from a file as well;
-    others are converted. On all ranks of a team together; only rank 0 gives the weights. A sharded
-    model keeps a copy of its own shards meanwhile.
+    Weights of the model's own type and device are used without a copy, also when mapped from a
+    file; others are converted. On all ranks of a team together; only rank 0 gives the weights. A
+    sharded model keeps a copy of its own shards meanwhile.
     """
     names = named_weights(model)
     if weights is not None:
@@ -116,7 +116,7 @@ def standing_in(model: Any, weights: Weights | None) -> Iterator[None]:
 def training_state(
     model: Any, optimizer: torch.optim.Optimizer, *, rank: int = 0
 ) -> dict[str, Tensor]:
-    """Return all that the next step depends on; the tensors are live."""
+    """Return all tensors that the next step depends on; live, not copies."""
     found = {f"model.{name}": value for name, value in trained_weights(model).items()}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -145,7 +145,7 @@ def restore_state(
 ) -> None:
     """Take over a state; raises ValueError when it is another architecture's.
 
-    A rank that the state does not know, because there were fewer, keeps its own generators.
+    A rank without generators in the state, because there were fewer ranks, keeps its own.
     """
     own_weights, saved = trained_weights(model), below(state, "model.")
     _check_names(own_weights, saved)
@@ -155,7 +155,7 @@ def restore_state(
     optimizer.state.clear()
     for name, parameter in model.named_parameters():
         own = below(state, f"optimizer.{name}.")
-        # The names of one parameter may begin with another's.
+        # A parameter's name may begin with the name of another one.
         own = {key: value for key, value in own.items() if "." not in key}
         if own:
             optimizer.state[parameter] = kept_state(optimizer, parameter, own)
@@ -165,7 +165,7 @@ def restore_state(
 def kept_state(
     optimizer: torch.optim.Optimizer, parameter: Tensor, values: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return a parameter's saved state in the format and at the place where it belongs now."""
+    """Return a parameter's saved state in the optimiser's format and place (memory or file)."""
     if isinstance(optimizer, SmallAdamW):
         return {key: optimizer.keep(parameter, key, value) for key, value in values.items()}
     return {key: value.detach().clone() for key, value in values.items()}
@@ -184,7 +184,7 @@ def below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _random_state() -> dict[str, Tensor]:
-    """Return the states of the process's generators, as bytes."""
+    """Return the states of the process's random generators, as bytes."""
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     version, internal, gauss = random.getstate()
     found = {
@@ -234,9 +234,9 @@ def add_adapter(model: Any, recipe: AdapterRecipe) -> Any:
         raise ConfigError(
             f"the adapter's target_modules {list(recipe.target_modules)} do not fit the model: "
             f"{str(error).splitlines()[0]}",
-            hint="name linear layers of the model, or none for all of them",
+            hint="name linear layers of the model, or no target_modules to adapt all of them",
         ) from error
-    # Live: what is copied into them is in the model.
+    # Live: copying into them changes the model.
     own = adapter_weights(model)
     for name, weight in start_of(own).items():
         own[name].copy_(weight)
@@ -294,8 +294,8 @@ def merged_in(model: Any, weights: Weights | None) -> Iterator[None]:
     """Compute with a version's merged weights in place of base and adapter, layer by layer.
 
     All other weights are the base's. A layer's weight is mapped and converted while the layer
-    computes, so that no second copy of the model arises. On all ranks of a team together; rank 0
-    alone gives the weights, and sends each layer's to the others.
+    computes, so there is no second copy of the model. On all ranks of a team together; rank 0 alone
+    gives the weights, and sends each layer's to the others.
     """
     layers = {name: m for name, m in model.named_modules() if hasattr(m, "lora_A")}
     if weights is not None and any(f"{name}.weight" not in weights for name in layers):
@@ -311,7 +311,7 @@ def merged_in(model: Any, weights: Weights | None) -> Iterator[None]:
 
 
 def _linear(layer: torch.nn.Linear, weights: Weights | None, name: str, value: Tensor) -> Tensor:
-    # Gathered and in the compute format where the model is sharded.
+    # In a sharded model it is gathered, and in the compute format.
     own = layer.weight
     weight = None if weights is None else weights[name].to(own.device, own.dtype)
     return functional.linear(value, from_leader(weight, own), layer.bias)
@@ -325,23 +325,23 @@ def _require_inner(model: Any, targets: Sequence[str]) -> None:
         if is_target and any(module is one for one in outer):
             raise ConfigError(
                 f"{name} cannot be adapted: log-probabilities are computed from its own weights",
-                hint="leave it out of the adapter's target_modules",
+                hint=f"remove {name} from the adapter's target_modules",
             )
 
 
 def _require_linear(model: Any) -> None:
-    """Raise ConfigError when an adapted layer's weight is not [rows, columns] of its output."""
+    """Raise ConfigError when an adapted layer is not a linear layer."""
     for name, module in model.named_modules():
         base = getattr(module, "base_layer", None)
         if base is not None and not isinstance(base, torch.nn.Linear):
             raise ConfigError(
-                f"{name} is a {type(base).__name__}: adapters are over linear layers here",
-                hint="train all weights of this model: adapter rank 0",
+                f"{name} is a {type(base).__name__}: only linear layers can have adapters",
+                hint="train all weights of this model: set adapter.rank to 0",
             )
 
 
 def _switch(layers: Sequence[Any], *, is_on: bool) -> None:
-    # Not peft's own switch: that one also says whether weights are trained.
+    # Not peft's own switch, which also changes whether weights are trained.
     for layer in layers:
         layer._disable_adapters = not is_on
 

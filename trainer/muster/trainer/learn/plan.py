@@ -1,15 +1,18 @@
-"""What training takes of memory, said before anything is loaded.
+"""The memory that training takes, computed before anything is loaded.
 
 Weights, gradients and the optimiser's state are counted, passes are rehearsed (`rehearsal`), and
-what is free is asked of the machine. A micro-batch's tokens and what the backward pass computes
-again are chosen so that all of it fits:
+the machine's free memory is read. The plan chooses a micro-batch's tokens and what the backward
+pass computes again, so that all of it fits:
 
- 1. Whatever is set stays as it is.
- 2. Computing again costs time, small micro-batches hardly any: the least that is computed again for
-    which a row of the longest length, or `EFFICIENT` tokens, fit.
- 3. Then as many tokens as fit, up to `MOST`.
+ 1. A setting that the user gave stays as it is.
+ 2. Computing again costs time, small micro-batches cost hardly any. So the plan takes the kind that
+    computes least again and with which the longest row and `EFFICIENT` tokens fit. If there is
+    none, it takes the kind that computes least again and with which the longest row fits.
+ 3. A micro-batch has the largest of `MOST`, `MOST` / 2, `MOST` / 4, … tokens that fits.
+ 4. On a GPU, if even `full` does not fit, the inputs of blocks wait on the host.
 
-What never fits is refused, with the smallest change that would do.
+If nothing fits, the plan fails and names the smallest change that would fit. `--offload` is never
+chosen, only named.
 """
 
 from __future__ import annotations
@@ -35,30 +38,35 @@ from muster.trainer.learn.rehearsal import PassBytes, Rehearsal
 
 GB = 1e9
 MOST = 16_384
-"""Tokens of a micro-batch beyond which nothing is gained."""
+"""Tokens of the largest micro-batch that is tried: more gain nothing."""
 EFFICIENT = 2_048
-"""Tokens of a micro-batch below which products of matrices become slow."""
+"""Tokens of a micro-batch below which matrix products become slow."""
 LEAST = 64
 """Tokens of the smallest micro-batch that is tried."""
 PROMPT_TOKENS = 1_024
-"""Length that is assumed of a prompt: recipes have no limit for it."""
+"""Assumed length of a prompt: recipes have no limit for it."""
 SAVING_BYTES = 256 << 20
-"""Bytes of what is on its way to the disk while versions and checkpoints are written."""
+"""Bytes of buffers while versions and checkpoints are written to disk."""
 SAVING = "versions on their way out"
-"""The part of a plan that this is."""
+"""Name of that part of a plan."""
 PROCESS = "process"
-"""The part that is there before anything is loaded."""
+"""Name of the part that the process takes before anything is loaded."""
 TOKEN_BYTES = 36
-"""Of a token in a tuple of Python's."""
+"""Bytes of a token in a Python tuple."""
 LIBRARIES = 100 << 20
 """Bytes that torch and the C library take with the first step, whatever the model: code that is
-loaded then, and holes between small buffers."""
+loaded then, and fragmentation."""
 MAPPED = 1 << 20
-"""Bytes of a buffer that the kernel takes back as soon as it is freed (`return_freed_buffers`)."""
+"""Buffers of this many bytes go back to the kernel when they are freed (`return_freed_buffers`)."""
 PROCESS_ON_GPU = 600 << 20
 """Bytes of a GPU that CUDA itself takes."""
 M_MMAP_THRESHOLD = -3
-"""Name of that limit in glibc's `mallopt`."""
+"""Number of the parameter of glibc's `mallopt` for that limit."""
+SITE_WEIGHT_BYTES = 16
+"""Bytes of a trained weight that a site keeps besides the moments' copy: a copy for a step that is
+taken again, the outer momentum, and the newest mean movements (two weights' worth at most)."""
+EXCHANGE_BYTES = 17
+"""Bytes of a trained weight at the peak of an exchange, that of a site which is alone."""
 RANKS = (2, 4, 8, 16, 32, 64)
 """Numbers of ranks that are tried for a hint."""
 
@@ -69,12 +77,12 @@ class MemoryShort(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Settings that decide about memory; none where the plan chooses."""
+    """Settings that decide the memory; None where the plan chooses."""
 
     ranks: int = 1
     """Processes that share the model."""
     context_ranks: int = 1
-    """Those of them that share rows."""
+    """Number of these processes that share rows."""
     device: str = "cpu"
     """Where the model computes."""
     compute_dtype: ComputeType = "float32"
@@ -88,23 +96,25 @@ class Choices:
     offload: bool = False
     """Whether the moments are in a file."""
     memory_gb: float | None = None
-    """Memory of a process, in 10^9 bytes; none for what is there."""
+    """Memory of a process, in 10^9 bytes; None for what is free."""
     evaluates: bool = False
     """Whether policies are evaluated beside training."""
+    sites: int = 1
+    """Trainer sites, each a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a recipe's training steps ask for."""
+    """Sizes of a recipe's training steps."""
 
     adapter: AdapterRecipe
-    """What of the model is trained."""
+    """The adapter that is trained; rank 0 trains all weights."""
     longest: int
     """Tokens of the longest sample, prompt included."""
     step_tokens: int
     """Most tokens of a training step."""
     optimizer_steps: int
-    """Optimiser steps of it."""
+    """Optimiser steps of a training step."""
     values: int
     """Log-probabilities that are kept of each token."""
     reads_policies: bool
@@ -112,7 +122,7 @@ class Workload:
 
     @classmethod
     def of(cls, recipe: Recipe | SftRecipe, positions: int | None) -> Workload:
-        """Return that of a recipe, of a model with so many positions; none for any number."""
+        """Return a recipe's workload; `positions` is the model's limit, None if it has none."""
         if isinstance(recipe, SftRecipe):
             longest = min(recipe.rows.max_tokens, positions or recipe.rows.max_tokens)
             tokens = recipe.training.batch_tokens + longest
@@ -132,7 +142,6 @@ class Part:
     """Bytes of one thing in each phase."""
 
     name: str
-    """What it is."""
     reading: float
     """While earlier policies are read."""
     training: float
@@ -151,6 +160,15 @@ class MemoryPlan:
     """What the backward pass computes again."""
     available: float
     """Bytes that a process may have."""
+    host: float = 0.0
+    """Bytes of the host's memory in which blocks' inputs wait beside a GPU."""
+    host_available: float = float("inf")
+    """Bytes of the host's memory that are free for them."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is memory for all of it."""
+        return self.peak <= self.available and self.host <= self.host_available
 
     @property
     def peak(self) -> float:
@@ -165,6 +183,7 @@ class MemoryPlan:
             },
             "peak_gb": self.peak / GB,
             "available_gb": self.available / GB,
+            "host_gb": self.host / GB,
             "micro_batch_tokens": self.micro_batch_tokens,
             "recompute": self.recompute,
         }
@@ -174,6 +193,8 @@ class MemoryPlan:
         rows = [*self.parts, self._total()]
         lines = [f"{'memory of a process, GB':<32}{'reading policies':>18}{'optimiser steps':>18}"]
         lines += [f"{p.name:<32}{p.reading / GB:>18.3f}{p.training / GB:>18.3f}" for p in rows]
+        if self.host:
+            lines.append(f"{'of the host: inputs of blocks':<32}{0:>18.3f}{self.host / GB:>18.3f}")
         return "\n".join(
             [
                 *lines,
@@ -191,7 +212,7 @@ class MemoryPlan:
 def plan_memory(model: Path, recipe: Recipe | SftRecipe, choices: Choices) -> MemoryPlan:
     """Return a plan that fits; raises MemoryShort, with a way out, when there is none.
 
-    `model` is the base model's folder, of which config.json alone is read.
+    `model` is the base model's folder, of which only config.json is read.
     """
     return Planner(AutoConfig.from_pretrained(model), recipe, choices).plan()
 
@@ -206,12 +227,22 @@ class Planner:
         choices: Choices,
         rehearsal: Rehearsal | None = None,
     ) -> None:
-        """`config` is the architecture, as transformers describes it; `rehearsal` was made for
-        another plan of the same model. Raises ConfigError for a mixture of experts, and for
-        ranks that do not divide into groups.
+        """`config` is the architecture, as transformers describes it; `rehearsal` may come from
+        another plan of the same model. Raises ConfigError for a mixture of experts, for ranks that
+        do not divide into groups, for ranks of a site, and for recompute `host` on a CPU.
         """
         require_dense(config)
         require_groups(choices.ranks, choices.context_ranks)
+        if choices.sites > 1 and choices.ranks > 1:
+            raise ConfigError(
+                "with --sites, a site is one process", hint="start the trainer without torchrun"
+            )
+        if choices.recompute == "host" and not _has_host(choices.device):
+            raise ConfigError(
+                f"--recompute host moves activations from a GPU to the host, but --device is "
+                f"{choices.device}",
+                hint="use --recompute full",
+            )
         self._recipe, self._choices, self._config = recipe, choices, config
         self._rehearsal = rehearsal or Rehearsal(
             config, recipe.adapter, choices.compute_dtype, choices.device
@@ -222,6 +253,7 @@ class Planner:
             if choices.memory_gb is None
             else choices.memory_gb * GB
         )
+        self._host = _available("cpu", 0, choices.ranks)
         self._work = Workload.of(recipe, getattr(config, "max_position_embeddings", None))
 
     def plan(self) -> MemoryPlan:
@@ -229,32 +261,41 @@ class Planner:
         found = self.found()
         if found is None:
             tokens = self._choices.micro_batch_tokens or self._useful()
-            raise self._short(self._made(self._kinds()[-1], tokens))
+            made = [self._made(kind, tokens) for kind in reversed(self._kinds())]
+            raise self._short(next((m for m in made if m.host <= m.host_available), made[0]))
         return found
 
     def found(self) -> MemoryPlan | None:
         """Return a plan that fits; None when there is none."""
+        # Passes need a rehearsal, which takes seconds: it is spared if the other parts do not fit.
+        others = MemoryPlan(tuple(self._parts(PassBytes(0.0, 0.0))), 0, "none", self._available)
+        if not others.fits:
+            return None
         useful, efficient = self._useful(), EFFICIENT * self._choices.context_ranks
-        for least in (max(useful, min(efficient, self._per_optimizer_step())), useful):
-            for kind in self._kinds():
-                found = self._largest(kind, least)
-                if found is not None:
-                    return found
+        leasts = (max(useful, min(efficient, self._per_optimizer_step())), useful)
+        tries = [(kind, least) for least in leasts for kind in self._kinds()]
+        for kind, least in sorted(tries, key=lambda each: each[0] == "host"):
+            found = self._largest(kind, least)
+            if found is not None:
+                return found
         return None
 
     def _kinds(self) -> Sequence[Recompute]:
-        """Return what may be computed again, the least first."""
+        """Return the kinds of recompute to try, the one that computes least again first."""
         chosen = self._choices.recompute
         if not self._rehearsal.size.blocks:
             return ("none",)
-        return get_args(Recompute) if chosen is None else (chosen,)
+        if chosen is not None:
+            return (chosen,)
+        has_host = _has_host(self._choices.device)
+        return [kind for kind in get_args(Recompute) if kind != "host" or has_host]
 
     def _useful(self) -> int:
-        """Return the fewest tokens of a micro-batch that save memory."""
+        """Return the micro-batch size in tokens below which no memory is saved."""
         return max(LEAST, min(self._work.longest, self._per_optimizer_step()))
 
     def _with(self, choices: Choices) -> Planner:
-        """Return the planner of other choices."""
+        """Return a planner with other choices."""
         return Planner(self._config, self._recipe, choices, self._rehearsal)
 
     def _per_optimizer_step(self) -> int:
@@ -264,12 +305,12 @@ class Planner:
         return max(self._work.longest, -(-self._work.step_tokens // steps))
 
     def _largest(self, kind: Recompute, least: int) -> MemoryPlan | None:
-        """Return the plan with most tokens that fits, `least` or more."""
+        """Return the fitting plan with most tokens, at least `least`; None if none fits."""
         fixed = self._choices.micro_batch_tokens
         tokens = fixed or MOST
         while True:
             made = self._made(kind, tokens)
-            if made.peak <= self._available:
+            if made.fits:
                 return made
             if fixed or tokens <= least:
                 return None
@@ -284,7 +325,8 @@ class Planner:
             is_whole=self._choices.ranks == 1,
             context=self._choices.context_ranks,
         )
-        return MemoryPlan(tuple(self._parts(passes)), tokens, kind, self._available)
+        parts = tuple(self._parts(passes))
+        return MemoryPlan(parts, tokens, kind, self._available, passes.host, self._host)
 
     def _parts(self, passes: PassBytes) -> list[Part]:
         size, ranks, choices = self._rehearsal.size, self._choices.ranks, self._choices
@@ -310,6 +352,14 @@ class Planner:
             Part("passes", passes.reading, passes.training),
             Part("samples, log-probabilities", known, known),
         ]
+        if choices.sites > 1:
+            kept = (SITE_WEIGHT_BYTES + self._moment_width()) * size.trained
+            # There are no gradients and no passes meanwhile.
+            more = EXCHANGE_BYTES * size.trained - 4 * size.trained - passes.training
+            parts += [
+                Part("kept by a site", kept, kept),
+                Part("exchange with other sites", 0, max(0.0, more)),
+            ]
         if choices.device == "cpu":
             parts.append(Part("kept by libraries", LIBRARIES, LIBRARIES))
         if choices.evaluates:
@@ -319,12 +369,15 @@ class Planner:
         return parts
 
     def _moments(self) -> float:
-        """Return the bytes of the optimiser's state, or of what is mapped of it at a time."""
-        width = 4 if self._choices.optimizer_state == "bfloat16" else 8
-        size = self._rehearsal.size
+        """Return the bytes of the optimiser's state, or of its part that is mapped at a time."""
+        width, size = self._moment_width(), self._rehearsal.size
         if self._choices.offload:
             return width * min(size.trained, max(size.head, size.layer))
         return width * size.trained / self._choices.ranks
+
+    def _moment_width(self) -> int:
+        """Return the bytes of a weight's moments."""
+        return 4 if self._choices.optimizer_state == "bfloat16" else 8
 
     def _stand_in(self, *, is_short: bool) -> float:
         """Return the bytes of a policy whose weights stand in for those that are trained."""
@@ -340,23 +393,29 @@ class Planner:
         return dtype.itemsize if isinstance(dtype, torch.dtype) else 4
 
     def _gathered(self, width: int) -> float:
-        """Return the bytes of the parts of a sharded model that are whole at a time."""
+        """Return the bytes of the parts of a sharded model that are gathered at a time."""
         size = self._rehearsal.size
         outer = size.parameters - sum(size.blocks)
-        # Whole weights; of blocks also their gradient, and what it is summed up in over ranks. For
-        # head and embedding passes have these.
+        # Gathered weights; for blocks also their gradient, and the float32 buffer in which ranks
+        # sum it. For head and embedding these are part of the passes.
         return outer * width + 2 * max(size.blocks, default=0) * (2 * width + 4)
 
     def _short(self, least: MemoryPlan) -> MemoryShort:
+        if least.host > least.host_available:
+            return MemoryShort(
+                f"inputs of blocks need {least.host / GB:.2f} GB of the host's memory, but only "
+                f"{least.host_available / GB:.2f} GB are free",
+                hint="leave out --recompute, so that the plan chooses it",
+            )
         return MemoryShort(
-            f"training takes {least.peak / GB:.2f} GB in a process and there are "
-            f"{self._available / GB:.2f} (micro-batches of {least.micro_batch_tokens} tokens, "
-            f"recompute {least.recompute})",
+            f"training needs {least.peak / GB:.2f} GB in a process, but only "
+            f"{self._available / GB:.2f} GB are free (micro-batches of "
+            f"{least.micro_batch_tokens} tokens, recompute {least.recompute})",
             hint=self._way_out(least),
         )
 
     def _less_state(self) -> Iterator[tuple[str, Choices]]:
-        """Yield flags that leave less of the optimiser in memory, those that change least first."""
+        """Yield flags that keep less of the optimiser in memory, the smallest change first."""
         own = self._choices
         is_short = own.optimizer_state != "float32"
         short = "" if is_short else " --optimizer-state bfloat16"
@@ -369,6 +428,8 @@ class Planner:
     def _more_ranks(self) -> Iterator[Choices]:
         """Yield choices with more ranks that share rows, then those with more ranks."""
         own = replace(self._choices, offload=False, memory_gb=self._available / GB)
+        if own.sites > 1:
+            return
         for ranks in (own.ranks, *(ranks for ranks in RANKS if ranks > own.ranks)):
             for context in (1, *RANKS):
                 is_more = ranks > own.ranks or context > own.context_ranks
@@ -396,33 +457,40 @@ class Planner:
                 if more.ranks == own.ranks:
                     return f"{shared} fits"
                 flags = f" and {shared}" * (more.context_ranks > 1)
-                return f"{more.ranks} ranks with as much memory each{flags} would do (torchrun)"
-        return f"it needs --memory-gb {least.peak / GB:.2f}, or an adapter instead of all weights"
+                return (
+                    f"{more.ranks} ranks with as much memory each{flags} would be enough (torchrun)"
+                )
+        return f"--memory-gb {least.peak / GB:.2f} would be enough; or train an adapter"
 
 
 def return_freed_buffers() -> None:
     """Have the C library give large buffers back to the kernel when they are freed.
 
-    glibc keeps buffers of up to 32 MiB, for others that rarely fit: a sixth of the memory of a
-    training step. Other C libraries are left as they are.
+    glibc keeps freed buffers of up to 32 MiB for later ones, which rarely fit: a sixth of the
+    memory of a training step. Other C libraries are left as they are.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MAPPED)
 
 
+def _has_host(device: str) -> bool:
+    """Tell whether a device has memory of its own, apart from the host's."""
+    return torch.device(device).type == "cuda"
+
+
 def _process_bytes(device: str) -> float:
     """Return what the process takes before anything is loaded: Python, torch, transformers."""
-    if torch.device(device).type == "cuda":
+    if _has_host(device):
         return float(PROCESS_ON_GPU)
     return float(_status("VmRSS") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def _available(device: str, own: float, ranks: int) -> float:
-    """Return the bytes that this process may have: what is free, by the kernel, by the container's
-    limit or on the GPU, and what it has already; a share of it for each rank.
+    """Return the bytes that this process may have: what is free on the GPU; on a CPU, a rank's
+    share of what kernel and container leave free, plus what the process has already.
     """
-    if torch.device(device).type == "cuda":
+    if _has_host(device):
         return float(torch.cuda.mem_get_info(torch.device(device))[0])
     free = [_meminfo("MemAvailable")]
     limit, used = (
@@ -443,7 +511,7 @@ def _status(name: str) -> float | None:
 
 
 def _line_of(path: Path, name: str) -> float | None:
-    """Return the bytes that a file of the kernel gives for a name; none where there is none."""
+    """Return the bytes that a file of the kernel gives for a name; None if it has no such name."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -1,9 +1,9 @@
-"""The memory of a pass, found by making it with tensors that have a size and no content.
+"""The memory of a pass, measured with tensors that have a size and no content.
 
 A model with few blocks is built without weights, and the trainer's own forward and backward pass
-run through it; what every operation allocates is counted, and what is freed is taken off. All
-blocks of a model cost the same, and every token does, so that a few such passes give the peak of
-any number of blocks and tokens.
+run through it; a meter adds what every operation allocates and subtracts what is freed. All blocks
+of a model cost the same, and so do all tokens, so a few such passes give the peak for any number of
+blocks and tokens.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from transformers import AutoModelForCausalLM
 
 from muster.protocol.recipe import AdapterRecipe
 from muster.trainer.learn.attention import NAME, switch_off_dropout
+from muster.trainer.learn.cheaper import quicken
 from muster.trainer.learn.context import BatchPart
-from muster.trainer.learn.lean import quicken
 from muster.trainer.learn.logprob import block_rows, chunk_rows
 from muster.trainer.learn.packing import MicroBatch, Sample, pack
 from muster.trainer.learn.passes import ComputeType, shorten
-from muster.trainer.learn.recompute import Recompute, blocks, recompute
+from muster.trainer.learn.recompute import Lane, Recompute, blocks, recompute
 
 TOKENS = (512, 1024)
 """Lengths of rehearsed rows."""
@@ -43,9 +43,11 @@ class PassBytes(NamedTuple):
     """Bytes that a pass takes beside weights, gradients and optimiser."""
 
     training: float
-    """At the peak of forward and backward pass, what they return to the weights included."""
+    """At the peak of forward and backward pass, including the weights' new gradients."""
     reading: float
     """At the peak of a pass without gradient."""
+    host: float = 0.0
+    """Pinned on the host between forward and backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,47 +81,57 @@ class Rehearsal:
         self._device = torch.device(device).type
         self._is_packed = True
         self._total = int(config.num_hidden_layers)
-        self._few = (1, 2) if self._total > 2 else (self._total, self._total)
         self.size = self._measure()
         try:
-            self._few_blocks("none", self._few[0], TOKENS[0], 1)
+            self._few_blocks("none", self._few("none")[0], TOKENS[0], 1)
         except (TypeError, ValueError, RuntimeError, KeyError, AttributeError):
-            # As in `understands_packing`: whatever such attention stumbles over, rows are padded.
+            # As in `understands_packing`: if packed attention fails in any way, rows are padded.
             self._is_packed = False
 
     def bytes(
         self, kind: Recompute, tokens: int, *, is_whole: bool = True, context: int = 1
     ) -> PassBytes:
-        """Return what a micro-batch of so many tokens takes, of a model that is not sharded or is,
-        in each of the ranks that share it.
+        """Return the bytes of a micro-batch of `tokens` tokens in each of the `context` ranks that
+        share it; the model is sharded unless `is_whole`.
 
-        Blocks are rehearsed with a small vocabulary; what the head and the embedding add is known.
+        Blocks are rehearsed with a small vocabulary; what the head and the embedding add is
+        computed.
         """
+        layers = self._few(kind)
         found = [
-            [self._few_blocks(kind, layers, few, context) for few in TOKENS] for layers in self._few
+            [self._few_blocks(kind, count, few, context) for few in TOKENS] for count in layers
         ]
         at = [
             [_line(TOKENS, [float(made[i]) for made in row], tokens) for row in found]
             for i in range(3)
         ]
-        is_all = self._few[0] == self._few[1]
+        is_all = layers[0] == layers[1]
         kept, backward, reading = (
-            few[0] if is_all else _line(self._few, few, self._total) for few in at
+            few[0] if is_all else _line(layers, few, self._total) for few in at
         )
         own = -(-tokens // context)
         chunk, width = self._chunk(own), 4 if self._dtype == "float32" else 2
         # One process adds both gradients to the weights' own while they are made (`Passes`).
         is_added = is_whole and width == 4
         head = 0 if self._adapter.rank or is_added else self.size.head * width
-        # Both gradients of a tied weight are there before they are added up.
+        # Both gradients of a tied weight exist before they are added up.
         embedding = head * (1 + self.size.is_tied)
         if not is_whole and head:
-            # Over ranks their sum is added up in float32, in a copy.
+            # Ranks sum the gradient in float32, in a copy.
             embedding = max(embedding, head + 4 * self.size.head)
-        hidden = 2 * width * own * int(self._config.hidden_size)
+        hidden = width * own * int(self._config.hidden_size)
         return PassBytes(
-            max(kept + head + chunk, backward + head, embedding), max(reading, chunk + hidden)
+            max(kept + head + chunk, backward + head, embedding),
+            max(reading, chunk + 2 * hidden),
+            # Pinned memory comes in powers of two.
+            (self._total - 1) * 2.0 ** (hidden - 1).bit_length() if kind == "host" else 0.0,
         )
+
+    def _few(self, kind: Recompute) -> tuple[int, int]:
+        """Return the two numbers of blocks to rehearse; a line through both gives the rest."""
+        # If inputs wait on the host, two blocks have as many of them on the device as more blocks.
+        least = 2 if kind == "host" else 1
+        return (least, least + 1) if self._total > least + 1 else (self._total, self._total)
 
     def _measure(self) -> ModelSize:
         with FakeTensorMode():
@@ -161,7 +173,7 @@ class Rehearsal:
             model = self._model(config)
             if self._dtype != "float32":
                 shorten(model, torch.bfloat16, but_trained=bool(self._adapter.rank))
-            recompute(model, kind)
+            recompute(model, kind, _Nowhere(torch.device("cpu")))
             meter = _Meter()
             for parameter in model.parameters():
                 meter.leave_out(parameter)
@@ -181,7 +193,7 @@ class Rehearsal:
             return kept, backward, meter.peak - before
 
     def _give_gradient(self, parameter: Any, meter: _Meter) -> None:
-        """Let a weight have a gradient from an earlier micro-batch, as most have."""
+        """Give a weight the gradient of an earlier micro-batch, because most have one."""
         if self._dtype == "float32" or self._adapter.rank:
             parameter.grad = torch.empty_like(parameter)
             meter.leave_out(parameter.grad)
@@ -201,7 +213,7 @@ class Rehearsal:
 
 
 class _Adapted(torch.nn.Module):
-    """A layer that allocates what peft's allocates; peft cannot work on tensors without content."""
+    """A layer that allocates as much as peft's; peft cannot work on tensors without content."""
 
     def __init__(self, base: torch.nn.Linear, rank: int) -> None:
         super().__init__()
@@ -216,7 +228,7 @@ class _Adapted(torch.nn.Module):
 
 
 def _adapt(model: Any, recipe: AdapterRecipe) -> None:
-    """Train nothing but an adapter of a model."""
+    """Freeze a model and put an adapter into it."""
     model.requires_grad_(False)
     head = model.get_output_embeddings()
     for name, layer in list(model.named_modules()):
@@ -227,13 +239,23 @@ def _adapt(model: Any, recipe: AdapterRecipe) -> None:
 
 
 def _line(places: tuple[int, ...], values: list[float], place: int) -> float:
-    """Return the value at a place of the line through two."""
+    """Return the value at `place` on the line through two points."""
     slope = (values[1] - values[0]) / (places[1] - places[0])
     return values[0] + slope * (place - places[0])
 
 
+class _Nowhere(Lane):
+    """A lane to a host whose memory is not counted."""
+
+    def room(self, like: Tensor) -> Tensor:
+        return like.new_empty(1).expand_as(like)
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        del source, target
+
+
 class _Rehearsed:
-    """Ranks that share rows, all of them this process: their tensors have a size alone."""
+    """Ranks that share rows, all played by this process; their tensors have no content."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place = size, 0
@@ -261,14 +283,14 @@ def _forget_gradient(parameter: Any) -> None:
 
 
 class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's stub
-    """Adds up the storages that operations make and that are still there."""
+    """Adds up the storages that operations allocate and that are not freed yet."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's stub
         self.now = 0
-        """Bytes."""
+        """Bytes that are allocated now."""
         self.peak = 0
-        """The largest number of them since `restart`."""
+        """The largest `now` since `restart`."""
         self._known: set[int] = set()
 
     def restart(self) -> None:

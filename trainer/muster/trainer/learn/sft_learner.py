@@ -1,6 +1,6 @@
 """The tensors of supervised fine-tuning: a step whose loss is the cross-entropy of given tokens.
 
-Axes: N trained tokens of a micro-batch, R of them.
+Axes: N trained tokens of a micro-batch, R some of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class HeldOutLoss(NamedTuple):
     loss: float
     """Mean cross-entropy of their tokens, in nats."""
     tokens: int
-    """How many these are."""
+    """Number of these tokens."""
 
 
 class SftLearner(TrainedModel[SftRecipe, PackedStep]):
@@ -85,10 +85,10 @@ class SftLearner(TrainedModel[SftRecipe, PackedStep]):
 
 
 def rate_of(training: SftTraining, step: Step, last: Step) -> float:
-    """Return the learning rate of an optimiser step, of 1 to `last`.
+    """Return the learning rate of optimiser step `step`, from 1 to `last`.
 
-    It rises linearly over the warm-up; a cosine falls from there, and would reach its final share
-    in the step after the last.
+    It rises linearly over the warm-up. From there it falls along a cosine, which would reach the
+    final rate in the step after the last.
     """
     warm = training.warmup_steps
     if step <= warm:

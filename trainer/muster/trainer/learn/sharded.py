@@ -1,8 +1,7 @@
 """Forward passes whose models are sharded over ranks.
 
-Gathering a block's weights takes all ranks, so all run the same number of passes: one that has
-fewer micro-batches, or none, goes along with a filler, whose gradient is zero and which counts for
-nothing.
+Gathering a block's weights takes all ranks, so all run the same number of passes. A rank that has
+fewer micro-batches, or none, computes fillers, whose gradient is zero and which count for nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class ShardedPasses(Passes):
         recomputed: Recompute = "none",
     ) -> None:
         """Shards `trained` in place; on rank 0 it has the base model's weights."""
-        # Weights are shortened as they are gathered, not in a copy.
+        # Weights are converted as they are gathered, not in a copy.
         super().__init__(
             trained,
             published,
@@ -107,12 +106,12 @@ class ShardedPasses(Passes):
 
 
 def blueprint_of(model: Any) -> Blueprint:
-    """Return what other ranks build a model like this one from."""
+    """Return the blueprint from which other ranks build the same model."""
     return Blueprint(model.config, understands_packing(model))
 
 
 def empty_model(config: Any) -> Any:
-    """Return a model in the main memory whose weights and buffers are whatever was there.
+    """Return a model in main memory whose weights and buffers are uninitialised.
 
     Pages that nobody writes to take no memory, so every rank can afford one.
     """

@@ -1,7 +1,7 @@
 """A model in training, whatever its loss is: weights, optimiser, passes, ranks, state.
 
-Owns torch and nothing else: no network, no chain. Blocking; the flow runs it in a thread. What an
-optimiser step's samples are and what their loss is, subclasses say: `learner` for reinforcement
+Owns torch and nothing else: no network, no chain. Blocking; the flow runs it in a thread.
+Subclasses define the samples of an optimiser step and their loss: `learner` for reinforcement
 learning, `sft_learner` for supervised fine-tuning.
 
 Axes: N completion tokens of a micro-batch.
@@ -52,20 +52,20 @@ logger = logging.getLogger(__name__)
 
 
 LARGEST = frozenset({"max_ratio", "mismatch_max", "grad_norm", "skipped"})
-"""Fields of `Sums` of which the largest counts: they are not added up over ranks."""
+"""Fields of `Sums` that combine by maximum, not by sum."""
 OF_SLOWEST = LARGEST | {*PHASES, "memory_bytes"}
-"""Those of which the largest rank's counts."""
+"""Fields that combine by maximum over ranks."""
 
 
 RELEASE_LOOK_S = 1.0
-"""Seconds after which ranks that wait for one another's disks hear from one another."""
+"""Seconds between checks of ranks that wait for one another's disks."""
 
 
 class RankWork(NamedTuple):
     """One rank's share of an optimiser step; ranks that share rows have the same."""
 
     samples: list[Sample]
-    """The rank's samples; none when there are fewer groups than ranks."""
+    """The rank's samples; empty when there are fewer groups than ranks."""
     totals: Totals
     """Counts over all ranks, by which the loss is divided."""
 
@@ -86,9 +86,9 @@ class BatchLoss(NamedTuple):
     """A micro-batch's part of an optimiser step's loss."""
 
     loss: Tensor
-    """What is differentiated; the gradients of all micro-batches and ranks add up."""
+    """The sum to differentiate; the gradients of all micro-batches and ranks add up."""
     parts: TokenLoss
-    """What it is made of."""
+    """The loss of each token, and its parts."""
     advantage_N: Tensor
     """The advantage of each token's sample."""
     entropy_N: Tensor
@@ -119,7 +119,7 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
         """`published` gives a published version's weights, exactly as workers got them. The
         optimiser's state is in a file of the folder `offload`, if there is one.
 
-        With a team rank 0 has the base model's folder, and the others its blueprint and no weights.
+        `model` is the base model's folder; with a team, ranks other than 0 get its blueprint.
         """
         self._recipe: RecipeType = recipe
         self._device = torch.device(device)
@@ -129,10 +129,11 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
         self._held.set()
         if offload is not None and team is not None:
             raise ConfigError(
-                "one process alone keeps its optimiser's state in a file",
-                hint="--no-offload: ranks share the state",
+                "--offload works with one process only",
+                hint="use --no-offload: ranks share the optimiser's state",
             )
-        own = _load(model, self._device if team is None else torch.device("cpu"))
+        with self._ranks.beating():
+            own = _load(model, self._device if team is None else torch.device("cpu"))
         if recipe.adapter.rank:
             add_adapter(own, recipe.adapter)
         self.model = own.train()
@@ -200,16 +201,16 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
         return sums
 
     def weights(self) -> dict[str, Tensor]:
-        """Return what is trained, live and as it is sharded: the policy's parameters and buffers,
+        """Return what is trained, live, each rank its shards: the policy's parameters and buffers,
         tied ones once, or its adapter.
         """
         return trained_weights(self.model)
 
     def pieces(self, formats: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Tensor]]:
-        """Return what gives the weights whole on rank 0, in this order and these formats, some
-        rows of a tensor at a time; on all ranks, and any thread may draw them.
+        """Return an iterator that yields the whole weights on rank 0, in the order and formats of
+        `formats`, some rows of a tensor at a time; on all ranks, and any thread may consume it.
 
-        While they are drawn the weights must not change: see `hold`.
+        Until it ends the weights must not change: see `hold`.
         """
         self._ranks.lead("pieces", dict(formats))
         weights = self.weights()
@@ -220,10 +221,10 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
         )
 
     def hold(self) -> Callable[[], None]:
-        """Leave what `weights` and `state` returned as it is, until what this returns is called.
+        """Keep the tensors of `weights` and `state` as they are until the result is called.
 
-        Whatever changes a weight or the optimiser's state waits for that; passes do not, but for
-        those of earlier policies over several ranks.
+        Everything that changes a weight or the optimiser's state waits for that call. Passes do not
+        wait, except those of earlier policies over several ranks.
         """
         held = threading.Event()
         self._held = held
@@ -238,17 +239,19 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
     def _await_shards(self) -> None:
         """Return when earlier policies may be read into the tensors of a sharded model.
 
-        One process has no need to wait: there they stand in as tensors of their own.
+        One process has no need to wait: there earlier policies have tensors of their own.
         """
         if self._ranks.size > 1:
             self._await_release()
 
-    def load(self, weights: Weights | None) -> None:
-        """Continue from a policy's weights, with the optimiser as it is; rank 0 has them."""
-        self._ranks.lead("load")
+    def load(self, weights: Weights | None, *, is_fresh: bool = False) -> None:
+        """Continue from a policy's weights, with a fresh optimiser or as it is; rank 0 has them."""
+        self._ranks.lead("load", is_fresh)
         self._await_release()
         with self._ranks.watch("taking over a policy"):
             load_weights(self.model, weights)
+        if is_fresh:
+            self.optimizer.state.clear()
 
     def state(self) -> dict[str, Tensor]:
         """Return every tensor that the next step depends on, by name; live, not copies."""
@@ -259,7 +262,7 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
         return state_template(self.model, sizes)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a state as `state` returned it, also in a process before this one."""
+        """Continue from a state that `state` returned, perhaps in an earlier process."""
         self._ranks.lead("restore")
         self._await_release()
         restore_state(self.model, self.optimizer, state, rank=self._ranks.rank)
@@ -325,16 +328,16 @@ def _load(model: Path | Blueprint, device: torch.device) -> Any:
 
 
 def require_parts(model: Any, blueprint: Blueprint, ranks: Ranks) -> None:
-    """Raise ConfigError when ranks are to share rows of a model that has no packed rows."""
+    """Raise ConfigError when ranks are to share rows of a model that cannot pack rows."""
     if ranks.context > 1 and not blueprint.is_packed:
         raise ConfigError(
-            f"{type(model).__name__} attends in a way of its own, which ranks cannot share",
-            hint="--context-ranks 1",
+            f"{type(model).__name__} has its own kind of attention, which ranks cannot share",
+            hint="use --context-ranks 1",
         )
 
 
 def even_parts(samples: list[Sample], count: int) -> list[list[Sample]]:
-    """Cut samples into so many runs of about equal number."""
+    """Cut samples into `count` runs of about equal length."""
     ends = [len(samples) * i // count for i in range(count + 1)]
     return [samples[a:b] for a, b in pairwise(ends)]
 

@@ -1,4 +1,4 @@
-"""A training step on this machine, of made-up rollouts, and how many workers keep it busy."""
+"""A training step on this machine with made-up rollouts, and how many workers keep it busy."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from muster.trainer.publish.policies import BASE, MappedWeights, vocab_size
 SPREAD = 0.5
 """Standard deviation of the logarithm of made-up completions' lengths."""
 SAMPLED_TOKENS = 128
-"""Tokens at most of a completion by which a worker's speed is measured."""
+"""Most tokens of a completion when a worker's speed is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is made up; none for what the recipe says."""
+    """Size of the made-up step; None takes the recipe's value."""
 
     groups: int | None = None
-    """Groups of the step that is measured; the recipe's step is reckoned from it."""
+    """Groups of the measured step; the time of the recipe's step is extrapolated from it."""
     prompt_tokens: int = 64
     """Tokens of a prompt."""
     completion_tokens: int | None = None
-    """Mean tokens of a completion; half of the limit without it."""
+    """Mean tokens of a completion; None for half of the limit."""
     repeats: int = 2
-    """Steps of which the median counts, after one that is not counted."""
+    """Measured steps, of which the median counts; one more step before them is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class BenchFigures:
     """Measured figures."""
 
     plan: MemoryPlan
-    """What was planned."""
+    """The memory plan of the measured step."""
     step: StepFigures
     """The step that was measured."""
     wall_s: float
@@ -61,7 +61,7 @@ class BenchFigures:
     worker_tokens_per_s: float
     """Completion tokens per second of a worker."""
     unmeasured: frozenset[str] = frozenset({SAVING})
-    """Parts of the plan that the measured memory lacks."""
+    """Parts of the plan that were not measured."""
 
     @property
     def workers(self) -> int:
@@ -70,12 +70,12 @@ class BenchFigures:
 
     @property
     def planned_bytes(self) -> float:
-        """Bytes that the plan gives for what was measured."""
+        """Planned bytes of the measured parts."""
         parts = [part for part in self.plan.parts if part.name not in self.unmeasured]
         return max(sum(p.reading for p in parts), sum(p.training for p in parts))
 
     def figures(self) -> dict[str, Any]:
-        """Return all of it by name; units as in docs/reference/metrics.md."""
+        """Return all figures by name; units as in docs/reference/metrics.md."""
         return {
             "plan": self.plan.figures(),
             "samples": self.step.samples,
@@ -95,7 +95,7 @@ class BenchFigures:
         }
 
     def text(self) -> str:
-        """Return it for people."""
+        """Return the figures as text for people."""
         found = self.figures()
         parts = ", ".join(f"{name.removesuffix('_s')} {found[name]:.2f}" for name in PHASES)
         return "\n".join(
@@ -123,9 +123,9 @@ def measure_step(
     peak_flops: float | None = None,
     worker_tokens_per_s: float | None = None,
 ) -> BenchFigures:
-    """Measure a model folder's training step; what is not given of peak and worker is measured.
+    """Measure a model folder's training step; peak and worker speed are measured unless given.
 
-    Samples are one version old where the recipe allows that, so each takes a behaviour pass. Raises
+    Samples are one version old if the recipe allows that, so each needs a behaviour pass. Raises
     MemoryShort when the plan does not fit.
     """
     plan = plan_memory(model, recipe, choices)
@@ -145,7 +145,7 @@ def measure_step(
         step_s=step_s,
         step_tokens=step.tokens * whole // len(groups),
         worker_tokens_per_s=worker_tokens_per_s or _worker_speed(model, recipe, choices, groups),
-        # What CUDA itself takes is not counted by torch, and nothing is written to a disk.
+        # torch does not count the memory of CUDA itself, and this measurement saves nothing.
         unmeasured=frozenset({SAVING} if choices.device == "cpu" else {SAVING, PROCESS}),
     )
 
@@ -196,7 +196,7 @@ def _learner(model: Path, recipe: Recipe, choices: Choices, plan: MemoryPlan) ->
     learner = Learner(
         model,
         recipe,
-        # Without staleness the version that sampled has the very weights that are trained.
+        # Without staleness the samples come from the very weights that are trained.
         published=lambda _: learner.weights() if is_fresh else base,
         micro_batch_tokens=plan.micro_batch_tokens,
         recomputed=plan.recompute,
@@ -211,7 +211,7 @@ def _learner(model: Path, recipe: Recipe, choices: Choices, plan: MemoryPlan) ->
 def _median_step(
     learner: Learner, groups: Sequence[Sequence[Rollout]], count: int
 ) -> tuple[StepFigures, float]:
-    """Return the figures and the seconds of the middle one of `count` steps, after another."""
+    """Return figures and seconds of the median of `count` steps, after one warm-up step."""
     found = []
     for number in range(1, count + 2):
         began = time.perf_counter()

@@ -1,13 +1,14 @@
 """Evaluation beside training: any machine measures a run's versions as they appear.
 
-  1. due       the oldest version on chain that was not evaluated yet
-  2. fetch     its files from relays, every byte checked against the root on chain
-  3. evaluate  on held-out problems, with an engine of choice
-  4. report    signed figures to the orchestrator, which says who signed them
-  5. note      a line in evaluations.jsonl: where a later start goes on
+  1. due       find the oldest version on chain that was not evaluated yet
+  2. fetch     get its files from relays; check every byte against the root on chain
+  3. evaluate  sample held-out problems, with an engine of choice
+  4. report    send signed figures to the orchestrator, which shows who signed them
+  5. note      write a line to evaluations.jsonl, from which a restart resumes
 
-Killed between 4 and 5 it evaluates the version again, with the same noise. A version that relays
-have dropped is passed over. At most `KEPT` versions are on the disk.
+If it is killed between 4 and 5, it evaluates the version again, with the same noise. A version that
+cannot be fetched is skipped if a relay offers a newer one, and else tried again. At most `KEPT`
+versions are on the disk.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from muster.api import OrchestratorApi
 from muster.chain import Chain, ChainView, Event, EventReader, RunView, find_run, follow
 from muster.inference import InferenceEngine
 from muster.lifecycle import ComputeThread
-from muster.protocol.errors import ApiError, ConfigError, PolicyUnavailable
+from muster.protocol.errors import ApiError, ConfigError, NotYet, PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.recipe import Recipe
-from muster.shardcast import Fetcher
+from muster.shardcast import Fetcher, TrustedRoot
 from muster.tasks import TaskSet, check_task_set
 from muster.trainer.measure.evaluate import Evaluation, Evaluator
 from muster.trainer.measure.figures import evaluation_entry, flat
@@ -36,36 +37,36 @@ from muster.trainer.measure.metrics import MetricsLog
 logger = logging.getLogger(__name__)
 
 KEPT = 2
-"""Versions whose files stay: the newest, and the one that its delta starts from."""
+"""Versions whose files are kept: the newest, and the one that its delta starts from."""
 LOOK_S = 10.0
-"""Longest pause before relays are asked again for what they did not have."""
+"""Longest pause in seconds before relays are asked again for a version."""
 RETRY_S = 5.0
-"""Pause before an orchestrator that was away is asked again."""
+"""Seconds before an unreachable orchestrator is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is evaluated, and with what."""
+    """What to evaluate, and how."""
 
     run: RunId
     rpc: str
     deployments: Path
     orchestrator: str
-    """Its URL: the recipe comes from it, figures go to it."""
+    """URL of the orchestrator: the recipe comes from it, figures go to it."""
     eval_set: Path
     """Task set of held-out problems."""
     state_dir: Path
-    """Policies, and what was evaluated."""
+    """Folder of the policies and the log of evaluations."""
     samples: int = 1
     """Samples per problem."""
     every: int = 1
-    """Evaluate every so many versions; the last is always evaluated."""
+    """Evaluate every N-th version; the last is always evaluated."""
     is_following: bool = False
     """Whether to stay for later versions, until the run is over."""
     relays: tuple[str, ...] = ()
-    """Where versions come from; those that the orchestrator names without any."""
+    """URLs of relays; if empty, those that the orchestrator names."""
     poll_s: float = 1.0
-    """Seconds between looks at the chain."""
+    """Seconds between two polls of the chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +78,20 @@ class Follower:
     last: int
     """The version that ends the run; 0 for none."""
     every: int
-    """Every so many versions are evaluated, and the last."""
+    """Every N-th version is evaluated, and the last."""
     fetch: Callable[[PolicyVersion, Hash32], Awaitable[Path]]
-    """Returns a version's files; raises PolicyUnavailable."""
+    """Returns the folder of a version's files; raises PolicyUnavailable."""
+    offers_newer: Callable[[PolicyVersion], Awaitable[bool]]
+    """Tells whether a relay offers a newer version."""
     evaluator: Evaluator
     report: Callable[[PolicyVersion, Hash32, Mapping[str, float]], Awaitable[None]]
-    """Brings figures to the orchestrator; raises ApiError when they are refused."""
+    """Sends figures to the orchestrator; raises ApiError when it refuses them."""
     log: MetricsLog
-    """What was evaluated."""
+    """Log of the evaluations."""
     tell: Callable[[Evaluation], None] = lambda _: None
-    """Is told of every evaluation."""
+    """Called with every evaluation."""
     passed_over: set[PolicyVersion] = field(default_factory=set)
-    """Versions that no relay has any more."""
+    """Versions that were skipped because no relay has them any more."""
 
     @property
     def is_over(self) -> bool:
@@ -97,7 +100,7 @@ class Follower:
         return bool(run.closed_at) or bool(self.last and self.last in run.checkpoints)
 
     def due(self) -> PolicyVersion | None:
-        """Return the oldest version that is to be evaluated now."""
+        """Return the oldest version that still has to be evaluated."""
         done = self.log.evaluated() | self.passed_over
         waiting = (v for v in self.run().checkpoints if v not in done and self._is_wanted(v))
         return min(waiting, default=None)
@@ -106,21 +109,30 @@ class Follower:
         newest = self.run().latest_version
         return version % self.every == 0 or (self.is_over and version == newest)
 
-    async def evaluate_all(self) -> None:
-        """Evaluate what is due, until nothing is, or nobody has it yet."""
+    async def evaluate_all(self) -> PolicyVersion | None:
+        """Evaluate versions until none is due; return the version that must be tried again later,
+        if there is one.
+        """
+        self.log.forget_unfinished()
         while (version := self.due()) is not None:
             root = self.run().checkpoints[version].manifest_root
             try:
                 folder = await self.fetch(version, root)
             except PolicyUnavailable as error:
-                logger.warning(
-                    "version passed over", extra={"policy_version": version, "error": str(error)}
-                )
-                if version == self.run().latest_version:
-                    return
+                said = {"policy_version": version, "error": str(error)}
+                if not await self.offers_newer(version):
+                    logger.warning("version not fetched yet", extra=said)
+                    return version
+                logger.warning("version skipped", extra=said)
                 self.passed_over.add(version)
                 continue
-            await self._evaluate(version, root, folder)
+            try:
+                await self._evaluate(version, root, folder)
+            except NotYet as error:
+                said = {"policy_version": version, "error": str(error)}
+                logger.warning("version not evaluated yet", extra=said)
+                return version
+        return None
 
     async def _evaluate(self, version: PolicyVersion, root: Hash32, folder: Path) -> None:
         thread = ComputeThread()
@@ -132,7 +144,7 @@ class Follower:
         await self.report(version, root, flat(entry))
         self.log.append(entry)
         self.tell(evaluation)
-        reward = round(evaluation.reward.value, 4)
+        reward = evaluation.reward and round(evaluation.reward.value, 4)
         logger.info("evaluated", extra={"policy_version": version, "reward": reward})
 
 
@@ -142,11 +154,11 @@ async def evaluate_run(
     key: bytes | None,
     tell: Callable[[Evaluation], None] = lambda _: None,
 ) -> None:
-    """Evaluate a run's versions; figures are reported with this key, without one only noted. `tell`
-    is told of each.
+    """Evaluate a run's versions and call `tell` with each evaluation. Figures are signed with the
+    key and reported; without a key they are only logged.
 
     Raises ConfigError when there is no such run, ApiError when the orchestrator refuses the figures
-    or has no recipe.
+    or has no recipe. Without `is_following` it raises NotYet when a version must be tried again.
     """
     problems = TaskSet.open(wish.eval_set)
     check_task_set(problems)
@@ -172,13 +184,24 @@ async def evaluate_run(
         fetcher = await stack.enter_async_context(
             Fetcher(relays, wish.state_dir / "policies", keep=KEPT)
         )
-        # Of another set, or with other samples, nothing was evaluated yet.
+
+        async def trust(_run: RunId, version: PolicyVersion) -> TrustedRoot | None:
+            found = view.runs[wish.run].checkpoints.get(version)
+            if found is None:
+                return None
+            return TrustedRoot(found.manifest_root, None, chain.domain("RunRegistry"))
+
+        async def offers_newer(version: PolicyVersion) -> bool:
+            return await fetcher.newest(wish.run, trust, after=version) is not None
+
+        # Evaluations on another set, or with another number of samples, do not count.
         name = f"evaluations-{problems.hash().hex()[:16]}-{wish.samples}.jsonl"
         follower = Follower(
             run=lambda: view.runs[wish.run],
             last=recipe.training.steps,
             every=wish.every,
             fetch=lambda version, root: fetcher.fetch(wish.run, version, root),
+            offers_newer=offers_newer,
             evaluator=Evaluator(problems, engine, recipe, samples=wish.samples),
             report=_reports(api, wish.run) if key is not None else _not_reported,
             log=MetricsLog(wish.state_dir / name),
@@ -188,7 +211,8 @@ async def evaluate_run(
 
 
 async def _follow(wish: Wish, chain: Chain, view: ChainView, follower: Follower) -> None:
-    """Evaluate what there is; with `is_following`, also what comes, until the run is over."""
+    """Evaluate the versions on chain; with `is_following`, also later ones until the run is
+    over."""
     changed = asyncio.Event()
 
     async def note(_events: list[Event]) -> None:
@@ -196,7 +220,7 @@ async def _follow(wish: Wish, chain: Chain, view: ChainView, follower: Follower)
 
     async with asyncio.TaskGroup() as tasks:
         reading = tasks.create_task(follow(chain, view, poll_s=wish.poll_s, on_change=note))
-        await follower.evaluate_all()
+        waiting = await follower.evaluate_all()
         while wish.is_following and not (follower.is_over and follower.due() is None):
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
@@ -204,19 +228,24 @@ async def _follow(wish: Wish, chain: Chain, view: ChainView, follower: Follower)
             changed.clear()
             await follower.evaluate_all()
         reading.cancel()
+    if not wish.is_following and waiting is not None:
+        raise NotYet(
+            f"version {waiting} of run {wish.run} could not be evaluated yet",
+            hint="start again later, or wait for it with --follow",
+        )
 
 
 def _reports(
     api: OrchestratorApi, run: RunId
 ) -> Callable[[PolicyVersion, Hash32, Mapping[str, float]], Awaitable[None]]:
-    """Return what brings figures to an orchestrator, however long it is away."""
+    """Return a function that reports figures, and retries while the orchestrator is unreachable."""
 
     async def report(version: PolicyVersion, root: Hash32, figures: Mapping[str, float]) -> None:
         while True:
             try:
                 return await api.post_evaluation(run, version, root, figures)
             except ApiError as error:
-                # The orchestrator may have read less of the chain than this process.
+                # The orchestrator may be some blocks behind this process.
                 if error.status < 500 and error.code != "version_unknown":
                     raise
                 logger.warning("figures not reported yet", extra={"error": str(error)})

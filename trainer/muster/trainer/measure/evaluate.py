@@ -1,4 +1,4 @@
-"""How a policy does on held-out problems: reward, pass@k, and whether it keeps length budgets."""
+"""Results of a policy on held-out problems: reward, pass@k, and whether it keeps length budgets."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import NamedTuple
 from muster.inference import InferenceEngine, Request
 from muster.inference.dialogue import Played, play
 from muster.protocol.encoding import keccak
+from muster.protocol.errors import NotYet
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.intervals import score_interval
 from muster.protocol.prompts import render_prompt
@@ -62,10 +63,11 @@ class Evaluation:
     """Results of a policy on the held-out problems."""
 
     policy_version: PolicyVersion
-    reward: Estimate
-    """avg@k: mean score over problems, each the mean of its samples."""
+    reward: Estimate | None
+    """avg@k: mean score over problems, each the mean of its samples; None if none was graded."""
     pass_at: dict[int, Estimate]
-    """pass@k by k: the powers of two up to the samples per problem, and that number."""
+    """pass@k by k. k is each power of two up to the samples per problem, and that number itself;
+    empty if no problem was graded."""
     problems: int
     """Problems that could be graded."""
     ungraded: int
@@ -79,11 +81,12 @@ class Evaluation:
     adherence: Adherence | None
     """None without length budgets."""
     parts: dict[str, PartShare] = field(default_factory=dict)
-    """By part of the held-out set, those of which a problem could be graded."""
+    """Results by part of the held-out set; parts without a gradable problem are missing."""
 
 
 class Evaluator:
-    """Evaluates policies on one task set, every time with the same noise, so that they compare."""
+    """Evaluates policies on one task set, always with the same noise, so that results can be
+    compared."""
 
     def __init__(
         self, task_set: TaskSet, engine: InferenceEngine, recipe: Recipe, *, samples: int = 1
@@ -94,7 +97,10 @@ class Evaluator:
         self._samples = samples
 
     def evaluate(self, folder: Path, version: PolicyVersion) -> Evaluation:
-        """Return how a policy does, sampled as workers sample; blocking."""
+        """Return the results of a policy, sampled as workers sample; blocking.
+
+        Raises NotYet when no problem could be graded and this machine is at fault.
+        """
         self._engine.load_policy(folder, version)
         asked = asked_of(self._recipe, self._task_set, range(len(self._task_set)))
         rows = play_and_grade(self._engine, self._recipe, asked, self._samples, _seed_name)
@@ -103,12 +109,15 @@ class Evaluator:
         ungraded = len(rows) - len(scores)
         if ungraded:
             logger.warning("problems not graded", extra={"count": ungraded})
+        if not scores:
+            _require_undisturbed(grade for row in rows for _, grade in row)
+        ks = sorted(_powers(self._samples)) if scores else []
         made = [played for row in rows for played, _ in row]
         targets = [each.budget for each, row in zip(asked, rows, strict=True) for _ in row]
         return Evaluation(
             policy_version=version,
-            reward=_share([fmean(each) for each in scores]),
-            pass_at={k: _pass_at(scores, k) for k in sorted(_powers(self._samples))},
+            reward=share_over_problems([fmean(each) for each in scores]) if scores else None,
+            pass_at={k: _pass_at(scores, k) for k in ks},
             problems=len(scores),
             ungraded=ungraded,
             samples=self._samples,
@@ -136,7 +145,7 @@ def _seed_name(index: int, sample: int, _problem: Problem) -> str:
 
 
 class AskedProblem(NamedTuple):
-    """A problem that is sampled outside a run."""
+    """A problem to sample outside a run."""
 
     place: int
     """Its place in the task set."""
@@ -146,7 +155,7 @@ class AskedProblem(NamedTuple):
 
 
 def asked_of(recipe: Recipe, task_set: TaskSet, places: Iterable[int]) -> list[AskedProblem]:
-    """Return some problems of a task set; the budgets of each part are taken in turn."""
+    """Return some problems of a task set; each part's budgets are assigned in turn."""
     found = []
     for place in places:
         lengths = recipe.rules_of(task_set.part_at(place)).target_lengths
@@ -162,10 +171,10 @@ def play_and_grade(
     samples: int,
     seed_name: Callable[[int, int, Problem], str],
 ) -> list[list[tuple[Played, Graded | Undecided]]]:
-    """Return so many samples of each problem, with their grades, sampled as workers sample.
+    """Return `samples` completions of each problem with their grades, sampled as workers sample.
 
-    `seed_name` of place, sample and problem names the noise. A grade is undecided where the
-    environment was.
+    `seed_name` maps place, sample and problem to the name of the noise. A grade is Undecided when
+    the environment could not decide.
     """
     sampling = recipe.sampling
     asked = []
@@ -194,17 +203,25 @@ def _scores(grades: Sequence[Graded | Undecided]) -> list[float]:
     return scores if len(scores) == len(grades) else []
 
 
+def _require_undisturbed(grades: Iterable[Graded | Undecided]) -> None:
+    """Raise NotYet when a grade is missing because of this machine."""
+    for grade in grades:
+        if isinstance(grade, Undecided) and grade.is_disturbance:
+            raise NotYet(
+                f"no problem could be graded: {grade.reason}",
+                hint="mend this machine; the policy is not at fault",
+            )
+
+
 def _powers(samples: int) -> set[int]:
     return {1 << i for i in range(samples.bit_length()) if 1 << i <= samples} | {samples}
 
 
 def _pass_at(scores: list[list[float]], k: int) -> Estimate:
     passed = [sum(score >= PASSING for score in each) for each in scores]
-    return _share([pass_at_k(len(each), n, k) for each, n in zip(scores, passed, strict=True)])
-
-
-def _share(values: list[float]) -> Estimate:
-    return share_over_problems(values) if values else Estimate(0.0, 0.0, 1.0)
+    return share_over_problems(
+        [pass_at_k(len(each), n, k) for each, n in zip(scores, passed, strict=True)]
+    )
 
 
 def _adherence(lengths: Sequence[int], targets: Sequence[int]) -> Adherence | None:
@@ -219,7 +236,8 @@ def _adherence(lengths: Sequence[int], targets: Sequence[int]) -> Adherence | No
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """Return the chance that of k samples one passes, 1 - C(n - c, k) / C(n, k), 1 <= k <= n.
+    """Return the chance that at least one of k samples passes: 1 - C(n - c, k) / C(n, k), 1 <= k <=
+    n.
 
     Unbiased for every k (Chen et al. 2021, arXiv 2107.03374, equation 1).
     """
@@ -231,9 +249,9 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 def share_over_problems(values: Sequence[float]) -> Estimate:
     """Return the mean of one value in [0, 1] per problem, with its interval.
 
-    Problems are what was drawn, so the spread between them counts, however many samples each has.
-    The interval is Wilson's at the effective number of trials, mean * (1 - mean) / (variance of the
-    mean): never outside [0, 1], and not of width 0 where all problems agree.
+    The problems are the random draw, so the spread between problems counts, not that between
+    samples. The interval is Wilson's at the effective number of trials, mean * (1 - mean) /
+    (variance of the mean): never outside [0, 1], and not of width 0 where all problems agree.
     """
     mean = fmean(values)
     trials = float(len(values))

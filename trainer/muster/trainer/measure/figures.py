@@ -1,4 +1,4 @@
-"""The trainer's figures: what is measured, its names and units, and a line of the log made of it.
+"""The trainer's figures: their names, units and values, and the log lines made of them.
 
 A figure has one name everywhere: in `metrics.jsonl`, at the orchestrator, in Prometheus (with the
 prefix `muster_trainer_`) and in W&B. `docs/reference/metrics.md` is generated from the tables here.
@@ -45,11 +45,11 @@ class StepFigures:
     entropy: float
     """Mean entropy of the policy at the trained tokens, in nats."""
     clip_fraction: float
-    """Share of tokens whose part in the loss was bounded."""
+    """Share of tokens whose term in the loss was clipped."""
     clip_low: float
-    """Share of tokens with negative advantage whose part was bounded."""
+    """Share of tokens with negative advantage that were clipped."""
     clip_high: float
-    """Share of tokens with positive advantage whose part was bounded."""
+    """Share of tokens with positive advantage that were clipped."""
     mean_ratio: float
     """Mean probability ratio to the behaviour policy."""
     max_ratio: float
@@ -64,11 +64,11 @@ class StepFigures:
     learning_rate: float
     """Learning rate of its optimiser steps."""
     skipped: int
-    """Optimiser steps left out because loss or gradient were not finite."""
+    """Optimiser steps skipped because loss or gradient was not finite."""
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
-    """Durations of its parts by the names of figures, `PHASES`; of the slowest rank."""
+    """Seconds of the slowest rank in each of `PHASES`."""
     flops: float = 0.0
-    """Floating-point operations of the model, computing again left out."""
+    """Floating-point operations of the model, without recomputation."""
     memory_bytes: float = field(default=0.0, compare=False)
     """Peak memory of the largest process so far, or of its GPU."""
 
@@ -123,7 +123,7 @@ class Sums:
             self.mismatch_max = max(self.mismatch_max, float(log_ratio_N.abs().max()))
 
     def include(self, other: Sums, largest: frozenset[str]) -> None:
-        """Add what another sum counted; of the fields named in `largest`, the larger is kept."""
+        """Add the sums of `other`; of the fields named in `largest`, keep the larger value."""
         for name in self.__slots__:
             own, more = getattr(self, name), getattr(other, name)
             setattr(self, name, max(own, more) if name in largest else own + more)
@@ -173,46 +173,46 @@ STEP: Mapping[str, Figure] = {
     "loss": Figure("nats/token", "Mean loss."),
     "grad_norm": Figure("L2", "Largest gradient norm of the step, before clipping."),
     "entropy": Figure("nats/token", "Mean entropy of the policy at the trained tokens."),
-    "clip_fraction": Figure("share", "Trained tokens whose part in the loss was bounded."),
-    "clip_low": Figure("share", "Those of them with negative advantage."),
-    "clip_high": Figure("share", "Those of them with positive advantage."),
+    "clip_fraction": Figure("share", "Trained tokens whose term in the loss was clipped."),
+    "clip_low": Figure("share", "Trained tokens with negative advantage that were clipped."),
+    "clip_high": Figure("share", "Trained tokens with positive advantage that were clipped."),
     "mean_ratio": Figure("ratio", "Mean probability ratio to the policy that sampled."),
     "max_ratio": Figure("ratio", "Largest probability ratio to the policy that sampled."),
-    "mismatch_kl": Figure("nats/token", "Divergence of the policy from those that sampled."),
-    "mismatch_max": Figure("nats", "Largest |log-ratio| to them before the step."),
+    "mismatch_kl": Figure("nats/token", "KL divergence from the policies that sampled."),
+    "mismatch_max": Figure("nats", "Largest |log-ratio| to those policies before the step."),
     "kl": Figure("nats/token", "Mean divergence from the base model; 0 without a KL term."),
     "learning_rate": Figure("1", "Learning rate of the step."),
     "samples": Figure("samples", "Samples trained on."),
     "tokens": Figure("tokens", "Completion tokens trained on."),
-    "skipped": Figure("steps", "Optimiser steps left out because the gradient was not finite."),
-    "grad_growth": Figure("ratio", "Level of the gradient norm over its lowest; for alarms."),
-    "entropy_rise": Figure("share", "Level of the entropy above its lowest, of its first."),
-    "reward_fall": Figure("share", "Level of the reward below its highest, of that."),
-    "alarm_steps": Figure("steps", "Alarming steps in a row, this one included; 0 without alarm."),
-    "rolled_back_to": Figure("version", "Whose weights the step's version got; after a collapse."),
-    "refill": Figure("records", "Records consumed beyond the step's share, stale ones left out."),
+    "skipped": Figure("steps", "Optimiser steps skipped: gradient not finite."),
+    "grad_growth": Figure("ratio", "Level of the gradient norm over its lowest level."),
+    "entropy_rise": Figure("share", "Rise of the entropy above its lowest level, over its first."),
+    "reward_fall": Figure("share", "Fall of the reward below its highest level, over that level."),
+    "alarm_steps": Figure("steps", "Alarming steps in a row, with this one; 0 without alarm."),
+    "rolled_back_to": Figure("version", "After a collapse: version whose weights were restored."),
+    "refill": Figure("records", "Records consumed beyond the step's share, without stale ones."),
     "stream_from": Figure("records", "Where in the training stream the step began."),
     "stream_to": Figure("records", "Where it ended."),
-    "age_mean": Figure("versions", "Mean age of the policies that sampled what was trained on."),
+    "age_mean": Figure("versions", "Mean age of the policies that sampled the trained rollouts."),
     "age_max": Figure("versions", "Largest of them."),
-    "wall_s": Figure("seconds", "Duration of the training step, waiting for records left out."),
+    "wall_s": Figure("seconds", "Duration of the training step without waiting for records."),
     "wait_s": Figure("seconds", "How long the step waited for its records."),
     "policies_s": Figure("seconds", "Of wall_s: passes of earlier and reference policies."),
     "forward_s": Figure("seconds", "Of wall_s: forward passes, with the gradient of the head."),
     "backward_s": Figure("seconds", "Of wall_s: backward passes."),
     "optimizer_s": Figure("seconds", "Of wall_s: clipping and optimiser."),
     "held_s": Figure("seconds", "Of wall_s: waiting until the version before is written."),
-    "save_s": Figure("seconds", "How long saving the version before held the next step up."),
-    "publish_s": Figure("seconds", "How long publishing the version before that one did."),
-    "evaluate_s": Figure("seconds", "How long an evaluation before the step did."),
-    "tokens_per_s": Figure("tokens/s", "Completion tokens trained on over wall_s."),
-    "tflops": Figure("10^12/s", "Operations of the model over wall_s; of all ranks."),
-    "mfu": Figure("share", "tflops over the peak that was measured or given."),
-    "memory_gb": Figure("10^9 bytes", "Peak memory of the largest process so far, or its GPU."),
+    "save_s": Figure("seconds", "Delay of the step by saving the version before."),
+    "publish_s": Figure("seconds", "Delay of the step by publishing the version before that."),
+    "evaluate_s": Figure("seconds", "Delay of the step by an evaluation."),
+    "tokens_per_s": Figure("tokens/s", "Trained completion tokens divided by wall_s."),
+    "tflops": Figure("10^12/s", "Operations of all ranks divided by wall_s."),
+    "mfu": Figure("share", "tflops divided by the measured or given peak."),
+    "memory_gb": Figure("10^9 bytes", "Peak memory so far of the largest process, or of its GPU."),
     **{f"dropped_{drop}": Figure("samples", _) for drop, _ in (
         (Drop.STALE, "Left out: policy too many versions old."),
-        (Drop.UNREADABLE, "Left out: file is not what its record says."),
-        (Drop.DUPLICATE, "Left out: file or sampling seed came before."),
+        (Drop.UNREADABLE, "Left out: file does not match its record."),
+        (Drop.DUPLICATE, "Left out: file or sampling seed was seen before."),
         (Drop.TRUNCATED, "Left out: token limit reached without EOS."),
         (Drop.ZERO_ADVANTAGE, "Left out: all task rewards of the group are equal."),
         (Drop.EASY, "Left out: problem is solved (nearly) always."),
@@ -234,7 +234,7 @@ STEP: Mapping[str, Figure] = {
 
 EVALUATION: Mapping[str, Figure] = {
     "eval_policy_version": Figure("version", "Policy version evaluated."),
-    "eval_reward": Figure("score", "avg@k: mean score on the held-out problems."),
+    "eval_reward": Figure("score", "avg@k: mean score on the held-out problems that were graded."),
     "eval_reward_low": Figure("score", "Lower end of its 95 % interval."),
     "eval_reward_high": Figure("score", "Upper end of its 95 % interval."),
     "eval_pass_at_K": Figure("share", "pass@K, unbiased; K = 1, 2, 4, … up to the samples."),
@@ -258,22 +258,22 @@ OF_TOKENS = (
     *("loss", "grad_norm", "entropy", "clip_fraction", "clip_low", "clip_high", "mean_ratio"),
     *("max_ratio", "mismatch_kl", "mismatch_max", "kl"),
 )
-"""Figures that a step has only if it trained on tokens."""
+"""Figures that exist only if the step trained on tokens."""
 HELD_UP = ("save_s", "publish_s", "evaluate_s")
-"""Figures of what keeps a training step from beginning, besides its records."""
+"""Delays of a training step, besides waiting for records."""
 OF_SPEED = ("wall_s", "wait_s", *PHASES, "tokens_per_s", "mfu", "memory_gb")
-"""Figures that a training step's log line tells its speed by."""
+"""Figures of speed in a training step's log line."""
 UNREPEATABLE = frozenset({*OF_SPEED, *HELD_UP, "tflops"})
-"""Figures that are others when the same step is taken again."""
+"""Figures that differ when the same step is taken again."""
 PREFIX = "muster_trainer_"
 """Prefix of every name in Prometheus."""
 
 
 def flat(entry: Mapping[str, Any]) -> dict[str, float]:
-    """Return an entry's numbers by the names that the orchestrator takes: parts of a part are
+    """Return an entry's numbers under the names that the orchestrator accepts: nested keys are
     joined by an underscore.
 
-    Lists (`uses`, what became of each record) stay in `metrics.jsonl`.
+    Lists, such as `uses`, stay in `metrics.jsonl` only.
     """
     found: dict[str, float] = {}
     for name, value in entry.items():
@@ -290,8 +290,8 @@ _OF_PART = re.compile(
 
 
 def split_part(name: str) -> tuple[str, str]:
-    """Return a figure's name with P for the part that it is of, and that part's name; the name as
-    it is and nothing for a figure of no part.
+    """Return a figure's name with P in place of its part, and the name of the part. A figure
+    without a part keeps its name, and the second value is empty.
     """
     found = _OF_PART.match(name)
     if found is None:
@@ -301,8 +301,8 @@ def split_part(name: str) -> tuple[str, str]:
 
 
 def meaning_of(name: str) -> str:
-    """Return what a figure says; pass@k's are listed once, with K for the number, and those of a
-    mixture's parts with P.
+    """Return the meaning of a figure. pass@k is listed once, with K for the number; figures of a
+    mixture's parts are listed once, with P for the part.
     """
     known = {**STEP, **EVALUATION}
     name, _ = split_part(name)
@@ -318,14 +318,14 @@ def meaning_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Durations of a training step, and of what kept it from beginning."""
+    """Durations of a training step and of the delays before it."""
 
     wait_s: float
-    """Waiting for its records."""
+    """Seconds of waiting for its records."""
     wall_s: float
-    """Taking it, once the records were there."""
+    """Seconds of the step, once its records were there."""
     before: Mapping[str, float] = field(default_factory=dict)
-    """Waiting for other things, by the names of figures."""
+    """Seconds of other delays, by the names of figures."""
 
 
 def step_entry(
@@ -339,10 +339,10 @@ def step_entry(
 ) -> dict[str, Any]:
     """Return the line of a training step; step s makes policy version s.
 
-    Figures of tokens are None where none was trained on: they are unknown, not 0. `peak_flops` is
-    the operations per second that all ranks together could do; 0 where that is unknown.
+    Figures per token are None when no token was trained on: they are unknown, not 0. `peak_flops`
+    is the peak operations per second of all ranks together; 0 when unknown.
     """
-    # A clock that stands still is no reason to end a run.
+    # A clock that stands still must not end the run with a division by zero.
     wall_s = max(took.wall_s, 1e-9)
     entry: dict[str, Any] = {
         "step": int(version),
@@ -377,7 +377,7 @@ def step_entry(
 
 
 def _of_part(name: str, taken: StepInput, recipe: Recipe) -> dict[str, float | None]:
-    """Return a part's figures; what is a mean over its groups is None where it had none."""
+    """Return a part's figures; means over its groups are None when it had no group."""
     tally, rules = taken.parts.get(name, PartTally()), recipe.rules_of(name)
     samples, groups = tally.samples, tally.groups
     found: dict[str, float | None] = {
@@ -393,7 +393,7 @@ def _of_part(name: str, taken: StepInput, recipe: Recipe) -> dict[str, float | N
 
 
 def _ages(version: PolicyVersion, taken: StepInput) -> dict[str, float]:
-    """Return how many versions behind the step's start the policies were that sampled."""
+    """Return how many versions behind the step's start the sampling policies were."""
     ages = [version - 1 - r.policy_version for group in taken.groups for r in group]
     return {"age_mean": fmean(ages), "age_max": max(ages)} if ages else {}
 
@@ -426,10 +426,11 @@ def evaluation_entry(evaluation: Evaluation) -> dict[str, Any]:
     return {"eval": entry}
 
 
-def _share(name: str, share: Estimate) -> dict[str, float]:
-    return {name: share.value, f"{name}_low": share.low, f"{name}_high": share.high}
+def _share(name: str, share: Estimate | None) -> dict[str, float | None]:
+    value, low, high = (share.value, share.low, share.high) if share else (None, None, None)
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
 def shortage_figures(shortage: Shortage) -> dict[str, float]:
-    """Return the figures by which the orchestrator leases more work to a waiting step."""
+    """Return the figures that make the orchestrator lease more work for a waiting step."""
     return {"stream_from": float(shortage.stream_from), "refill": float(shortage.refill)}

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,9 +27,9 @@ from muster.trainer.stream.filters import Drop
 logger = logging.getLogger(__name__)
 
 WAITING_POSTS = 64
-"""Posts that wait while the orchestrator is away; the oldest are given up."""
+"""Posts queued while the orchestrator is unreachable; beyond that the oldest are dropped."""
 Export = Callable[[Mapping[str, float]], None]
-"""Takes the figures of a training step or evaluation, besides the log."""
+"""Receives the figures of a training step or evaluation, as the log does."""
 
 
 class MetricsLog:
@@ -38,12 +39,17 @@ class MetricsLog:
         self._path = path
 
     def forget_after(self, version: PolicyVersion) -> None:
-        """Remove the lines of steps that are about to be taken again, and a torn last line."""
+        """Remove the lines of steps that will be taken again, and an incomplete last line."""
         if self._path.exists():
             kept = [line for line in self._path.read_text().splitlines() if _is_of(line, version)]
             fresh = self._path.with_name(f".{self._path.name}.part")
             fresh.write_text("".join(f"{line}\n" for line in kept))
             fresh.replace(self._path)
+
+    def forget_unfinished(self) -> None:
+        """Remove an incomplete last line, which a kill or a full disk left."""
+        if self._path.exists():
+            os.truncate(self._path, self._path.read_bytes().rfind(b"\n") + 1)
 
     def append(self, entry: dict[str, Any]) -> None:
         """Write one line; raises StorageError when it cannot be written whole."""
@@ -55,7 +61,7 @@ class MetricsLog:
         except OSError as error:
             raise StorageError(
                 f"cannot write {self._path}: {error.strerror}",
-                hint="free some space and start the trainer again: the step is taken again",
+                hint="free some disk space and start again: the step or evaluation is repeated",
             ) from error
 
     def evaluated(self) -> set[int]:
@@ -76,7 +82,7 @@ def _is_of(line: str, version: PolicyVersion) -> bool:
 
 
 class Unshown:
-    """Drops the figures of a trainer site whose steps another site reports."""
+    """Drops the figures of a trainer site, because site 0 reports its steps."""
 
     async def post_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Do nothing."""
@@ -84,7 +90,7 @@ class Unshown:
 
 
 class MetricsPoster:
-    """Posts figures in the background; losing some is harmless, waiting for it is not."""
+    """Posts figures in the background; a lost post is harmless, a delayed step is not."""
 
     def __init__(self, sink: MetricsSink) -> None:
         self._sink = sink
@@ -98,7 +104,7 @@ class MetricsPoster:
         self._queue.put_nowait((step, metrics))
 
     async def run(self) -> None:
-        """Post what comes, until cancelled."""
+        """Post queued figures, until cancelled."""
         while True:
             step, metrics = await self._queue.get()
             try:
@@ -115,11 +121,11 @@ class MetricsPoster:
 
 
 class PrometheusExport:
-    """Newest figures as gauges, `muster_trainer_<name>`, and what adds up as counters."""
+    """Newest figures as gauges, `muster_trainer_<name>`, and sums as counters."""
 
     def __init__(self) -> None:
         self.port = 0
-        """Port at which it is served; 0 before."""
+        """Port of the endpoint; 0 before it is served."""
         self.registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
         self._of_parts: dict[str, Gauge] = {}
@@ -138,11 +144,10 @@ class PrometheusExport:
             self._dropped.labels(str(reason))
 
     def report(self, figures: Mapping[str, float]) -> None:
-        """Show these figures from now on; those that a step does not know are NaN, a gap."""
-        if "step" in figures:
-            for name in self._gauges.keys() - figures.keys():
-                if split_part(name)[0] in STEP:
-                    self._gauges[name].set(math.nan)
+        """Show these figures from now on; an unknown figure is NaN, a gap in a chart."""
+        for name in self._gauges.keys() - figures.keys():
+            if ("step" if split_part(name)[0] in STEP else "eval_policy_version") in figures:
+                self._gauges[name].set(math.nan)
         for name, value in figures.items():
             reason = name.removeprefix("dropped_")
             if reason != name:
@@ -152,7 +157,7 @@ class PrometheusExport:
         self._trained.inc(figures.get("tokens", 0.0))
 
     def _gauge(self, name: str) -> Gauge:
-        """Return a figure's gauge; those of parts are one gauge with the part as label."""
+        """Return a figure's gauge; figures of parts share one gauge, with the part as label."""
         if name in self._gauges:
             return self._gauges[name]
         generic, part = split_part(name)
@@ -169,14 +174,14 @@ class PrometheusExport:
 
 @contextmanager
 def serve_prometheus(host: str, port: int) -> Iterator[PrometheusExport]:
-    """Serve an export at `http://host:port/metrics` as long as the block lasts."""
+    """Serve an export at `http://host:port/metrics` until the block ends."""
     export = PrometheusExport()
     try:
         server, thread = start_http_server(port, host, registry=export.registry)
     except OSError as error:
         raise ConfigError(
             f"cannot serve metrics on {host}:{port}: {error.strerror}",
-            hint="choose another --metrics-port",
+            hint="choose another port with --metrics-port",
         ) from error
     export.port = server.server_port
     logger.info("metrics served", extra={"port": server.server_port})
@@ -190,7 +195,7 @@ def serve_prometheus(host: str, port: int) -> Iterator[PrometheusExport]:
 
 @contextmanager
 def log_to_wandb(project: str, name: str, config: Mapping[str, Any]) -> Iterator[Export]:
-    """Open a run of a W&B project as long as the block lasts; it resumes under the same name.
+    """Open a run of a W&B project until the block ends; the same name resumes it.
 
     `WANDB_MODE=offline` keeps the figures on disk.
 
@@ -203,7 +208,7 @@ def log_to_wandb(project: str, name: str, config: Mapping[str, Any]) -> Iterator
             "wandb is not installed", hint="pip install 'muster-rl[wandb]'"
         ) from error
     run = wandb.init(project=project, id=name, name=name, config=dict(config), resume="allow")
-    # Evaluations belong to a version whose step is already logged, so steps are a figure.
+    # An evaluation belongs to a step that is already logged, so W&B gets the step as a figure.
     run.define_metric("*", step_metric="step")
     try:
         yield lambda figures: run.log({"step": figures.get("eval_policy_version", 0.0), **figures})

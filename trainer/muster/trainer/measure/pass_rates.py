@@ -3,13 +3,12 @@
 INTELLECT-2 kept problems with pass@8 between 12.5 % and 50 % (arXiv 2505.07291, section 3). Pass
 rates come from one of two places:
 
-* `measure` samples every problem k times. Records are on disk, one JSON line a problem, a whole
-  batch at a time, so that a measurement that was killed goes on where it was and ends with the same
-  bytes as one that was not. The first line says what was measured; a file that says something else
-  is refused.
-* `count_passes` reads a run's own rollouts. Version 0 of a run is the base model, and every
-  accepted rollout of it is one pass at a problem, whose reward k of n validators graded again.
-  Which files count is read from the chain, and each file is compared with the hash that is there.
+* `measure` samples every problem k times. It writes records, one JSON line a problem, in whole
+  batches: after a kill it resumes and ends with the same bytes. The first line says what is
+  measured; a file of another measurement is refused.
+* `count_passes` reads a run's own rollouts. Version 0 of a run is the base model, and each of its
+  accepted rollouts is one pass at a problem; k of n validators confirmed its reward. The chain says
+  which files count, and each file is compared with its hash there.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from muster.trainer.measure.evaluate import PASSING, AskedProblem, asked_of, pla
 from muster.trainer.publish.policies import BASE, policy_files
 
 SCHEMA_VERSION = 1
-"""Version of the file's form."""
+"""Version of the file format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class PassRecord:
     successes: int
     """Samples that were right."""
     undecided: int
-    """Samples that could not be graded; with any, the problem has no pass rate."""
+    """Samples that could not be graded; if there are any, the problem has no pass rate."""
     model_hash: str
     """State hash of the model's files."""
     verifier_version: str
@@ -61,7 +60,7 @@ class PassRecord:
 
     @property
     def rate(self) -> float | None:
-        """Share of right samples; none when one could not be graded."""
+        """Share of right samples; None when a sample could not be graded."""
         return None if self.undecided else self.successes / self.k
 
 
@@ -70,7 +69,7 @@ class Band:
     """Range of pass rates that are kept, both ends included."""
 
     low: float
-    """Least share of right samples."""
+    """Smallest share of right samples."""
     high: float
     """Largest share of right samples."""
 
@@ -86,7 +85,7 @@ class Band:
         return cls(low, high)
 
     def holds(self, record: PassRecord) -> bool:
-        """Tell whether a problem is kept; one that could not be graded is not."""
+        """Tell whether a problem is kept; one with ungraded samples is not."""
         return record.rate is not None and self.low <= record.rate <= self.high
 
 
@@ -99,7 +98,7 @@ class Sampling:
     passes: int
     """Samples per problem."""
     seed: int = 0
-    """Number from which all sampling seeds are derived."""
+    """Seed from which all sampling seeds are derived."""
     batch: int = 32
     """Problems that are sampled together."""
     dtype: str = "float32"
@@ -107,7 +106,8 @@ class Sampling:
 
 
 def describe(task_set: TaskSet, model: Path, plan: Sampling) -> dict[str, Any]:
-    """Return all that decides a record besides the problem: the first line of a file of records."""
+    """Return everything besides the problem that decides a record: the first line of a file of
+    records."""
     sampling = plan.recipe.sampling
     verifiers = identities(problem.task_type for problem in task_set)
     prompt = plan.recipe.prompt
@@ -138,10 +138,10 @@ def measure(
     records: Path,
     on_progress: Progress = lambda _done, _total: None,
 ) -> list[PassRecord]:
-    """Return every problem's record, measuring those that `records` does not hold yet.
+    """Return every problem's record; measure those that `records` does not hold yet.
 
-    Raises ConfigError when `records` is in use or of another measurement, StorageError when it
-    cannot be written, EngineError when the model fails.
+    Raises ConfigError when `records` is in use or belongs to another measurement, StorageError when
+    it cannot be written, EngineError when the model fails.
     """
     header, size = describe(task_set, model, plan), len(task_set)
     names = {v["task_type"]: f"{v['name']} {v['version']}" for v in header["verifiers"]}
@@ -177,7 +177,7 @@ def kept_set(task_set: TaskSet, records: Sequence[PassRecord], band: Band) -> Ta
             of = f"part {part!r} of {task_set.name!r}" if part else repr(task_set.name)
             raise ConfigError(
                 f"no problem of {of} has a pass rate in [{band.low}, {band.high}]",
-                hint="widen --keep; the pass rates are in the records",
+                hint="widen the range of --keep; the records file holds the pass rates",
             )
     version = f"{task_set.version}, pass rate {band.low} to {band.high}"
     return task_set.only(kept, version[:128])
@@ -215,8 +215,8 @@ def _locked(path: Path) -> Iterator[BufferedRandom]:
 def _read(
     file: BufferedRandom, path: Path, header: dict[str, Any], problems: int
 ) -> list[PassRecord]:
-    """Return the records of whole batches, in the order of the task set; what follows them is cut
-    off. Raises ConfigError when the file is of another measurement.
+    """Return the records of whole batches, in the order of the task set, and cut off an incomplete
+    rest. Raises ConfigError when the file belongs to another measurement.
     """
     first = _line(header)
     lines = file.read().splitlines(keepends=True)
@@ -224,15 +224,15 @@ def _read(
     if whole and whole[0] != first:
         raise ConfigError(
             f"{path} holds another measurement: {_difference(whole[0], first)}",
-            hint="give another --records, or remove the file",
+            hint="choose another file with --records, or delete this file",
         )
-    # A batch that was cut off is measured again, whole; the last one may be short.
+    # An incomplete batch is measured again as a whole; the last batch of the set may be short.
     count = min(len(whole) - 1, problems)
     if count < problems:
         count -= count % header["batch"]
     kept = whole[1 : 1 + max(0, count)]
     records = [_record(path, line) for line in kept]
-    # Only the end is touched: what was measured must survive a kill at this very moment.
+    # Only the end of the file changes: measured records must survive a kill at this very moment.
     end = sum(map(len, [first, *kept])) if whole else 0
     file.truncate(end)
     file.seek(end)
@@ -242,13 +242,13 @@ def _read(
 
 
 def _append(file: BufferedRandom, path: Path, records: Sequence[PassRecord]) -> None:
-    """Add a batch; on disk when this returns. Raises StorageError when that cannot be."""
+    """Append a batch; it is on disk when this returns. Raises StorageError when the write fails."""
     try:
         _write(file, b"".join(_line(asdict(record)) for record in records))
     except OSError as error:
         raise StorageError(
             f"cannot write {path}: {error.strerror}",
-            hint="free some space, then run the same command again: it goes on",
+            hint="free some disk space, then run the same command again to resume",
         ) from error
 
 
@@ -257,7 +257,7 @@ def _record(path: Path, line: bytes) -> PassRecord:
         return PassRecord(**json.loads(line))
     except (ValueError, TypeError) as error:
         raise StorageError(
-            f"{path} is damaged: {line[:80]!r}", hint="remove the file and measure again"
+            f"{path} is damaged: {line[:80]!r}", hint="delete the file and measure again"
         ) from error
 
 
@@ -277,7 +277,7 @@ def _difference(found: bytes, wanted: bytes) -> str:
         name = next(name for name in new if old.get(name) != new[name])
         return f"{name} is {str(old.get(name))[:80]}, not {str(new[name])[:80]}"
     except (ValueError, AttributeError, StopIteration):
-        return "its first line is no measurement"
+        return "its first line does not describe a measurement"
 
 
 @dataclass(slots=True)
@@ -295,7 +295,7 @@ class PassCounts:
 
 
 async def read_run(rpc: str, deployments: Path, run_id: int) -> tuple[RunView, list[OutcomeRecord]]:
-    """Return a run and the records that are accepted in it, from the chain.
+    """Return a run and its accepted records, from the chain.
 
     Raises ConfigError when there is no such run, ChainError when the chain does not answer.
     """
@@ -333,7 +333,7 @@ def _count(path: Path, record: OutcomeRecord, found: PassCounts) -> None:
     data = path.read_bytes()
     try:
         if file_hash(data) != record.file_hash:
-            raise EncodingError("its hash is another")
+            raise EncodingError("its hash differs")
         rollouts = decode_rollouts(data)
     except EncodingError as error:
         raise ConfigError(f"{path} is not the file that was accepted: {error}") from error
@@ -346,15 +346,15 @@ def _count(path: Path, record: OutcomeRecord, found: PassCounts) -> None:
 def pass_records(
     task_set: TaskSet, found: PassCounts, run: RunView, version: PolicyVersion, *, least: int
 ) -> list[PassRecord]:
-    """Return the record of every problem, those with fewer than `least` samples as undecided.
+    """Return every problem's record; one with fewer than `least` samples counts as undecided.
 
     Raises ConfigError when the task set is not the run's.
     """
     if task_set.hash() != run.config.task_set_hash:
         raise ConfigError(
-            f"run {run.run_id} pins the task set {hex0x(run.config.task_set_hash)}, this one is "
-            f"{hex0x(task_set.hash())}",
-            hint="give the run's: its documents folder has it under that name",
+            f"run {run.run_id} pins the task set {hex0x(run.config.task_set_hash)}, the given "
+            f"one is {hex0x(task_set.hash())}",
+            hint="give the run's task set: the documents folder holds it under its hash",
         )
     model = run.config.base_model_hash if version == 0 else run.checkpoints[version].manifest_root
     by_whom = f"as recipe {hex0x(run.config.recipe_hash)} pins it"
@@ -368,7 +368,7 @@ def pass_records(
 
 
 def write_records(path: Path, records: list[PassRecord], run: RunView, version: int) -> None:
-    """Write a header that says what was counted, and the records, a line each."""
+    """Write a header that says what was counted, and one line per record."""
     header = {
         "schema_version": SCHEMA_VERSION,
         "run": run.run_id,

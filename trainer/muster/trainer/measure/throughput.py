@@ -1,8 +1,8 @@
 """Speed of training: operations of a model from its shape, the machine's peak, time by phase.
 
-Operations are those that the model needs (PaLM, arXiv 2204.02311, appendix B): two for each weight
-and token forward, as many for the gradient of the input, as many for that of a trained weight.
-What is computed again to save memory is left out, and so are norms and activation functions.
+Only operations that the model needs are counted (PaLM, arXiv 2204.02311, appendix B): per weight
+and token two forward, two for the gradient of the input, and two for that of a trained weight.
+Recomputation that saves memory is not counted, nor are norms and activation functions.
 """
 
 from __future__ import annotations
@@ -22,30 +22,32 @@ if TYPE_CHECKING:
     from muster.trainer.learn.packing import Work
 
 LEAST_PRODUCT_S = 0.002
-"""A product of matrices that takes less is too small to measure a machine by."""
+"""A matrix product that takes fewer seconds is too small to measure a machine."""
 LARGEST_WIDTH = 8192
-"""Rows of the largest matrices that are tried."""
+"""Rows of the largest tried matrices."""
 REPEATS = 20
-"""Products of which the fastest counts: short ones, so that one of them is not interrupted."""
+"""Products that are timed; the fastest counts. They are short, so that at least one is not
+interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """Shape of a model, as far as it decides how many operations it takes."""
+    """The sizes of a model that decide how many operations it takes."""
 
     trained: float
-    """Weights of the blocks' matrices that a token is multiplied with and that are trained."""
+    """Trained weights of the blocks' matrices that each token is multiplied with."""
     frozen: float
-    """Those that are not trained."""
+    """Frozen weights of the blocks' matrices that each token is multiplied with."""
     head: int
     """Weights of the head."""
     is_head_trained: bool
     """Whether the head is trained."""
     attention: int
-    """Layers x heads x width of a head."""
+    """Number of layers x heads x width of a head."""
 
     def of(self, work: Work, *, with_gradient: bool) -> float:
-        """Return the operations of a forward pass, and of the backward pass if asked."""
+        """Return the operations of a forward pass, with `with_gradient` also of the backward
+        pass."""
         blocks_, head = self.trained + self.frozen, self.head * work.predicted
         forward = 2 * blocks_ * work.tokens + 2 * head + 4 * self.attention * work.pairs
         if not with_gradient:
@@ -55,8 +57,8 @@ class ModelCost:
 
 
 def cost_of(model: Any) -> ModelCost:
-    """Return the shape of a Hugging Face causal language model; of experts, those that a token
-    meets. Attention is taken to reach all earlier positions.
+    """Return the sizes of a Hugging Face causal language model. Of a mixture of experts only the
+    experts that a token is routed to count. Attention is assumed to reach all earlier positions.
     """
     config = model.config.get_text_config()
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", 0)
@@ -79,7 +81,8 @@ def cost_of(model: Any) -> ModelCost:
 
 
 def measure_peak_flops(device: str, dtype: str) -> float:
-    """Return the operations per second of this process's fastest product of square matrices."""
+    """Return the operations per second of the fastest product of square matrices in this
+    process."""
     width, watch = 512, Stopwatch(torch.device(device))
     while True:
         square = torch.ones(width, width, device=device, dtype=getattr(torch, dtype))
@@ -96,7 +99,7 @@ def _product_s(square: torch.Tensor, watch: Stopwatch) -> float:
 
 
 class Stopwatch:
-    """Adds durations up; on a GPU, of what it computes and not of what it is asked."""
+    """Adds up durations; on a GPU until its work is done, not until it is queued."""
 
     def __init__(
         self, device: torch.device, clock: Callable[[], float] = time.perf_counter
@@ -105,7 +108,7 @@ class Stopwatch:
         self._clock = clock
 
     def now(self) -> float:
-        """Return the time in seconds at which all that was asked for is computed."""
+        """Return the time in seconds, once all queued work is done."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return self._clock()
@@ -118,7 +121,7 @@ class Stopwatch:
         setattr(sums, phase, getattr(sums, phase) + self.now() - began)
 
     def memory_bytes(self) -> float:
-        """Return the most memory that this process has had, or has had of its GPU."""
+        """Return the peak memory of this process, or of its GPU."""
         if self._device.type == "cuda":
             return float(torch.cuda.max_memory_allocated(self._device))
         return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

@@ -1,17 +1,16 @@
 """Policy folders on the trainer's disk: what was published, exactly as workers receive it.
 
-Behaviour log-probabilities are recomputed from them, the next version is published from them, and a
-trainer that starts again finds them. Layout: `<folder>/<version>/`, each a complete model folder
-that appears atomically.
+The trainer recomputes behaviour log-probabilities from them, publishes from them, and finds them
+after a restart. Layout: `<folder>/<version>/`, each a complete model folder that appears
+atomically.
 
-Weights stream both ways. A version is written some rows of a tensor at a time, in the published
-number format, as the learner gives them; a version is read one tensor at a time, memory-mapped.
-Neither takes a copy of the model, whatever its size.
+Weights are streamed. A version is written some rows of a tensor at a time, in the published number
+format, as the learner yields them; a version is read one tensor at a time, memory-mapped. Neither
+needs a copy of the model in memory.
 
-A run that trains an adapter has the base merged with it in each folder, and the adapter beside. The
-merged weights are what workers sample from, byte for byte, and in the base's own number formats; of
-the adapter, which is all that travels, nothing is lost in them that was not lost for the workers
-too (`muster.shardcast.adapter`).
+In a run that trains an adapter, each folder holds the adapter and the base merged with it. Only the
+adapter is sent to workers. They merge it themselves, in the base's own number formats, and get the
+same bytes as in this folder (`muster.shardcast.adapter`).
 """
 
 from __future__ import annotations
@@ -53,16 +52,17 @@ from muster.trainer.learn.parallel import pieces_of
 from muster.trainer.learn.persistence import peft_config
 
 BASE = PolicyVersion(0)
-"""The base model; never dropped: the next versions' side files and the KL reference."""
+"""The base model. It is never dropped: it has the side files of later versions and is the KL
+reference."""
 WEIGHTS_FILE = "model.safetensors"
 """File of the weights, in versions after the base."""
 DTypeName = Literal["base", "float32", "bfloat16"]
-"""Number format of published weights; `base` for the one that each has in the base model."""
+"""Number format of published weights; `base` keeps each weight's format in the base model."""
 Formats = Mapping[str, torch.dtype]
 """Number formats of tensors, by name, in the order in which the tensors are written."""
 Gather = Callable[[Formats], Iterable[tuple[str, Tensor]]]
-"""A learner's `pieces`: begins at once to gather tensors in these formats; yields name and numbers,
-all of a tensor's one piece after the other."""
+"""A learner's `pieces`: begins at once to gather tensors in these formats; yields names and
+numbers, all pieces of a tensor one after the other."""
 
 _CODES = {
     torch.int64: "I64",
@@ -76,7 +76,7 @@ _CODES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What safetensors calls number formats, in the order in which it stores tensors."""
+"""Names of number formats in safetensors, in the order in which it stores tensors."""
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _PATTERNS = {torch.bfloat16: torch.uint16, torch.float16: torch.uint16, torch.float32: torch.uint32}
 _PEFT_SUFFIX = ".peft"
@@ -84,8 +84,8 @@ _SIDE_FILES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm"}
 
 
 class MappedWeights(Mapping[str, Tensor]):
-    """Tensors of safetensors files, each mapped for itself when it is asked for: the memory of one
-    goes back with it. They stay when the files are deleted.
+    """Tensors of safetensors files. Each is mapped by itself when it is read, and its memory is
+    freed with it. Mapped tensors survive the deletion of the files.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
@@ -102,7 +102,7 @@ class MappedWeights(Mapping[str, Tensor]):
             self._tensors |= {tensor.name: (fd, tensor) for tensor in tensors}
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor; nothing of it is read yet, and what is written to it stays in memory."""
+        """Return a tensor; its pages are read on use, and writes to it stay in memory."""
         fd, stored = self._tensors[name]
         if not stored.size:
             return torch.empty(stored.shape, dtype=_DTYPES[stored.dtype])
@@ -133,7 +133,7 @@ class PolicyShelf:
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, version: PolicyVersion) -> Path:
-        """Return where a version's folder is or would be."""
+        """Return the path of a version's folder, which may not exist."""
         return self._folder / str(version)
 
     def has(self, version: PolicyVersion) -> bool:
@@ -141,9 +141,9 @@ class PolicyShelf:
         return self.path(version).is_dir()
 
     def adopt(self, model_folder: Path, version: PolicyVersion = BASE) -> None:
-        """Copy a model folder's files as a version; raises StorageError when it is no model.
+        """Copy a model folder's files as a version; raises StorageError when it is not a model.
 
-        A base model has no list of problems set aside: the folder's may be of another run.
+        A list of set-aside problems is not copied to the base model: it may belong to another run.
         """
         files = policy_files(model_folder) if version == BASE else published_files(model_folder)
         with fresh_folder(self.path(version)) as fresh:
@@ -161,10 +161,10 @@ class PolicyShelf:
         gather: Gather,
         listed: SetAside = NOTHING,
     ) -> Callable[[], Path]:
-        """Begin to gather what was trained; returns what writes the version, with the problems that
-        it sets aside, and returns its folder.
+        """Begin to gather the trained weights. Returns a function that writes the version with its
+        list of set-aside problems, and returns the folder.
 
-        That may be called in another thread; until it returns, nothing of `weights` may change.
+        The function may be called in another thread; until it returns, `weights` must not change.
         """
         formats = self._formats(weights)
         shapes = {name: tuple(weights[name].shape) for name in formats}
@@ -196,7 +196,7 @@ class PolicyShelf:
         shapes: Mapping[str, tuple[int, ...]],
         pieces: Iterable[tuple[str, Tensor]],
     ) -> None:
-        """Write the weights that workers sample with, given what was trained."""
+        """Write the weights that workers sample with, made from the trained ones."""
         del base
         write_tensors(fresh / WEIGHTS_FILE, formats, shapes, pieces)
 
@@ -205,7 +205,7 @@ class PolicyShelf:
         if self._dtype is not None:
             return _in_order(dict.fromkeys(weights, self._dtype))
         own = {n: t.dtype for n, t in self.weights(BASE).items() if t.dtype in _CODES}
-        # A weight that the base's files call otherwise gets the format that most of them have.
+        # A weight with another name in the base's files gets the format that most of them have.
         usual = Counter(own.values()).most_common(1)[0][0] if own else torch.float32
         return _in_order({name: own.get(name, usual) for name in weights})
 
@@ -220,7 +220,7 @@ class PolicyShelf:
         return weights
 
     def learned(self, version: PolicyVersion) -> Mapping[str, Tensor]:
-        """Return what a learner goes on from: a version's weights, as far as they are trained."""
+        """Return the trained weights of a version, from which a learner continues."""
         return self.weights(version)
 
     def drop_before(self, version: PolicyVersion) -> None:
@@ -231,10 +231,11 @@ class PolicyShelf:
 
 
 class AdapterShelf(PolicyShelf):
-    """Policy versions that are adapters over version 0."""
+    """Policy versions that are adapters of version 0."""
 
     def __init__(self, folder: Path, recipe: AdapterRecipe, *, dtype: DTypeName = "base") -> None:
-        """`dtype` is the adapter's, float32 for `base`; merged weights have the base's."""
+        """`dtype` is that of the adapter, where `base` means float32; merged weights have the
+        base's."""
         super().__init__(folder, dtype="float32" if dtype == "base" else dtype)
         self._recipe = recipe
 
@@ -255,19 +256,23 @@ class AdapterShelf(PolicyShelf):
         own = {name: tuple(weight.shape) for name, weight in weights.items()}
         for name, merge in adapter.merges.items():
             if own.get(name) != (merge.rows, merge.columns):
-                raise AdapterError(f"the base has no {name} for the adapter", reason="base")
+                raise AdapterError(
+                    f"the base model has no layer {name} of the adapter's shape", reason="base"
+                )
         kinds = _in_order({name: weight.dtype for name, weight in weights.items()})
         write_tensors(fresh / WEIGHTS_FILE, kinds, own, _merged(weights, adapter, kinds))
 
     def learned(self, version: PolicyVersion) -> Mapping[str, Tensor]:
-        """Return a version's adapter; raises StorageError when it is none of this run's."""
+        """Return a version's adapter; raises StorageError when it does not belong to this run."""
         base = hex0x(state_hash(policy_files(self.path(BASE))))
         try:
             adapter = _adapter_in(self.path(version))
         except AdapterError as error:
-            raise StorageError(f"version {version} cannot be gone on from: {error}") from error
+            raise StorageError(f"cannot continue from version {version}: {error}") from error
         if adapter.base != base:
-            raise StorageError(f"version {version} is over the base {adapter.base}, not {base}")
+            raise StorageError(
+                f"version {version} is an adapter of base {adapter.base}, not {base}"
+            )
         return MappedWeights([adapter.path])
 
 
@@ -286,7 +291,8 @@ def _merged(
 
 
 def _in_memory(weights: Mapping[str, Tensor], formats: Formats) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors of this process piece by piece: a `Gather` of what need not be gathered."""
+    """Yield tensors of this process piece by piece: a `Gather` for tensors that are already
+    here."""
     for name, dtype in formats.items():
         for piece in pieces_of(weights[name], dtype):
             yield name, piece
@@ -304,10 +310,10 @@ def write_tensors(
     shapes: Mapping[str, tuple[int, ...]],
     pieces: Iterable[tuple[str, Tensor]],
 ) -> None:
-    """Write a safetensors file as its numbers come; the bytes are those of `save_file`.
+    """Write a safetensors file while its numbers arrive; the bytes are those of `save_file`.
 
-    `formats` are in the order of the file. Raises StorageError when the pieces are not the numbers
-    of these tensors one after the other, or the disk refuses.
+    `formats` are in the order of the file. Raises StorageError when the pieces are not those of
+    these tensors in this order, or the disk refuses the write.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     ends: dict[str, int] = {}
@@ -333,7 +339,7 @@ def write_tensors(
 
 
 def _write_pieces(fd: int, ends: Mapping[str, int], pieces: Iterable[tuple[str, Tensor]]) -> None:
-    """Write tensors' numbers; `ends` are where each tensor ends, in order."""
+    """Write tensors' numbers; `ends` are the offsets at which the tensors end, in order."""
     order = iter(ends.items())
     written, (current, end) = 0, next(order, ("", 0))
     for name, piece in pieces:
@@ -348,7 +354,7 @@ def _write_pieces(fd: int, ends: Mapping[str, int], pieces: Iterable[tuple[str, 
 
 
 def open_shelf(folder: Path, recipe: Recipe | SftRecipe, *, dtype: DTypeName) -> PolicyShelf:
-    """Return the policies of a run, or the models of a fine-tuning, in a folder."""
+    """Return the shelf of a run's policies, or of a fine-tuning's models, in a folder."""
     if recipe.adapter.rank:
         return AdapterShelf(folder, recipe.adapter, dtype=dtype)
     return PolicyShelf(folder, dtype=dtype)
@@ -377,8 +383,8 @@ def policy_files(folder: Path) -> dict[str, Path]:
 
 
 def published_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a version's folder that are published: those of `policy_files`, and its
-    list of problems set aside, if it has one. Raises StorageError as that does.
+    """Return the published files of a version's folder: those of `policy_files`, and its list of
+    set-aside problems if it has one. Raises StorageError as `policy_files` does.
     """
     files, path = policy_files(folder), folder / LIST_NAME
     return {**files, LIST_NAME: path} if path.is_file() else files
@@ -390,7 +396,7 @@ def _is_needed(path: Path) -> bool:
 
 @contextmanager
 def fresh_folder(target: Path) -> Iterator[Path]:
-    """Make a new folder beside `target` that takes its place when the block ends without error."""
+    """Make a new folder beside `target` that replaces it when the block ends without error."""
     fresh = target.with_name(f".{target.name}.part")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -407,17 +413,17 @@ def fresh_folder(target: Path) -> Iterator[Path]:
 
 
 def vocab_size(folder: Path) -> int:
-    """Return how many token ids a model folder's configuration allows."""
+    """Return the number of token ids in a model folder's configuration."""
     config = json.loads((folder / "config.json").read_text())
     size: int = config.get("vocab_size") or config["text_config"]["vocab_size"]
     return size
 
 
 def eos_token_ids(folder: Path) -> frozenset[int]:
-    """Return the token ids that end a completion, by a model folder's configuration files.
+    """Return the token ids that end a completion, from a model folder's configuration files.
 
-    Raises ConfigError when there are none, or one is outside the vocabulary: a completion of such
-    a model would only ever end at the token limit.
+    Raises ConfigError when there are none, or one is outside the vocabulary: completions of such a
+    model would end only at the token limit.
     """
     found: set[int] = set()
     for name in ("config.json", "generation_config.json"):

@@ -1,11 +1,11 @@
 """Publishing a policy version: chunks in the store first, then the manifest's root on chain.
 
-A reader of the root finds the chunks. To publish again is harmless, so a publication that was
-interrupted is simply made again: the same folder gives the same manifest and the same root, and a
-transaction that is on its way is waited for instead of sent twice.
+So whoever reads the root finds the chunks. Publishing again is harmless, so an interrupted
+publication is simply repeated: the same folder gives the same manifest and root, and a pending
+transaction is awaited instead of sent twice.
 
-At the end of a run its last version must reach relays before the origin goes away (`hand_over`).
-Relays are trusted no further than that: a worker that fetches the version checks every byte.
+At the end of a run its last version must reach relays before the origin stops (`hand_over`). Relays
+need not be trusted: a worker that fetches the version checks every byte.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast import ChunkStore, Manifest
 from muster.shardcast.download import RelayFault, ShardClient
 from muster.shardcast.trust import sign_root
-from muster.trainer.ports import ChainAnchor
+from muster.trainer.ports import PolicyRoots
 from muster.trainer.publish.policies import published_files
 
 logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE_S = 10.0
-"""Longest pause between two attempts to reach the chain."""
+"""Longest pause in seconds between two attempts to reach the chain."""
 LOOK_S = 10.0
-"""Time between two looks whether the newest version is still on chain."""
+"""Seconds between two checks that the newest version is still on chain."""
 RELAY_WAIT_S = 10
-"""Seconds that a relay is asked to hold its answer back until it has the version."""
+"""Seconds that a relay may hold its answer until it has the version (long polling)."""
 RELAY_PAUSE_S = 0.5
-"""Pause between two questions to one relay."""
+"""Seconds between two requests to one relay."""
 
 
 class Publisher:
@@ -52,7 +52,7 @@ class Publisher:
     def __init__(
         self,
         store: ChunkStore,
-        anchor: ChainAnchor,
+        roots: PolicyRoots,
         *,
         run_id: RunId,
         domain: Domain,
@@ -60,11 +60,11 @@ class Publisher:
         anchor_every: int = 0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`domain` is that of RunRegistry. Of so many versions one is broadcast whole, the others
-        as deltas where that is worth it; 0 for all of them whole.
+        """`domain` is that of RunRegistry. One of `anchor_every` versions is broadcast whole, the
+        others as deltas where that is smaller; 0 for all of them whole.
         """
         self._store = store
-        self._anchor = anchor
+        self._roots = roots
         self._run_id = run_id
         self._domain = domain
         self._key = key
@@ -75,9 +75,10 @@ class Publisher:
     async def publish(
         self, version: PolicyVersion, folder: Path, stream_from: int, stream_to: int
     ) -> Hash32:
-        """Publish a folder as a version, however long the chain is away; returns the root.
+        """Publish a folder as a version and return its root; retries while the chain is
+        unreachable.
 
-        Raises StorageError when the version is already on chain with other content.
+        Raises StorageError when the chain already has the version with other content.
         """
         manifest = await asyncio.to_thread(
             self._store_chunks, version, folder, stream_from, stream_to
@@ -86,11 +87,13 @@ class Publisher:
         pause_s = 0.25
         while True:
             try:
-                if not await self._is_anchored(version, root):
-                    await self._anchor.publish(version, root)
+                if await self._is_missing(version, root):
+                    await self._roots.publish(version, root)
                 break
             except (ChainUnreachable, TransactionLost) as error:
-                logger.warning("cannot reach the chain", extra={"error": str(error)})
+                # Nobody answers, or nobody mined it: the sender gave up waiting.
+                extra = {"policy_version": version, "error": str(error)}
+                logger.warning("version is not on chain yet, trying again", extra=extra)
             await self._sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         self._newest = version, root
@@ -105,9 +108,9 @@ class Publisher:
         return root
 
     async def stand_by(self, every_s: float = LOOK_S) -> NoReturn:
-        """Anchor the newest version again whenever a reorganisation has taken it back.
+        """Anchor the newest version again whenever a reorganisation has removed it.
 
-        Raises StorageError when the chain has it with other content then.
+        Raises StorageError when the chain then has it with other content.
         """
         while True:
             await asyncio.sleep(every_s)
@@ -115,13 +118,16 @@ class Publisher:
                 continue
             version, root = self._newest
             try:
-                if not await self._is_anchored(version, root):
-                    logger.warning("version taken back", extra={"policy_version": version})
-                    await self._anchor.publish(version, root)
+                if await self._is_missing(version, root):
+                    logger.warning(
+                        "version removed by a reorganisation", extra={"policy_version": version}
+                    )
+                    await self._roots.publish(version, root)
             except ChainError as error:
-                # Away, or refusing: a lasting refusal ends the trainer with the next version.
+                # The chain is unreachable or refuses. A lasting refusal ends the trainer at the
+                # next version.
                 extra = {"policy_version": version, "error": str(error)}
-                logger.warning("cannot see to the newest version", extra=extra)
+                logger.warning("cannot check the newest version on chain", extra=extra)
 
     def _store_chunks(
         self, version: PolicyVersion, folder: Path, stream_from: int, stream_to: int
@@ -138,34 +144,38 @@ class Publisher:
             ),
         )
 
-    async def _is_anchored(self, version: PolicyVersion, root: Hash32) -> bool:
-        """Tell whether the chain has the version, or can no longer take it."""
-        anchored = await self._anchor.root_of(version)
+    async def _is_missing(self, version: PolicyVersion, root: Hash32) -> bool:
+        """Return whether the chain has neither the version nor a later one, after which it takes
+        no earlier ones. Raises StorageError when it has the version with another root.
+        """
+        anchored = await self._roots.root_of(version)
         if anchored is not None and anchored != root:
             raise StorageError(
                 f"version {version} is on chain as {hex0x(anchored)}, but here it is {hex0x(root)}",
-                hint="the state folder is older than the chain: restore the newer one",
+                hint="the folder of --state-dir is out of date: restore its newest backup",
             )
         if anchored is not None:
-            return True
-        newest = await self._anchor.newest()
-        if newest is None or newest < version:
             return False
-        logger.warning("version left out on chain", extra={"policy_version": version})
-        return True
+        newest = await self._roots.newest()
+        if newest is None or newest < version:
+            return True
+        logger.warning(
+            "the chain has later versions but not this one", extra={"policy_version": version}
+        )
+        return False
 
 
 class Unpublished:
-    """Publisher of a site that does not publish: site 0's versions are the same."""
+    """Publisher of a site other than site 0, which publishes the same versions."""
 
     async def publish(
         self, version: PolicyVersion, folder: Path, stream_from: int, stream_to: int
     ) -> None:
-        """Leave it to site 0."""
+        """Do nothing."""
         del version, folder, stream_from, stream_to
 
     async def stand_by(self) -> NoReturn:
-        """Leave it to site 0."""
+        """Do nothing."""
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -176,20 +186,20 @@ class Unpublished:
 async def hand_over(
     api: OrchestratorApi, run_id: RunId, version: PolicyVersion, *, within_s: float
 ) -> None:
-    """Return once every relay that the orchestrator names holds a version whole, or time is up;
-    the log says which do not.
+    """Return once every relay that the orchestrator names holds the whole version, or time is up;
+    then the log names the relays without it.
     """
     try:
         relays = (await api.run_info(run_id)).relays
     except ApiError as error:
         logger.warning(
-            "nobody says which relays there are: the last version may be here alone",
+            "cannot ask the orchestrator for relays: perhaps only this host has the last version",
             extra={"policy_version": version, "error": str(error)},
         )
         return
     if not relays:
         logger.warning(
-            "no relay mirrors the run: the last version is here alone",
+            "no relay mirrors the run: only this machine has the last version",
             extra={"policy_version": version},
         )
         return
@@ -197,7 +207,7 @@ async def hand_over(
     lacking = await without(relays, run_id, version, within_s=within_s)
     if lacking:
         logger.warning(
-            "relays lack the last version; started again, the trainer serves it again",
+            "relays lack the last version; start the trainer again to serve it",
             extra={"policy_version": version, "relays": " ".join(lacking)},
         )
 
@@ -205,7 +215,7 @@ async def hand_over(
 async def without(
     relays: Sequence[str], run_id: RunId, version: PolicyVersion, *, within_s: float
 ) -> list[str]:
-    """Return the relays that still do not hold a version whole after so many seconds at most."""
+    """Return the relays that do not hold the whole version after at most `within_s` seconds."""
     client = ShardClient()
     try:
         asked = [asyncio.create_task(_holds(client, url, run_id, version)) for url in relays]

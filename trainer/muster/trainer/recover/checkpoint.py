@@ -1,11 +1,12 @@
-"""The trainer's state on disk: one folder per training step that is complete or does not exist.
+"""The trainer's state on disk: one folder per training step, either complete or absent.
 
-`<folder>/<version>/` holds the tensors, written by torch.distributed.checkpoint (each process its
-own shards, so that any number of processes can read them), and `state.json`: what the flow
-remembers, whose state it is, and the BLAKE3 digest of every file. A step is written from the live
-tensors, not from a copy, while the next one is read and its gradient computed; the learner holds
-them until they are read (`Learner.hold`). The folder gets its name when everything in it is on the
-disk. The newest `keep` steps stay: a damaged one is passed over, and its step taken again.
+`<folder>/<version>/` holds the tensors and `state.json`. torch.distributed.checkpoint writes the
+tensors: each process its own shards, which any number of processes can read. `state.json` holds
+what the flow remembers, the owner of the state, and the BLAKE3 digest of every file. A step is
+written from the live tensors, not from a copy, while the next step is read and its gradient
+computed; the learner does not change them until they are written (`Learner.hold`). The folder gets
+its name when everything in it is on the disk. The newest `keep` steps stay: a damaged one is
+skipped, and its step taken again.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ from muster.trainer.stream.reader import Cursor
 logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 2
-"""Version of the folder's form."""
+"""Version of the folder's format."""
 STATE_FILE = "state.json"
 """Everything that is not a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The run, recipe and chain of a checkpoint; the state of another one is refused."""
+    """The run, recipe and chain of a checkpoint; one with another identity is refused."""
 
     run_id: RunId
     recipe_hash: Hash32
     chain_id: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a checkpoint says of it."""
+        """Return the identity as a checkpoint stores it."""
         return {
             "run_id": int(self.run_id),
             "chain_id": self.chain_id,
@@ -60,18 +61,18 @@ class Identity:
         }
 
     def described(self, found: Mapping[str, Any]) -> str:
-        """Return whose state another checkpoint is, by what it says."""
+        """Describe the owner of another checkpoint, given its stored identity."""
         return f"run {found['run_id']} on chain {found['chain_id']}"
 
 
 class Owner(Protocol):
-    """Whose checkpoints they are: an `Identity`, or what stands for it where there is no run."""
+    """The owner of checkpoints: an `Identity`, or its counterpart where there is no run."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a checkpoint says of it."""
+        """Return the owner as a checkpoint stores it."""
 
     def described(self, found: Mapping[str, Any]) -> str:
-        """Return whose state another checkpoint is, by what it says."""
+        """Describe the owner of another checkpoint, given its stored identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,9 @@ class TrainerState:
     cursor: Cursor
     """How much of the training stream the weights have seen."""
     step_start: int
-    """Where in the stream this version's step began."""
+    """Stream position at which this version's step began."""
     previous_start: int
-    """Where the step before began; its version may still have been on its way to the chain."""
+    """Stream position at which the step before began; its version may not be on chain yet."""
     kept: dict[str, Any] = field(default_factory=dict)
     """Other plain values that the flow carries from step to step, by name."""
 
@@ -95,18 +96,19 @@ class Saved:
     """A complete step on disk."""
 
     state: TrainerState
-    """State that the flow goes on from."""
+    """State from which the flow resumes."""
     folder: Path
     """Folder of the tensors."""
     newest: PolicyVersion
-    """The newest version that was ever saved: above `state.version` when that one is damaged."""
+    """The newest version that was ever saved; above `state.version` when its checkpoint is
+    damaged."""
 
 
 class Template(Protocol):
-    """A learner, as the owner of the tensors that a checkpoint is read into."""
+    """A learner, which owns the tensors that a checkpoint is read into."""
 
     def like(self, sizes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Tensor]:
-        """Return a tensor of each size, sharded as this process needs it."""
+        """Return a tensor of each size, sharded for this process."""
 
 
 class Checkpoints:
@@ -115,21 +117,21 @@ class Checkpoints:
     def __init__(
         self, folder: Path, owner: Owner, *, keep: int = 2, ranks: Ranks = ONE_PROCESS
     ) -> None:
-        """`keep` is 2 or more: the one before is there while a new one is written. `latest` is the
-        state that was saved or read last.
+        """`keep` is at least 2, so the previous checkpoint exists while a new one is written.
+        `latest` is the state that was saved or read last.
         """
         self._folder = folder
         self._owner = owner
         self.keep = keep
         self.retained: frozenset[PolicyVersion] = frozenset()
-        """Older versions that stay as well."""
+        """Older versions that are kept as well."""
         self._ranks = ranks
         self.latest: TrainerState | None = None
         ranks.lead("storage", (folder.absolute(), owner))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def behind(self, work: Callable[[], object]) -> Future[object]:
-        """Do some work in the thread that writes, after all that it has to do now."""
+        """Queue some work in the writing thread, after all that is queued now."""
         return self._thread.submit(work)
 
     def save(
@@ -142,8 +144,8 @@ class Checkpoints:
     ) -> Future[None]:
         """Write a step in the background, after `first`; on every rank, with its own shards.
 
-        The tensors must not change until `release` is called. The future raises StorageError, and
-        what was saved before stays, when the step could not be written.
+        The tensors must not change until `release` is called. If the step cannot be written, the
+        future raises StorageError and earlier checkpoints stay.
         """
         self._ranks.lead("save", state)
         try:
@@ -163,12 +165,13 @@ class Checkpoints:
         for version in versions:
             path = self._folder / str(version)
             try:
-                state = self._read_state(path)
+                with self._ranks.beating():
+                    state = self._read_state(path)
             except StorageError:
                 raise
             except (OSError, LookupError, ValueError, TypeError) as error:
                 logger.error(
-                    "damaged checkpoint passed over",
+                    "damaged checkpoint skipped",
                     extra={"policy_version": version, "error": str(error)},
                 )
                 continue
@@ -176,26 +179,27 @@ class Checkpoints:
             return Saved(state, path, versions[0])
         if versions:
             raise StorageError(
-                f"every state of the trainer in {self._folder} is damaged",
-                hint="restore one, or move them away to go on from the newest published policy",
+                f"all checkpoints in {self._folder} are damaged",
+                hint="restore a checkpoint, or move all of them away: the trainer then continues "
+                "from the newest published policy",
             )
         return None
 
     def read(self, folder: Path, template: Template) -> dict[str, Tensor]:
-        """Return a saved step's tensors, those of `template` filled in place; on every rank.
+        """Return a saved step's tensors, read in place into those of `template`; on every rank.
 
-        Raises StorageError when they do not fit it.
+        Raises StorageError when the saved tensors do not fit the template.
         """
         self._ranks.lead("read", folder)
         reader = FileSystemReader(folder)
-        found = {
-            name: stored
-            for name, stored in reader.read_metadata().state_dict_metadata.items()
-            if isinstance(stored, TensorStorageMetadata)
-        }
-        sizes = {name: tuple(stored.size) for name, stored in found.items()}
-        tensors = dict(template.like(sizes))
         try:
+            found = {
+                name: stored
+                for name, stored in reader.read_metadata().state_dict_metadata.items()
+                if isinstance(stored, TensorStorageMetadata)
+            }
+            sizes = {name: tuple(stored.size) for name, stored in found.items()}
+            tensors = dict(template.like(sizes))
             load(
                 tensors,
                 storage_reader=reader,
@@ -209,21 +213,21 @@ class Checkpoints:
         return tensors
 
     def folder_of(self, version: PolicyVersion) -> Path:
-        """Return where a step is or would be."""
+        """Return the path of a step's folder, which may not exist."""
         return self._folder / str(version)
 
     def forget(self) -> None:
-        """Delete all states: another's is taken over."""
+        """Delete all states, before the state of another site is taken over."""
         for version in self._versions():
             shutil.rmtree(self._folder / str(version), ignore_errors=True)
         self.latest = None
 
     def close(self) -> None:
-        """Wait for what is being written, and write nothing more."""
+        """Wait for the current write, and write nothing more."""
         self._thread.shutdown(wait=True)
 
     def _fresh(self, version: PolicyVersion) -> Path:
-        """Return the folder the step is written to, empty."""
+        """Return an empty folder to write the step to."""
         fresh = self._folder / f".{version}.part"
         if self._ranks.rank == 0:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -239,7 +243,7 @@ class Checkpoints:
         first: Callable[[], object],
         release: Callable[[], None],
     ) -> None:
-        """Write this rank's tensors one by one, and give the folder its name when all have."""
+        """Write this rank's tensors one by one; when all ranks have, give the folder its name."""
         try:
             try:
                 first()
@@ -256,7 +260,7 @@ class Checkpoints:
     def _write_tensors(self, fresh: Path, tensors: dict[str, Tensor]) -> None:
         write_tensors(
             tensors,
-            # Flushed to the disk when the tensors may change again.
+            # The files are flushed to the disk before the tensors may change again.
             storage_writer=FileSystemWriter(fresh, overwrite=True, sync_files=False),
             process_group=self._ranks.storage_group,
             no_dist=self._ranks.size == 1,
@@ -306,8 +310,8 @@ class Checkpoints:
             raise ValueError(f"{STATE_FILE} is not what was written")
         if value["schema_version"] != SCHEMA_VERSION:
             raise StorageError(
-                f"{folder} has schema version {value['schema_version']}, this is {SCHEMA_VERSION}",
-                hint="go on with the version of muster that wrote it",
+                f"{folder} has schema version {value['schema_version']}, not {SCHEMA_VERSION}",
+                hint="use the version of muster that wrote this folder",
             )
         self._check_identity(value, folder)
         for name, digest in value["files"].items():
@@ -355,7 +359,7 @@ def _cannot_save(folder: Path, error: BaseException) -> StorageError:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return what went wrong on the first rank that failed."""
+    """Return the error of the first rank that failed."""
     if isinstance(error, CheckpointException):
         return next((cause for cause, _ in error.failures.values()), error)
     return error

@@ -1,19 +1,19 @@
-"""Alarms: the signs of a collapse in a run's figures; and what the trainer does about them.
+"""Alarms: signs of a collapse in a run's figures, and the trainer's reaction to them.
 
-What INTELLECT-2 documents (arXiv 2505.07291, section 4): gradient norms that grow without single
-spikes, and an entropy that falls, then turns up; collapse follows. Either alone is harmless: while
-a policy learns, fewer and harder groups are left and norms grow several times over. So the sign is
-both at once. The collapse itself is a reward far below what the policy had reached. Every figure is
+INTELLECT-2 (arXiv 2505.07291, section 4) saw two signs before a collapse: gradient norms grow
+without single spikes, and the entropy falls, then rises. Either alone is harmless: while a policy
+learns, fewer and harder groups are left, and norms grow several times over. So both together raise
+an alarm. The collapse itself is a reward far below what the policy had reached. Every figure is
 judged by its level, the median of the last `window` steps, so that one odd step neither raises an
 alarm nor hides one. In a mixture each part's reward is compared with that part's own level, so that
-a curriculum that moves to harder parts is no collapse.
+a curriculum that moves to harder parts raises no alarm.
 
-The trainer logs an alarm that lasts, or stops, or goes back to an earlier policy.
+When an alarm lasts, the trainer logs it, stops, or goes back to an earlier policy.
 
 Versions are on chain and stay there. Going back makes a *new* version, with the weights and the
 optimiser of an earlier one and a smaller learning rate; records that were consumed stay consumed.
-The same figures always lead to the same decision, and what it depends on is in the checkpoint, so a
-trainer that is killed decides as it would have.
+The same figures always lead to the same decision, and its inputs are in the checkpoint, so a
+restarted trainer decides the same.
 """
 
 from __future__ import annotations
@@ -39,16 +39,15 @@ class AlarmLimits:
     """Limits beyond which an alarm is raised, and how long it must last before the trainer acts."""
 
     window: int = 8
-    """Training steps that make a level; 0 for no alarms."""
+    """Training steps of which a level is the median; 0 for no alarms."""
     grad_growth: float = 1.5
-    """Norms grow: their level is more than so many times its lowest."""
+    """Norms grow when their level is more than this many times its lowest."""
     entropy_rise: float = 0.15
-    """The entropy has turned up: its level is above its lowest by more than this share of its
-    first."""
+    """The entropy rises when its level is above its lowest by more than this share of its first."""
     reward_fall: float = 0.5
-    """The reward has collapsed: its level is below its highest by more than this share."""
+    """The reward has collapsed when its level is below its highest by more than this share."""
     patience: int = 3
-    """Alarming steps in a row after which something is done."""
+    """Alarming steps in a row before the trainer acts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +55,16 @@ class Alarm:
     """Judgement of the figures up to a step."""
 
     grad_growth: float = 1.0
-    """Level of the gradient norm over its lowest."""
+    """Level of the gradient norm divided by its lowest."""
     entropy_rise: float = 0.0
-    """Level of the entropy above its lowest, as a share of its first."""
+    """Rise of the entropy's level above its lowest, as a share of its first."""
     reward_fall: float = 0.0
-    """Level of the reward below its highest, as a share of that; in a mixture the mean of the
-    parts', weighed by their groups in the step."""
+    """Fall of the reward's level below its highest, as a share of that. In a mixture it is the mean
+    of the parts' falls, weighted by their groups in the step."""
     is_on: bool = False
-    """Norms grow and the entropy has turned up, or the reward has collapsed."""
+    """Whether norms grow and the entropy rises, or the reward has collapsed."""
     steps: int = 0
-    """Steps in a row, this one included, at which it was on."""
+    """Alarming steps in a row, this one included."""
     is_due: bool = False
     """Whether it has lasted long enough to act."""
 
@@ -81,7 +80,8 @@ class CollapseWatch:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it has seen two windows: before, a level has hardly been compared with any."""
+        """Whether it has seen two windows of steps; before that, a level has little to be compared
+        with."""
         return self._seen >= 2 * self._limits.window
 
     def observe(
@@ -92,11 +92,11 @@ class CollapseWatch:
         entropy: float | None,
         parts: Mapping[str, tuple[float, int]] | None = None,
     ) -> Alarm:
-        """Return what is known after a step; of a mixture `parts` are the reward and the groups of
-        each part that it had.
+        """Return the judgement after a step. In a mixture, `parts` maps each part in the step to
+        its reward and number of groups.
 
-        A figure that is None is unknown and changes no level: a step that had nothing to train on
-        tells of its reward only. So does one without a finite gradient (norm 0).
+        A figure that is None is unknown and changes no level. A step without trained tokens, or
+        without a finite gradient (norm 0), counts with its reward only.
         """
         limits = self._limits
         if not limits.window:
@@ -114,12 +114,12 @@ class CollapseWatch:
         return replace(found, steps=self._steps, is_due=self._steps >= limits.patience)
 
     def forget(self) -> None:
-        """Start anew: the policy is another one."""
+        """Forget all levels, because the policy was replaced."""
         self._norms, self._entropies, self._rewards = _Level(), _Level(), {}
         self._steps = self._seen = 0
 
     def state(self) -> dict[str, Any]:
-        """Return what it remembers, as plain values."""
+        """Return the levels and counters as plain values."""
         return {
             "steps": self._steps,
             "seen": self._seen,
@@ -128,7 +128,7 @@ class CollapseWatch:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Continue from the result of `state`."""
         self._norms, self._entropies = map(_Level.of, state["levels"])
         self._rewards = {name: _Level.of(level) for name, level in state["rewards"].items()}
         self._steps, self._seen = int(state["steps"]), int(state["seen"])
@@ -137,7 +137,7 @@ class CollapseWatch:
         limits, norm, entropy = self._limits, self._norms, self._entropies
         growth = norm.now / max(norm.lowest, 1e-12)
         rise = (entropy.now - entropy.lowest) / max(entropy.first, 1e-12)
-        # A part that never had a reward cannot lose one.
+        # A part that never had a reward cannot fall.
         known = {name: count for name, count in groups.items() if self._rewards[name].highest > 0}
         falls = (count * self._rewards[name].fall for name, count in known.items())
         fall = sum(falls) / max(sum(known.values()), 1)
@@ -147,7 +147,8 @@ class CollapseWatch:
 
 @dataclass(slots=True)
 class _Level:
-    """The median of a figure's last values, and where it has been; all 0 before the first."""
+    """The median of a figure's last values, with its first, lowest and highest level; all 0 at
+    first."""
 
     values: Sequence[float] = ()
     first: float = 0.0
@@ -167,7 +168,7 @@ class _Level:
 
     @property
     def fall(self) -> float:
-        """How far it is below its highest, as a share of that."""
+        """Fall below the highest level, as a share of that."""
         return (self.highest - self.now) / self.highest
 
     def state(self) -> list[Any]:
@@ -189,7 +190,7 @@ class StepDecision:
     """The version whose weights the step's version gets instead of its own."""
 
     def entry(self) -> dict[str, Any]:
-        """Return it as figures of the step's line."""
+        """Return the decision as figures for the step's log line."""
         alarm = self.alarm
         found: dict[str, Any] = {
             "grad_growth": round(alarm.grad_growth, 4),
@@ -203,7 +204,7 @@ class StepDecision:
 
 
 class Guard:
-    """Watches a run and decides; keeps the versions that can be gone back to."""
+    """Watches a run and decides; remembers the versions to which a rollback is possible."""
 
     def __init__(
         self,
@@ -223,11 +224,11 @@ class Guard:
         self.scale = 1.0
         """Factor on the learning rate."""
         self.good: tuple[PolicyVersion, ...] = ()
-        """Versions to go back to, whose checkpoints must stay, the oldest first: at most two. The
-        base model at first; later versions without alarm."""
+        """At most two versions for a rollback, the oldest first; their checkpoints must stay. At
+        first the base model, later versions without alarm."""
 
     def judge(self, version: PolicyVersion, entry: Mapping[str, Any]) -> StepDecision:
-        """Return what follows from the figures of the step that makes `version`.
+        """Return the decision after the step that makes `version`, from its figures.
 
         Raises TrainingCollapsed when the run is to be stopped.
         """
@@ -250,11 +251,11 @@ class Guard:
             return StepDecision(alarm)
         if self._action == "stop" or self._rollbacks >= self._most:
             raise self._collapsed(version, alarm)
-        # None yet when rollbacks were switched on only now.
+        # There is no such version when rollbacks were enabled only at this start.
         return StepDecision(alarm, self._roll_back(version) if self.good else None)
 
     def state(self) -> dict[str, Any]:
-        """Return what later decisions depend on, as plain values."""
+        """Return the inputs of later decisions, as plain values."""
         return {
             "watch": self._watch.state(),
             "rollbacks": self._rollbacks,
@@ -263,7 +264,7 @@ class Guard:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned; an empty one is that of a run that begins."""
+        """Continue from the result of `state`; an empty mapping starts a new run."""
         if state:
             self._watch.restore(state["watch"])
             self._rollbacks = int(state["rollbacks"])
@@ -276,7 +277,7 @@ class Guard:
         if version == 1:
             self.good = (BASE,)
         if version % self._limits.window == 0 and self._watch.is_settled and not alarm.is_on:
-            # A level reaches back one window: the older of two was well before any sign.
+            # A level covers one window, so the older of the two versions precedes any sign.
             self.good = (*self.good, version)[-2:]
 
     def _roll_back(self, version: PolicyVersion) -> PolicyVersion:
@@ -285,7 +286,7 @@ class Guard:
         self.scale *= self._slowdown
         self._watch.forget()
         logger.warning(
-            "going back to an earlier policy",
+            "rolling back to an earlier policy",
             extra={"step": int(version), "policy_version": int(target), "scale": self.scale},
         )
         return target
@@ -295,6 +296,6 @@ class Guard:
             f"training has collapsed at step {version}: reward {alarm.reward_fall:.0%} below its "
             f"highest level, gradient norm {alarm.grad_growth:.1f} times its lowest, entropy "
             f"{alarm.entropy_rise:.0%} above; {self._rollbacks} rollbacks made",
-            hint="the step was not taken; go on with --on-collapse rollback or log, or start a run "
-            "with a smaller learning rate from the last good version",
+            hint="the step was not taken; restart with --on-collapse rollback or log, or start a "
+            "new run from the last good version with a smaller learning rate",
         )

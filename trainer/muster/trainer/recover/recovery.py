@@ -1,7 +1,7 @@
 """The trainer's first task: its folder must agree with the chain.
 
-Finds the base model, and when the chain is ahead of the saved state (an older folder was restored,
-or none survived) goes on from the newest published version, read from the origin's own store.
+Finds the base model. When the chain is ahead of the saved state (an older folder was restored, or
+none survived), continues from the newest published version in the origin's own store.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def provide_base_model(
 ) -> None:
     """Put the base model on the shelf: from a model folder, else from the store.
 
-    Raises ConfigError when neither has it, or what is there is not what the chain pins.
+    Raises ConfigError when neither has it, or its hash is not the pinned one.
     """
     if not shelf.has(BASE):
         if model is not None:
@@ -42,7 +42,7 @@ def provide_base_model(
     found = state_hash(policy_files(shelf.path(BASE)))
     if found != pinned:
         raise ConfigError(
-            f"the base model hashes to {hex0x(found)}, run {run_id} pins {hex0x(pinned)}",
+            f"the base model's hash is {hex0x(found)}, but run {run_id} pins {hex0x(pinned)}",
             hint="give the folder the run was created with: --model DIR",
         )
 
@@ -54,12 +54,12 @@ def catch_up(
     shelf: PolicyShelf,
     run_id: RunId,
 ) -> TrainerState | None:
-    """Return the state to go on from with the newest published weights, now on the shelf.
+    """Put the newest published version on the shelf and return the state to continue from.
 
-    None when the saved state is as new, or was: a step whose checkpoint is damaged is taken again
-    from the one before, which makes the published version again, bit by bit. `roots` are those on
-    chain of the newest versions that rollouts may come from. Raises StorageError when the store
-    does not have the versions.
+    None when the saved state is as new. It is also None when only the newest checkpoint is damaged:
+    its step is taken again from the one before and gives the same version, bit by bit. `roots` are
+    the roots on chain of the newest versions that rollouts may come from. Raises StorageError when
+    the store does not have the versions.
     """
     newest = max(roots, default=BASE)
     if newest <= (saved.newest if saved else BASE):
@@ -70,7 +70,7 @@ def catch_up(
             _unpack(store, manifest, shelf)
     last = manifests[-1]
     logger.warning(
-        "the chain is ahead of the saved state: going on from the published policy",
+        "the chain is ahead of the saved state: continuing from the published policy",
         extra={"policy_version": newest, "saved": saved.state.version if saved else None},
     )
     return TrainerState(

@@ -25,12 +25,14 @@ DATA = click.Path(exists=True, path_type=Path)
 @click.option("--data", type=DATA, required=True, help="Data set: a folder or a file.")
 @click.option("--model", type=FOLDER, required=True, help="Base model.")
 @click.option("--recipe", type=FILE, required=True, help="SFT recipe, a TOML file.")
-@click.option("--out", type=FOLDER, required=True, help="Receives the model folder.")
-@click.option("--state-dir", type=FOLDER, help="State and figures. [default: OUT-state]")
-@click.option("--save-every", type=click.IntRange(1), default=100, help="Steps between states.")
+@click.option("--out", type=FOLDER, required=True, help="Folder to write the model to.")
+@click.option("--state-dir", type=FOLDER, help="Folder of state and figures. [default: OUT-state]")
+@click.option(
+    "--save-every", type=click.IntRange(1), default=100, help="Steps between checkpoints."
+)
 @click.option("--eval-set", type=FILE, help="Task set of held-out problems.")
 @click.option(
-    "--eval-every", type=click.IntRange(0), default=0, help="Evaluate every so many steps as well."
+    "--eval-every", type=click.IntRange(0), default=0, help="Also evaluate every N steps."
 )
 @click.option(
     "--eval-samples",
@@ -44,7 +46,7 @@ DATA = click.Path(exists=True, path_type=Path)
     "--rank-timeout-s",
     type=click.FloatRange(0, min_open=True),
     default=600.0,
-    help="Under torchrun: longest wait for other ranks.",
+    help="Under torchrun: deadline for other ranks.",
 )
 @context_option
 @dtype_option
@@ -52,7 +54,7 @@ DATA = click.Path(exists=True, path_type=Path)
 def sft(recipe: Path, out: Path, state_dir: Path | None, **options: Any) -> None:
     """Fine-tune a model on a data set; prints the folder of a base model for `run create`.
 
-    Killed, it goes on where it was, to the same bytes. Its lineage is in the folder.
+    After a kill the same command resumes, to the same bytes. The folder holds the model's lineage.
 
     \b
     Example:
@@ -90,11 +92,11 @@ def sft(recipe: Path, out: Path, state_dir: Path | None, **options: Any) -> None
 @click.command("lineage")
 @click.argument("folder", type=FOLDER)
 @click.option("--data", type=DATA, help="Data set: a folder or a file.")
-@click.option("--model", type=FOLDER, help="Its base model.")
+@click.option("--model", type=FOLDER, help="Base model of FOLDER's model.")
 def lineage(folder: Path, data: Path | None, model: Path | None) -> None:
-    """Say which data set FOLDER's model was made of, and check what is at hand.
+    """Say which data set FOLDER's model was trained on; check --data and --model against it.
 
-    Exits with 1 when something is not what the lineage says.
+    Exits with 1 when a check against the lineage fails.
 
     \b
     Example:
@@ -109,4 +111,4 @@ def lineage(folder: Path, data: Path | None, model: Path | None) -> None:
         click.echo(f"{check.verdict:<6}{check.name}: {check.said}")
     wrong = [check.name for check in found if check.verdict == "wrong"]
     if wrong:
-        raise StorageError(f"{folder} is not what its lineage says: {', '.join(wrong)}")
+        raise StorageError(f"{folder} differs from its lineage in: {', '.join(wrong)}")

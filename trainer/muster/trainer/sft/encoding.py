@@ -1,8 +1,8 @@
 """A row of a data set as the tokens that a model is fine-tuned on.
 
-Texts are rendered by the recipe's `[prompt]`, as workers and validators render them, and a reply of
-the model's is encoded so that no text of a stranger's makes a control token. Tokens are int32; one
-that is not trained on is written as its complement, so that a row is one list.
+Texts are rendered by the recipe's `[prompt]`, as workers and validators render them. A reply of the
+model is encoded so that no text from the data set becomes a control token. Tokens are int32; a
+token that is not trained on is written as its bitwise complement, so that a row is one list.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ class LeftOut(StrEnum):
     """Why a row is not trained on."""
 
     UNREADABLE = "unreadable"
-    """It is no object, too large, not UTF-8, or a column that is needed is missing or no text."""
+    """It is not an object, too large, not UTF-8, or a required column is missing or not a text."""
     EMPTY = "empty"
-    """Its prompt or its completion is empty."""
+    """Its prompt or its completion is empty, or all of its completion is replies."""
     LONG = "long"
     """It has more tokens than the recipe allows."""
     ROLES = "roles"
-    """Its messages do not alternate, or the recipe's frame has no place for one."""
+    """Its messages do not alternate, or the recipe's frame has no place for one of them."""
     REPLIES = "replies"
-    """An environment replied in it, and its text does not say where."""
+    """It contains replies of an environment, and its text does not mark them."""
     TOKENIZER = "tokenizer"
-    """The base model's tokenizer reads other texts in its tokens."""
+    """The base model's tokenizer decodes its tokens to other texts."""
 
 
 class RowEncoder:
     """Encodes rows for one base model."""
 
     def __init__(self, recipe: SftRecipe, model: Path) -> None:
-        """`recipe` has its prompt's frame; of `model` the weights are not read."""
+        """`recipe` includes its prompt's frame; the weights of `model` are not read."""
         self._recipe = recipe
         self._tokenizer = read_tokenizer(model)
         self._eos = eos_token_ids(model)
         own = self._tokenizer.eos_token_id
         self._end = own if own in self._eos else min(self._eos)
         self._vocabulary = vocab_size(model)
-        # Rows are measured here, and the library need not warn of them.
+        # This class checks the length of rows, so the library's warning is not needed.
         self._tokenizer.model_max_length = 1 << 30
         longest = max(map(len, self._tokenizer.get_vocab()))
         self._most_characters = recipe.rows.max_tokens * longest
 
     def encode(self, row: Any) -> list[int] | LeftOut:
-        """Return a row's tokens, or why it is left out; never raises on what a row holds."""
+        """Return a row's tokens, or why it is left out; never raises, whatever the row holds."""
         if isinstance(row, Unreadable) or not isinstance(row, Mapping):
             return LeftOut.UNREADABLE
         found = self._sampled(row) if self._recipe.rows.form == "tokens" else self._written(row)
@@ -64,25 +64,23 @@ class RowEncoder:
             return LeftOut.LONG
         if self._recipe.rows.trained == "all":
             found = [t if t >= 0 else ~t for t in found]
-        # Nothing predicts the first one.
+        if all(token < 0 for token in found[1:]):
+            return LeftOut.EMPTY
+        # Nothing predicts the first token.
         return [~found[0] if found[0] >= 0 else found[0], *found[1:]]
 
-    # What was written
+    # Rows of texts
 
     def _written(self, row: Mapping[str, Any]) -> list[int] | LeftOut:
         if row.get("replies"):
             return LeftOut.REPLIES
-        # Beside a problem, the prompt is what another model read of it.
-        asked = row.get("problem") or row.get("prompt")
-        # A tokenizer may take minutes for a text that is too long all the same.
+        # Checked first: a tokenizer may take minutes for a text that is too long anyway.
         if _characters(row) > self._most_characters:
             return LeftOut.LONG
-        messages = row.get("messages")
-        if messages is None and isinstance(asked, list) and isinstance(row.get("completion"), list):
-            messages = asked + row["completion"]
+        messages = _messages(row)
         if messages is not None:
             return self._conversation(messages)
-        answer, length = row.get("completion"), row.get("target_length", -1)
+        asked, answer, length = _asked(row), row.get("completion"), row.get("target_length", -1)
         if not (_is_text(asked) and _is_text(answer) and _is_number(length)):
             return LeftOut.UNREADABLE
         assert isinstance(asked, str)
@@ -92,7 +90,7 @@ class RowEncoder:
         return [*_not_trained(prompt), *turn] if prompt and turn else LeftOut.EMPTY
 
     def _conversation(self, messages: Any) -> list[int] | LeftOut:
-        """Return the tokens of messages: what the model says is trained on."""
+        """Return the tokens of messages; those of the model are trained on."""
         said = _said(messages)
         if said is None:
             return LeftOut.UNREADABLE
@@ -117,14 +115,14 @@ class RowEncoder:
         return found
 
     def _turn(self, text: str, *, is_finished: bool = True) -> list[int]:
-        """Return the tokens of what the model says; none when it says nothing."""
+        """Return the tokens of a message of the model; an empty list for an empty message."""
         found = self._encoded((Part(text, False),), is_start=False)
         return [*found, *[self._end] * is_finished] if found else []
 
     def _encoded(self, prompt: Any, *, is_start: bool) -> Sequence[int]:
         return encode_prompt(self._tokenizer, prompt, is_start=is_start)
 
-    # What was sampled
+    # Rows of sampled tokens
 
     def _sampled(self, row: Mapping[str, Any]) -> list[int] | LeftOut:
         prompt, completion = row.get("prompt_tokens"), row.get("completion_tokens")
@@ -155,7 +153,7 @@ class RowEncoder:
         )
 
     def _reads(self, row: Mapping[str, Any], prompt: list[int], completion: list[int]) -> bool:
-        """Tell whether the tokens are the row's texts to this model's tokenizer."""
+        """Tell whether this model's tokenizer decodes the tokens to the row's texts."""
         said = [token for token in completion if token not in self._eos]
         options = {"clean_up_tokenization_spaces": False}
         decode = self._tokenizer.decode
@@ -166,12 +164,32 @@ class RowEncoder:
         return texts == (row.get("prompt"), row.get("completion"))
 
 
+def first_question(row: Mapping[str, Any]) -> str:
+    """Return the first text that a user says in a row's messages; empty when there is none."""
+    said = _said(_messages(row)) or []
+    return next((text for role, text in said if role == "user"), "")
+
+
+def _messages(row: Mapping[str, Any]) -> Any:
+    """Return a row's messages; None when it has texts instead."""
+    asked, completion = _asked(row), row.get("completion")
+    if row.get("messages") is None and isinstance(asked, list) and isinstance(completion, list):
+        return asked + completion
+    return row.get("messages")
+
+
+def _asked(row: Mapping[str, Any]) -> Any:
+    """Return a row's problem, or else its prompt: beside a problem, the prompt is its rendering for
+    another model."""
+    return row.get("problem") or row.get("prompt")
+
+
 def _not_trained(tokens: Sequence[int]) -> list[int]:
     return [~token for token in tokens]
 
 
 def _said(messages: Any) -> list[tuple[str, str]] | None:
-    """Return roles and texts of messages; None for what is none."""
+    """Return roles and texts of messages; None when `messages` is malformed."""
     if not isinstance(messages, list) or not all(isinstance(each, Mapping) for each in messages):
         return None
     said = [(each.get("role"), each.get("content")) for each in messages]
@@ -181,7 +199,7 @@ def _said(messages: Any) -> list[tuple[str, str]] | None:
 
 
 def _characters(row: Mapping[str, Any]) -> int:
-    """Return the characters of a row's texts."""
+    """Return the number of characters in a row's texts."""
     values = [row.get(name) for name in ("problem", "prompt", "completion", "messages")]
     said = [each for value in values for each in (value if isinstance(value, list) else [value])]
     texts = [each.get("content") if isinstance(each, Mapping) else each for each in said]
@@ -189,7 +207,7 @@ def _characters(row: Mapping[str, Any]) -> int:
 
 
 def _is_text(value: Any) -> bool:
-    """Tell whether a value is a text that UTF-8 can hold."""
+    """Tell whether a value is a text that UTF-8 can encode."""
     if not isinstance(value, str):
         return False
     try:
@@ -204,7 +222,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_spans(ends: Any, length: int) -> bool:
-    """Tell whether numbers are begins and ends of ranges, in order, of a list of this length."""
+    """Tell whether numbers are starts and ends of ranges, in order, within a list of this
+    length."""
     if not isinstance(ends, list) or len(ends) % 2 or not all(map(_is_number, ends)):
         return False
     return ends == sorted(set(ends)) and (not ends or (ends[0] >= 0 and ends[-1] <= length))

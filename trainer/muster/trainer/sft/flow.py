@@ -1,11 +1,11 @@
 """Supervised fine-tuning, top to bottom; one process, or rank 0 of those that torchrun started.
 
- 1. prepare   the data set is opened, its rows become tokens or are left out       job.prepare
- 2. plan      memory is planned, the learner built                                _make_learner
- 3. resume    the newest state is taken over                                      _resume
- 4. train     a step takes its rows, is logged, and now and then saved            _train, _save
- 5. evaluate  the loss on held-out rows, the reward on held-out problems          _evaluate
- 6. write     the model's folder, with its lineage                                _write
+ 1. prepare   open the data set; encode its rows or leave them out                 job.prepare
+ 2. plan      plan the memory, build the learner                                  _make_learner
+ 3. resume    restore the newest state                                            _resume
+ 4. train     take a step on its rows, log it, save at intervals                  _train, _save
+ 5. evaluate  measure the loss on held-out rows, the reward on held-out problems  _evaluate
+ 6. write     write the model's folder, with its lineage                          _write
 
 Learner, plan, optimiser, checkpoints and model folders are those of the trainer of a run.
 """
@@ -16,12 +16,9 @@ import json
 import logging
 import math
 import shutil
-import threading
 import time
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -31,11 +28,11 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from muster.inference.transformers_engine import TransformersEngine
-from muster.protocol.errors import ConfigError
+from muster.protocol.errors import ConfigError, NotYet
 from muster.protocol.ids import PolicyVersion, Step
 from muster.tasks import TaskSet, check_task_set
 from muster.trainer.learn.follow import follow
-from muster.trainer.learn.parallel import ONE_PROCESS, RankLost, Team, join
+from muster.trainer.learn.parallel import ONE_PROCESS, Team, join
 from muster.trainer.learn.plan import plan_memory, return_freed_buffers
 from muster.trainer.learn.sft_learner import SftLearner
 from muster.trainer.measure.evaluate import Evaluator
@@ -51,56 +48,34 @@ from muster.trainer.stream.reader import Cursor
 logger = logging.getLogger(__name__)
 
 SAVED: Future[None] = Future()
-"""A future that is already done: nothing is left to save."""
+"""A future that is already done, for when there is nothing to save."""
 SAVED.set_result(None)
 EVALUATED_ROWS = 256
 """Rows whose loss is computed at a time."""
 
 
 def fine_tune(job: TuningJob) -> Path | None:
-    """Make the model, or go on making it; returns its folder, None on ranks that follow.
+    """Train the model, or resume training; returns its folder, None on follower ranks.
 
-    Raises MusterError. Called again with the same job, it leads to the same bytes.
+    Raises MusterError. The same job always leads to the same bytes.
     """
     torch.set_num_threads(job.threads)
     return_freed_buffers()
     transformers_logging.disable_progress_bar()
-    # One process saves its checkpoints as one; torch would rather have a process group.
+    # A single process writes checkpoints without a process group; torch warns about that.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     device, context = torch.device(job.choices.device), job.choices.context_ranks
     team = join(device, job.rank_timeout_s, context)
     if team is not None and team.rank:
         follow(team, job.choices.device)
         return None
+    ranks = team or ONE_PROCESS
     try:
-        with _beating(team):
+        with ranks.beating():
             prepared = prepare(job)
         return FineTuning(prepared, team).run()
     finally:
-        if team is not None:
-            with suppress(RankLost):
-                team.lead("stop")
-
-
-@contextmanager
-def _beating(team: Team | None) -> Iterator[None]:
-    """Tell ranks that follow that this one is there, while it leads them to nothing."""
-    if team is None:
-        yield
-        return
-    over = threading.Event()
-
-    def beat() -> None:
-        while not over.wait(team.beat_s):
-            team.lead("beat")
-
-    thread = threading.Thread(target=beat, name="beat")
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+        ranks.dismiss()
 
 
 class FineTuning:
@@ -108,11 +83,12 @@ class FineTuning:
 
     def __init__(self, prepared: Prepared, team: Team | None) -> None:
         self._prepared, self._job, self._team = prepared, prepared.job, team
+        self._ranks = team or ONE_PROCESS
         self._shelf, self._rows = prepared.shelf, prepared.rows
         self._order = Order(prepared.rows, prepared.recipe.training)
         self._log = MetricsLog(self._job.state_dir / "metrics.jsonl")
         self._checkpoints = Checkpoints(
-            self._job.state_dir / "checkpoints", prepared.identity, ranks=team or ONE_PROCESS
+            self._job.state_dir / "checkpoints", prepared.identity, ranks=self._ranks
         )
         self._learner = self._make_learner()
         self._evaluator = self._make_evaluator()
@@ -120,8 +96,9 @@ class FineTuning:
 
     def _make_learner(self) -> SftLearner:
         job, recipe, base = self._job, self._prepared.recipe, self._shelf.path(BASE)
-        choices = replace(job.choices, ranks=self._team.size if self._team else 1)
-        plan = plan_memory(base, recipe, choices)
+        choices = replace(job.choices, ranks=self._ranks.size)
+        with self._ranks.beating():
+            plan = plan_memory(base, recipe, choices)
         for line in plan.table().splitlines():
             logger.info("%s", line)
         return SftLearner(
@@ -175,7 +152,7 @@ class FineTuning:
         )
 
     def _save(self, step: Step) -> None:
-        """Begin to make a step durable, after the one before."""
+        """Begin to save a step, after the one before is saved."""
         self._saved.result()
         self._saved = self._checkpoints.save(
             TrainerState(PolicyVersion(step), Cursor(step), 0, 0),
@@ -184,7 +161,7 @@ class FineTuning:
         )
 
     def _resume(self) -> Step:
-        """Take the newest state over; returns its step, 0 where there is none."""
+        """Restore the newest state; returns its step, 0 when there is none."""
         saved = self._checkpoints.newest()
         step = Step(saved.state.version) if saved else Step(0)
         self._log.forget_after(PolicyVersion(step))
@@ -198,7 +175,7 @@ class FineTuning:
         return step in (0, self._order.last) or bool(every and not step % every)
 
     def _evaluate(self, step: Step) -> None:
-        """Measure the weights as they are when that is due and not in the log."""
+        """Evaluate the current weights if an evaluation is due and not in the log yet."""
         if not self._is_due(step) or step in self._log.evaluated():
             return
         found: dict[str, Any] = {"policy_version": int(step)}
@@ -206,18 +183,21 @@ class FineTuning:
             found |= self._held_out_loss()
         if self._evaluator is not None:
             folder = self._folder(step)
-            with _beating(self._team):
-                measured = self._evaluator.evaluate(folder, PolicyVersion(step))
-            found |= evaluation_entry(measured)["eval"]
+            try:
+                with self._ranks.beating():
+                    measured = self._evaluator.evaluate(folder, PolicyVersion(step))
+                found |= evaluation_entry(measured)["eval"]
+            except NotYet as error:
+                logger.warning("reward not measured", extra={"step": step, "error": str(error)})
         if len(found) > 1:
             self._log.append({"eval": found})
             shown: dict[str, Any] = {
-                n: round(found[n], 4) for n in ("loss", "reward") if n in found
+                n: round(found[n], 4) for n in ("loss", "reward") if found.get(n) is not None
             }
             logger.info("evaluated", extra={"step": step, **shown})
 
     def _held_out_loss(self) -> dict[str, float]:
-        """Return the mean loss on held-out rows, some of them at a time."""
+        """Return the mean loss on held-out rows, computed in batches."""
         total, tokens, numbers = 0.0, 0, self._rows.held_out.tolist()
         for start in range(0, len(numbers), EVALUATED_ROWS):
             some = [self._rows.sample(row) for row in numbers[start : start + EVALUATED_ROWS]]
@@ -226,28 +206,32 @@ class FineTuning:
         if not math.isfinite(total):
             raise ConfigError(
                 f"the loss on held-out rows is {total / tokens}",
-                hint="weights of the base model are no numbers, or too large for its format",
+                hint="check the base model: its weights hold NaN, or are too large for its format",
             )
         return {"loss": total / tokens, "tokens": tokens}
 
     def _folder(self, step: Step) -> Path:
-        """Return the folder of the model as it is; others' than the base's are dropped."""
+        """Return a folder with the current model; drop earlier ones except the base's."""
         version = PolicyVersion(step)
         if step and not self._shelf.has(version):
-            # Ranks send checkpoints and models in one order.
-            self._saved.result()
-            self._shelf.drop_before(version)
-            learner = self._learner
-            self._shelf.writing(version, learner.weights(), learner.pieces)()
+            # All ranks gather checkpoints and models in the same order.
+            with self._ranks.beating():
+                self._saved.result()
+                self._shelf.drop_before(version)
+                learner = self._learner
+                self._shelf.writing(version, learner.weights(), learner.pieces)()
         return self._shelf.path(version)
 
     def _write(self, last: Step) -> Path:
         """Write the model's folder with its lineage, whole or not at all."""
         made, out = self._folder(last), self._job.out
-        self._saved.result()
+        with self._ranks.beating():
+            self._saved.result()
+        # Copying and hashing may take longer than other ranks wait for a command.
+        self._ranks.dismiss()
         with fresh_folder(out) as fresh:
             for name, path in policy_files(made).items():
-                # An adapter is merged in; by itself it belongs to the base.
+                # The adapter is merged into the weights; its own file would need the base.
                 if name != LINEAGE and path.suffix != ".peft":
                     shutil.copyfile(path, fresh / name)
             (fresh / LINEAGE).write_bytes(self._lineage(fresh, last).to_bytes())

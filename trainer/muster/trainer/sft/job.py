@@ -1,7 +1,7 @@
-"""What is to be fine-tuned, and all that is known before the first step.
+"""A fine-tuning job, and everything that is prepared before its first step.
 
-Opens the data set, renders the prompt's frame, encodes the rows, and refuses folders that are
-another fine-tuning's. Knows no tensors.
+Opens the data set, renders the prompt's frame, encodes the rows, and refuses folders that belong to
+another fine-tuning. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from muster.trainer.sft.source import SftSource, open_source
 logger = logging.getLogger(__name__)
 
 IDENTITY = "identity.json"
-"""Says whose a state folder is."""
+"""File that names the job to which a state folder belongs."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuningJob:
-    """What is to be made of what, and how."""
+    """The inputs, outputs and settings of a fine-tuning."""
 
     data: Path
     """The data set: a folder or a file."""
@@ -48,37 +48,37 @@ class TuningJob:
     out: Path
     """Receives the model's folder."""
     state_dir: Path
-    """What is needed to go on after an interruption, and the figures."""
+    """Folder of checkpoints and figures."""
     choices: Choices
-    """Settings that decide about memory."""
+    """Settings that decide how much memory training takes."""
     save_every: int = 100
-    """Steps between two states that survive the process."""
+    """Steps between two checkpoints."""
     eval_every: int = 0
-    """Steps between two evaluations besides the first and the last; 0 for those two only."""
+    """Also evaluate every N steps; 0 for the first and the last only."""
     eval_set: Path | None = None
     """Task set of held-out problems."""
     eval_samples: int = 1
-    """Samples of each."""
+    """Samples per held-out problem."""
     threads: int = 1
     """CPU threads."""
     rank_timeout_s: float = 600.0
-    """Under torchrun: longest wait for the other ranks."""
+    """Under torchrun: deadline in seconds for the other ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class SftIdentity:
-    """Whose state a checkpoint is."""
+    """The owner of a checkpoint of a fine-tuning."""
 
     recipe_hash: str
     data_root: str
     base: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a checkpoint says of it."""
+        """Return the identity as a checkpoint stores it."""
         return {"recipe_hash": self.recipe_hash, "data_root": self.data_root, "base": self.base}
 
     def described(self, found: Mapping[str, Any]) -> str:
-        """Return whose state another checkpoint is, by what it says."""
+        """Describe the owner of another checkpoint, given its stored identity."""
         own = self.to_json()
         return "a fine-tuning with " + ", ".join(
             f"{name} {value}" for name, value in found.items() if value != own[name]
@@ -87,12 +87,12 @@ class SftIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A job with all that is known before the first step."""
+    """A job with everything that is prepared before the first step."""
 
     job: TuningJob
     recipe: SftRecipe
     asked: Recipe
-    """The recipe by which the model is asked at evaluations."""
+    """The recipe by which evaluations sample the model."""
     source: SftSource
     before: ModelLineage | None
     """The base model's lineage."""
@@ -102,7 +102,7 @@ class Prepared:
 
 
 def prepare(job: TuningJob) -> Prepared:
-    """Return a job with what the first step needs; raises ConfigError when parts do not fit."""
+    """Prepare a job for its first step; raises ConfigError when its parts do not fit together."""
     base = hex0x(state_hash(policy_files(job.model)))
     _require_positions(job)
     asked = pin_prompt(_asked(job.recipe), job.model)
@@ -121,7 +121,7 @@ def prepare(job: TuningJob) -> Prepared:
 
 
 def _asked(recipe: SftRecipe) -> Recipe:
-    """Return the recipe of a run by which a model is asked as the fine-tuning says."""
+    """Return a run's recipe that samples a model with the settings of the fine-tuning."""
     sampling = SamplingRecipe(
         problems_per_submission=1,
         samples_per_problem=2,
@@ -150,16 +150,16 @@ def _require_own_target(job: TuningJob, identity: SftIdentity) -> None:
     found = read_lineage(job.out)
     if found is None:
         if not job.out.is_dir() or any(job.out.iterdir()):
-            raise ConfigError(f"{job.out} is not empty", hint="choose another --out")
+            raise ConfigError(f"{job.out} is not empty", hint="choose another folder with --out")
     elif SftIdentity(found.recipe_hash, found.data_root, found.base) != identity:
         raise ConfigError(
             f"{job.out} holds a model of another recipe, data set or base",
-            hint="choose another --out",
+            hint="choose another folder with --out",
         )
 
 
 def _require_own_state(folder: Path, identity: SftIdentity) -> None:
-    """Note whose the state folder is; raises ConfigError when it is another fine-tuning's."""
+    """Mark the state folder as this job's; raises ConfigError when it belongs to another."""
     path = folder / IDENTITY
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -169,12 +169,12 @@ def _require_own_state(folder: Path, identity: SftIdentity) -> None:
     if found != identity.to_json():
         raise ConfigError(
             f"{folder} belongs to {identity.described(found)}",
-            hint="choose another --state-dir, or remove it to begin anew",
+            hint=f"choose another folder with --state-dir, or delete {folder} to start again",
         )
 
 
 def _rows(job: TuningJob, recipe: SftRecipe, source: SftSource) -> TokenRows:
-    """Return the data set's rows as tokens, encoded now unless they were before."""
+    """Return the data set's rows as tokens; encodes them unless that was done before."""
     folder = job.state_dir / "rows"
     if not folder.is_dir():
         with progress("rows encoded") as on_progress:

@@ -1,7 +1,7 @@
 """Where a fine-tuned model comes from: `lineage.json` in its folder.
 
-It names the data set, the recipe and the base model by their hashes, and the model's own files. It
-is one of the files of the base model that `run create` pins on chain, and travels with it.
+It names the data set, the recipe, the base model and the model's own files by their hashes. It is
+one of the files of the model folder, so `run create` pins it on chain and workers receive it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class ModelLineage:
     recipe: dict[str, Any]
     """The recipe, with the prompt's frame."""
     recipe_hash: str
-    """Its Keccak-256."""
+    """Keccak-256 of the recipe."""
     data_root: str
     """Root of the data set."""
     data_files: dict[str, str]
     """SHA-256 of its files of rows, by name."""
     data_origin: dict[str, Any] | None
-    """Chain, ledger, run and documents of an exported one; none of other files."""
+    """Chain, ledger, run and documents of an exported data set; None for other files."""
     rows: dict[str, Any]
     """How many rows were trained on, held out and left out."""
     steps: int
@@ -52,10 +52,9 @@ class ModelLineage:
     base: str
     """Hash of the base model's files."""
     base_lineage: dict[str, Any] | None
-    """What `lineage.json` of the base model's folder says, if there is one: where the base comes
-    from, or a model that it descends from."""
+    """Content of `lineage.json` in the base model's folder, if there is one."""
     model: str
-    """Hash of the model's files but this one."""
+    """Hash of the model's files without this one."""
     format: str = FORMAT
     version: int = VERSION
 
@@ -65,11 +64,13 @@ class ModelLineage:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Parse it; raises EncodingError on anything that `to_bytes` does not write."""
+        """Parse a lineage; raises EncodingError on anything that `to_bytes` does not write."""
         values = parse_canonical_json(data, max_bytes=MAX_LINEAGE_BYTES)
         try:
             if (values["format"], values["version"]) != (FORMAT, VERSION):
-                raise EncodingError(f"a lineage of {values['format']!r} {values['version']!r}")
+                raise EncodingError(
+                    f"unknown lineage format {values['format']!r} {values['version']!r}"
+                )
             found = cls(**values)
         except (KeyError, TypeError) as error:
             raise EncodingError(f"malformed lineage: {error}") from error
@@ -77,11 +78,12 @@ class ModelLineage:
         return found
 
     def _require_form(self) -> None:
-        """Raise EncodingError unless what is compared and printed has the form that it should."""
+        """Raise EncodingError unless the fields that are compared or printed have the right
+        form."""
         origin = {"run_id": 0, "chain_id": 0} if self.data_origin is None else self.data_origin
         parts = (self.recipe, self.data_files, self.rows, origin)
         if not all(isinstance(part, dict) for part in parts):
-            raise EncodingError("malformed lineage: a part of another type")
+            raise EncodingError("malformed lineage: a field has the wrong type")
         counts = (
             self.steps,
             self.rows.get("trained"),
@@ -92,10 +94,10 @@ class ModelLineage:
         if not all(isinstance(count, int) for count in counts) or not all(
             isinstance(each, str) and _HASH.fullmatch(each) for each in hashes
         ):
-            raise EncodingError("malformed lineage: a count or a hash is none")
+            raise EncodingError("malformed lineage: a count or a hash is invalid")
 
     def summary(self) -> str:
-        """Return in a line what the model was made of."""
+        """Return one line about the model's origin."""
         data = f"data set {self.data_root[:10]}…"
         if self.data_origin is not None:
             run, chain = (self.data_origin.get(name) for name in ("run_id", "chain_id"))
@@ -104,7 +106,8 @@ class ModelLineage:
 
 
 def model_hash(folder: Path) -> str:
-    """Return the hash of a model's files but its lineage; raises StorageError when it is none."""
+    """Return the hash of a model's files without its lineage; raises StorageError if it is no
+    model."""
     files = policy_files(folder)
     return hex0x(state_hash({name: path for name, path in files.items() if name != LINEAGE}))
 
@@ -123,8 +126,8 @@ def read_lineage(folder: Path) -> ModelLineage | None:
 
 
 def describe_base(folder: Path, prompt: PromptRecipe | None = None) -> str:
-    """Return what a base model's lineage says of it, and whether it was shown other prompts than a
-    run's recipe makes; empty when it has none. Raises ConfigError.
+    """Return a base model's lineage as text, and whether its prompts differed from those of a run's
+    recipe; empty when it has no lineage. Raises ConfigError.
     """
     found = read_lineage(folder)
     if found is None:
@@ -139,8 +142,8 @@ def describe_base(folder: Path, prompt: PromptRecipe | None = None) -> str:
 
 
 def _asks(prompt: Any) -> Any:
-    """Return what of a `[prompt]` decides how a problem is asked, without what creating a run fills
-    in.
+    """Return the fields of a `[prompt]` that decide how a problem is asked, without those that `run
+    create` fills in.
     """
     names = ("form", "system", "thinking", "length_request")
     return {name: prompt.get(name) for name in names} if isinstance(prompt, dict) else prompt
@@ -148,27 +151,27 @@ def _asks(prompt: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LineageCheck:
-    """What came of one check."""
+    """Result of one check."""
 
     name: str
     """What was checked."""
     verdict: str
-    """`ok`, `wrong`, or `open` where something was not at hand."""
+    """`ok`, `wrong`, or `open` when something to compare was not given."""
     said: str
-    """For people."""
+    """Explanation for people."""
 
 
 def check_lineage(
     folder: Path, *, data: Path | None = None, base: Path | None = None
 ) -> Iterator[LineageCheck]:
-    """Yield whether a model is what its lineage says, as far as data set and base are at hand.
+    """Yield checks of a model against its lineage; data set and base are checked if given.
 
-    Raises ConfigError when it has no lineage.
+    Raises ConfigError when the model has no lineage.
     """
     found = read_lineage(folder)
     if found is None:
         raise ConfigError(
-            f"{folder} has no {LINEAGE}", hint="`muster trainer sft` writes one with the model"
+            f"{folder} has no {LINEAGE}", hint="give a model folder that `muster trainer sft` wrote"
         )
     yield _compared("model", model_hash(folder), found.model)
     yield _check_recipe(found)
@@ -200,23 +203,23 @@ def _check_data(source: SftSource, found: ModelLineage) -> LineageCheck:
     files = {each.name: each.sha256 for each in source.files}
     for name in sorted(files.keys() | found.data_files.keys()):
         if files.get(name) != found.data_files.get(name):
-            return LineageCheck(
-                "data", "wrong", f"{name!r} is another file, missing, or was not there"
-            )
+            return LineageCheck("data", "wrong", f"file {name!r} differs, is missing, or was added")
     if source.origin != found.data_origin:
         return LineageCheck(
-            "data", "wrong", f"it is of {source.origin}, not of {found.data_origin}"
+            "data",
+            "wrong",
+            f"the data set comes from {source.origin}, not from {found.data_origin}",
         )
     return _compared("data", source.root, found.data_root)
 
 
 def require_room(source: SftSource, before: ModelLineage | None) -> None:
-    """Raise ConfigError when a data set and a base's lineage are too large for another lineage."""
+    """Raise ConfigError when a data set and a base's lineage are too large for the new lineage."""
     size = sum(len(each.name) + len(each.sha256) + 8 for each in source.files)
     size += 0 if before is None else len(before.to_bytes())
-    # As much again for the rest: recipes have 64 KiB at most.
+    # Twice the size leaves room for the rest: recipes have 64 KiB at most.
     if size > MAX_LINEAGE_BYTES // 2:
         raise ConfigError(
             f"the lineage of {len(source.files)} files of rows would have {size} bytes and more",
-            hint="join files of the data set, so that they are fewer",
+            hint="merge the data set's files into fewer files",
         )

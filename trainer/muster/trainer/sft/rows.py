@@ -1,8 +1,8 @@
 """Rows on disk as tokens, and the order in which optimiser steps take them.
 
-Rows are encoded once, in the order of their files, into one file of tokens that is mapped: a
-million rows take as little memory as ten. The order of an epoch follows from the recipe's seed and
-the number of rows, so that a run that was stopped goes on with the very rows that would have come.
+Rows are encoded once, in the order of their files, into one memory-mapped file of tokens: a million
+rows take as little memory as ten. The order of an epoch follows from the recipe's seed and the
+number of rows, so that after a stop training continues with the same rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from muster.tasks.row_files import read_rows
 from muster.telemetry import Progress
 from muster.trainer.learn.packing import Sample
 from muster.trainer.publish.policies import fresh_folder
-from muster.trainer.sft.encoding import LeftOut, RowEncoder
+from muster.trainer.sft.encoding import LeftOut, RowEncoder, first_question
 from muster.trainer.sft.source import SftSource
 
 TOKENS, ENDS, PROBLEMS = "tokens.i32", "ends.i64", "problems.i64"
@@ -37,7 +37,7 @@ IS_HELD_OUT, COUNTS = "held-out.u8", "counts.json"
 
 @dataclass(slots=True)
 class RowCounts:
-    """What became of a data set's rows."""
+    """Counts of a data set's rows by their use."""
 
     trained: int = 0
     """Rows that are trained on."""
@@ -46,10 +46,10 @@ class RowCounts:
     tokens: int = 0
     """Tokens of both, prompts included."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """Rows that are in neither, by reason."""
+    """Rows that are left out, by reason."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the counts as JSON values."""
         left_out = dict(sorted(self.left_out.items()))
         return {
             "trained": self.trained,
@@ -60,7 +60,7 @@ class RowCounts:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RowCounts:
-        """Return it from JSON values."""
+        """Return counts from JSON values."""
         return cls(**{**values, "left_out": Counter(values["left_out"])})
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class RowCounts:
 
 
 class TokenRows:
-    """Encoded rows, mapped from a folder."""
+    """Encoded rows, memory-mapped from a folder."""
 
     def __init__(self, folder: Path) -> None:
         """`folder` was written by `write_rows`."""
@@ -95,7 +95,8 @@ class TokenRows:
 
 
 def sample_of(row: list[int]) -> Sample:
-    """Return a row of tokens, of which complements are not trained on, as the learner takes it."""
+    """Return a row of tokens as the learner takes it; complements are tokens that are not trained
+    on."""
     first = next(place for place, token in enumerate(row) if token >= 0)
     rest = row[first:]
     edges = [
@@ -116,7 +117,7 @@ def write_rows(
     held_out_share: float,
     on_progress: Progress = lambda _done, _of: None,
 ) -> RowCounts:
-    """Encode a data set into a folder, which appears whole or not at all.
+    """Encode a data set into a folder, which appears atomically.
 
     Raises ConfigError for a file that cannot be read at all, and when there is nothing to train on.
     """
@@ -150,7 +151,7 @@ def write_rows(
 def _require_rows(counts: RowCounts) -> None:
     if counts.trained:
         return
-    hint = "the columns are problem or prompt and completion, or messages"
+    hint = "name the columns problem or prompt and completion, or messages"
     if counts.left_out[LeftOut.TOKENIZER]:
         hint = "set rows.form to 'text': the rows were sampled with another tokenizer"
     elif counts.left_out[LeftOut.LONG]:
@@ -159,17 +160,14 @@ def _require_rows(counts: RowCounts) -> None:
 
 
 def problem_of(row: Mapping[str, Any]) -> bytes:
-    """Return what makes encoded rows those of one problem: its name, else what is asked first."""
+    """Return the problem of a row as bytes: its name, or else its first question."""
     names = (row.get(name) for name in ("problem_id", "problem", "prompt"))
     found = next((name for name in names if isinstance(name, str) and name), None)
-    if found is None:
-        said = row["prompt"] if row.get("messages") is None else row["messages"]
-        found = str(next(message["content"] for message in said if message["role"] == "user"))
-    return found.encode(errors="surrogatepass")
+    return (first_question(row) if found is None else found).encode(errors="surrogatepass")
 
 
 def is_drawn(problem: bytes, share: float) -> bool:
-    """Tell whether a problem's rows are held out: the problem alone decides."""
+    """Tell whether a problem's rows are held out; this depends on the problem alone."""
     drawn = keccak(b"held out " + problem)[:8]
     return int.from_bytes(drawn, "big") < share * 2**64
 

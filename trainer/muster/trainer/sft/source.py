@@ -1,26 +1,35 @@
-"""The files of a data set, by their bytes: what a fine-tuned model says it came from.
+"""The files of a data set and the root that names their bytes in a model's lineage.
 
-A data set of `muster data export` is named by the root of its `export.json`, which fixes every byte
-of its files; other files by the root of their own list. Nothing in them is trusted.
+The root of a data set of `muster data export` is that of its `export.json`, which fixes every byte
+of its files; the root of other files is that of their own list. Nothing in the files is trusted.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from muster.protocol.encoding import canonical_json, hex0x, keccak, parse_canonical_json
 from muster.protocol.errors import ConfigError, EncodingError
+from muster.tasks.row_files import is_parquet, read_rows
 
 EXPORT = "export.json"
-"""Where a data set of `muster data export` says what it holds."""
+"""File in which a data set of `muster data export` lists its content."""
 MAX_EXPORT_BYTES = 256 << 20
 """A larger one is refused."""
+COLUMNS = (
+    *("problem_id", "source", "part", "task_type", "problem", "prompt", "completion", "answer"),
+    *("reward", "target_length", "is_finished", "prompt_tokens", "completion_tokens", "replies"),
+    *("verifier", "worker", "batch_id", "position", "row", "stream_position"),
+    *("policy_version", "policy_root", "file_sha256"),
+)
+"""Columns of its files. A further one is not checked by `muster data verify`, and might be trained
+on."""
 SUFFIXES = (".parquet", ".jsonl")
-"""Files that are rows, in a folder without `export.json`."""
+"""Suffixes of files of rows, in a folder without `export.json`."""
 HELD_OUT = "test"
 """Files whose names begin with this are held out."""
 
@@ -34,7 +43,7 @@ class SourceFile:
     name: str
     """Its path below the data set's folder."""
     sha256: str
-    """Of its bytes, hexadecimal."""
+    """SHA-256 of its bytes, hexadecimal."""
 
     @property
     def is_held_out(self) -> bool:
@@ -51,13 +60,13 @@ class SftSource:
     files: tuple[SourceFile, ...]
     """Its files of rows, in the order in which they are read."""
     origin: dict[str, Any] | None
-    """Chain, ledger, run and documents of an exported one, as its `export.json` says."""
+    """Chain, ledger, run and documents in the `export.json` of an exported data set."""
 
 
 def open_source(path: Path) -> SftSource:
     """Return the data set in a folder, or in one file, with its files' hashes.
 
-    Raises ConfigError when there is none, or a file of an exported one is not what was exported.
+    Raises ConfigError when there is none, or a file is not one that was exported.
     """
     if (path / EXPORT).is_file():
         return _exported(path)
@@ -65,7 +74,7 @@ def open_source(path: Path) -> SftSource:
     if not found:
         raise ConfigError(
             f"there is no data set in {path}",
-            hint="`muster data export` writes one; or give a folder of .jsonl or .parquet files",
+            hint="use `muster data export`, or give a folder of .jsonl or .parquet files",
         )
     folder = path.parent if path.is_file() else path
     files = tuple(
@@ -97,16 +106,30 @@ def _exported(folder: Path) -> SftSource:
         if not each.path.is_file() or _sha256(each.path) != each.sha256:
             raise ConfigError(
                 f"{each.path} is not the file that was exported",
-                hint="`muster data verify` says more; export again into a fresh folder",
+                hint="run `muster data verify` to learn more, or export again into a new folder",
+            )
+        if not _has_columns(each.path):
+            raise ConfigError(
+                f"{each.path} has other columns than `muster data export` writes",
+                hint="`muster data verify` names them; to train on rows that nobody verified, "
+                "remove export.json",
             )
     return SftSource(hex0x(keccak(data)), files, origin)
+
+
+def _has_columns(path: Path) -> bool:
+    """Tell whether a file is Parquet with the columns of an exported data set, and no other."""
+    if not is_parquet(path):
+        return False
+    first = next((row for row in read_rows(path) if isinstance(row, Mapping)), None)
+    return first is None or tuple(first) == COLUMNS
 
 
 def _below(folder: Path, name: Any) -> Path:
     """Return a listed file's path; raises ConfigError when it would be outside the folder."""
     parts = PurePosixPath(name).parts if isinstance(name, str) else ()
     if not parts or PurePosixPath(name).is_absolute() or ".." in parts:
-        raise ConfigError(f"{folder / EXPORT} names {name!r}, which is not below the folder")
+        raise ConfigError(f"{folder / EXPORT} names {name!r}, which is outside the folder")
     return folder.joinpath(*parts)
 
 
@@ -114,7 +137,7 @@ def _bounded(path: Path, most: int) -> bytes:
     with path.open("rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise ConfigError(f"{path} exceeds {most} bytes")
+        raise ConfigError(f"{path} is larger than {most} bytes")
     return data
 
 

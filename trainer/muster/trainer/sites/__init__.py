@@ -1,1 +1,1 @@
-"""Trainer sites: places far apart that train one policy, and exchange little (DiLoCo)."""
+"""Trainer sites: trainers far apart that train one policy and exchange little data (DiLoCo)."""

@@ -3,22 +3,22 @@
 Site 0, which publishes, keeps the store that the others connect to, and decides. A *round* is one
 attempt at a training step by a fixed set of sites:
 
-  1. call    site 0 names the members among those who have come (`here`, `members`)
-  2. link    they connect, and say whether they are connected to all others (`linked`)
-  3. begin   site 0 says whether all are (`links`); if not, all come to another round without those
-             who died or cannot be reached, and nobody has trained in vain
-  4. agree   after the step they say whether they have all of it (`done`), and site 0 says whether
-             it counts (`commit`)
+  1. call    site 0 names the members among the sites that are present (`here`, `members`)
+  2. link    the members connect, and say whether they reach all others (`linked`)
+  3. begin   site 0 says whether all are connected (`links`); if not, another round begins without
+             the sites that died or cannot be reached, before anyone has trained
+  4. agree   after the step the members say whether they received all of it (`done`), and site 0
+             says whether it counts (`commit`)
 
-Every site shows that it lives. A site that does not, or does not come in time, is left out, and the
-others take the step again without it. Every wait has a deadline, every size and the number of
-rounds that a step takes to begin a bound. Messages go from site to site over gloo and are counted.
+Every site sends heartbeats. A site that is silent or late is left out, and the others take the step
+again without it. Every wait has a deadline; every size is bounded, and so is the number of rounds
+before a step begins. Messages go from site to site over gloo and are counted.
 
-Every value in the store and every message carries a mark for its place: a BLAKE3 hash keyed with
-what all sites derive from the trainer's key, which they have anyway. The place names the life of
-site 0's store, the round and the two sites, so no message can be used again elsewhere. A stranger
-without the key who reaches the ports can make sites wait and give up, never make them train on his
-numbers. Marks keep nobody from reading: what sites exchange is published anyway.
+Every value in the store and every message carries a mark for its place: a BLAKE3 hash, keyed with a
+secret that all sites derive from the trainer's key. The place names the session of site 0's store,
+the round and the two sites, so no message can be replayed elsewhere. A stranger without the key who
+reaches the ports can make sites wait and give up, but never make them train on forged numbers.
+Marks do not encrypt: what sites exchange is published anyway.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ logger = logging.getLogger(__name__)
 MARK_BYTES = 32
 """Bytes of a mark."""
 CONTEXT = "muster trainer sites 1"
-"""Purpose for which the key is derived; the number is that of the sites' protocol."""
+"""Context string of the key derivation; the number is the version of the sites' protocol."""
 POLL_S = 0.01
-"""Between looks at the store."""
+"""Seconds between two polls of the store."""
 MAX_VALUE_BYTES = 1 << 16
 """Largest value in the store."""
 MAX_WARNINGS = 100
-"""Number of strangers' values that are logged."""
+"""Most warnings about values of strangers."""
 REMEMBERED_ROUNDS = 64
-"""Rounds whose decisions stay in the store, for a site that comes late to hear of them."""
+"""Rounds whose decisions stay in the store for a late site."""
 LINK_LIVES = 6
-"""Time that a site may take to say whether it is connected, in `alive_s`.
+"""Time that a site may take to say whether it is connected, in multiples of `alive_s`.
 
-Gloo's deadline is one `alive_s`; the side of a connection that is called waits five of them.
+Gloo's deadline is one `alive_s`; the accepting side of a connection waits five of them.
 """
 
 
@@ -84,23 +84,23 @@ class Seal:
         return blake3(head, key=self._secret).update(data).digest()
 
     def close(self, place: str, data: bytes) -> bytes:
-        """Return a message with its mark behind it."""
+        """Return a message with its mark appended."""
         return data + self.mark(place, data)
 
     def open(self, place: str, data: bytes) -> bytes | None:
-        """Return the message that `close` marked for this place; None for anything else."""
+        """Return the message without its mark; None when the mark is not that of this place."""
         message, mark = data[:-MARK_BYTES], data[-MARK_BYTES:]
         return message if compare_digest(self.mark(place, message), mark) else None
 
 
 def site_secret(trainer_key: bytes, run_id: RunId, chain_id: int) -> bytes:
-    """Return the key by which the sites of a run know one another."""
+    """Return the secret with which the sites of a run mark messages."""
     of = trainer_key + int(run_id).to_bytes(32, "big") + chain_id.to_bytes(32, "big")
     return blake3(of, derive_key_context=CONTEXT).digest()
 
 
 class SiteLost(MusterError, RuntimeError):
-    """Another site of the run died, or did not come in time."""
+    """Another site of the run died, or missed a deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +113,9 @@ class MeetingPlace:
     """Host at which site 0's store listens."""
     port: int
     alive_s: float = 10.0
-    """A site that has not shown itself for so long is taken for dead."""
+    """Seconds without a heartbeat after which a site counts as dead."""
     wait_s: float = 3600.0
-    """Time that sites wait for one another's inner steps, and for each message."""
+    """Deadline in seconds for other sites' inner steps, and for each message."""
 
 
 Question = tuple[str, str]
@@ -123,17 +123,17 @@ Question = tuple[str, str]
 LINKED: Question = ("linked", "links")
 """Is the member connected to all others?"""
 DONE: Question = ("done", "commit")
-"""Has the member all it needs to take the outer step?"""
+"""Does the member have all it needs for the outer step?"""
 
 
 class Newcomer(NamedTuple):
-    """A site that wants to take part."""
+    """A site that wants to join."""
 
     site: int
     ticket: str
-    """Unique to this start of it."""
+    """Unique to this start of the site."""
     knows: dict[str, Any]
-    """The version that it has, and its digest."""
+    """The version that the site has, and the digest of its state."""
 
 
 class Round:
@@ -154,7 +154,7 @@ class Round:
         self.rank = members.index(place.site)
         self.sent_bytes = 0
         self._group: Any = group
-        # Per message: the group's own deadline is the short one of connecting.
+        # A deadline per message, because that of the group is the short one for connecting.
         self._wait = timedelta(seconds=place.wait_s)
         self._mark = mark
         self._messages: Counter[str] = Counter()
@@ -164,14 +164,16 @@ class Round:
         self._group = None
 
     def start_send(self, data: Tensor, to: int) -> Callable[[], Any]:
-        """Begin to send bytes to a member, by its place among them; returns what waits for it."""
+        """Begin to send bytes to the member with this index; returns a function that waits for the
+        end."""
         message = torch.cat([data, self._mark_of(data, self.rank, to)])
         self.sent_bytes += len(message)
         assert self._group is not None
         return partial(self._group.send([message], to, self.rank).wait, self._wait)
 
     def receive(self, size: int, sender: int) -> Tensor:
-        """Return bytes from a member; raises SiteLost when they do not come, or not from it."""
+        """Return bytes from a member; raises SiteLost when they do not arrive or carry a wrong
+        mark."""
         message = torch.empty(size + MARK_BYTES, dtype=torch.uint8)
         with lost_site("a message"):
             assert self._group is not None
@@ -179,23 +181,23 @@ class Round:
         data, mark = message[:size], message[size:]
         if not torch.equal(mark, self._mark_of(data, sender, self.rank)):
             raise SiteLost(
-                f"a message was not site {self.members[sender]}'s",
-                hint="somebody else reaches --site-address, or a site has another trainer key",
+                f"a message from site {self.members[sender]} is not authentic",
+                hint="let no stranger reach --site-address; give all sites the same trainer key",
             )
         return data
 
     def send_all(self, data: bytes, to: int) -> None:
-        """Send bytes of any number, with their number."""
+        """Send bytes with their length first."""
         with lost_site("a site to take its state"):
             self.start_send(as_tensor(len(data).to_bytes(8, "little")), to)()
             if data:
                 self.start_send(as_tensor(data), to)()
 
     def receive_all(self, sender: int, *, limit: int) -> bytes:
-        """Return what `send_all` sent; raises SiteLost above `limit` bytes."""
+        """Receive the bytes of `send_all`; raises SiteLost above `limit` bytes."""
         size = int.from_bytes(self.receive(8, sender).numpy().tobytes(), "little")
         if size > limit:
-            raise SiteLost(f"a message has {size} bytes, at most {limit} make sense")
+            raise SiteLost(f"a message has {size} bytes, the limit is {limit}")
         return self.receive(size, sender).numpy().tobytes() if size else b""
 
     def _mark_of(self, data: Tensor, sender: int, to: int) -> Tensor:
@@ -206,13 +208,13 @@ class Round:
 
 
 class Roll:
-    """The sites that site 0 calls to a round, until all that are called are connected.
+    """The sites that site 0 calls to a round, until all called sites are connected.
 
-    All are called at first, and a site that falls silent is left out. If none did and the round
-    still fails, the answers do not tell which site is to blame: two sites that cannot reach each
-    other spoil the round for every member. Then sites are called one after the other, those that
-    trained before first, and the site with which a round fails is left out. So there are at most
-    twice as many rounds as sites.
+    All are called at first, and a silent site is left out. If none is silent and the round still
+    fails, the answers do not tell which site is to blame: two sites that cannot reach each other
+    spoil the round for every member. Then sites are added one by one, those that trained before
+    first, and a site whose addition makes the round fail is left out. So there are at most twice as
+    many rounds as sites.
     """
 
     def __init__(self, sites: list[int]) -> None:
@@ -223,13 +225,14 @@ class Roll:
         self._is_one_by_one = False
 
     def leave_out(self, sites: set[int]) -> None:
-        """Call these no more; site 0 stays, whatever a stranger wrote over its answer."""
+        """Call these sites no more; site 0 stays, even if a stranger overwrote its answer."""
         others = [site for site in self.called[1:] if site not in sites]
         self.called = [*self.called[:1], *others]
         self.waiting = [site for site in self.waiting if site not in sites]
 
     def call_next(self, *, linked: bool, silent: set[int]) -> None:
-        """Choose the next round's members, after one whose members did or did not connect."""
+        """Choose the next round's members; `linked` tells whether those of the last one
+        connected."""
         if silent:
             self.leave_out(silent)
         elif not linked and self._is_one_by_one:
@@ -246,12 +249,12 @@ class Roll:
 
 
 class Meeting:
-    """This site's way to the others."""
+    """This site's connection to the other sites."""
 
     def __init__(self, place: MeetingPlace, *, expected: int, secret: bytes) -> None:
-        """Connect, waiting for site 0; `expected` sites begin the run together.
+        """Connect, waiting for site 0; `expected` sites start the run together.
 
-        The sites know one another by `secret`; see `site_secret`.
+        `secret` authenticates the sites to one another; see `site_secret`.
         """
         self._place = place
         self._seal = Seal(secret)
@@ -266,10 +269,10 @@ class Meeting:
         self._stopped = threading.Event()
         with lost_site("site 0's store"):
             self._store = self._connect(is_server=place.site == 0)
-            # A connection of its own: the other one is in use while it waits.
+            # Heartbeats need their own connection: the other one blocks while it waits.
             beats = self._connect(is_server=False)
         self._ticket = uuid.uuid4().hex
-        # Site 0 names the life of its store; until then the name is empty.
+        # Site 0 names the session of its store; until then the name is empty.
         self._session = ""
         if place.site == 0:
             self._set("session", self._ticket)
@@ -277,21 +280,21 @@ class Meeting:
         threading.Thread(target=self._beat, args=(beats,), daemon=True).start()
 
     def close(self) -> None:
-        """Show no more signs of life."""
+        """Stop the heartbeats."""
         self._stopped.set()
 
     def ask(self, knows: dict[str, Any]) -> Round:
         """Ask to take part; returns the first round this site is in. Not for site 0."""
         request = {"ticket": self._ticket, "knows": knows}
         self._set(f"join/{self._place.site}", request)
-        # The ticket is of this start alone, so the answer is, and with it the session.
+        # The ticket belongs to this start only, so the answer and the session cannot be replayed.
         self._next = int(self._get(f"admit/{self._ticket}", "site 0 to let this site in"))
         return self.gather()
 
     def gather(self) -> Round:
-        """Return the round in which the next step is taken, when all who take part are connected.
+        """Return the round of the next step, once all its members are connected.
 
-        Raises SiteLost when site 0 is gone, or went on without this site.
+        Raises SiteLost when site 0 is gone, or continued without this site.
         """
         if self._place.site == 0:
             return self._call()
@@ -300,7 +303,7 @@ class Meeting:
         return round_
 
     def agree(self, round_: Round, *, has_all: bool) -> bool:
-        """Tell whether every member has all it needs: the step counts, else it is taken again."""
+        """Tell whether every member has all it needs; else the step is taken again."""
         # A member that still waits for this site's messages learns that none will come.
         round_.close()
         within_s = self._place.wait_s
@@ -313,7 +316,7 @@ class Meeting:
 
     def _call(self) -> Round:
         """Call sites to rounds until all members of one are connected."""
-        # Looked for once: a site that comes and goes again and again holds up a step once at most.
+        # Read once, so that a site that restarts again and again delays a step at most once.
         newcomers = self._newcomers()
         for newcomer in newcomers:
             self._tickets[newcomer.site] = newcomer.ticket
@@ -327,7 +330,7 @@ class Meeting:
         return round_
 
     def _try(self, roll: Roll, newcomers: list[Newcomer]) -> Round | None:
-        """Return the round of the sites on the roll; None when it has to be another one."""
+        """Return the round of the sites on the roll; None when another round is needed."""
         number = self._next
         self._set(f"here/{number}/0", True)
         sites = [*roll.called, *roll.waiting]
@@ -343,7 +346,7 @@ class Meeting:
         return None
 
     def _newcomers(self) -> list[Newcomer]:
-        """Return the sites that ask to be let in; the first round waits for all expected ones."""
+        """Return the sites that ask to join; the first round waits for all expected ones."""
         until = time.monotonic() + (self._place.wait_s if self._next == 0 else 0)
         while True:
             asked = [self._newcomer(site) for site in range(1, self._expected)]
@@ -361,7 +364,8 @@ class Meeting:
         return Newcomer(site, ticket, request["knows"])
 
     def _wait_for(self, prefix: str, sites: list[int], within_s: float) -> set[int]:
-        """Wait until all these sites have set their key, are dead or late; returns those two."""
+        """Wait until each of these sites has set its key, is dead or is late; return the dead and
+        late."""
         until = time.monotonic() + within_s
         missing = set(sites)
         while missing:
@@ -377,18 +381,18 @@ class Meeting:
         return site != 0 and self._is_silent(self._tickets[site])
 
     def _is_silent(self, ticket: str) -> bool:
-        """Tell whether a start of a site has not shown itself for too long."""
+        """Tell whether the last heartbeat of a site's start is too old."""
         now = time.monotonic()
         beat = self._peek(f"beat/{ticket}") or 0
         last, since = self._seen.get(ticket, (-1, now))
-        # Counted up: a beat that is shown again is no sign of life.
+        # Beats are counted up, so a replayed beat is no sign of life.
         if beat > last:
             self._seen[ticket] = (beat, now)
             return False
         return now - since > self._place.alive_s
 
     def _tidy(self, before: int) -> None:
-        """Delete the store's keys of rounds that no site asks about any more."""
+        """Delete the store's keys of rounds that no site needs any more."""
         for number in range(self._tidied, before):
             for kind in ("here", LINKED[0], DONE[0]):
                 for site in range(self._expected):
@@ -400,7 +404,8 @@ class Meeting:
     # --------------------------------------------------------------------- every site
 
     def _come(self) -> Round | None:
-        """Come to the next round; None when not all sites can be in it, and another one follows."""
+        """Enter the next round; None when not all its sites are connected and another one
+        follows."""
         number, site = self._next, self._place.site
         self._next += 1
         self._set(f"here/{number}/{site}", True)
@@ -420,7 +425,7 @@ class Meeting:
         return Round(number, members, newcomers, group, self._place, self._mark)
 
     def _link(self, number: int, members: list[int]) -> Any:
-        """Return connections to all members; None when one cannot be reached."""
+        """Return connections to all members; None when a member cannot be reached."""
         try:
             with lost_site("the sites of the round"):
                 return ProcessGroupGloo(
@@ -441,7 +446,7 @@ class Meeting:
     def _ask_all(
         self, question: Question, number: int, members: list[int], answer: bool, within_s: float
     ) -> bool:
-        """Answer a question; return site 0's word on whether all members said yes.
+        """Answer a question; return site 0's statement whether all members said yes.
 
         Site 0 waits `within_s` for the answers; a site that is dead or late counts as a no.
         """
@@ -460,31 +465,31 @@ class Meeting:
         data = json.dumps(value).encode()
         sealed = self._seal.close(f"{self._session}/{key}", data)
         with lost_site("the store"):
-            # The stub knows text only; the store takes any bytes.
+            # The type stub says str; the store takes any bytes.
             (store or self._store).set(key, sealed)  # type: ignore[arg-type]
 
     def _peek(self, key: str) -> Any:
-        """Return a value of the store; None when it is not there, or not one of the sites'."""
+        """Return a value of the store; None when it is absent or its mark is wrong."""
         with lost_site("the store"):
             if not self._store.check([key]):
                 return None
             data: bytes = self._store.get(key)
         message = self._seal.open(f"{self._session}/{key}", data[:MAX_VALUE_BYTES])
         if message is None:
-            # Once: the store is looked at again and again.
+            # Logged once, because the store is polled.
             if len(self._strange) < MAX_WARNINGS and key not in self._strange:
                 self._strange.add(key)
-                logger.warning("a stranger's value was passed over", extra={"key": key})
+                logger.warning("a value that is not authentic was ignored", extra={"key": key})
             return None
         return json.loads(message)
 
     def _get(self, key: str, awaited: str) -> Any:
-        """Return a value when it is there; raises SiteLost when it does not come."""
+        """Wait for a value and return it; raises SiteLost at the deadline."""
         until = time.monotonic() + self._place.wait_s
         with lost_site(awaited):
             while (value := self._peek(key)) is None:
                 if time.monotonic() > until:
-                    raise RuntimeError(f"nothing for {self._place.wait_s:g} s")
+                    raise RuntimeError(f"no answer for {self._place.wait_s:g} s")
                 time.sleep(POLL_S)
         return value
 
@@ -505,7 +510,7 @@ class Meeting:
 
 
 def as_tensor(data: bytes) -> Tensor:
-    """Return bytes as a tensor of their own."""
+    """Return a copy of the bytes as a tensor."""
     if not data:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -520,6 +525,6 @@ def lost_site(awaited: str) -> Iterator[None]:
         if isinstance(error, SiteLost):
             raise
         raise SiteLost(
-            f"waited in vain for {awaited}: {str(error).splitlines()[0]}",
-            hint="look at the other sites; a site that is started again rejoins",
+            f"waiting for {awaited} failed: {str(error).splitlines()[0]}",
+            hint="read the logs of the other sites; start this site again to rejoin",
         ) from error

@@ -1,32 +1,32 @@
-"""Trainer sites: places far apart that train one policy, and exchange little (DiLoCo).
+"""The learner of one site among several that train one policy and exchange little data (DiLoCo).
 
 A training step at a site, `SiteLearner.step`:
 
-  1. meet      the sites that take part are fixed; one that joins comes to site 0's state
-  2. train     inner AdamW steps on the site's own share of the step's groups
-  3. exchange  the mean of what all sites moved, as int8, each number twice on the way
-  4. agree     only if every site has it all the step counts; else it is taken again from 1,
-               without the sites that are gone, so no accepted file is left out
-  5. step      Nesterov on the mean; all sites hold the same weights again, bit by bit
+  1. meet      fix the sites that take part; a site that joins receives site 0's state
+  2. train     take inner AdamW steps on the site's own share of the step's groups
+  3. exchange  average the movements of all sites, sent as int8; each number is sent twice
+  4. agree     the step counts only if every site has the whole mean; else it is taken again from 1,
+               without the sites that are gone, so no accepted file is lost
+  5. step      apply Nesterov momentum to the mean; all sites hold the same weights, bit by bit
 
 All sites read the same training stream with the same cursor; site i of K takes groups i, i + K, …
-of a step. Only site 0 publishes, and its state is the run's: what another site has beyond it was
-never published, and is given up when it joins. A site that joins is sent the mean movements that it
-missed if it has the state before them, and the state itself if not.
+of a step. Only site 0 publishes, and its state is the run's: steps of another site beyond it were
+never published, and are discarded when that site joins. A joining site receives the mean movements
+that it missed if it has the state before them, and otherwise the whole state.
 
 DiLoCo's outer step is pure arithmetic. Every site takes its own inner steps from the same weights;
-the mean of what they moved, as a gradient, goes through Nesterov momentum (Douillard et al. 2023,
-arXiv 2311.08105, algorithm 1). Differences travel as int8 with a float32 scale per block, rounded
-to the nearest (ties to even), as INTELLECT-1's did.
+the mean of their movements is the gradient of a Nesterov step (Douillard et al. 2023, arXiv
+2311.08105, algorithm 1). Movements are sent as int8 with a float32 scale per block, rounded to the
+nearest (ties to even), as in INTELLECT-1.
 
 Every operation is one rounding of float32 in a fixed order, so sites that start from the same
 weights and receive the same bytes hold the same weights, whatever their processors.
 
 All sites hold the same weights and the same momentum after every step, and both follow from the
 mean movements. A site that still has the state of an earlier version of this run therefore needs
-only the means it missed, as they travelled (`OuterHistory`): a byte per weight and version. The
-others take the state itself. Optimiser moments are each site's own: a site that comes back goes on
-with those it has.
+only the means that it missed, as they were sent (`OuterHistory`): a byte per weight and version.
+Other sites receive the whole state. Optimiser moments belong to each site: a site that returns
+continues with its own.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ logger = logging.getLogger(__name__)
 VELOCITY = "outer."
 """Prefix of the outer momentum in a site's state."""
 HEAD_BYTES = 64 << 20
-"""Room for what the flow carries from step to step, and for names."""
+"""Most bytes of the header: values that the flow keeps from step to step, and names."""
 
 
 class SiteLearner:
-    """A learner that trains with those of other sites."""
+    """A learner that trains together with those of other sites."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class SiteLearner:
         self.heal_bytes = 0
         """Bytes that this site sent to sites that joined."""
         self.learning_rate_scale = 1.0
-        """Factor on the recipe's learning rate; stays 1, or sites would have to agree about it."""
+        """Factor on the recipe's learning rate. It stays 1: sites cannot agree on another."""
         self._inner = inner
         self._meeting = meeting
         self._outer = outer
@@ -93,8 +93,8 @@ class SiteLearner:
         self._history = OuterHistory()
 
     def join(self) -> None:
-        """Come to the run's state, from this site's own as far as it goes, and save it. Not for
-        site 0.
+        """Bring this site to the run's state, starting from its own where possible, and save it.
+        Not for site 0.
 
         Blocking; raises SiteLost when site 0 does not let this site in.
         """
@@ -109,21 +109,19 @@ class SiteLearner:
         self._come_to(self._round, version)
 
     def step(self, step: Step, groups: Sequence[Sequence[Rollout]]) -> StepFigures:
-        """Take a training step together with all sites that are there."""
-        before = {name: value.clone() for name, value in self.state().items()}
-        weights = {name: value.clone() for name, value in self._inner.weights().items()}
+        """Take a training step together with all sites that are present."""
+        before = {name: value.clone() for name, value in self._inner.state().items()}
+        weights = below(before, "model.")
         while True:
             round_ = self._begin()
             place, count = round_.rank, len(round_.members)
             figures = self._inner.step(step, groups[place::count])
-            after = self._inner.weights()
-            moved = {name: value - after[name] for name, value in weights.items()}
-            mean = self._exchange(round_, moved)
+            mean = self._exchange(round_, self._movement(weights, parts=count))
             self.outer_bytes += round_.sent_bytes
             if self._meeting.agree(round_, has_all=mean is not None) and mean is not None:
                 break
             logger.warning("step taken again: a site was lost", extra={"step": step})
-            self.restore(before)
+            self._inner.restore(before)
         self._advance(PolicyVersion(step), weights, mean)
         self.members = round_.members
         logger.info(
@@ -137,16 +135,17 @@ class SiteLearner:
         return self._inner.weights()
 
     def pieces(self, formats: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Tensor]]:
-        """Return what gives the weights in these formats, some rows at a time."""
+        """Return an iterator over the weights in these formats, some rows at a time."""
         return self._inner.pieces(formats)
 
     def hold(self) -> Callable[[], None]:
-        """Leave the tensors as they are until what this returns is called."""
+        """Keep the tensors unchanged until the returned function is called."""
         return self._inner.hold()
 
-    def start(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the state, without optimiser and momentum, of version 0."""
-        return self._inner.start(base)
+    def start_again(self, base: Mapping[str, Tensor]) -> None:
+        """Continue from version 0, without optimiser and momentum."""
+        self._outer.velocity.clear()
+        self._inner.start_again(base)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Continue from a policy's weights, without momentum."""
@@ -154,7 +153,8 @@ class SiteLearner:
         self._inner.load(weights)
 
     def state(self) -> dict[str, Tensor]:
-        """Return all that the next step depends on: the inner state and the outer momentum."""
+        """Return everything that the next step depends on: the inner state and the outer
+        momentum."""
         own = {VELOCITY + name: value for name, value in self._outer.velocity.items()}
         return self._inner.state() | own
 
@@ -165,7 +165,7 @@ class SiteLearner:
         return self._inner.like(rest) | own
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a state as `state` returned it."""
+        """Continue from a result of `state`."""
         self._inner.restore({n: value for n, value in state.items() if not _is_outer(n)})
         self._outer.velocity = {
             n.removeprefix(VELOCITY): value.clone() for n, value in state.items() if _is_outer(n)
@@ -174,7 +174,8 @@ class SiteLearner:
     # 1. meet
 
     def _begin(self) -> Round:
-        """Return the round of the next attempt, after those who join in it have their state."""
+        """Return the round of the next attempt, after its joining sites have received their
+        state."""
         joined_in, self._round = self._round, None
         if joined_in is not None:
             return joined_in
@@ -187,7 +188,8 @@ class SiteLearner:
         return round_
 
     def _hand_over(self, round_: Round, newcomer: Newcomer) -> None:
-        """Send a site that joins what it lacks: the flow's state, and means or all tensors."""
+        """Send a joining site what it lacks: the flow's state, and the missed means or all
+        tensors."""
         state = self._checkpoints.latest or TrainerState(BASE, Cursor(), 0, 0)
         means = self._missed(state.version, newcomer.knows)
         head = {
@@ -203,7 +205,7 @@ class SiteLearner:
             round_.send_all(json.dumps(head).encode(), to)
             round_.send_all(data, to)
         except SiteLost:
-            # Its absence shows when the step is exchanged.
+            # The exchange of the step will notice that it is gone.
             logger.warning("site lost while it joined", extra={"site": newcomer.site})
         way = "state" if means is None else f"{len(means)} means"
         logger.info(
@@ -212,14 +214,14 @@ class SiteLearner:
         )
 
     def _missed(self, version: PolicyVersion, knows: Mapping[str, Any]) -> list[Mean] | None:
-        """Return the means since what a site knows; None when it needs the state itself."""
+        """Return the means that a site missed; None when it needs the whole state."""
         if knows["version"] == version:
             is_same = knows["digest"] == self._digest(version, self._inner.weights())
             return [] if is_same else None
         return self._history.since(PolicyVersion(knows["version"]), knows["digest"])
 
     def _tensors(self, version: PolicyVersion) -> dict[str, Tensor]:
-        """Return the state as sites share it, and the policies that it may need besides."""
+        """Return the state that sites share, and the older policies that a step may need."""
         found = {f"weights.{name}": value for name, value in self._inner.weights().items()}
         found |= {VELOCITY + name: value for name, value in self._outer.velocity.items()}
         for needed in self._needed(version)[:-1]:
@@ -228,12 +230,12 @@ class SiteLearner:
         return found
 
     def _needed(self, version: PolicyVersion) -> list[PolicyVersion]:
-        """Return the versions besides the base that a step from `version` on may need."""
+        """Return the versions, without the base, that steps after `version` may need."""
         oldest = max(1, version - self._max_async_level)
         return [PolicyVersion(v) for v in range(oldest, version + 1)]
 
     def _come_to(self, round_: Round, own: PolicyVersion) -> None:
-        """Take over what site 0 hands over."""
+        """Receive and apply what site 0 sends."""
         shared = [*self._inner.weights().values(), *self._outer.velocity.values()]
         limit = HEAD_BYTES + (3 + self._max_async_level) * 2 * byte_count(shared)
         head = json.loads(round_.receive_all(0, limit=limit))
@@ -251,7 +253,7 @@ class SiteLearner:
         )
 
     def _replay(self, own: PolicyVersion, means: Sequence[Mean]) -> None:
-        """Take the outer steps that were missed, and keep their policies."""
+        """Take the missed outer steps, and write their policies."""
         needed = self._needed(PolicyVersion(own + len(means)))
         for version, mean in enumerate(means, start=own + 1):
             weights = {name: value.clone() for name, value in self._inner.weights().items()}
@@ -260,7 +262,7 @@ class SiteLearner:
                 self._shelf.write(PolicyVersion(version), self._inner.weights())
 
     def _take_over(self, version: PolicyVersion, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from the run's state; what this site had of another one is given up."""
+        """Continue from the run's state, and discard this site's own."""
         self._history.clear()
         self._checkpoints.forget()
         self._inner.load(below(tensors, "weights."))
@@ -271,7 +273,7 @@ class SiteLearner:
             self._shelf.write(version, self._inner.weights())
 
     def _digest(self, version: int, weights: Mapping[str, Tensor]) -> str:
-        """Return what two sites agree in that have a version's weights and momentum."""
+        """Return a digest of a version's weights and momentum, to compare two sites."""
         hasher = blake3(version.to_bytes(8, "big"))
         for state in (weights, self._outer.velocity):
             for name, value in sorted(state.items()):
@@ -281,10 +283,15 @@ class SiteLearner:
 
     # 3. exchange
 
-    def _exchange(self, round_: Round, moved: Mapping[str, Tensor]) -> Mean | None:
-        """Return the mean over sites; None when one was lost on the way."""
+    def _movement(self, weights: Mapping[str, Tensor], *, parts: int) -> Tensor:
+        """Return the movement since `weights`, old minus new, as one vector."""
+        after = self._inner.weights()
+        return joined({name: value - after[name] for name, value in weights.items()}, parts)
+
+    def _exchange(self, round_: Round, own_P: Tensor) -> Mean | None:
+        """Return the mean over sites; None when a site was lost during the exchange."""
         try:
-            return mean_over_sites(round_, joined(moved, len(round_.members)))
+            return mean_over_sites(round_, own_P)
         except SiteLost as error:
             logger.warning("exchange failed", extra={"error": str(error)})
             return None
@@ -296,16 +303,16 @@ class SiteLearner:
         digest = self._digest(version - 1, weights)
         moved = split(mean.vector(), weights)
         self._inner.load(self._outer.apply(weights, moved))
-        # Above this the state itself is fewer bytes: the weights and the momentum.
+        # Beyond this the whole state, weights and momentum, takes fewer bytes.
         most_bytes = 2 * byte_count([*weights.values()])
         self._history.add(version, digest, mean, most_bytes=most_bytes)
 
 
 def mean_over_sites(round_: Round, own_P: Tensor) -> Mean:
-    """Return the mean of all members' vectors, the same bytes at each of them.
+    """Return the mean of all members' vectors, the same bytes at each member.
 
-    Each member adds up one part of it: parts go there as int8, and its mean comes back as int8.
-    Raises SiteLost when a member is.
+    Each member averages one part of the vector: it receives that part from all members as int8 and
+    returns the mean as int8. Raises SiteLost when a member is lost.
     """
     count, me = len(round_.members), round_.rank
     parts = own_P.chunk(count)
@@ -332,13 +339,13 @@ def _is_outer(name: str) -> bool:
 
 
 def _means(sizes: Sequence[Sequence[int]], data: bytes) -> list[Mean]:
-    """Return the means whose parts' bytes lie one after the other."""
+    """Return the means, given the sizes of their parts and all bytes one after the other."""
     parts = iter(torch.split(as_tensor(data), [n for mean in sizes for n in mean]) if sizes else ())
     return [Mean([next(parts) for _ in mean]) for mean in sizes]
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies that share no memory, which the format does not take."""
+    """Return copies that share no memory; the file format refuses tensors that do."""
     return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
 
 
@@ -358,33 +365,33 @@ def _state(value: dict[str, Any]) -> TrainerState:
 # ----------------------------------------------------------------- the outer step
 
 BLOCK = 256
-"""Numbers that share a scale: 1.6 % on top of their bytes."""
+"""Numbers that share a scale, which adds 1.6 % to their bytes."""
 LARGEST = 127
 
 
 def quantised(values_P: Tensor) -> Tensor:
     """Return numbers as bytes: int8 codes, then each block's scale in float32.
 
-    `values_P` is finite float32 and a multiple of BLOCK long; an error is at most half a scale,
-    1/254 of the block's largest number.
+    `values_P` is finite float32, with a multiple of BLOCK numbers. The rounding error is at most
+    half a scale: 1/254 of the block's largest number.
     """
     blocks_KB = values_P.view(-1, BLOCK)
     scale_K = blocks_KB.abs().amax(1) / LARGEST
     safe_K = torch.where(scale_K > 0, scale_K, torch.ones_like(scale_K))
-    codes_KB = (blocks_KB / safe_K[:, None]).round().clamp(-LARGEST, LARGEST).to(torch.int8)
+    codes_KB = (blocks_KB / safe_K[:, None]).round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
     return torch.cat([codes_KB.flatten().view(torch.uint8), scale_K.view(torch.uint8)])
 
 
 def restored(data: Tensor) -> Tensor:
-    """Return the numbers [P] that `quantised` made bytes of."""
+    """Return the numbers [P] from the bytes of `quantised`."""
     blocks = len(data) // (BLOCK + 4)
     codes_KB = data[: blocks * BLOCK].view(torch.int8).view(blocks, BLOCK)
     scale_K = data[blocks * BLOCK :].clone().view(torch.float32)
-    return (codes_KB.float() * scale_K[:, None]).flatten()
+    return codes_KB.float().mul_(scale_K[:, None]).flatten()
 
 
 def byte_size(numbers: int) -> int:
-    """Return how many bytes so many numbers become; a multiple of BLOCK."""
+    """Return the bytes of this many numbers, which must be a multiple of BLOCK."""
     return numbers // BLOCK * (BLOCK + 4)
 
 
@@ -393,7 +400,7 @@ def mean_of(parts: Sequence[Tensor]) -> Tensor:
     total = parts[0].clone()
     for part in parts[1:]:
         total += part
-    return total / len(parts)
+    return total.div_(len(parts))
 
 
 @dataclass(slots=True)
@@ -401,7 +408,7 @@ class OuterStep:
     """Nesterov momentum on the sites' mean movement."""
 
     learning_rate: float
-    """Share of the mean movement that is taken; 1 with momentum 0 is plain averaging of weights."""
+    """Factor on the mean movement; 1 with momentum 0 is plain averaging of weights."""
     momentum: float
     """Decay of earlier movements."""
     velocity: dict[str, Tensor] = field(default_factory=dict)
@@ -414,7 +421,7 @@ class OuterStep:
         after = {}
         for name, weight in weights.items():
             velocity = self.velocity.get(name, torch.zeros_like(weight))
-            # Separate operations: a fused one rounds once, and not every processor fuses.
+            # Separate operations: a fused one rounds only once, and not every processor fuses.
             velocity = velocity * self.momentum
             velocity = velocity + moved[name]
             step = velocity * self.momentum
@@ -425,14 +432,16 @@ class OuterStep:
 
 
 def joined(tensors: Mapping[str, Tensor], parts: int) -> Tensor:
-    """Return tensors as one vector, in order of name, padded to whole blocks for each part."""
-    flat = torch.cat([tensors[name].detach().float().flatten() for name in sorted(tensors)])
-    missing = -len(flat) % (parts * BLOCK)
-    return torch.nn.functional.pad(flat, (0, missing))
+    """Return tensors as one vector, in order of name, padded so that each part has whole blocks."""
+    size = sum(tensor.numel() for tensor in tensors.values())
+    flat = next(iter(tensors.values())).new_zeros(size + -size % (parts * BLOCK))
+    for name, part in split(flat, tensors).items():
+        part.copy_(tensors[name])
+    return flat
 
 
 def split(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors that `joined` made one vector of."""
+    """Return the tensors in a vector of `joined`."""
     found, start = {}, 0
     for name in sorted(like):
         size = like[name].numel()
@@ -442,13 +451,13 @@ def split(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Mean(NamedTuple):
-    """The sites' mean movement in one step, as it travelled."""
+    """The sites' mean movement in one step, as it was sent."""
 
     parts: list[Tensor]
-    """Bytes, as each of the members made them."""
+    """The bytes that each member made."""
 
     def vector(self) -> Tensor:
-        """Return the numbers, padded as they were."""
+        """Return the numbers, with their padding."""
         return torch.cat([restored(part) for part in self.parts])
 
     @property
@@ -463,13 +472,13 @@ class _Step(NamedTuple):
 
 
 class OuterHistory:
-    """The newest outer steps, as far as they are fewer bytes than the state."""
+    """The newest outer steps, as long as they take fewer bytes than the state."""
 
     def __init__(self) -> None:
         self._steps: OrderedDict[PolicyVersion, _Step] = OrderedDict()
 
     def add(self, version: PolicyVersion, digest: str, mean: Mean, *, most_bytes: int) -> None:
-        """Note the mean that made a version; `digest` is that of the state before."""
+        """Add the mean that made a version; `digest` is that of the state before."""
         newest = next(reversed(self._steps), None)
         if newest is not None and newest + 1 != version:
             self._steps.clear()
@@ -478,14 +487,14 @@ class OuterHistory:
             self._steps.popitem(last=False)
 
     def since(self, version: PolicyVersion, digest: str) -> list[Mean] | None:
-        """Return the means since a version with this state; None when they are not known."""
+        """Return the means since a version with this state; None when they are unknown."""
         first = self._steps.get(PolicyVersion(version + 1))
         if first is None or first.digest != digest:
             return None
         return [step.mean for v, step in self._steps.items() if v > version]
 
     def clear(self) -> None:
-        """Forget all means: the state is another site's now."""
+        """Forget all means, because the state now comes from another site."""
         self._steps.clear()
 
 

@@ -1,1 +1,2 @@
-"""The training stream: accepted records in order, their files, and what of them is trained on."""
+"""The training stream: accepted records in order, their files, and the choice of trained
+rollouts."""

@@ -1,13 +1,13 @@
-"""Which rollouts are trained on; everything left out is counted under a reason.
+"""Filters that decide which rollouts are trained on; each omission is counted under a reason.
 
-`Sieve` decides about a step's groups in stream order, from what they say alone; a sample that it
-leaves out is as if it were not there, so advantages are relative to the rest of the group. The
-learner leaves out samples whose log-probabilities do not fit (`muster.trainer.learn.advantages`).
+`Sieve` decides about a step's groups in stream order, from their content alone. It removes samples
+before advantages are computed, so these are relative to the rest of the group. The learner later
+leaves out samples whose log-probabilities do not fit (`muster.trainer.learn.advantages`).
 
-Difficulty pools: nobody chooses problems in this design (a ticket derives them), so a pool acts on
-what is trained on. A set-aside problem's groups are left out, but go on counting, so that it comes
-back when the policy changes. The pools are saved with the weights, and are a pure function of the
-training stream.
+Difficulty pools: nobody chooses problems (a ticket derives them), so a pool only decides what is
+trained on. Groups of a set-aside problem are left out but still update its pass rate, so that it
+returns when the policy changes. The pools are saved with the weights, and are a pure function of
+the training stream.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Drop(StrEnum):
     STALE = "stale"
     """Its policy is too many versions old."""
     UNREADABLE = "unreadable"
-    """Its file is not what its outcome record says."""
+    """Its file does not match its outcome record."""
     DUPLICATE = "duplicate"
-    """Its file, or one of its sampling seeds, was there before."""
+    """Its file, or one of its sampling seeds, was seen before."""
     TRUNCATED = "truncated"
     """The sample reached the token limit without EOS."""
     ZERO_ADVANTAGE = "zero_advantage"
@@ -97,7 +97,7 @@ class DifficultyPools:
         self.rates[problem_id] = known.after(reward, window)
 
     def pool_of(self, problem_id: str, filters: PartFilters) -> Pool:
-        """Return where a problem is; Active while too little is known, or without pools."""
+        """Return the pool of a problem; ACTIVE while too little is known, or without pools."""
         known = self.rates.get(problem_id)
         if not filters.pool_window or known is None or known.groups < filters.pool_min_groups:
             return Pool.ACTIVE
@@ -106,7 +106,7 @@ class DifficultyPools:
         return Pool.HARD if known.rate <= filters.pool_hard else Pool.ACTIVE
 
     def sizes(self, rules: PartRules) -> dict[Pool, int]:
-        """Return how many of a part's problems that were seen are in each pool."""
+        """Return how many of a part's seen problems are in each pool."""
         of_part = (name for name, known in self.rates.items() if known.part == rules.name)
         found = [self.pool_of(problem_id, rules.filters) for problem_id in of_part]
         return {pool: found.count(pool) for pool in Pool}
@@ -140,7 +140,7 @@ class PartTally:
     groups: int = 0
     """Groups."""
     kept: int = 0
-    """Of them, how many are trained on."""
+    """Groups that are trained on."""
     samples: int = 0
     """Samples in all groups."""
     reward: float = 0.0
@@ -161,28 +161,28 @@ class Sieve:
     """Keeps the groups of one training step that are trained on, in stream order."""
 
     def __init__(self, recipe: Recipe, pools: DifficultyPools, eos: frozenset[int]) -> None:
-        """`pools` are those before the step; they stay as they are."""
+        """`pools` are those before the step; they are not changed."""
         self._recipe = recipe
         self._eos = eos
         self._seeds: set[int] = set()
         self._rewards: list[float] = []
         self.pools = pools.copy()
-        """The pools after what was taken so far."""
+        """The pools after the groups taken so far."""
         self.kept: list[Group] = []
         """The groups to train on."""
         self.dropped: Counter[Drop] = Counter()
         """Samples left out, by reason."""
         self.parts = {part.name: PartTally() for part in recipe.tasks.parts}
-        """What came of each part, by name."""
+        """Tally of each part, by name."""
 
     @property
     def reward(self) -> float:
-        """Mean task reward of all samples but duplicates; 0 when there are none."""
+        """Mean task reward of all samples except duplicates; 0 when there are none."""
         return fmean(self._rewards) if self._rewards else 0.0
 
     def take(self, group: Group, part: PartRules | None = None) -> None:
-        """Keep a group, or what of it may be trained on, or count why not; `part` is the one that
-        its problem is of, in a mixture.
+        """Keep those samples of a group that may be trained on, and count the others by reason. In
+        a mixture, `part` is the part of its problem.
         """
         if self._is_repeated(group):
             self.dropped[Drop.DUPLICATE] += len(group)
@@ -209,7 +209,8 @@ class Sieve:
         return {Pool.ACTIVE: None, Pool.EASY: Drop.EASY, Pool.HARD: Drop.HARD}[pool]
 
     def _is_repeated(self, group: Group) -> bool:
-        """Tell whether a seed came before: seeds are derived, so it is a copy, not a chance."""
+        """Tell whether a seed was seen before. Seeds are derived from tickets, so a repetition is a
+        copy, not chance."""
         seeds = {rollout.sampling_seed for rollout in group}
         if len(seeds) < len(group) or seeds & self._seeds:
             return True
@@ -225,6 +226,6 @@ class Sieve:
 def has_preference(group: Sequence[Rollout]) -> bool:
     """Tell whether the group's task rewards differ.
 
-    The test is on the task reward: a length reward differs even where all are right or wrong.
+    Only the task reward counts: a length reward differs even when all are right or all wrong.
     """
     return len({rollout.task_reward for rollout in group}) > 1

@@ -1,9 +1,9 @@
 """Which problems a policy version sets aside, by the difficulty pools after its step.
 
-A pure function of recipe, task set and pools, so a version that is made again has the same list.
-Tickets of the version skip what is listed but for some draws (`pool_revisit`), by which its rates
-go on being measured. Where the pools set more aside than a list may, those of which least is known
-stay: the problems with the fewest groups.
+A list is a pure function of recipe, task set and pools, so a version that is made again has the
+same list. Tickets of the version skip listed problems except in some draws (`pool_revisit`), which
+keep their pass rates up to date. When the pools set aside more problems than a list may hold, the
+problems with the fewest groups are not listed: least is known about them.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from muster.trainer.stream.filters import DifficultyPools, Pool
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """Makes a run's lists; as it is made without values, of a run whose tickets skip nothing."""
+    """Makes a run's lists; with the default values, lists nothing."""
 
     skipping: Sequence[tuple[PartRules, range]] = ()
     """The parts whose problems may be set aside, and where they are in the task set."""
     places: Mapping[str, int] = field(default_factory=dict)
     """Index of every problem, by its id."""
     needed: int = 0
-    """Problems of a submission."""
+    """Number of problems in a submission."""
 
     @classmethod
     def over(cls, recipe: Recipe, task_set: TaskSet) -> Self:
-        """Return what makes the lists of a run; reads the task set from end to end. Raises
-        TaskError when its parts are not the recipe's.
+        """Return the maker of a run's lists; reads the whole task set. Raises TaskError when its
+        parts are not those of the recipe.
         """
         task_set.require_parts(recipe)
         skipping = [
@@ -44,7 +44,7 @@ class Lists:
         return cls(skipping, places, recipe.sampling.problems_per_submission)
 
     def of(self, pools: DifficultyPools) -> SetAside:
-        """Return the list by these pools; a problem that the task set does not have is on none."""
+        """Return the list for these pools; problems outside the task set are not listed."""
         listed = [
             index
             for rules, problems in self.skipping
@@ -53,7 +53,7 @@ class Lists:
         return SetAside.of(listed, len(self.places)) if listed else NOTHING
 
     def _of_part(self, pools: DifficultyPools, rules: PartRules, problems: range) -> list[int]:
-        """Return the problems of a part to list, the best known first."""
+        """Return the problems of a part to list, those with the most groups first."""
         found = [
             (-known.groups, self.places.get(problem_id, -1))
             for problem_id, known in pools.rates.items()

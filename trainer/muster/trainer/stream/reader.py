@@ -1,16 +1,16 @@
-"""The ledger is the dataset, the cursor is the data loader.
+"""Reader of the training stream: the ledger is the dataset, the cursor is the data loader.
 
 Training step s consumes the next records of the run's training stream (docs/protocol.md section 9)
 in order, each exactly once: `submissions_per_step` usable ones, and as many more as it needs to
 replace groups that the filters left out, up to the recipe's `refill_submissions`. The cursor is
-saved with the weights, so a trainer that dies at any moment goes on where its weights stand.
+saved with the weights, so a trainer that dies at any moment resumes exactly there.
 
-Files of submissions stay on the trainer's own disk until a saved step holds what they taught: a
-step that is taken again after a crash reads them without asking for them again, for the
-orchestrator may be away, or have dropped them. They are named by their hash, so whatever else is
-found under the name is not used.
+Submission files stay on the trainer's own disk until the step after the one that trained on them is
+saved. A step that is repeated after a crash reads them from there, since the orchestrator may be
+unreachable or have deleted them. A file's name is its hash, so a file with other content is not
+used.
 
-Owns the order and what is usable. Knows no tensors.
+Owns the order of records and decides which are usable. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ logger = logging.getLogger(__name__)
 DOWNLOADS = 8
 """Files fetched at the same time."""
 LONGEST_PAUSE_S = 10.0
-"""Longest pause between two attempts to get a file."""
+"""Longest pause in seconds between two attempts to get a file."""
 REPEAT_S = 5.0
-"""A step that waits for records says so again after this."""
+"""Seconds after which a step that waits for records reports this again."""
 LEAST_KEPT = 0.25
-"""Share of groups that is expected to be kept at least, when more are asked for."""
+"""Lowest share of kept groups assumed when more records are requested."""
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -58,13 +58,13 @@ class Cursor:
     position: int = 0
     """Records consumed, dropped ones included."""
     last: Hash32 | None = None
-    """File hash of the record before `position`: tells a rewritten stream from the known one.
-    None when it is not known."""
+    """File hash of the record before `position`, which reveals a rewritten stream. None when
+    unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptSamples:
-    """Samples that the filters left of a consumed record."""
+    """How many samples of a consumed record the filters kept."""
 
     position: int
     """Place of the record in the training stream."""
@@ -74,7 +74,7 @@ class KeptSamples:
     """Samples left out, by reason."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the counts as JSON values."""
         return {"position": self.position, "kept": self.kept, "dropped": named(self.dropped)}
 
 
@@ -85,7 +85,7 @@ class StepInput:
     groups: list[Group]
     """Rollouts to train on, group by group, in stream order."""
     dropped: Counter[Drop]
-    """Samples that were consumed and left out, by reason."""
+    """Consumed samples that were left out, by reason."""
     start: Cursor
     """Cursor before the step."""
     end: Cursor
@@ -93,24 +93,24 @@ class StepInput:
     reward: float = 0.0
     """Mean task reward of all samples that could be read."""
     refill: int = 0
-    """Records consumed beyond the step's share, stale ones not counted."""
+    """Records consumed beyond the step's share, without stale ones."""
     pools: DifficultyPools = field(default_factory=DifficultyPools)
-    """The difficulty pools after it."""
+    """The difficulty pools after the step."""
     uses: Sequence[KeptSamples] = ()
-    """Samples left of each record, in stream order."""
+    """Kept samples of each record, in stream order."""
     parts: Mapping[str, PartTally] = field(default_factory=dict)
-    """What came of each part of a mixture, by name."""
+    """Tally of each part of a mixture, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A training step waits for more records than its share."""
+    """A report that a training step waits for more records than its share."""
 
     step: Step
     stream_from: int
-    """Place in the training stream where it began."""
+    """Place in the training stream where the step began."""
     refill: int
-    """Records that it will consume beyond its share, as far as can be told."""
+    """Estimate of the records that the step will consume beyond its share."""
 
 
 class _Collection:
@@ -127,7 +127,7 @@ class _Collection:
         self._groups_each = recipe.sampling.problems_per_submission
 
     def take(self, item: StreamItem, groups: list[Group], parts: Sequence[PartRules]) -> None:
-        """Pass a submission's groups, which are of these parts, through the sieve."""
+        """Pass a submission's groups through the sieve; `parts` are the groups' parts."""
         self._usable += 1
         dropped = Counter(self.sieve.dropped)
         for group, part in zip(groups, parts, strict=True):
@@ -146,16 +146,16 @@ class _Collection:
 
     @property
     def wanted(self) -> int:
-        """Submissions that are still certain to be consumed; 0 when the step is full."""
+        """Submissions that the step still needs for certain; 0 when it is full."""
         return self._wanted(kept_share=1.0)
 
     @property
     def refill(self) -> int:
-        """Records consumed beyond the step's share, stale ones not counted."""
+        """Records consumed beyond the step's share, without stale ones."""
         return max(0, len(self.consumed) - self._stale - self._share)
 
     def expected_refill(self) -> int:
-        """Return what `refill` will be if groups go on being kept as they were so far."""
+        """Return the estimate of `refill`, if groups are kept at the same rate as so far."""
         judged = max(1, self._usable * self._groups_each)
         wanted = self._wanted(kept_share=max(LEAST_KEPT, len(self.sieve.kept) / judged))
         return max(0, len(self.consumed) - self._stale + wanted - self._share)
@@ -183,8 +183,8 @@ class StreamReader:
         on_short: Callable[[Shortage], None] = lambda _: None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        """`seed_of` gives the seed of a record's ticket, as far as it is known. `on_short` is told,
-        again and again, while a step waits for more than its share.
+        """`seed_of` returns the seed of a record's ticket, if it is known. `on_short` is called
+        repeatedly while a step waits for more than its share.
         """
         self._ledger = ledger
         self._files = files
@@ -199,10 +199,10 @@ class StreamReader:
     async def next_step(
         self, cursor: Cursor, newest: PolicyVersion, pools: DifficultyPools | None = None
     ) -> StepInput:
-        """Return the input of the step that starts from version `newest`; waits until it is there.
+        """Wait for the input of the step that starts from version `newest`, and return it.
 
-        `pools` are those after the step before. Raises ChainError when the chain no longer has what
-        was consumed before the cursor.
+        `pools` are those after the step before. Raises ChainError when the chain no longer has the
+        records consumed before the cursor.
         """
         while True:
             await self._reach(cursor)
@@ -220,7 +220,7 @@ class StreamReader:
             raise ChainError(
                 f"the training stream before position {cursor.position} is not what was trained on",
                 hint="the chain was reorganised or replaced: start a new run from the last policy, "
-                "with --confirmations as many as its reorganisations are deep",
+                "with --confirmations at least as large as the deepest reorganisation",
             )
 
     def _holds(self, position: int, consumed: list[Hash32]) -> bool:
@@ -231,7 +231,7 @@ class StreamReader:
     async def _collect(
         self, cursor: Cursor, newest: PolicyVersion, pools: DifficultyPools
     ) -> _Collection:
-        """Take records in order until the step is full, fetching no more files than it needs."""
+        """Consume records in order until the step is full; fetches no more files than it needs."""
         found = _Collection(self._recipe, Sieve(self._recipe, pools, self._eos))
         seen = {item.record.file_hash for item in self._ledger.stream()[: cursor.position]}
         ahead: deque[tuple[StreamItem, asyncio.Task[list[Group] | None]]] = deque()
@@ -272,9 +272,9 @@ class StreamReader:
         refill = found.expected_refill()
         if refill:
             self._on_short(Shortage(Step(newest + 1), cursor.position, refill))
-        # The message may be lost on its way: it is sent again.
+        # The report may be lost, so it is repeated.
         with suppress(TimeoutError):
-            # Not `wait_for`: its task begins to listen a moment later, and may miss the change.
+            # Not `wait_for`: its task begins to listen later, and may miss the change.
             async with asyncio.timeout(REPEAT_S if refill else None):
                 await self._ledger.changed()
 
@@ -285,7 +285,8 @@ class StreamReader:
     async def _load(self, item: StreamItem) -> list[Group] | None:
         """Return a record's groups; None when its file is not what the record says.
 
-        A file that cannot be had is asked for until it can: it was accepted, so it is not skipped.
+        A file that cannot be downloaded is retried forever: it was accepted, so it must not be
+        skipped.
         """
         pause_s = 0.25
         while True:
@@ -301,7 +302,7 @@ class StreamReader:
                             self._vocab_size,
                             seed=self._seed_of(item.record),
                         )
-                logger.warning("received another file than asked for", extra=_fields(item))
+                logger.warning("received a file with the wrong hash", extra=_fields(item))
             except ApiError as error:
                 logger.warning("cannot get a file", extra={**_fields(item), "error": str(error)})
             except EncodingError as error:
@@ -349,7 +350,7 @@ def _fields(item: StreamItem) -> dict[str, object]:
 
 
 class FileBuffer:
-    """A file source that remembers what it handed over."""
+    """A file source with a cache on disk."""
 
     def __init__(self, folder: Path, source: FileSource, ledger: ChainLedger) -> None:
         self._folder = folder
@@ -385,7 +386,7 @@ def _read(path: Path, digest: Hash32) -> bytes | None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write atomically; a disk that takes nothing costs a second download, no more."""
+    """Write atomically; a failed write only costs a second download."""
     fresh = path.with_name(f".{path.name}.part")
     try:
         fresh.write_bytes(data)
@@ -404,10 +405,10 @@ def read_submission(
 ) -> list[Group]:
     """Return the groups of an accepted file.
 
-    Raises EncodingError when it is not Parquet of the schema, or not what record and recipe say:
-    the rows' policy and number, whole groups in order, token ids below `vocab_size`, completions
-    within the limit, and the length budgets that `seed`, the ticket's, derives; without it, any
-    of the recipe's.
+    Raises EncodingError when it is not Parquet of the schema, or contradicts record or recipe:
+    policy and number of rows, whole groups in order, token ids below `vocab_size`, completions
+    within the limit, and the length budgets. `seed`, the ticket's, determines the budgets; without
+    it, any budget of the recipe is accepted.
     """
     sampling, parts = recipe.sampling, parts_of(record, recipe, seed)
     size, groups = sampling.samples_per_problem, sampling.problems_per_submission
@@ -415,7 +416,7 @@ def read_submission(
     if len(rollouts) != size * groups or len(rollouts) != record.rollouts:
         raise EncodingError(
             f"file has {len(rollouts)} rows, its record says {record.rollouts}, "
-            f"the recipe {size * groups}"
+            f"the recipe says {size * groups}"
         )
     for row, rollout in enumerate(rollouts):
         _check_row(rollout, row, record, sampling.max_new_tokens, size)
@@ -426,13 +427,15 @@ def read_submission(
 
 
 def parts_of(record: OutcomeRecord, recipe: Recipe, seed: Hash32 | None) -> list[PartRules]:
-    """Return which part each group of a record is of: the seed of its ticket tells, and not its
-    file. Raises EncodingError in a mixture when the seed is not known.
+    """Return the part of each group of a record; it follows from the seed of the ticket, not from
+    the file. Raises EncodingError in a mixture when the seed is unknown.
     """
     if seed is not None:
         return recipe.parts_of(seed, record.step)
     if recipe.tasks.parts:
-        raise EncodingError("the parts of its groups follow from a ticket that is not known")
+        raise EncodingError(
+            "the ticket is not known, so the parts of the file's groups are not known"
+        )
     return [recipe.rules_of()] * recipe.sampling.problems_per_submission
 
 
@@ -444,15 +447,21 @@ def _check_row(
             f"row {row} claims policy {rollout.policy_version}, its record {record.policy_version}"
         )
     if (rollout.group, rollout.sample) != divmod(row, group_size):
-        raise EncodingError(f"row {row} is sample {rollout.sample} of group {rollout.group}")
+        raise EncodingError(
+            f"row {row} is out of order: it claims sample {rollout.sample} of group {rollout.group}"
+        )
     if len(rollout.completion_tokens) > max_new_tokens:
-        raise EncodingError(f"row {row} has {len(rollout.completion_tokens)} completion tokens")
+        raise EncodingError(
+            f"row {row} has {len(rollout.completion_tokens)} completion tokens, the limit is "
+            f"{max_new_tokens}"
+        )
 
 
 def _check_target(
     rollout: Rollout, row: int, lengths: tuple[int, ...], seed: Hash32 | None
 ) -> None:
-    """Budgets pay: a row may only have the one that nobody chose."""
+    """Require the budget that the ticket derives: budgets decide the reward, so nobody may choose
+    them."""
     if seed is None and rollout.target_length in (lengths or (-1,)):
         return
     derived = None if seed is None else target_length(seed, rollout.group, lengths)

@@ -1,1 +1,1 @@
-"""Hostile clients, one attack a module; each counts what a URL or a file answers to it."""
+"""Hostile clients, one attack a module; each counts the answers that it gets."""

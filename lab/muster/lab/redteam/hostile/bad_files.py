@@ -1,9 +1,9 @@
-"""Submission files that cost their reader more than their bytes: a few kB that stand for millions
-of values, headers that lie, headers without end.
+"""Submission files that are expensive to read: a few kB that encode millions of values, false
+headers, endless headers.
 
 `bad_files` returns them by name, each far beyond what a recipe of `ROWS` rows of `LIMIT` tokens
-allows; `odd_files` those that other writers may make of honest rows, which must be read; `give`
-gives files to a validator's decoder and says what they cost it.
+allows. `odd_files` returns files that other writers may make of honest rows, which must be read.
+`give` gives files to a validator's decoder and returns their cost.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from muster.protocol.errors import EncodingError
 from muster.protocol.rollouts import SCHEMA, SCHEMA_WITH_REPLIES, Bounds
 
 ROWS, LIMIT, CHUNK_TOKENS, TOPK = 8, 512, 32, 128
-"""The recipe that they are made against."""
+"""The recipe that the files attack."""
 MANY = 7_500_000
-"""Values of a row in files of too many; their runs take a few bytes."""
+"""Values of a row in files with too many; encoded as runs, they take a few bytes."""
 
 _SHORT: dict[str, Any] = {"prompt_tokens": [[1]], "completion_tokens": [[1]], "proofs": [b""]}
 
 
 def bad_files(values: int = MANY) -> dict[str, bytes]:
-    """Return the corpus by name; with so many values it takes half a minute and a GB to make."""
+    """Return the corpus by name; with the default values it takes half a minute and a GB to
+    make."""
     whole, tokens = _written(_table()), _constant(values)
     many = _written(_table(completion_tokens=tokens), data_page_size=1 << 30)
     return {
@@ -85,7 +86,7 @@ def bad_files(values: int = MANY) -> dict[str, bytes]:
 
 
 def odd_files() -> dict[str, bytes]:
-    """Return honest rows as other writers, or other settings of ours, write them."""
+    """Return honest rows as other writers, or our own with other settings, write them."""
     honest = _table()
     return {
         "without compression": _written(honest, compression="none"),
@@ -102,22 +103,22 @@ def odd_files() -> dict[str, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the corpus cost a validator."""
+    """Cost of the corpus for a validator."""
 
     files: int
-    """Files that it was given, one after the other."""
+    """Number of files, given one after the other."""
     refused: int
-    """Of them, those that it found malformed."""
+    """Number of files refused as malformed."""
     worst_s: float
-    """Seconds of the slowest."""
+    """Seconds of the slowest file."""
     stall_s: float
-    """Longest time in which its event loop did nothing else."""
+    """Longest time for which the validator's event loop was blocked."""
     most_bytes: int
-    """Most main memory that one of its decoding processes had."""
+    """Peak main memory of a decoding process."""
 
 
 async def give(files: Iterable[bytes]) -> Served:
-    """Give files to a validator's decoder, under the bounds that they are made against."""
+    """Give files to a validator's decoder, with the bounds that the files exceed."""
     bounds = Bounds(ROWS, 1024, 2 * LIMIT + 256, 2 * LIMIT // CHUNK_TOKENS * (2 + 2 * TOPK))
     seconds, refused = [], 0
     others = set(psutil.Process().children())
@@ -150,7 +151,7 @@ async def _longest_stall() -> float:
 
 
 def _most_memory(process: psutil.Process) -> int:
-    """Return the most main memory a process has had; 0 of one that is gone."""
+    """Return the peak main memory of a process; 0 if it has ended."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) << 10
@@ -158,7 +159,7 @@ def _most_memory(process: psutil.Process) -> int:
 
 
 def _table(*, rows: int = ROWS, **columns: Any) -> pa.Table:
-    """Return honest rows, but for the columns given: whole, or of one row, which all repeat."""
+    """Return honest rows with some columns replaced, each given whole or as one row to repeat."""
     row = {
         "problem_id": "p", "group": 0, "sample": 0, "sampling_seed": 1, "target_length": -1,
         "policy_version": 8, "prompt_tokens": list(range(40)), "completion_tokens": [5] * LIMIT,
@@ -201,18 +202,18 @@ def _written(table: pa.Table, **options: Any) -> bytes:
 
 
 def _with_footer(data: bytes, footer: bytes) -> bytes:
-    """Return a file's pages under another footer."""
+    """Return a file with its footer replaced."""
     (size,) = struct.unpack("<I", data[-8:-4])
     return data[: -8 - size] + footer + struct.pack("<I", len(footer)) + b"PAR1"
 
 
 def _statistics(size: int) -> bytes:
-    """Return a footer of one field: bytes without end."""
+    """Return a footer whose only field is a byte string of `size` zeros."""
     return b"\x68" + _varint(size, 5) + bytes(size) + b"\0"
 
 
 def _varint(number: int, width: int) -> bytes:
-    """Return a number as a varint of so many bytes, the last of them empty if need be."""
+    """Return a number as a varint of `width` bytes, padded with empty ones if necessary."""
     parts = [(number >> 7 * place) & 127 for place in range(width)]
     return bytes([part | 128 for part in parts[:-1]] + parts[-1:])
 
@@ -220,7 +221,7 @@ def _varint(number: int, width: int) -> bytes:
 def _understated(
     data: bytes, values: int, *, in_pages: bool = False, in_footer: bool = False
 ) -> bytes:
-    """Return a file whose headers state one value a row instead of so many."""
+    """Return a file whose headers state one value a row instead of `values`."""
     (size,) = struct.unpack("<I", data[-8:-4])
     pages, footer = data[: -8 - size], data[-8 - size :]
     width = -(-(2 * ROWS * values).bit_length() // 7)

@@ -1,4 +1,4 @@
-"""Hostile clients, files, relays and answers: what each does, what happens, where it is played."""
+"""Hostile clients, files, relays and answers: each attack, its result, and its test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Nuisance:
-    """An attack whose aim is that others are not served, or judged wrongly."""
+    """An attack that aims to deny service to others, or to have them judged wrongly."""
 
     title: str
     """What the attacker does."""
@@ -85,11 +85,11 @@ NUISANCES = (
         "integration/shardcast/test_delta_network.py",
     ),
 )
-"""All of them."""
+"""All attacks."""
 
 
 def table() -> str:
-    """Return the part of the page about them."""
+    """Return the page's part about these attacks."""
     lines = [
         "## Hostile clients, files, relays and answers",
         "",

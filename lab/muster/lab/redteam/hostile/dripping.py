@@ -1,6 +1,6 @@
-"""Relays that deliver next to nothing, each in another manner: whoever waits for them, waits.
+"""Relays that deliver almost nothing, each in a different manner, to make clients wait.
 
-What they send is right: nobody can be shown to lie. They serve the store of an honest origin.
+Their bytes are right, so they cannot be caught lying. They serve the store of an honest origin.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ DRIP_S = 0.25
 DROP_BYTES = 64
 """Bytes of a drop."""
 RIDE_BYTES = 24 << 10
-"""Bytes of a drop of who tries to be just quick enough: about 100 kB/s."""
+"""Bytes of a drop for a relay that is just quick enough: about 100 kB/s."""
 TAIL_BYTES = 64 << 10
-"""What is dripped of a chunk that came quickly until then."""
+"""Bytes at the end of a chunk that are dripped, after a quick start."""
 
 
 class Manner(Enum):
     """How a relay is slow."""
 
     HONEST = "honest"
-    """Everything comes as it should: the twin."""
+    """The honest twin: everything is served normally."""
     DRIP = "drip"
     """Chunks come drop by drop."""
     TAIL = "tail"
-    """Chunks come quickly, but for their ends."""
+    """Chunks come quickly, except their ends."""
     RIDE = "ride"
     """Chunks come at a hundredth of a usual rate, all of them equally."""
     HEAD = "head"
@@ -40,11 +40,11 @@ class Manner(Enum):
     EMPTY = "empty"
     """Chunks are answered with 200 and no body."""
     SILENT = "silent"
-    """Connections are accepted, and nothing is ever said."""
+    """Connections are accepted and never answered."""
     BUSY = "busy"
     """Chunks are answered with 503 and a long Retry-After."""
     ALTERNATE = "alternate"
-    """Every other chunk is delivered as it should be, the others come drop by drop."""
+    """Every second chunk is served normally, the others come drop by drop."""
 
 
 Pause = Callable[[float], Awaitable[None]]
@@ -72,7 +72,7 @@ class DrippingRelay:
 
     @asynccontextmanager
     async def listening(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-        """Run it; yields its URL. Nobody is served any more afterwards."""
+        """Run the relay until the context ends; yields its URL."""
         server = await asyncio.start_server(self._serve, host, port)
         address = server.sockets[0].getsockname()
         try:
@@ -85,7 +85,7 @@ class DrippingRelay:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None  # start_server makes one for each connection
+        assert task is not None  # start_server makes a task for each connection
         self._serving.add(task)
         try:
             while request := await reader.readuntil(b"\r\n\r\n"):
@@ -157,6 +157,6 @@ class DrippingRelay:
 
 
 def _start_of(request: bytes) -> int:
-    """Return where the range starts that a request asks for, 0 without one."""
+    """Return the start of the range that a request asks for; 0 without a range."""
     _, found, rest = request.partition(b"Range: bytes=")
     return int(rest.partition(b"-")[0]) if found else 0

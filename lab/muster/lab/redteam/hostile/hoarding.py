@@ -1,5 +1,5 @@
-"""One worker that wants every ticket of a run: it changes its node, lets tickets lapse, or fills
-them with nothing, and asks again.
+"""A worker that wants every ticket of a run: it changes its node, lets tickets lapse, or fills them
+with empty files, and asks again.
 
 Tickets that it holds keep others from work until they lapse or are judged.
 """
@@ -28,32 +28,32 @@ class Hoarder:
     key: bytes
     """Its first node's private key."""
     connect: Callable[[bytes], OrchestratorApi]
-    """Speaks to the orchestrator, signing with a key."""
+    """Returns a client of the orchestrator that signs with a key."""
     domain: Domain
-    """Of the ContributionLedger."""
+    """EIP-712 domain of the ContributionLedger."""
 
 
 @dataclass(slots=True)
 class Hoard:
-    """What it got."""
+    """The tickets that a hoarder got."""
 
     asked: int = 0
-    """Requests for work."""
+    """Number of requests for work."""
     tickets: dict[tuple[int, int], Ticket] = field(default_factory=dict)
-    """Those it was given, by step and index."""
+    """Received tickets by step and index."""
     key: bytes = b""
     """The private key of its last node."""
 
     def held(self, now: int) -> int:
-        """Return how many of them could still be filled at a time of the chain's clock."""
+        """Return how many tickets can still be filled at a time of the chain's clock."""
         return sum(ticket.deadline >= now for ticket in self.tickets.values())
 
 
 async def hoard(
     worker: Hoarder, asks: int, *, rotate: Rotate | None = None, fills: bool = False
 ) -> Hoard:
-    """Ask for work again and again, each time as a new node if `rotate` is given; `fills` uploads a
-    file of nothing for every ticket, which frees the node for the next.
+    """Ask for work repeatedly, each time as a new node if `rotate` is given; with `fills`, upload
+    an empty file for every ticket, which frees the node for the next one.
     """
     found = Hoard(key=worker.key)
     for number in range(asks):

@@ -1,9 +1,9 @@
 """The hostile network: strangers attack from everywhere at once while five honest workers work.
 
 Every process is real: chain, orchestrator, trainer, relay, three validators, a juror, five workers.
-First the network is left alone for a while, then the attacks run together for as long, from a
-process and from addresses of their own. Both times probes measure how the honest are served, and
-the chain says how much of their work was judged.
+First the network runs undisturbed for a while, then for the same time under all attacks, which come
+from a separate process and separate addresses. In both phases probes measure how honest requests
+are served, and the chain shows how much honest work was judged.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from muster.protocol.ids import RunId
 from muster.settings.options import find_preset
 
 WORKERS, VALIDATORS = 5, 3
-"""Who is honest."""
+"""Numbers of honest workers and validators."""
 SECONDS = 20.0
-"""Of each phase, where nobody says otherwise."""
+"""Default duration of each phase."""
 SERVED = 0.99
 """The share of honest requests that must be served under attack."""
 WARM_UP_JUDGED = 10
 """Submissions that are judged before anything is measured."""
 START_S = 300.0
-"""The network must have got as far within this time."""
+"""Deadline in seconds for the warm-up."""
 
 Attacks = Callable[[Door, bytes, float], Mapping[str, int]]
-"""Attack a door for some seconds; the key is of a worker's node, which is hostile, too. Runs in a
-process of its own; returns what the door answered, by attack and status.
+"""Attacks a door for some seconds with the key of a hostile worker's node, in a separate process.
+Returns the number of the door's answers by attack and status.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One measured time."""
+    """One measured phase."""
 
     service: dict[Kind, Service]
-    """How the honest were served."""
+    """Service to honest requests."""
     judged: int
-    """Submissions judged on chain meanwhile."""
+    """Submissions judged on chain during the phase."""
     answers: Mapping[str, int]
-    """What the attackers were answered; empty when there were none."""
+    """Answers to the attackers; empty without attackers."""
 
     @property
     def served_min(self) -> float:
@@ -63,19 +63,19 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What was measured."""
+    """The measurements of both phases."""
 
     calm: Phase
     """Without attackers."""
     attacked: Phase
-    """With them."""
+    """With attackers."""
 
 
 async def play(
     folder: Path, attacks: Attacks, *, seconds: float, database_url: str = "", seed: int = 0
 ) -> Story:
     """Play both phases in an empty folder, each for some seconds; all processes end with it."""
-    # The member too many is registered and staked, and its node's key is the attackers'.
+    # The extra member is registered and staked, and the attackers have its node's key.
     people = cast(seed, honest=WORKERS, cheats=(), validators=VALIDATORS)
     recipe = find_preset("demo")
     assert recipe is not None

@@ -1,4 +1,4 @@
-"""Programs against the sandbox: they hold a grader up, or take what no limit of a process counts.
+"""Programs against the sandbox: they delay a grader, or use resources that no process limit counts.
 
 `play_programs` runs them all, an honest one after each, as a grader would.
 """
@@ -11,7 +11,7 @@ from contextlib import suppress
 from muster.tasks.sandbox import Limits, Sandbox, SandboxJob, SandboxUnavailable
 
 LIMITS = Limits(cpu_s=1, wall_s=3.0, total_s=10.0)
-"""What each may use."""
+"""Limits of each program."""
 
 STOPS = {
     "stops itself": "os.kill(os.getpid(), 19)",
@@ -26,7 +26,7 @@ STOPS = {
     "ignores what ends it": "[signal.signal(n, 1) for n in (1, 2, 15)]; time.sleep(60)",
     "leaves zombies": "[os.fork() or os._exit(0) for _ in range(9)]; time.sleep(60)",
 }
-"""Statements after which a program waits, or would keep others waiting; `os`, `signal`, `time`."""
+"""Statements that make a program wait, or others wait; they use `os`, `signal` and `time`."""
 
 TAKES = {
     "files": "for i in range(10**7): open(str(i), 'w').close()",
@@ -65,19 +65,19 @@ TAKES = {
     "priority": "os.nice(19)",
     "one processor": "os.sched_setaffinity(0, {0})",
 }
-"""Statements that take the kernel's memory, see `tried`."""
+"""Statements that use the kernel's memory, see `tried`."""
 
 
 def tried(statements: str) -> str:
-    """Return the program that tries statements of TAKES, and says "blocked" once it is stopped."""
+    """Return the program that tries statements of TAKES, and prints "blocked" when stopped."""
     head = "import ctypes, fcntl, os, resource, time\nC = ctypes.CDLL(None)\ntry:\n"
     body = "\n".join(f" {line}" for line in statements.splitlines())
     return head + body + "\nexcept BaseException:\n os.write(1, b'blocked')\n"
 
 
 def play_programs(sandbox: Sandbox) -> dict[str, float]:
-    """Return how long the longest attack took, how many there were, and after how many of them an
-    honest program was served.
+    """Return the time of the longest attack, the number of attacks, and the number of attacks after
+    which an honest program was served.
     """
     programs = [f"import os, signal, time\n{attack}" for attack in STOPS.values()]
     programs += [tried(attack) for attack in TAKES.values()]

@@ -1,7 +1,8 @@
-"""How well an orchestrator serves the honest: probes that ask as its nodes and validators do.
+"""Quality of an orchestrator's service to honest clients: probes that send requests like nodes and
+validators.
 
-Requests come due at a fixed rate, whether or not earlier ones are answered, and each one's time
-counts from when it was due. Every prober has an address and a connection of its own.
+Requests are due at a fixed rate, whether or not earlier ones are answered, and the time of each
+counts from when it was due. Every prober has its own address and connection.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ from muster.protocol.eip712 import Domain
 from muster.protocol.ids import Address, Hash32, RunId
 
 ANSWER_S = 5.0
-"""A request without an answer for as long was not served."""
+"""Seconds after which a request without an answer counts as not served."""
 BUSY = (429, 503)
-"""Statuses that say there is no room: the request was not served."""
+"""Statuses of a busy server: the request was not served."""
 BROKEN = 0
-"""Stands for the status of a request whose connection broke off or stayed silent."""
+"""Used as the status of a request whose connection broke off or stayed silent."""
 
 
 class Kind(StrEnum):
-    """What is asked."""
+    """Kind of request."""
 
     HEARTBEAT = "heartbeat"
-    """A node says that it lives."""
+    """A node sends a heartbeat."""
     LEASE = "lease"
     """A node asks for work."""
     CALLED = "called"
-    """A validator asks which batches it is to judge."""
+    """A validator asks which batches it must judge."""
 
 
 @dataclass(slots=True)
 class Service:
-    """What became of the requests of one kind."""
+    """Results of the requests of one kind."""
 
     seconds: list[float] = field(default_factory=list)
     """Time of each answer since its request was due."""
     statuses: Counter[int] = field(default_factory=Counter)
-    """Requests by the status of their answer."""
+    """Number of requests by the status of their answer."""
 
     @property
     def asked(self) -> int:
@@ -69,14 +70,14 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """An orchestrator, and what is signed for it."""
+    """An orchestrator, with what its clients need to sign requests."""
 
     url: str
-    """Where it listens."""
+    """Its URL."""
     domain: Domain
-    """Of the ContributionLedger."""
+    """EIP-712 domain of the ContributionLedger."""
     audience: Address
-    """Its account."""
+    """Its account, to which requests are signed."""
     run_id: RunId
     """Its run."""
 
@@ -116,7 +117,7 @@ class Prober:
             yield session
 
     async def ask(self, session: aiohttp.ClientSession, number: int, due: float) -> None:
-        """Make one request, and note what becomes of it."""
+        """Make one request, and note its result."""
         kind = self._kinds[number % len(self._kinds)]
         method, path, body = self._request(kind)
         headers = self._door.signed(self._key, method, path, body, now=time.time)
@@ -151,7 +152,7 @@ async def probe(
     seconds: float,
     per_s: float = 2.0,
 ) -> dict[Kind, Service]:
-    """Return how the honest were served; every prober makes `per_s` requests a second."""
+    """Return the service to the honest; every prober makes `per_s` requests a second."""
     found = {kind: Service() for kind in Kind}
     probers = [
         *(Prober(door, key, (Kind.HEARTBEAT, Kind.LEASE), f"127.0.1.{i}", found)

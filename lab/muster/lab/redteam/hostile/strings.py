@@ -1,7 +1,8 @@
-"""Messages that hold what a database, a terminal or JSON cannot, in every place of every message.
+"""Messages with values that a database, a terminal or JSON cannot hold, in every place of every
+message.
 
-Against an orchestrator whose rows share transactions: one of them that PostgreSQL refuses used to
-fail those of everybody.
+They attack an orchestrator whose rows share transactions: if PostgreSQL refused one row, the whole
+transaction would fail, with the rows of others.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ SPOILED: tuple[Any, ...] = (
     1 << 63, -(1 << 63) - 1, 1 << 64, 10**400, float("nan"), float("inf"), float("-inf"),
     {"a": "\0"}, {"\0": 1}, ["\0"], [[["\ud800"]]],
 )  # fmt: skip
-"""What stands in the place of a value."""
+"""Replacements for a value."""
 HARDWARE = {"report": {"run_id": 1, "cpu_cores": 1}, "signature": "0x" + "7f" * 64 + "1b"}
-"""The part that heartbeats mostly do without."""
+"""The optional part of a heartbeat."""
 ADDRESSES = (
     "/search?q=%00", "/search?q=0x%00", "/workers/%00", "/submissions?step=%00",
     "/submissions?before=18446744073709551616", "/submissions/%00", "/v1/submissions/%00",
     "/v1/documents/%00", "/v1/batches/18446744073709551616", "/v1/batches/-1/checking",
     "/v1/files/%c0%80", "/v1/batches/%00/checking", "/v1/runs/9223372036854775808",
 )  # fmt: skip
-"""Paths and queries that ask for what cannot be."""
+"""Paths and queries with impossible values."""
 
 Keys = Mapping[str, bytes]
 """The keys of `node`, `validator` and `trainer`."""
 
 
 def spoil(value: Any) -> Iterator[Any]:
-    """Yield a JSON value with each of its parts replaced, or continued, by each of SPOILED."""
+    """Yield a JSON value with each of its parts replaced by, or extended with, each of SPOILED."""
     yield from SPOILED
     if isinstance(value, str):
         yield from (value + bad for bad in SPOILED if isinstance(bad, str))
@@ -52,7 +53,7 @@ def spoil(value: Any) -> Iterator[Any]:
 
 
 def spoiled_bodies(route: Route) -> Iterator[bytes]:
-    """Yield the bodies of a route that are to be refused."""
+    """Yield the bodies that a route must refuse."""
     example = route.body_example
     if "software" in example:
         example = example | {"hardware": HARDWARE}
@@ -66,7 +67,7 @@ async def send_spoiled(
     audience: Address,
     clock: Callable[[], float],
 ) -> Counter[tuple[str, str]]:
-    """Send every spoiled message, signed by whoever may send it; count answers by path and code."""
+    """Send every spoiled message with the sender's signature; count answers by path and code."""
     counts: Counter[tuple[str, str]] = Counter()
 
     async def send(route: Route, path: str, body: bytes, **headers: str) -> None:
@@ -94,7 +95,7 @@ async def send_spoiled(
 
 
 def _code_of(answer: httpx.Response) -> str:
-    """Return the status, and the code of an error."""
+    """Return the status, with the code if it is an error."""
     try:
         return f"{answer.status_code} {answer.json()['error']['code']}"
     except (ValueError, KeyError, TypeError):

@@ -1,10 +1,10 @@
 """All attacks on an orchestrator and its validators at once: by strangers, and by one of its nodes.
 
-Strangers send bodies that never end, hold silent connections and listen to events. The node sends
-bodies, too, messages that PostgreSQL cannot store, and files that cost their reader most.
+Strangers send bodies that never end, hold silent connections and listen to events. The node also
+sends such bodies, messages that PostgreSQL cannot store, and files that are expensive to read.
 
-Each attack on sockets runs until it is cancelled, replaces what the server closes, and counts what
-it did. Where a source is given, connections come from addresses of 127.0.0.0/8.
+Each attack on sockets runs until it is cancelled, reopens connections that the server closes, and
+counts its actions. If sources are given, connections come from addresses of 127.0.0.0/8.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from muster.protocol.messages import Submission
 AGAIN_S = 0.2
 """Pause between two messages of the node."""
 FIRST_ANSWER_S = 30.0
-"""How much longer the attacks go on where the node has had no answer yet: its machine is busy."""
+"""Seconds by which the attacks are extended if a busy machine has not answered the node yet."""
 FILES = 8
-"""How many of the bad files it delivers."""
+"""Number of bad files that the node delivers."""
 FILE_VALUES = 7_500_000
-"""Values of a row in those of too many."""
+"""Values of a row in files with too many."""
 PATH = "/v1/batches/1/fingerprints"
-"""Where bodies go."""
+"""Path to which bodies are sent."""
 
 
 def attack(door: Door, key: bytes, seconds: float) -> Mapping[str, int]:
-    """Attack for some seconds, signing as a node with its key where that helps; returns what came
-    of it, by attack and answer. Runs in a process of its own.
+    """Attack for some seconds, with requests signed by the node's key if that helps; return counts
+    by attack and answer. Runs in a process of its own.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 1 << 16), most))
@@ -97,7 +97,7 @@ def _sources(network: int, addresses: int) -> list[str]:
 
 
 async def _spoil(door: Door, key: bytes, counts: Counter[str]) -> Counter[str]:
-    """Send heartbeats with a string that PostgreSQL has no place for, until cancelled."""
+    """Send heartbeats with a string that PostgreSQL cannot store, until cancelled."""
     said = {"run_id": door.run_id, "policy_version": 0, "state": "idle", "software": "\0"}
     message, path = json.dumps(said).encode(), "/v1/heartbeat"
     with contextlib.suppress(asyncio.CancelledError):
@@ -152,15 +152,15 @@ async def _submit(api: OrchestratorApi, door: Door, key: bytes, lease: Lease, da
 # ------------------------------------------------------------- sockets that take places
 
 LARGEST = 8 << 20
-"""Bytes of the largest body of a message."""
+"""Size in bytes of the largest message body."""
 TAKEN_AGAIN_S = 3.0
-"""Mean pause before a place is taken again that was lost."""
+"""Mean pause before a lost connection is opened again."""
 
 Attack = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def hold(url: str, attack: Attack, *, sources: list[str], each: int) -> Counter[str]:
-    """Hold so many connections from each source until cancelled; return what became of them."""
+    """Hold `each` connections from each source until cancelled; return counts of their ends."""
     place, counts = urlsplit(url), Counter[str]()
 
     async def one(source: str) -> None:
@@ -188,7 +188,7 @@ async def hold(url: str, attack: Attack, *, sources: list[str], each: int) -> Co
 
 
 def body(headers: Callable[[], Mapping[str, str]] = dict, size: int = LARGEST) -> Attack:
-    """Send a body less its last byte, under the headers of whoever signs it, if anybody."""
+    """Send a body without its last byte, under the given headers, signed or not."""
 
     async def attack(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         lines = [f"{name}: {value}" for name, value in headers().items()]
@@ -201,11 +201,11 @@ def body(headers: Callable[[], Mapping[str, str]] = dict, size: int = LARGEST) -
 
 
 async def silence(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-    """Say nothing."""
+    """Send nothing."""
 
 
 async def ask_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Ask for what costs nothing, then say nothing."""
+    """Send one cheap request, then stay silent."""
     writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
     await reader.read(1 << 16)
 

@@ -1,4 +1,4 @@
-"""What the contracts should do, told in plain Python: `network.Network` is all nine of them.
+"""A reference model of the contracts in plain Python: `network.Network` is all nine of them.
 
 Written from the natspec of `contracts/src/interfaces` and docs/protocol.md, never from the code:
 `tests/integration/contracts/test_contracts_differential.py` gives every call to both and compares

@@ -1,4 +1,4 @@
-"""DisputeCourt and FaultCourt: who claims what, jurors vote a ruling, and what that costs."""
+"""DisputeCourt and FaultCourt: claims, jurors' votes on rulings, fees and fines."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class Court(Ledger):
         self.emit("VoteCommitted", case_id=name, juror=caller, commitment=vote)
 
     def reveal_vote(self, caller: str, name: Name, vote: Any) -> None:
-        """`vote` as the caller says it committed it."""
+        """`vote` is what the caller claims to have committed."""
         case = self._open_case(name)
         commits_until = case.opened_at + self.fixed.commit_time
         begun = self.now >= commits_until or len(case.commitments) == len(case.jury)
@@ -236,7 +236,7 @@ class Court(Ledger):
         return case, votes > 0 and not tied
 
     def _settle_claims(self, name: Name, case: Case, decided: bool, overturned: bool) -> int:
-        """Return what the jurors are paid out of."""
+        """Return the money from which jurors are paid."""
         bond, (ruling, votes, _) = self.fixed.bond, case.leading()
         right = [made for made in case.claims if overturned and is_same(made.ruling, ruling)]
         pot = bond * (len(case.claims) - len(right)) if decided else 0
@@ -350,7 +350,7 @@ class Court(Ledger):
         contrary = validator != NOBODY and validator == other
         contrary = contrary and first.batch == second.batch == header.batch
         contrary = contrary and first.root == second.root and first.records != second.records
-        # To have called a batch withheld is no contradiction to having judged it.
+        # A withheld statement does not contradict a judgement.
         contrary = contrary and bool(first.records) and bool(second.records)
         contrary = contrary and bool(self.seat_bit(header.run, validator))
         need(contrary, "FaultNoEquivocation", validator, other)

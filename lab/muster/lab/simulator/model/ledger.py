@@ -41,7 +41,7 @@ EVER = 2**256 - 1
 
 
 class Ledger(Parties):
-    """ContributionLedger, and what RewardEscrow sets aside."""
+    """ContributionLedger, and the reservations of RewardEscrow."""
 
     def __init__(self, fixed: Fixed, now: int, block: int, rank: dict[str, int]) -> None:
         """`rank` orders accounts as their addresses are ordered."""
@@ -49,11 +49,11 @@ class Ledger(Parties):
         self.rank = rank
         self.batches: dict[int, Batch] = {}
         self.direct: dict[tuple[int, str], tuple[int, int]] = {}
-        """Units a worker submitted itself to a run, and when all are final."""
+        """Units that a worker submitted directly to a run, and when all are final."""
         self.used: set[tuple[int, str, int, int]] = set()
         self.cases: dict[Name, Case] = {}
         self.bonds: dict[int, str] = {}
-        """Who put up a batch's bond."""
+        """Payer of each batch's bond."""
         self.funds: dict[int, Funds] = {}
 
     # -------------------------------------------------------------------- commit
@@ -61,7 +61,7 @@ class Ledger(Parties):
     def commit(
         self, caller: str, run_number: int, submissions: tuple[Submission, ...], units: int
     ) -> None:
-        """`units` is what the orchestrator declares. No submissions stand for an empty batch."""
+        """`units` is declared by the orchestrator. Without submissions the batch is empty."""
         run = self._run(run_number)
         need(caller == run.orchestrator, "LedgerUnauthorized", caller)
         need(run.is_open, "LedgerPaused", run_number)
@@ -119,7 +119,7 @@ class Ledger(Parties):
     def split_off(
         self, caller: str, header: Header, work: Leased, position: int, intact: bool
     ) -> None:
-        """`position` is where the proof says that the submission is."""
+        """`position` is the submission's place according to the proof."""
         batch, claimed = self._batch(header), work.submission
         self._need_appeal(header)
         need(not self._is_summoned(header.batch), "LedgerInCourt", header.batch)
@@ -145,7 +145,7 @@ class Ledger(Parties):
 
     def _check_own_work(self, caller: str, work: Leased) -> None:
         claimed, signer = work.submission, work.signer
-        # Whoever signs nothing is the zero address, which calls nobody.
+        # A missing signature recovers the zero address, which calls nobody.
         need(caller in (claimed.worker, signer), "LedgerUnauthorized", caller)
         sound = signer != NOBODY and self._fits(claimed)
         need(sound, "LedgerInvalidSubmission", claimed.worker, signer)
@@ -179,7 +179,7 @@ class Ledger(Parties):
     # -------------------------------------------------------------- post outcomes
 
     def post(self, header: Header, records: tuple[Record, ...], signers: Sequence[str]) -> None:
-        """No records say that the batch is withheld."""
+        """Empty records mean that the batch is withheld."""
         batch = self._batch(header)
         need(header.status == COMMITTED, "LedgerOutcomesPosted", header.batch)
         due = self._due(header)

@@ -130,7 +130,7 @@ class Network(Court):
     # ----------------------------------------------------------------------- time
 
     def deadlines(self) -> list[int]:
-        """Return the times still to come at which what is allowed changes."""
+        """Return the future times at which the set of allowed calls changes."""
         fixed = self.fixed
         times = {account.withdrawable_at for account in self.stakes.values()}
         times |= {member.jailed_until for member in self.members.values()}

@@ -39,7 +39,7 @@ class Parties(Stakes):
         """Workers in the order of their numbers, from 1."""
         self.members: dict[tuple[int, str], Member] = defaultdict(Member)
         self.bound: dict[str, tuple[str, int]] = {}
-        """Whom a node serves or served, and when it ceased to."""
+        """The worker that a node serves or served, and the time at which it stopped."""
         self.runs: dict[int, Run] = {}
         self.bench: list[Place] = []
         self.vacant: list[int] = []
@@ -60,7 +60,7 @@ class Parties(Stakes):
         consents: bool,
         permit: bool,
     ) -> None:
-        """With `permit`, a valid ERC-2612 permit for the stake travels along."""
+        """With `permit`, the call includes a valid ERC-2612 permit for the stake."""
         self.require_terms(run, terms)
         member = self.members[run, caller]
         stranger = member.status == NONE and not self.is_validator(run, caller)
@@ -90,7 +90,7 @@ class Parties(Stakes):
     def _bind(self, caller: str, node: str, deadline: int, consents: bool) -> None:
         need(self.now <= deadline, "RegistryExpired", deadline, self.now)
         need(node not in self.bound, "RegistryNodeTaken", node, self.bound.get(node, (NOBODY,))[0])
-        # Whoever does not consent signs nothing: the signature is malformed.
+        # Without consent there is no signature, so it counts as malformed.
         need(consents, "RegistryInvalidNodeSignature", node, NOBODY)
         worker = self.workers[caller]
         if worker.node != NOBODY:
@@ -145,7 +145,7 @@ class Parties(Stakes):
         self.emit("WorkerJailed", run_id=run, worker=worker, escrow_id=escrow, until=until)
 
     def _convict(self, run: int, worker: str, escrow: Name, exact: bool) -> int:
-        """Return the convictions that stood before."""
+        """Convict a worker; return the number of its earlier convictions that stand."""
         member = self.members[run, worker]
         need(member.status != NONE, "RegistryWrongStatus", run, worker, member.status)
         priors = member.convictions
@@ -199,7 +199,7 @@ class Parties(Stakes):
         return NOBODY if until else owner
 
     def answers_for(self, run: int, worker: str, node: str, time: int) -> bool:
-        """Return whether what a node signed, and was committed then, counts against a worker."""
+        """Return whether a worker is liable for a node's signature on work committed at `time`."""
         owner, until = self.bound.get(node, (NOBODY, 0))
         member = self.members[run, worker]
         served = worker != NOBODY and owner == worker and (not until or until >= time)
@@ -208,7 +208,7 @@ class Parties(Stakes):
     # ---------------------------------------------------------------------- runs
 
     def create_run(self, caller: str, config: Run) -> None:
-        """`config` brings trainer, orchestrator, terms and whom it invites."""
+        """`config` holds trainer, orchestrator, terms and the invited validators."""
         for key in ("trainer", "orchestrator"):
             need(getattr(config, key) != NOBODY, "RunInvalidParameter", ("text", key))
         self._check_terms(config.terms)
@@ -300,7 +300,7 @@ class Parties(Stakes):
     def _unseat(self, number: int, validator: str) -> None:
         run = self.runs[number]
         need(validator in run.validators, "RunInvalidValidator", number, validator)
-        # The last one moves to the place that falls vacant.
+        # The last validator moves to the vacant place.
         place = run.validators.index(validator)
         last = run.validators.pop()
         if last != validator:
@@ -413,7 +413,7 @@ class Parties(Stakes):
         need(active >= least, "PoolStakeTooLow", caller, active, least)
 
     def _free_place(self) -> int:
-        """Return the place that was left first, if no open case may draw who left; else a new."""
+        """Return the place vacated first if no open case may draw who left; else a new place."""
         if self.vacant:
             left_at = self.bench[self.vacant[0]].left_at
             if self.now > left_at + self.fixed.commit_time:

@@ -1,4 +1,4 @@
-"""MusterToken and StakeVault: who holds what, and what backs it."""
+"""MusterToken and StakeVault: balances, stakes and slashes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Stakes:
 
     @contextmanager
     def transaction(self, now: int, block: int) -> Iterator[list[tuple[str, dict[str, Any]]]]:
-        """One transaction in a block: all of it happens, or none. Yields its events."""
+        """Run an atomic transaction in a block: all of it happens, or none. Yields its events."""
         self.now, self.block, self.events = now, block, []
         before = copy.deepcopy(self.__dict__)
         try:
@@ -121,13 +121,13 @@ class Stakes:
     # --------------------------------------------------------------------- slash
 
     def _hold(self, name: Name, ppm: int, batch: int, position: int) -> int:
-        """Take stake for the fraud that an outcome is, until the outcome is final."""
+        """Take stake for a fraud outcome, into escrow until the outcome is final."""
         amount = self._take(name, ppm, batch, position)
         self.jail_for_low_stake(int(name[1]), str(name[2]))
         return amount
 
     def _slash(self, name: Name, ppm: int, reporter: str = NOBODY) -> int:
-        """Take stake for an offence that is proven, for good."""
+        """Take stake permanently for a proven offence."""
         amount = self._take(name, ppm, 0, 0)
         self.escrows[name].status = RELEASED
         self._split(name, amount, reporter)
@@ -166,7 +166,7 @@ class Stakes:
         self._split(name, escrow.amount, reporter)
 
     def _restore(self, name: Name, batch: int, position: int) -> bool:
-        """Give back what an outcome took, unless it took nothing; return whether it did."""
+        """Return the stake that an outcome took; return whether it had taken any."""
         escrow = self.escrows.get(name)
         if escrow is None or escrow.status != HELD:
             return False
@@ -188,7 +188,7 @@ class Stakes:
         return True
 
     def _pay_later(self, account: Stake, name: Name, amount: int) -> int:
-        """Let later offences take what they would have taken had it been there."""
+        """Apply later offences to returned stake, as if it had been there."""
         later = account.escrows[account.escrows.index(name) + 1 :]
         for follower in later[:MAX_LATER]:
             escrow = self.escrows[follower]
@@ -222,7 +222,7 @@ class Stakes:
         if rewarded:
             self._move("StakeVault", reporter, rewarded)
 
-    # --------------------------------------------------- who is told of a fallen stake
+    # --------------------------------------------------- notices of a reduced stake
 
     def _stake_fell(self, run: int, owner: str) -> None:
         if run == BENCH:

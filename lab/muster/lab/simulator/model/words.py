@@ -17,13 +17,13 @@ HELD, RELEASED, RESTORED = 1, 2, 3
 FRAUD_OFFENCE, EXACT_FRAUD, DOUBLE_SUBMISSION, WRONG_VERDICT, DOUBLE_OUTCOME, ABSENT_JUROR = range(
     1, 7
 )
-"""What stake is taken for, as in the contracts."""
+"""Offences, as in the contracts."""
 MAX_SEATS = 88
 MAX_LATER = 256
-"""Later offences that follow stake which comes back."""
+"""Most later offences that are applied to returned stake."""
 
 Name = tuple[Any, ...] | str
-"""What stands for a hash: a tag, and what is hashed."""
+"""Stands for a hash: a tag and the hashed values."""
 
 
 class Refused(Exception):
@@ -42,7 +42,7 @@ def need(condition: bool, name: str, *args: Any) -> None:
 
 @dataclass(frozen=True)
 class Fixed:
-    """What a deployment fixes. Small primes and odd shares, so that every rounding shows."""
+    """Constants of a deployment. Small primes and odd shares, so that every rounding shows."""
 
     required_stake: int = 1009
     required_validator_stake: int = 2003
@@ -85,7 +85,7 @@ class Stake:
     unbonding: int = 0
     withdrawable_at: int = 0
     escrows: list[Name] = field(default_factory=list)
-    """Names of what was taken from it, oldest first."""
+    """Names of the escrows of stake taken from it, oldest first."""
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Escrow:
 
 @dataclass
 class Worker:
-    """In the whole network."""
+    """A worker in the whole network."""
 
     number: int
     node: str = NOBODY
@@ -115,11 +115,11 @@ class Member:
     jailed_until: int = 0
     left_at: int = 0
     convictions: int = 0
-    """Those that stand."""
+    """Number of convictions that stand."""
     exact: int = 0
-    """How many of them are exact."""
+    """Number of these for exact fraud."""
     before: int = NONE
-    """Status at the first of them."""
+    """Status before the first of these convictions."""
 
 
 class Terms(NamedTuple):
@@ -147,12 +147,12 @@ class Run:
     terms: Terms
     """Those of its creation."""
     validators: list[str] = field(default_factory=list)
-    """Whom it invites at its creation, and then who is seated."""
+    """Validators invited at its creation, and then those with a seat."""
     all_terms: list[Terms] = field(default_factory=list)
     """By number, from 1."""
     invited: set[str] = field(default_factory=set)
     seats: dict[str, Seat] = field(default_factory=dict)
-    """Of everybody who ever sat, in the order in which they came."""
+    """Seats of all past and present validators, in the order in which they came."""
     paused: bool = False
     closed_at: int = 0
     proposed: Terms = NO_TERMS

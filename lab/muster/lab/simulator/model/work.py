@@ -1,7 +1,7 @@
 """The model's words for work: what is committed, judged, disputed and paid for.
 
-Trees are lists here and proofs say what they lead to; whether hashes, proofs and signatures are
-computed alike is decided when the model is compared with the chain.
+Trees are lists here, and a proof only states whether it is intact. The differential test checks
+that the contracts' hashes, proofs and signatures agree with the model.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ ACCEPTED, INCOMPLETE, REJECTED, FRAUD = range(1, 5)
 COMMITTED, JUDGED, WITHHELD = range(3)
 OPEN, UPHELD, OVERTURNED = 1, 2, 3
 UNAVAILABLE = 15
-"""The reason that a file could not be had."""
+"""The reason code of a file that is not available."""
 MAX_COUNT = 4096
 MAX_CLAIMS = 16
 ANNOUNCEMENT_BLOCKS = 256
 TICKET_GRACE = 60
 PAID = "paid"
-"""What is kept of a juror that collected its fee."""
+"""Marks a juror that collected its fee."""
 
 Draw = Callable[[Sequence[Place], Name, int, int, int, Collection[str]], list[str]]
 """(places, case, draw block, opened at, size, excluded) to the jurors drawn; docs/protocol.md has
@@ -36,7 +36,7 @@ class Submission(NamedTuple):
     index: int  # type: ignore[assignment]  # over tuple.index
     version: int
     file: Any
-    """What names the file: a hash, or a number that stands for one."""
+    """Name of the file: a hash, or a number instead of one."""
     rollouts: int
     units: int
 
@@ -51,7 +51,7 @@ class Ticket(NamedTuple):
 
 
 class Leased(NamedTuple):
-    """A submission with what proves it."""
+    """A submission with its ticket and signatures."""
 
     submission: Submission
     signer: str
@@ -61,12 +61,12 @@ class Leased(NamedTuple):
 
 class Record(NamedTuple):
     number: int
-    """The worker's."""
+    """Number of the worker."""
     step: int
     index: int  # type: ignore[assignment]  # over tuple.index
     version: int
     file: Any
-    """What names the file: a hash, or a number that stands for one."""
+    """Name of the file: a hash, or a number instead of one."""
     rollouts: int
     units: int
     verdict: int
@@ -97,7 +97,7 @@ class Header(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """A record that is said to be at `position`, with siblings that lead from place `path`."""
+    """A claim that a record is at `position`, with the siblings of place `path`."""
 
     header: Header
     position: int
@@ -114,7 +114,7 @@ class Claim(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """What a validator signs: records of a batch with this number and root."""
+    """The content of a validator's signature: records of a batch with this number and root."""
 
     batch: int
     root: Name
@@ -132,7 +132,7 @@ class Batch:
 
 
 class Made(NamedTuple):
-    """A claim of a case."""
+    """A claim that was made in a case."""
 
     claimant: str
     ruling: int

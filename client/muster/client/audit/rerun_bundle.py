@@ -1,7 +1,7 @@
-"""One verdict re-run from an evidence bundle, on this machine alone: `muster audit verify`.
+"""Runs one verdict again from an evidence bundle, on this machine alone: `muster audit verify`.
 
-No orchestrator, relay or validator is asked. The chain is, for the facts that the verdict rests on;
-with --offline they are the bundle's, and are printed to be compared.
+No orchestrator, relay or validator is asked. The facts that the verdict rests on are read from the
+chain. With --offline they come from the bundle, and are printed so that people can compare them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -54,18 +54,15 @@ from muster.shardcast import Manifest
 from muster.tasks import TaskSet
 from muster.toploc import Calibration
 
-if TYPE_CHECKING:
-    pass
-
 COLOURS = {"agree": "green", "contradict": "red", "-": "bright_black"}
 
 
 async def verify(
     submission: str, options: dict[str, Any]
 ) -> tuple[Evidence, ChainFacts, list[BundleCheck]]:
-    """Return a bundle's evidence, the facts that it was held against, and every check.
+    """Return a bundle's evidence, the facts that it was compared with, and every check.
 
-    Raises ConfigError when the bundle is about another submission than the one that is named.
+    Raises ConfigError when the bundle is not about the named submission.
     """
     with ExitStack() as stack:
         bundle = stack.enter_context(Bundle(options["bundle"]))
@@ -86,7 +83,7 @@ def require_about(
 ) -> None:
     """Raise ConfigError when a bundle is about another submission.
 
-    `found` is the place of what the text names on chain, if a chain was asked.
+    `found` is the place on chain of the named submission, if a chain was asked.
     """
     place = (evidence.batch_id, evidence.position)
     own = evidence.entry.submission.file_hash
@@ -94,7 +91,7 @@ def require_about(
         raise ConfigError(
             f"the bundle is about submission {place[0]}:{place[1]}, file 0x{own.hex()}, "
             f"not {submission}",
-            hint="name the one it is about, or give its own bundle",
+            hint="give the submission that the bundle is about, or another --bundle",
         )
 
 
@@ -111,7 +108,7 @@ async def read_facts(evidence: Evidence, submission: str, options: dict[str, Any
         if batch.records is None:
             raise ConfigError(
                 f"nobody judged batch {batch.batch_id} on chain {chain.chain_id}",
-                hint="check --rpc: is it the chain that the bundle is from?",
+                hint="give an endpoint of the bundle's chain with --rpc",
             )
         domain = chain.domain("ContributionLedger")
         claim = claim_at(view, batch, evidence.entries, evidence.position, domain)
@@ -125,9 +122,9 @@ async def verify_bundle(
     folder: Path,
     options: dict[str, Any],
 ) -> list[BundleCheck]:
-    """Return every check, in order; a part that is not the pinned one ends them.
+    """Return the checks in order; they end where a hash is not the pinned one.
 
-    `known` are the facts to go by, and the chain's if it was asked; `folder` is for weights.
+    `known` are the facts to use, and the chain's facts if it was asked; `folder` is for weights.
     """
     facts, chain = known
     rests_on = [check_batch(evidence, facts), check_documents(bundle, facts)]
@@ -153,7 +150,7 @@ async def verify_bundle(
 def _find_weights(
     bundle: Bundle, manifest: Manifest | None, folder: Path, given: Path | None
 ) -> BundleCheck:
-    """Return whether the weights are the chain's; those of the bundle are put into `folder`."""
+    """Return whether the weights are those on chain; the bundle's are written to `folder`."""
     if manifest is None:
         return BundleCheck("policy", CheckAnswer.CONTRADICT, "its manifest is not the one on chain")
     if given is not None:
@@ -175,7 +172,7 @@ def _find_weights(
 async def _recompute(
     bundle: Bundle, evidence: Evidence, facts: ChainFacts, policy: Path, options: dict[str, Any]
 ) -> list[BundleCheck]:
-    """Return what the validators' own checks say on this machine."""
+    """Return the result of the validators' own checks on this machine."""
     from muster.inference.loading import engine_of
 
     rules = Rules(
@@ -196,7 +193,7 @@ async def _recompute(
 
 
 def require_file(data: bytes | None, expected: bytes) -> bytes:
-    """Return the submission's file; raises ConfigError when it is missing or another."""
+    """Return the submission's file; raises ConfigError when it is missing or has another hash."""
     if data is None or file_hash(data) != expected:
         found = "no file" if data is None else f"a file of hash 0x{file_hash(data).hex()}"
         raise ConfigError(
@@ -207,7 +204,7 @@ def require_file(data: bytes | None, expected: bytes) -> bytes:
 
 
 def to_json(evidence: Evidence, facts: ChainFacts, checks: list[BundleCheck]) -> dict[str, Any]:
-    """Return what was found, as JSON values:
+    """Return the result as JSON values:
 
     {"submission", "verdict", "agrees", "facts",
      "checks": [{"name", "answer": "agree|contradict|-", "detail"}]}
@@ -224,7 +221,7 @@ def to_json(evidence: Evidence, facts: ChainFacts, checks: list[BundleCheck]) ->
 def print_verdict(
     found: dict[str, Any], checks: list[BundleCheck], stated: ChainFacts | None
 ) -> None:
-    """Print every check and the result; `stated` are facts that only the bundle states."""
+    """Print every check and the result; `stated` are facts from the bundle alone."""
     for check in checks:
         mark = click.style(f"{check.answer:10}", fg=COLOURS[check.answer])
         name = check.name.split(":")[0]

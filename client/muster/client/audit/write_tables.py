@@ -1,4 +1,4 @@
-"""The audit as files: its tables as CSV, Parquet or JSON lines, and a page for browsers.
+"""The audit as files: its tables as CSV or Parquet.
 
 Columns are stable: their order, names and types are those of TABLES, from whose fields
 docs/reference/audit.md is made. Amounts in wei are decimal text, for they do not fit 64 bits;
@@ -8,40 +8,24 @@ that does not apply is null (empty in CSV).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
-from html import escape
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_type_hints
+from typing import Any, TypedDict, get_args, get_type_hints
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import csv, parquet
 
-from muster.chain import STATE_WORDS, SlashState
 from muster.client.audit.history import ChainHistory
 from muster.client.audit.ledger import Ledger
-from muster.client.audit.report import (
-    AuditReport,
-    PaymentReport,
-    RunReport,
-    SlashReport,
-    WorkerReport,
-)
+from muster.client.audit.report import AuditReport, PaymentReport, SlashReport, WorkerReport
 from muster.client.audit.table import OutcomeTable, tabulate
-from muster.client.audit.tables import tokens
 from muster.client.journal import whole_file
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import RunId
 from muster.protocol.messages import Reason, Verdict
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-Row = Mapping[str, Any]
-"""A row of a table, by column."""
-ROWS_AT_ONCE = 50_000
-"""Rows that are turned into Python objects together."""
 
 
 class OutcomeRow(TypedDict):
@@ -176,39 +160,34 @@ def export_tables(
     history: ChainHistory, report: AuditReport, run_id: RunId, folder: Path, form: str
 ) -> list[Path]:
     """Write every table of a run, each whole or not at all; return the files."""
-    import pyarrow as pa
-
+    rows = {
+        "batches": _batches(history.ledger, run_id),
+        "workers": map(asdict, report.workers),
+        "slashes": map(asdict, report.slashes),
+        "payments": map(asdict, report.payments),
+        "checkpoints": (
+            {"run_id": run.run_id, **asdict(checkpoint)}
+            for run in report.runs
+            for checkpoint in run.checkpoints
+        ),
+        "contradictions": (found.to_json() for found in report.contradictions),
+    }
     tables = {"outcomes": outcome_table(history.ledger, tabulate(history.ledger), run_id)}
-    for name, rows in rows_of(history.ledger, report, run_id).items():
-        tables[name] = pa.Table.from_pylist(rows, schema=_schema(name))
+    for name, of_table in rows.items():
+        tables[name] = pa.Table.from_pylist(list(of_table), schema=_schema(name))
     written = []
     for name, table in tables.items():
-        path = folder / f"{name}.{'jsonl' if form == 'json' else form}"
+        path = folder / f"{name}.{form}"
         with whole_file(path) as partial:
-            _write(table, partial, form)
+            if form == "csv":
+                csv.write_csv(table, partial)
+            else:
+                parquet.write_table(table, partial, compression="zstd")
         written.append(path)
     return written
 
 
-def rows_of(ledger: Ledger, report: AuditReport, run_id: RunId) -> dict[str, Sequence[Row]]:
-    """Return every table of a run but that of its outcomes."""
-    return {
-        "batches": list(_batches(ledger, run_id)),
-        "workers": [asdict(worker) for worker in report.workers],
-        "slashes": [asdict(slash) for slash in report.slashes],
-        "payments": [asdict(payment) for payment in report.payments],
-        "checkpoints": [
-            {"run_id": run.run_id, **asdict(checkpoint)}
-            for run in report.runs
-            for checkpoint in run.checkpoints
-        ],
-        "contradictions": [found.to_json() for found in report.contradictions],
-    }
-
-
 def _schema(table: str) -> pa.Schema:
-    import pyarrow as pa
-
     def kind(hint: Any) -> pa.DataType:
         named = next(each for each in get_args(hint) or (hint,) if each is not NoneType)
         plain = getattr(named, "__supertype__", named)
@@ -241,8 +220,6 @@ def _batches(ledger: Ledger, run_id: RunId) -> Iterator[BatchRow]:
 
 def outcome_table(ledger: Ledger, table: OutcomeTable, run_id: RunId) -> pa.Table:
     """Return a run's outcomes as a table, without an object per row."""
-    import pyarrow as pa
-
     rows = np.flatnonzero(table.is_of(run_id))
     records, batch = table.records_N[rows], table.batch_N[rows]
     addresses = {n: w.address for n, w in ledger.worker_by_id.items()}
@@ -276,148 +253,6 @@ def outcome_table(ledger: Ledger, table: OutcomeTable, run_id: RunId) -> pa.Tabl
 
 
 def _named(values: Any, kind: type[Verdict | Reason]) -> pa.Array:
-    import pyarrow as pa
-
     names = {int(each): each.name.lower() for each in kind}
     labels = [names.get(number, f"unknown_{number}") for number in range(256)]
     return pa.array(labels, pa.string()).take(pa.array(values.astype(np.int64)))
-
-
-def _write(table: pa.Table, path: Path, form: str) -> None:
-    if form == "csv":
-        from pyarrow import csv
-
-        csv.write_csv(table, path)
-    elif form == "parquet":
-        import pyarrow.parquet as pq
-
-        pq.write_table(table, path, compression="zstd")
-    else:
-        with path.open("w", encoding="utf-8") as file:
-            for part in table.to_batches(max_chunksize=ROWS_AT_ONCE):
-                file.writelines(json.dumps(row) + "\n" for row in part.to_pylist())
-
-
-# The page is static: no JavaScript, no external resources. It follows the reader's dark or light
-# theme and is readable on a phone. Every value from the chain is escaped.
-
-MAX_ROWS = 500
-"""Rows of one table; the exported tables have all of them."""
-
-STYLE = """
-:root{color-scheme:light dark;--ink:#1c2330;--dim:#5b6678;--page:#fff;--line:#d9dee6;--good:#2f8f5b;
---bad:#c23b3b}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e9ef;--dim:#98a3b5;--page:#14181f;--line:#2b323d;
---good:#4fbf83;--bad:#ef6d6d}}
-body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);margin:0 auto;
-max-width:72rem;padding:1rem}
-h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}
-.verdict{font-weight:600;padding:.6rem .8rem;border-left:4px solid var(--good)}
-.verdict.bad{border-color:var(--bad);color:var(--bad)}
-.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.87rem}
-th,td{text-align:left;padding:.3rem .6rem .3rem 0;border-bottom:1px solid var(--line);
-vertical-align:top}td.n,th.n{text-align:right}code{font-size:.8rem;overflow-wrap:anywhere}
-td code{display:inline-block;min-width:14rem}
-.ok{color:var(--good)}.fail{color:var(--bad);font-weight:600}.open{font-weight:600}.dim{color:var(--dim)}
-"""
-
-
-def write_html(history: ChainHistory, report: AuditReport, run_id: RunId, path: Path) -> None:
-    """Write the report of one run; it appears whole or not at all."""
-    with whole_file(path) as partial:
-        partial.write_text(render(history, report, run_id), encoding="utf-8")
-
-
-def render(history: ChainHistory, report: AuditReport, run_id: RunId) -> str:
-    """Return the page."""
-    (run,) = report.runs
-    rows = rows_of(history.ledger, report, run_id)
-    slashes = [{**row, "state": STATE_WORDS[SlashState(row["state"])]} for row in rows["slashes"]]
-    checks = [
-        {"result": check.word, "check": check.name, "compared": check.detail}
-        for check in report.checks
-    ]
-    title = f"Audit of run {run_id} on chain {report.chain_id}"
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="dim">Rebuilt from the chain\'s events up to block {report.block} '
-        f"(<code>0x{history.head.hash.hex()}</code>). Nobody's word but the chain's was taken.</p>",
-        _verdict(report),
-        table("Contradictions", rows["contradictions"]),
-        table("The run", _figures(run)),
-        table("What was recomputed", checks),
-        table("Slashes", slashes),
-        table("Payments", rows["payments"]),
-        table("Policies", rows["checkpoints"]),
-        table("Workers", rows["workers"]),
-    ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
-        f"{''.join(parts)}</body></html>\n"
-    )
-
-
-def _verdict(report: AuditReport) -> str:
-    count = sum(check.count for check in report.checks)
-    if count:
-        return f'<p class="verdict bad">{count} contradictions</p>'
-    return f'<p class="verdict">No contradiction in {len(report.checks)} checks</p>'
-
-
-def _figures(run: RunReport) -> list[Row]:
-    figures = {
-        "owner": run.owner,
-        "validators, quorum": f"{len(run.validators)}, {run.quorum}",
-        "batches, judged": f"{run.batches:,}, {run.judged:,}",
-        "submissions": f"{run.submitted:,}",
-        "accepted, rejected, fraud": f"{run.accepted:,}, {run.rejected:,}, {run.fraud:,}",
-        "units accepted": f"{run.units:,}",
-        "tokens funded, paid": f"{tokens(run.funded_wei)}, {tokens(run.paid_wei)}",
-    }
-    return [{"figure": name, "value": value} for name, value in figures.items()]
-
-
-# Tables
-
-
-def table(title: str, rows: Sequence[Row]) -> str:
-    """Return a table of rows with the same columns; empty without rows."""
-    if not rows:
-        return ""
-    head = "".join(_cell("th", name, value, _heading(name)) for name, value in rows[0].items())
-    lines = (
-        "".join(_cell("td", name, value, _shown(name, value)) for name, value in row.items())
-        for row in rows[:MAX_ROWS]
-    )
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    more = len(rows) - MAX_ROWS
-    note = f'<p class="dim">{more} more: muster audit run --export.</p>' if more > 0 else ""
-    return (
-        f'<h2>{escape(title)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>{note}"
-    )
-
-
-def _cell(tag: str, name: str, value: Any, html: str) -> str:
-    """Return a cell: figures are aligned right, results of checks are coloured."""
-    is_figure = isinstance(value, int) or name.endswith("_wei")
-    is_result = (tag, name) == ("td", "result")
-    kind = "n" if is_figure else str(value).lower() if is_result else ""
-    return f'<{tag} class="{escape(kind)}">{html}</{tag}>'
-
-
-def _heading(name: str) -> str:
-    words = f"{name.removesuffix('_wei')} in tokens" if name.endswith("_wei") else name
-    return escape(words.replace("_", " "))
-
-
-def _shown(name: str, value: Any) -> str:
-    """Return a value for people: amounts in tokens, hashes to be copied."""
-    if value is None:
-        return ""
-    if name.endswith("_wei"):
-        return escape(tokens(value))
-    text = escape(f"{value:,}" if isinstance(value, int) else str(value))
-    return f"<code>{text}</code>" if text.startswith("0x") else text

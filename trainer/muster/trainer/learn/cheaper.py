@@ -1,13 +1,14 @@
-"""Parts of a model that compute the same with less: fewer passes over memory, fewer positions.
+"""Parts of a model that give the same values with fewer passes over memory or fewer positions.
 
-* RMS norms (Zhang and Sennrich 2019, arXiv 1910.07467): the gradient takes seven operations in
-  place of sixteen, and of what it needs only the input is kept.
+* RMS norms (Zhang and Sennrich 2019, arXiv 1910.07467): the gradient takes seven operations instead
+  of sixteen, and the input is the only large tensor that is kept for it.
 * Gated feed-forward parts, down(silu(gate(x)) * up(x)): silu(gate(x)) is not kept.
-* The last block's feed-forward part: computed at the positions that predict a trained token. Of
-  the others that block's keys and values are asked for, and nothing else.
+* The last block's feed-forward part: computed at the positions that predict a trained token. At the
+  other positions only the keys and values of that block are needed.
 
-On a CPU some rows are computed at a time, which caches hold. Values are those of the model's own
-modules bit for bit: a module is replaced when a small one of its class computes the same.
+On a CPU a few rows are computed at a time, so that they stay in the cache. Values equal those of
+the model's own modules bit for bit: a module is replaced only if a small one of its class computes
+the same.
 
 Axes: N rows, D numbers of a row; S positions of a packed row, P of them that predict.
 """
@@ -37,7 +38,7 @@ _WIDTH = 8
 
 
 def quicken(model: Any) -> None:
-    """Have a model's RMS norms and gated feed-forward parts computed as here, in place."""
+    """Replace the forward pass of a model's RMS norms and gated feed-forward parts, in place."""
     for module in model.modules():
         eps = _epsilon(module)
         if eps is not None and _is_norm(module, eps):
@@ -47,16 +48,16 @@ def quicken(model: Any) -> None:
 
 
 def narrow(model: Any) -> None:
-    """Have the last block's feed-forward part computed where the row predicts, in place.
+    """Have the last block's feed-forward part computed at predicting positions only, in place.
 
-    For models of which `attention.understands_packing` is true: positions do not mix there but in
-    attention. Due after `recompute`.
+    Only for models for which `attention.understands_packing` is true: their positions mix in
+    attention alone. Call it after `recompute`.
     """
     for block in blocks(model)[-1:]:
         parts = [_Narrow(part.forward) for part in feed_forward_parts(block)]
         for part, narrowed in zip(feed_forward_parts(block), parts, strict=True):
             part.forward = narrowed
-        # Within what the backward pass computes again: it then computes at the same positions.
+        # Inside the function that the backward pass runs again, so that it uses the same positions.
         if isinstance(block.forward, Again):
             block.forward.inner = partial(_noting, parts, block.forward.inner)
         else:
@@ -67,7 +68,7 @@ class _Narrow:
     """A forward pass that works on each position alone, at some positions; zeros elsewhere."""
 
     places_P: Tensor | None = None
-    """The positions; none for all."""
+    """The positions; None means all."""
 
     def __init__(self, forward: Callable[[Tensor], Tensor]) -> None:
         self._forward = forward
@@ -87,7 +88,7 @@ def _noting(parts: list[_Narrow], forward: Callable[..., Any], *inputs: Any, **o
 
 
 def _epsilon(module: Any) -> float | None:
-    """Return what a norm adds to the mean square; none for what is no norm."""
+    """Return what a norm adds to the mean square; None if the module is not a norm."""
     shapes = {name: value.dim() for name, value in module.named_parameters()}
     found = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     return found if shapes == {"weight": 1} and isinstance(found, float) else None
@@ -123,12 +124,12 @@ def _layer(number: int) -> torch.nn.Linear:
 
 
 def _numbers(count: int, step: float) -> Tensor:
-    """Return numbers that no generator is asked for."""
+    """Return numbers that need no random generator."""
     return torch.sin(torch.arange(1, count + 1, dtype=torch.float32) * step) + 0.1
 
 
 def _row_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield some rows of tensors [N, ...] at a time; all of them on an accelerator."""
+    """Yield tensors [N, ...] a few rows at a time; on an accelerator, all rows at once."""
     first = tensors[0]
     rows = max(1, len(first))
     if first.device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Parts of a model that are computed with less say what the model's own say."""
+"""Parts of a model in their cheaper form give the model's own results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GemmaConfig, Qwen3Config
 
-from muster.trainer.learn import lean
+from muster.trainer.learn import cheaper
 from muster.trainer.learn.attention import NAME, packed_hidden
 from muster.trainer.learn.cascade import Layout
-from muster.trainer.learn.lean import narrow, quicken
+from muster.trainer.learn.cheaper import narrow, quicken
 from muster.trainer.learn.recompute import Recompute, blocks, recompute
 
 SIZES: dict[str, Any] = {
@@ -29,12 +29,12 @@ SIZES: dict[str, Any] = {
 LAYOUT = Layout((5, 4), ((3, 2), (0,)))
 TOKENS = torch.arange(LAYOUT.width) * 7 % 32
 PREDICTING = torch.tensor([4, 7, 8, 9, 10, 11, 12, 13])
-"""All positions but the prompts' first ones."""
+"""All positions except the prompts' first ones."""
 
 
 @pytest.fixture(autouse=True)
 def _few_numbers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean, "BLOCK_NUMBERS", 96)
+    monkeypatch.setattr(cheaper, "BLOCK_NUMBERS", 96)
 
 
 def build(config: Any = None) -> Any:
@@ -54,7 +54,7 @@ def replaced(model: Any) -> set[str]:
 
 
 def gradients(forward: Callable[[Tensor], Tensor], module: Any, given: Tensor) -> list[Tensor]:
-    """Return a value, and the gradients of what it is made of, for a fixed gradient of it."""
+    """Return a value, and the gradients of its inputs for a fixed gradient of it."""
     given = given.clone().requires_grad_()
     module.zero_grad()
     value = forward(given)
@@ -109,7 +109,7 @@ def of_a_row(predicting: Tensor | None, kind: Recompute, *, is_narrow: bool) -> 
     if is_narrow:
         narrow(model)
     hidden = packed_hidden(model, TOKENS, LAYOUT, predicting)[PREDICTING]
-    # Another pass in between, as a filler might be.
+    # A pass without gradient in between, as a filler pass might come.
     with torch.no_grad():
         packed_hidden(model, TOKENS[:1], Layout((1,), ((0,),)), torch.tensor([0]))
     hidden.square().sum().backward()

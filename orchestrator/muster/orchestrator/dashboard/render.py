@@ -38,7 +38,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""Only the dashboard's own files run, nothing inline: a worker's words are never markup."""
+"""Only the dashboard's own files run, no inline script: text of a worker is never markup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Asset:
     body: bytes
     """Its content."""
     packed: bytes
-    """The same, as gzip."""
+    """The content, compressed with gzip."""
     kind: str
     """Its media type."""
     version: str
@@ -75,7 +75,7 @@ def _asset_url(name: str) -> str:
 
 
 def _chart_json(panel: Panel) -> str:
-    """Return what the script draws: steps, and per series its label, style and values."""
+    """Return a chart's data for the script: steps, and per series its label, style and values."""
     steps = sorted(
         {p.step for series in panel.series for p in series.points}
         | {step for series in panel.series for step in series.gaps}
@@ -110,16 +110,16 @@ _CELL = re.compile(r"<td\b([^>]*)>\s*(</td>)?")
 
 
 def _labelled(table: str) -> Markup:
-    """Return a table each cell of which names its column, for screens too narrow for columns.
+    """Return the table with its column's name on each cell, for screens too narrow for columns.
 
-    Rows have as many cells as the head; what a cell shows is escaped, so a tag in it is ours.
+    Rows have as many cells as the head. Cell contents are escaped, so every tag in them is ours.
     """
     heads = cycle(_HEAD.findall(table))
     return Markup(_CELL.sub(lambda m: f'<td data-label="{next(heads)}"{m[1]}>{m[2] or ""}', table))
 
 
 def _ruled(number: int) -> str:
-    """Return the verdict of a ruling as recorded, claimed or voted."""
+    """Return the name of a ruling's verdict."""
     try:
         ruling = Ruling.of(number)
     except EncodingError:
@@ -133,7 +133,7 @@ def _meaning(reason: Reason) -> str:
 
 _SHOWN = frozenset("\n\t")
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode categories of what cannot be seen, or changes what is seen around it."""
+"""Unicode categories of characters that are invisible or change the display of others."""
 
 
 def shorten(text: str) -> str:
@@ -166,7 +166,7 @@ def compact(number: float) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a share; a dash of nothing."""
+    """Return a share in percent; a dash when the whole is 0."""
     if not whole:
         return "–"
     share = 100 * part / whole
@@ -183,7 +183,7 @@ def duration(seconds: float) -> str:
 
 
 def ago(at: float | None, now: float) -> Markup:
-    """Return how long a time is past or away, with the time itself in its title."""
+    """Return the distance of a time from now, with the exact time as tooltip."""
     if at is None:
         return Markup('<span class="soft">never</span>')
     words = f"{duration(now - at)} ago" if at <= now else f"in {duration(at - now)}"
@@ -194,12 +194,12 @@ def ago(at: float | None, now: float) -> Markup:
 
 
 def _utc(at: float) -> datetime:
-    # Times of peers' tickets are uint64: what no calendar reaches is shown as its end.
+    # Times in peers' tickets are uint64; one beyond the calendar is shown as its last day.
     return datetime.fromtimestamp(min(max(at, 0), 253_402_300_799), UTC)
 
 
 def visible(text: object) -> Markup:
-    """Return a stranger's text with everything that hides, or reorders what is around, shown."""
+    """Return a stranger's text with invisible and reordering characters made visible."""
     parts: list[Markup] = []
     plain: list[str] = []
     for character in str(text):

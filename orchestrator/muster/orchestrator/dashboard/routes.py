@@ -1,6 +1,6 @@
-"""The dashboard's pages. Anybody may read them: they show nothing that is not public.
+"""The dashboard's pages. Anybody may read them: they show only public data.
 
-A visitor's input is parsed here once; a page says what does not parse.
+A visitor's input is parsed once, here; malformed input is answered with an error page.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from muster.orchestrator.dashboard.lists import (
     received_files,
 )
 from muster.orchestrator.dashboard.network import RelayWatch, read_health
-from muster.orchestrator.dashboard.page import ASSETS, CONTENT_SECURITY_POLICY, render
+from muster.orchestrator.dashboard.render import ASSETS, CONTENT_SECURITY_POLICY, render
 from muster.orchestrator.dashboard.samples import SampleCache
 from muster.orchestrator.http.errors import failure_response
 from muster.orchestrator.http.feed import StatusFeed
@@ -39,9 +39,9 @@ from muster.protocol.jury import summons_of
 from muster.protocol.messages import Verdict
 
 MAX_NUMBER = 1 << 62
-"""Largest cursor or step that is looked up: what a database's integers hold."""
+"""Largest cursor or step that is looked up: it fits a database's integers."""
 MAX_QUERY_CHARACTERS = 100
-"""Longest thing that is searched for."""
+"""Longest search text."""
 FRONT_SUBMISSIONS = 12
 FRONT_WORKERS = 8
 FRONT_LOSSES = 5
@@ -49,7 +49,7 @@ WORKER_SUBMISSIONS = 25
 
 
 class Dashboard:
-    """What pages need besides the services."""
+    """Objects that the pages need besides the services."""
 
     def __init__(self, services: Services) -> None:
         self.samples = SampleCache(services)
@@ -59,7 +59,7 @@ class Dashboard:
         self._panels: tuple[int, list[Panel]] = (-1, [])
 
     def panels(self, services: Services) -> list[Panel]:
-        """Return the charts; made anew only after a report of the trainer."""
+        """Return the charts; they are rebuilt only after a report of the trainer."""
         reports = services.training.reports
         if self._panels[0] != reports:
             self._panels = reports, panels(services.training, services.recipe)
@@ -67,7 +67,7 @@ class Dashboard:
 
 
 class NotAnswered(Exception):
-    """A page that cannot be shown as asked."""
+    """A request that no page can answer."""
 
     def __init__(self, status: int, title: str, hint: str) -> None:
         super().__init__(title)
@@ -141,7 +141,7 @@ async def worker_page(address: str, services: ServicesDep) -> Response:
         raise NotAnswered(
             404,
             "No worker is registered under this address.",
-            "A worker is named by its staking wallet; its node's key has another address.",
+            "Use the address of the worker's staking wallet, not of its node's key.",
         )
     listing = await list_submissions(services, Wanted(worker=worker, limit=WORKER_SUBMISSIONS))
     return await _page(services, "worker.html", detail=detail, listing=listing)
@@ -179,7 +179,7 @@ async def submission_page(submission_id: str, request: Request, services: Servic
         raise NotAnswered(
             404,
             "No submission has this file hash.",
-            "It may be on its way, or was made for another run.",
+            "It may not have arrived yet, or belongs to another run.",
         )
     view, batch = services.projection.view, detail.batch
     slashes = [
@@ -233,7 +233,7 @@ async def network_page(request: Request, services: ServicesDep) -> Response:
 
 @router.get("/search")
 async def search(request: Request, services: ServicesDep) -> Response:
-    """Go to what was searched for: all that a command takes, or a step."""
+    """Redirect to what was searched for: any name that commands accept, or a step."""
     text = request.query_params.get("q", "").strip()[:MAX_QUERY_CHARACTERS]
     digits = prefix_of(text)
     received = [] if digits is None else await received_files(services, digits)
@@ -247,7 +247,7 @@ async def search(request: Request, services: ServicesDep) -> Response:
 
 
 async def _show_named(services: Services, named: Named) -> Response:
-    """Go to the page of what was found; show what belongs to it where it has none."""
+    """Redirect to the page of the found item, or of what it belongs to."""
     ours = [place for place in named.places if place.batch.run_id == services.run_id]
     if named.places and not ours:
         raise NotAnswered(
@@ -267,7 +267,7 @@ async def _show_named(services: Services, named: Named) -> Response:
 
 @router.get("/live")
 async def live(request: Request, services: ServicesDep) -> StreamingResponse:
-    """Tell pages that something has changed, so that they fetch themselves again."""
+    """Stream a notice at every change, so that open pages reload themselves."""
     host = host_of(request)
     services.feed.require_room(host)
     last_seen = request.headers.get("last-event-id")
@@ -288,10 +288,10 @@ async def _changes(feed: StatusFeed, last_seen: str | None, host: str) -> AsyncI
 
 @router.get("/static/{name:path}")
 async def static(name: str, request: Request) -> Response:
-    """A file of the dashboard."""
+    """Return a static file of the dashboard."""
     asset = ASSETS.get(name)
     if asset is None:
-        raise NotAnswered(404, "There is no such file.", "Reload the page you come from.")
+        raise NotAnswered(404, "There is no such file.", "Go back and reload the page.")
     headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):
         return Response(
@@ -321,7 +321,7 @@ def _html(html: str, status: int) -> HTMLResponse:
 
 
 async def show_problem(request: Request, error: Exception) -> Response:
-    """Return the page about a page that cannot be shown."""
+    """Return the error page."""
     assert isinstance(error, NotAnswered)
     services: Services = request.app.state.services
     status = await services.status.latest()
@@ -337,17 +337,17 @@ async def show_problem(request: Request, error: Exception) -> Response:
 
 
 async def show_missing(request: Request, error: Exception) -> Response:
-    """Return the page about an address without one; programs get the error as JSON."""
+    """Return the page for an unknown address; programs get the error as JSON."""
     assert isinstance(error, HTTPException)
     is_reader = "text/html" in request.headers.get("accept", "")
     if error.status_code != 404 or not is_reader or request.url.path.startswith("/v1/"):
         return failure_response(request, error)
-    missing = NotAnswered(404, "There is no such page.", "This run's pages are named above.")
+    missing = NotAnswered(404, "There is no such page.", "Choose one of the run's pages above.")
     return await show_problem(request, missing)
 
 
 def _case_of(view: ChainView, batch: BatchView | None, position: int | None) -> CaseView | None:
-    """Return the dispute about an outcome, or the call for judges of what has none."""
+    """Return the dispute about an outcome, or the call for judges of a batch without outcomes."""
     if batch is None or position is None:
         return None
     if batch.records is not None:
@@ -362,7 +362,9 @@ def _number(query: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= MAX_NUMBER):
-        raise NotAnswered(400, f"“{name}” is not a number.", "Leave it out, or give a number.")
+        raise NotAnswered(
+            400, f"“{name}” is not a number.", "Give a number, or leave the field empty."
+        )
     return int(text)
 
 

@@ -159,7 +159,7 @@ async def test_fraud_of_a_slot_that_cost_stake_already_is_not_executed(bench: Be
 
 
 VOID_FROM = 1000 + 100
-"""Seconds from the commitment: until outcomes are due, and for appeals."""
+"""Seconds from the commitment until outcomes are due, and until appeals end."""
 
 
 async def unjudged(bench: Bench) -> int:

@@ -36,7 +36,7 @@ async def committed(bench: Bench, workers: int = 3, round_: int = 0) -> list[Sub
 async def judged(
     bench: Bench, *frauds: Reason, round_: int = 0, post: bool = True
 ) -> list[Submission]:
-    """A batch of one submission of each of three workers; as many are frauds as reasons given."""
+    """A batch of one submission from each of three workers; `frauds` are the first reasons."""
     submissions = await committed(bench, round_=round_)
     batch_id = max(bench.network.view.batches)
     records = []
@@ -216,7 +216,7 @@ async def test_failures_leave_the_window(bench: Bench) -> None:
 async def test_proven_workers_outweigh_a_crowd_of_newcomers(tmp_path: Path) -> None:
     limits = LIMITS.model_copy(update={"min_workers": 2, "proven_after": 1})
     async with open_bench(tmp_path, Network(breaker=limits)) as bench:
-        # Only the third has earned anything before the window; then the two others fail.
+        # Only the third worker has earned anything before the window; then the two others fail.
         submission = await bench.upload(2, b"early")
         await bench.commit()
         await bench.judge(1, [submission])
